@@ -1,0 +1,92 @@
+//! The decoder of the codec `replay`: seed, ln p_x and a few corrections back to noise.
+//!
+//! ```text
+//! p̂_k = exp(stored) for listed k, 0 for any other k ≠ x        Ê_k = e_k + p̂_k·e_0        Ê_x = exp(logprob)·e_0
+//! ```
+//!
+//! Shapes: out [V] f32. Cost: one Philox word per entry and one or two logarithms. A trainer does the same on its GPU.
+
+use crate::dispatch::Level;
+use crate::posterior::{check_token, exponentials};
+use crate::{NoiseError, NoiseStream, kernels};
+
+/// A stored ln p_k of one vocabulary entry.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Correction {
+    /// Vocabulary entry k.
+    pub index: u32,
+    /// ln p_k as a reader will see it: already rounded to the stored type.
+    pub logprob: f32,
+}
+
+/// What is stored of one token: the observed token itself, ln p_x, and the corrections.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StoredToken<'a> {
+    /// The observed token x.
+    pub token: u32,
+    /// ln p_x.
+    pub logprob: f32,
+    /// Corrections of other entries.
+    pub corrections: &'a [Correction],
+}
+
+/// ln of the largest weight 1/E_x that is computed as such. The other weights add up to less than V·8.6·10^9, so at
+/// e^650 the distribution is a point at x to the last bit of an f64, and one step further would overflow.
+pub(crate) const LN_WEIGHT_MAX: f64 = 650.0;
+
+/// w_x = 1/(p_x·e_0), from logarithms, as p_x may underflow.
+pub(crate) fn weight_of_token(logprob: f64, e0: f32) -> f64 {
+    libm::exp((-logprob - libm::log(f64::from(e0))).min(LN_WEIGHT_MAX))
+}
+
+/// Ê of every entry; of x it leaves e_x. Returns e_0.
+fn decode_totals(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<f32, NoiseError> {
+    check_token(stored.token, out.len(), stream)?;
+    let e0 = exponentials(stream, out);
+    for c in stored.corrections {
+        let vocab = out.len();
+        let Some(total) = out.get_mut(c.index as usize).filter(|_| c.logprob.is_finite()) else {
+            return Err(NoiseError::Correction {
+                sequence_id: stream.sequence_id,
+                position: stream.position,
+                index: c.index,
+                logprob: c.logprob,
+                vocab,
+            });
+        };
+        *total = (f64::from(*total) + libm::exp(f64::from(c.logprob)) * f64::from(e0)) as f32;
+    }
+    Ok(e0)
+}
+
+/// ξ̂ ([V] f32) of one token.
+///
+/// # Errors
+/// If the token or a correction is not in a vocabulary of `out.len()` entries.
+pub fn decode(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<(), NoiseError> {
+    let e0 = decode_totals(stored, stream, out)?;
+    kernels::negative_ln(Level::detect(), out);
+    out[stored.token as usize] = (-f64::from(stored.logprob) - libm::log(f64::from(e0))) as f32;
+    Ok(())
+}
+
+/// softmax(ξ̂)_k = (1/Ê_k) / Σ_j 1/Ê_j ([V] f32), what a student model takes in, with no logarithm of the noise.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_softmax(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<(), NoiseError> {
+    let e0 = decode_totals(stored, stream, out)?;
+    softmax_of_totals(out, stored.token, weight_of_token(f64::from(stored.logprob), e0));
+    Ok(())
+}
+
+/// E ↦ softmax(ξ) in place, with the weight of x given (the value at x is not read).
+pub(crate) fn softmax_of_totals(out: &mut [f32], x: u32, weight_x: f64) {
+    let x = x as usize;
+    let level = Level::detect();
+    out[x] = f32::INFINITY; // weight 0
+    let sum = kernels::reciprocals(level, out) + weight_x;
+    // In the point-at-x case 1/Σ is below f32: the others become 0, which is what they are.
+    kernels::scale(level, out, (1.0 / sum) as f32);
+    out[x] = (weight_x / sum) as f32;
+}

@@ -1,0 +1,290 @@
+//! The passes over one row of V values, each compiled for every [`Level`](crate::Level).
+//!
+//! Rows are padded to a multiple of [`BLOCK`] values: u (below) is 0 in the padding, and so are w and d. Sums of
+//! f32 run over a block in 16 lanes and are then added up in f64, in the order of the blocks; nothing depends on the
+//! width of the machine's vectors. Names, for a token x with softmax p = u/Z and variates e:
+//!
+//! ```text
+//! u_k = exp(l_k − max l)       E_k = e_k + p_k·e_0       w_k = 1/E_k       d_k = 1/e_k − 1/E_k = p_k·e_0 / (e_k·E_k)
+//! ```
+//!
+//! Cost per value, all in f32: `weights` is one Philox word, one logarithm and one division, and dominates.
+
+use crate::dispatch::dispatched;
+use crate::math::{exp_f32, exponential_from_word, ln_f32};
+use crate::philox::{BLOCK, NoiseStream, philox_block};
+
+/// Lanes of a sum: one AVX-512 register of f32.
+const LANES: usize = 16;
+
+/// V rounded up to whole blocks.
+pub(crate) const fn padded(vocab: usize) -> usize {
+    vocab.div_ceil(BLOCK) * BLOCK
+}
+
+/// Sum in 16 lanes, folded pairwise.
+#[inline(always)]
+fn sum_block(values: &[f32; BLOCK]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    for chunk in values.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            lanes[l] += chunk[l];
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            lanes[l] += lanes[l + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn max_block(values: &[f32; BLOCK]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    for chunk in values.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+        }
+    }
+    lanes.iter().fold(0.0, |a, &b| if b > a { b } else { a })
+}
+
+/// e of the vocabulary entries from `first` (a multiple of 4) on.
+#[inline(always)]
+fn exponential_block(stream: &NoiseStream, first: usize, out: &mut [f32; BLOCK]) {
+    let mut words = [0u32; BLOCK];
+    philox_block(stream, (first / 4) as u32, &mut words);
+    for i in 0..BLOCK {
+        out[i] = exponential_from_word(words[i]);
+    }
+}
+
+dispatched! {
+    /// Philox alone, for the benchmark: the words of one row of whole blocks.
+    pub(crate) fn words(stream: &NoiseStream, out: &mut [u32]) {
+        for (b, block) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+            philox_block(stream, (b * BLOCK / 4) as u32, block);
+        }
+    }
+}
+
+dispatched! {
+    /// e_k of the whole vocabulary. `out`: [V], any V.
+    pub(crate) fn exponentials(stream: &NoiseStream, out: &mut [f32]) {
+        let (blocks, tail) = out.as_chunks_mut::<BLOCK>();
+        let whole = blocks.len();
+        for (b, block) in blocks.iter_mut().enumerate() {
+            exponential_block(stream, b * BLOCK, block);
+        }
+        if !tail.is_empty() {
+            let mut block = [0f32; BLOCK];
+            exponential_block(stream, whole * BLOCK, &mut block);
+            tail.copy_from_slice(&block[..tail.len()]);
+        }
+    }
+}
+
+dispatched! {
+    /// The largest logit, and whether all of them are finite.
+    pub(crate) fn max_finite(logits: &[f32]) -> (f32, bool) {
+        const EXPONENT: u32 = 0x7f80_0000;
+        let mut lanes = [f32::MIN; LANES];
+        let mut bad = [0u32; LANES];
+        let (chunks, tail) = logits.as_chunks::<LANES>();
+        for chunk in chunks {
+            for l in 0..LANES {
+                lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+                bad[l] |= u32::from(chunk[l].to_bits() & EXPONENT == EXPONENT);
+            }
+        }
+        for (l, &value) in tail.iter().enumerate() {
+            lanes[l] = if value > lanes[l] { value } else { lanes[l] };
+            bad[l] |= u32::from(value.to_bits() & EXPONENT == EXPONENT);
+        }
+        let max = lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a });
+        (max, bad.iter().all(|&b| b == 0))
+    }
+}
+
+/// u of one block, and Σ u added to f64 lanes (an f32 sum would show in the seventh digit of every log-probability).
+#[inline(always)]
+fn exp_block(logits: &[f32; BLOCK], max: f32, u: &mut [f32; BLOCK], lanes: &mut [f64; LANES]) {
+    for i in 0..BLOCK {
+        u[i] = exp_f32(logits[i] - max);
+    }
+    for chunk in u.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            lanes[l] += f64::from(chunk[l]);
+        }
+    }
+}
+
+dispatched! {
+    /// u_k = exp(l_k − max) and Z = Σ u. `logits`: [V]; `u`: padded, its padding set to 0.
+    pub(crate) fn exp_sum(logits: &[f32], max: f32, u: &mut [f32]) -> f64 {
+        let mut lanes = [0f64; LANES];
+        let (blocks, tail) = logits.as_chunks::<BLOCK>();
+        let u = u.as_chunks_mut::<BLOCK>().0;
+        for (block, u) in blocks.iter().zip(u.iter_mut()) {
+            exp_block(block, max, u, &mut lanes);
+        }
+        if !tail.is_empty() && let Some(u) = u.get_mut(blocks.len()) {
+            let mut block = [f32::MIN; BLOCK]; // exp of it is 0
+            block[..tail.len()].copy_from_slice(tail);
+            exp_block(&block, max, u, &mut lanes);
+        }
+        lanes.iter().sum()
+    }
+}
+
+/// Sums of one block of [`weights`], taken before any candidate is taken out of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct BlockSums {
+    /// Σ w.
+    pub weight: f64,
+    /// Σ d.
+    pub excess: f64,
+    /// max d.
+    pub largest: f32,
+}
+
+dispatched! {
+    /// w and d of every k ≠ x (0 at x and in the padding), with their sums per block.
+    ///
+    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale.
+    pub(crate) fn weights(
+        stream: &NoiseStream, vocab: usize, x: usize, u: &[f32], scale: f32,
+        w: &mut [f32], d: &mut [f32], sums: &mut [BlockSums],
+    ) {
+        let u = u.as_chunks::<BLOCK>().0.iter();
+        let w = w.as_chunks_mut::<BLOCK>().0.iter_mut();
+        let d = d.as_chunks_mut::<BLOCK>().0.iter_mut();
+        let mut e = [0f32; BLOCK];
+        for (b, (((u, w), d), sums)) in u.zip(w).zip(d).zip(sums.iter_mut()).enumerate() {
+            let first = b * BLOCK;
+            exponential_block(stream, first, &mut e);
+            for i in 0..BLOCK {
+                let added = u[i] * scale;
+                let total = e[i] + added;
+                let t = 1.0 / (e[i] * total); // one division serves 1/E, 1/e and their difference
+                w[i] = e[i] * t;
+                d[i] = added * t;
+            }
+            if first + BLOCK > vocab {
+                w[vocab - first..].fill(0.0);
+                d[vocab - first..].fill(0.0);
+            }
+            if (first..first + BLOCK).contains(&x) {
+                w[x - first] = 0.0;
+                d[x - first] = 0.0;
+            }
+            *sums = BlockSums {
+                weight: f64::from(sum_block(w)),
+                excess: f64::from(sum_block(d)),
+                largest: max_block(d),
+            };
+        }
+    }
+}
+
+dispatched! {
+    /// Σ_k max(0, d_k·a − w_k·g): what the tokens without a correction add to the total variation.
+    pub(crate) fn surplus(w: &[f32], d: &[f32], a: f32, g: f32) -> f64 {
+        let mut total = 0f64;
+        for (w, d) in w.as_chunks::<BLOCK>().0.iter().zip(d.as_chunks::<BLOCK>().0) {
+            let mut lanes = [0f32; LANES];
+            for (w, d) in w.as_chunks::<LANES>().0.iter().zip(d.as_chunks::<LANES>().0) {
+                for l in 0..LANES {
+                    let s = d[l] * a - w[l] * g;
+                    lanes[l] += if s > 0.0 { s } else { 0.0 };
+                }
+            }
+            total += f64::from(lanes.iter().fold(0.0, |a, b| a + b));
+        }
+        total
+    }
+}
+
+dispatched! {
+    /// Positions in one block with a value above `threshold`, ascending, through `found`; the sum of the block after
+    /// these values are set to 0.
+    pub(crate) fn take_above(d: &mut [f32; BLOCK], threshold: f32, found: &mut Vec<u32>) -> f64 {
+        for (c, chunk) in d.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut any = 0u32;
+            for &value in chunk.iter() {
+                any |= u32::from(value > threshold);
+            }
+            if any != 0 {
+                for (l, value) in chunk.iter_mut().enumerate() {
+                    if *value > threshold {
+                        found.push((c * LANES + l) as u32);
+                        *value = 0.0;
+                    }
+                }
+            }
+        }
+        f64::from(sum_block(d))
+    }
+}
+
+dispatched! {
+    /// E ↦ ξ = −ln E in place, for positive normal E.
+    pub(crate) fn negative_ln(values: &mut [f32]) {
+        for value in values {
+            *value = -ln_f32(*value);
+        }
+    }
+}
+
+dispatched! {
+    /// E_k = e_k + u_k·scale in place of e_k.
+    pub(crate) fn add_scaled(e: &mut [f32], u: &[f32], scale: f32) {
+        for (e, u) in e.iter_mut().zip(u) {
+            *e += u * scale;
+        }
+    }
+}
+
+dispatched! {
+    /// E ↦ 1/E in place; Σ 1/E.
+    pub(crate) fn reciprocals(values: &mut [f32]) -> f64 {
+        let mut lanes = [0f64; LANES];
+        let (chunks, tail) = values.as_chunks_mut::<LANES>();
+        for chunk in chunks {
+            for l in 0..LANES {
+                chunk[l] = 1.0 / chunk[l];
+                lanes[l] += f64::from(chunk[l]);
+            }
+        }
+        for (l, value) in tail.iter_mut().enumerate() {
+            *value = 1.0 / *value;
+            lanes[l] += f64::from(*value);
+        }
+        lanes.iter().sum()
+    }
+}
+
+dispatched! {
+    /// values·factor in place.
+    pub(crate) fn scale(values: &mut [f32], factor: f32) {
+        for value in values {
+            *value *= factor;
+        }
+    }
+}
+
+dispatched! {
+    /// The largest of 64 values.
+    pub(crate) fn max_of_64(values: &[f32; 64]) -> f32 {
+        let mut lanes = [f32::MIN; LANES];
+        for chunk in values.as_chunks::<LANES>().0 {
+            for l in 0..LANES {
+                lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+            }
+        }
+        lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a })
+    }
+}

@@ -1,0 +1,58 @@
+//! Replayable posterior Gumbel noise: the generator, the posterior, and the codec that stores it.
+//!
+//! A teacher language model is run once over a corpus; at every position its distribution p and the observed token x
+//! give one vector of posterior Gumbel noise ξ [V] (Gumbel distillation, Algorithm 1). Stored densely that is 2·V
+//! bytes per token. This crate stores about 9: the auxiliary noise e is replayed from a counter-based generator, and
+//! only what the teacher adds to it is kept, within a bound on the total variation of softmax(ξ) per token.
+//!
+//! ```text
+//!  (noise_seed, draw, sequence_id, position) ─► Philox4x32-10 ─► e_0, e[V] ~ Exp(1)
+//!                                                                    │
+//!  logits [V] ─► p = softmax ─► E_k = e_k + p_k·e_0, E_x = p_x·e_0 ──┤ ξ = −ln E
+//!                                                                    ├─► dense:  ξ [V]
+//!                                                                    └─► replay: ln p_x, a few (k, ln p_k)
+//! ```
+//!
+//! | module | |
+//! |---|---|
+//! | `philox`, `math` | random words; f32 exp, ln and Exp(1) variates in vector lanes |
+//! | `dispatch`, `kernels` | the passes over a row, compiled for AVX-512, AVX2 and the baseline, with equal bits |
+//! | `posterior` | softmax of a row, dense, prior and sequential noise |
+//! | `replay`, `decode`, `verify` | the codec: encoder, decoder, and an independent judge in f64 |
+//! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
+//!
+//! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
+//! threads.
+
+mod decode;
+mod dispatch;
+mod error;
+mod kernels;
+mod math;
+mod philox;
+mod posterior;
+mod replay;
+mod rows;
+mod topk;
+mod uniforms;
+mod verify;
+
+pub use decode::{Correction, StoredToken, decode, decode_softmax};
+pub use dispatch::Level;
+pub use error::NoiseError;
+pub use math::exponential_from_word;
+pub use philox::{DrawKey, NoiseStream, philox4x32_10};
+pub use posterior::{
+    Row, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential, sequential_noise,
+};
+pub use replay::{Encoded, Encoder, Tolerance, ValueType};
+pub use rows::{RowEncoder, Rows, RowsEncoded};
+pub use topk::{top_k, top_k_of_loaded};
+pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
+pub use verify::total_variation_of;
+
+/// The random words of one row of whole blocks: for the benchmark, which takes the parts of an encoding apart.
+#[doc(hidden)]
+pub fn philox_words(stream: &NoiseStream, out: &mut [u32]) {
+    kernels::words(Level::detect(), stream, out);
+}

@@ -1,0 +1,229 @@
+//! Posterior Gumbel noise of an observed token (Gumbel distillation, Algorithm 1 and Eq. 4), in exponential form.
+//!
+//! ```text
+//! E_k = e_k + p_k·e_0   (k ≠ x)        E_x = p_x·e_0        ξ = −ln E        e = exp(−ζ) ~ Exp(1)
+//! ```
+//!
+//! with p = softmax(l) the teacher's distribution and x the token that was observed. Then `argmax_k(l_k + ξ_k) = x`
+//! always, and over x ~ p every ξ_k is a standard Gumbel variate. (The form with `exp(−ζ_k)/p_k`, printed in the
+//! paper's appendix, has other marginals.)
+//!
+//! Shapes: logits [V] f32, noise [V] f32. ξ_x = −ln p_x − ln e_0 is computed from the log-softmax in f64: p_x itself
+//! underflows for tokens that a sure teacher did not expect.
+
+use crate::dispatch::Level;
+use crate::{NoiseError, NoiseStream, kernels};
+
+/// Softmax of one row of logits at temperature 1, kept as u_k = exp(l_k − max l) and Z = Σ u. Reusable scratch of
+/// 4·V bytes.
+#[derive(Debug, Clone)]
+pub struct Softmax {
+    vocab: usize,
+    level: Level,
+    u: Vec<f32>,
+    max: f32,
+    z: f64,
+    ln_z: f64,
+}
+
+impl Softmax {
+    /// Scratch for rows of `vocab` logits.
+    ///
+    /// # Errors
+    /// If no index type of the format addresses `vocab` entries.
+    pub fn new(vocab: usize) -> Result<Self, NoiseError> {
+        Self::at_level(vocab, Level::detect())
+    }
+
+    /// As [`Self::new`], with the instructions of one level (the results are the same).
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn at_level(vocab: usize, level: Level) -> Result<Self, NoiseError> {
+        if vocab == 0 || vocab as u64 > 1 << 32 {
+            return Err(NoiseError::Vocabulary { vocab });
+        }
+        Ok(Self { vocab, level, u: vec![0.0; kernels::padded(vocab)], max: 0.0, z: 1.0, ln_z: 0.0 })
+    }
+
+    /// Takes in a row of logits.
+    ///
+    /// # Errors
+    /// If the row has another length, or a logit that is NaN or infinite.
+    pub fn load(&mut self, logits: &[f32]) -> Result<(), NoiseError> {
+        if logits.len() != self.vocab {
+            return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: self.vocab });
+        }
+        let (max, finite) = kernels::max_finite(self.level, logits);
+        if !finite {
+            let index = logits.iter().position(|l| !l.is_finite()).unwrap_or(0);
+            return Err(NoiseError::NonFinite { index, value: logits[index] });
+        }
+        self.max = max;
+        self.z = kernels::exp_sum(self.level, logits, max, &mut self.u);
+        self.ln_z = libm::log(self.z);
+        Ok(())
+    }
+
+    /// V.
+    #[must_use]
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// ln p of an entry with this logit, in f64.
+    #[must_use]
+    pub fn logprob(&self, logit: f32) -> f64 {
+        (f64::from(logit) - f64::from(self.max)) - self.ln_z
+    }
+
+    /// ln Σ exp(l), in f64.
+    #[must_use]
+    pub fn logsumexp(&self) -> f64 {
+        f64::from(self.max) + self.ln_z
+    }
+
+    /// e_0/Z: multiplies u_k into p_k·e_0.
+    pub(crate) fn scale(&self, e0: f32) -> f32 {
+        (f64::from(e0) / self.z) as f32
+    }
+
+    pub(crate) fn unnormalised(&self) -> &[f32] {
+        &self.u
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.level
+    }
+}
+
+/// What a row of logits says about the observed token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Row {
+    /// ln p_x.
+    pub logprob_x: f32,
+    /// ln Σ exp(l).
+    pub logsumexp: f32,
+}
+
+/// Puts the position into an error about the row alone.
+pub(crate) fn locate(error: NoiseError, stream: &NoiseStream) -> NoiseError {
+    match error {
+        NoiseError::NonFinite { index, value } => NoiseError::NonFiniteLogit {
+            sequence_id: stream.sequence_id,
+            position: stream.position,
+            index,
+            value,
+        },
+        other => other,
+    }
+}
+
+pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<(), NoiseError> {
+    if (x as usize) < vocab {
+        return Ok(());
+    }
+    Err(NoiseError::Token { sequence_id: stream.sequence_id, position: stream.position, token: x, vocab })
+}
+
+/// e_k of every vocabulary entry into `out` ([V]); returns e_0. Independent Exp(1) variates, fixed by the stream.
+pub fn exponentials(stream: &NoiseStream, out: &mut [f32]) -> f32 {
+    kernels::exponentials(Level::detect(), stream, out);
+    stream.auxiliary_exponential()
+}
+
+/// Dense posterior noise ξ ([V] f32) of token `x`, for the codec `dense`.
+///
+/// ```
+/// use stillhouse_noise::{DrawKey, NoiseStream, Softmax, dense_noise};
+/// # fn main() -> Result<(), stillhouse_noise::NoiseError> {
+/// let (logits, stream) = ([1.0f32, 3.0, -2.0], NoiseStream::new(DrawKey::new(42, 0), 7, 0));
+/// let mut noise = [0f32; 3];
+/// let row = dense_noise(&mut Softmax::new(3)?, &logits, 2, &stream, &mut noise)?;
+/// let scores: Vec<f32> = logits.iter().zip(noise).map(|(l, xi)| l + xi).collect();
+/// assert!(scores[2] > scores[0] && scores[2] > scores[1]);
+/// assert!((row.logprob_x - -5.1328).abs() < 1e-3);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// On a wrong length, a token outside the vocabulary, or a logit that is NaN or infinite.
+pub fn dense_noise(
+    softmax: &mut Softmax,
+    logits: &[f32],
+    x: u32,
+    stream: &NoiseStream,
+    out: &mut [f32],
+) -> Result<Row, NoiseError> {
+    softmax.load(logits).map_err(|e| locate(e, stream))?;
+    dense_noise_of_loaded(softmax, logits, x, stream, out)
+}
+
+/// [`dense_noise`] of the row that `softmax` already holds: for several draws of one row.
+///
+/// # Errors
+/// On a wrong length or a token outside the vocabulary.
+pub fn dense_noise_of_loaded(
+    softmax: &Softmax,
+    logits: &[f32],
+    x: u32,
+    stream: &NoiseStream,
+    out: &mut [f32],
+) -> Result<Row, NoiseError> {
+    let vocab = softmax.vocab();
+    check_token(x, vocab, stream)?;
+    for (what, got) in [("a row of logits", logits.len()), ("the noise of a token", out.len())] {
+        if got != vocab {
+            return Err(NoiseError::Length { what, got, expected: vocab });
+        }
+    }
+    let level = softmax.level();
+    let e0 = stream.auxiliary_exponential();
+    kernels::exponentials(level, stream, out);
+    kernels::add_scaled(level, out, softmax.unnormalised(), softmax.scale(e0));
+    kernels::negative_ln(level, out);
+    let logprob = softmax.logprob(logits[x as usize]);
+    out[x as usize] = (-logprob - libm::log(f64::from(e0))) as f32;
+    Ok(Row { logprob_x: logprob as f32, logsumexp: softmax.logsumexp() as f32 })
+}
+
+/// Noise of a position that is given or padding, not predicted: p is one-hot at `x`, so ξ_k = −ln e_k for k ≠ x and
+/// ξ_x = −ln e_0, prior noise throughout. The same as [`crate::decode`] with ln p_x = 0 and no corrections.
+///
+/// # Errors
+/// If `x` is not below the length of `out`.
+pub fn prior_noise(x: u32, stream: &NoiseStream, out: &mut [f32]) -> Result<(), NoiseError> {
+    check_token(x, out.len(), stream)?;
+    let e0 = exponentials(stream, out);
+    kernels::negative_ln(Level::detect(), out);
+    out[x as usize] = -libm::log(f64::from(e0)) as f32;
+    Ok(())
+}
+
+/// Noise of teacher-generated text (sequential extraction): ξ_k = −ln e_k for every k; e_0 is not used.
+pub fn sequential_noise(stream: &NoiseStream, out: &mut [f32]) {
+    exponentials(stream, out);
+    kernels::negative_ln(Level::detect(), out);
+}
+
+/// The next token of teacher-generated text: x = argmax_k(l_k + ξ_k) under [`sequential_noise`], a sample of
+/// softmax(l). Ties go to the lower index. `noise`: [V] f32, left holding ξ.
+///
+/// # Errors
+/// On a wrong length, or a logit that is NaN or infinite.
+pub fn sample_sequential(logits: &[f32], stream: &NoiseStream, noise: &mut [f32]) -> Result<u32, NoiseError> {
+    if noise.len() != logits.len() {
+        return Err(NoiseError::Length { what: "the noise of a token", got: noise.len(), expected: logits.len() });
+    }
+    if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
+        return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
+    }
+    sequential_noise(stream, noise);
+    let mut best = (0, f32::NEG_INFINITY);
+    for (k, (l, xi)) in logits.iter().zip(noise.iter()).enumerate() {
+        if l + xi > best.1 {
+            best = (k, l + xi);
+        }
+    }
+    Ok(best.0 as u32)
+}

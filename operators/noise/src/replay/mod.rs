@@ -1,0 +1,299 @@
+//! The encoder of the codec `replay`: the smallest set of corrections found that keeps a token's noise in tolerance.
+//!
+//! The decoder replays e from the seed and knows ln p_x. What it lacks is p_k of the other tokens, and without p_k it
+//! uses 1/e_k where the truth is 1/E_k. So a correction is worth what it changes, d_k = 1/e_k − 1/E_k, not p_k: a
+//! likely token whose e_k is large needs none, an unlikely one whose e_k is tiny may need one.
+//!
+//! ```text
+//! logits ─► u, Z ─► per draw: one fused pass  e, w, d ─► bound in tolerance? ──────────────────────► no correction
+//!            (once per row)                               │ else: candidates, largest d first
+//!                                                         └► smallest prefix with exact TV ≤ target ─► re-rank, drop
+//! ```
+//!
+//! With Ŝ = Σ ŵ and S = Σ w, TV = Σ_k (ŵ_k/Ŝ − w_k/S)⁺ = Σ_k (δ_k·a − w_k·g)⁺, where δ = ŵ − w, a = 1/Ŝ and
+//! g = Σδ / (S·Ŝ). Written in the differences δ, it loses no digits where a large weight is corrected.
+//!
+//! Shapes: logits [V] f32; scratch 12·V bytes. Cost at V = 50,257, one AVX-512 core: tens of microseconds per token
+//! (`benches/noise.rs`), 20 % of which is the softmax that several draws share.
+
+mod candidates;
+mod rounding;
+mod search;
+
+use half::f16;
+
+use crate::decode::{Correction, weight_of_token};
+#[cfg(debug_assertions)]
+use crate::decode::StoredToken;
+use crate::dispatch::Level;
+use crate::kernels::BlockSums;
+use crate::philox::BLOCK;
+use crate::posterior::{check_token, locate};
+use crate::{NoiseError, NoiseStream, Softmax, kernels};
+use candidates::Candidate;
+use search::Totals;
+
+/// Largest total variation ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k| of a token's noise.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Tolerance(f64);
+
+impl Tolerance {
+    /// The smallest tolerance: below it the arithmetic of f32 readers shows.
+    pub const MIN: f64 = 1e-5;
+    /// The largest tolerance.
+    pub const MAX: f64 = 0.5;
+
+    /// A tolerance.
+    ///
+    /// # Errors
+    /// Outside [`Self::MIN`] to [`Self::MAX`].
+    pub fn new(tolerance: f64) -> Result<Self, NoiseError> {
+        if (Self::MIN..=Self::MAX).contains(&tolerance) {
+            Ok(Self(tolerance))
+        } else {
+            Err(NoiseError::Tolerance { tolerance })
+        }
+    }
+
+    /// The bound as a number.
+    #[must_use]
+    pub fn get(self) -> f64 {
+        self.0
+    }
+
+    /// What the encoder aims at. A reader may compute e up to 4 ulp away, and both sides compute in f32: that moves
+    /// the total variation by about 10^-6, and the margin is for it.
+    fn target(self) -> f64 {
+        self.0 * 0.999 - 1e-6
+    }
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self(1e-3)
+    }
+}
+
+/// Type in which ln p_k of a correction is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ValueType {
+    /// Two bytes; ln p_k is off by up to 0.004 (0.008 below −16).
+    #[default]
+    F16,
+    /// Four bytes.
+    F32,
+}
+
+impl std::fmt::Display for ValueType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "16-bit",
+            Self::F32 => "32-bit",
+        })
+    }
+}
+
+impl ValueType {
+    /// The nearest value of the type. Through f32 in any case, as a direct f64 → f16 conversion rounds once or twice
+    /// depending on the CPU.
+    #[must_use]
+    pub fn round(self, logprob: f64) -> f32 {
+        match self {
+            Self::F16 => f16::from_f32(logprob as f32).to_f32(),
+            Self::F32 => logprob as f32,
+        }
+    }
+
+    /// The value of the type on the other side of `exact`; none for 32 bits, where it makes no difference.
+    fn other_side(self, rounded: f32, exact: f64) -> Option<f32> {
+        match self {
+            Self::F32 => None,
+            Self::F16 => {
+                let bits = f16::from_f32(rounded).to_bits();
+                let magnitude = bits & 0x7fff;
+                // ln p ≤ 0: towards 0 is a smaller magnitude
+                let other = if f64::from(rounded) >= exact { magnitude + 1 } else { magnitude.checked_sub(1)? };
+                let value = f16::from_bits(other | 0x8000);
+                value.is_finite().then(|| value.to_f32())
+            }
+        }
+    }
+}
+
+/// What one token and draw was encoded to, besides its corrections.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Encoded {
+    /// ln p_x.
+    pub logprob: f32,
+    /// Total variation between the exact and the decoded noise.
+    pub total_variation: f64,
+}
+
+/// Encodes tokens of one vocabulary; keeps its scratch between calls.
+///
+/// ```
+/// use stillhouse_noise::{DrawKey, Encoder, NoiseStream, Tolerance, ValueType};
+/// # fn main() -> Result<(), stillhouse_noise::NoiseError> {
+/// let logits: Vec<f32> = (0..1000).map(|k| -0.01 * k as f32).collect();
+/// let mut encoder = Encoder::new(1000, Tolerance::new(1e-3)?, ValueType::F16)?;
+/// let mut corrections = Vec::new();
+/// let stream = NoiseStream::new(DrawKey::new(42, 0), 7, 0);
+/// let encoded = encoder.encode(&logits, 3, &stream, &mut corrections)?;
+/// assert!(encoded.total_variation <= 1e-3);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Encoder {
+    tolerance: Tolerance,
+    value_type: ValueType,
+    softmax: Softmax,
+    w: Vec<f32>,
+    d: Vec<f32>,
+    sums: Vec<BlockSums>,
+    candidates: Vec<Candidate>,
+    found: Vec<u32>,
+}
+
+impl Encoder {
+    /// An encoder of rows of `vocab` logits.
+    ///
+    /// # Errors
+    /// If no index type of the format addresses `vocab` entries.
+    pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
+        Self::at_level(vocab, tolerance, value_type, Level::detect())
+    }
+
+    /// As [`Self::new`], with the instructions of one level (the results are the same).
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn at_level(
+        vocab: usize,
+        tolerance: Tolerance,
+        value_type: ValueType,
+        level: Level,
+    ) -> Result<Self, NoiseError> {
+        let softmax = Softmax::at_level(vocab, level)?;
+        let padded = kernels::padded(vocab);
+        Ok(Self {
+            tolerance,
+            value_type,
+            softmax,
+            w: vec![0.0; padded],
+            d: vec![0.0; padded],
+            sums: vec![BlockSums::default(); padded / BLOCK],
+            candidates: Vec::new(),
+            found: Vec::new(),
+        })
+    }
+
+    /// Encodes one draw of token `x`, observed where the teacher gave `logits` ([V] f32). Corrections are appended to
+    /// `out`, in ascending order of the index.
+    ///
+    /// # Errors
+    /// On a wrong length, a token outside the vocabulary, a logit that is NaN or infinite, or a tolerance that the
+    /// stored type cannot reach at this token.
+    pub fn encode(
+        &mut self,
+        logits: &[f32],
+        x: u32,
+        stream: &NoiseStream,
+        out: &mut Vec<Correction>,
+    ) -> Result<Encoded, NoiseError> {
+        self.load(logits, stream)?;
+        self.encode_loaded(logits, x, stream, out)
+    }
+
+    /// Computes the softmax of a row, which all its draws share. `stream` only names the position in an error.
+    ///
+    /// # Errors
+    /// On a wrong length, or a logit that is NaN or infinite.
+    pub fn load(&mut self, logits: &[f32], stream: &NoiseStream) -> Result<(), NoiseError> {
+        self.softmax.load(logits).map_err(|e| locate(e, stream))
+    }
+
+    /// The softmax of the row last loaded.
+    #[must_use]
+    pub fn softmax(&self) -> &Softmax {
+        &self.softmax
+    }
+
+    /// [`Self::encode`] of the row last given to [`Self::load`]: once per draw.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_loaded(
+        &mut self,
+        logits: &[f32],
+        x: u32,
+        stream: &NoiseStream,
+        out: &mut Vec<Correction>,
+    ) -> Result<Encoded, NoiseError> {
+        let vocab = self.softmax.vocab();
+        check_token(x, vocab, stream)?;
+        if logits.len() != vocab {
+            return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: vocab });
+        }
+        let e0 = stream.auxiliary_exponential();
+        kernels::weights(
+            self.softmax.level(),
+            stream,
+            vocab,
+            x as usize,
+            self.softmax.unnormalised(),
+            self.softmax.scale(e0),
+            &mut self.w,
+            &mut self.d,
+            &mut self.sums,
+        );
+        let exact_logprob = self.softmax.logprob(logits[x as usize]);
+        let logprob = exact_logprob as f32;
+        let weight_x = weight_of_token(exact_logprob, e0);
+        let rest: f64 = self.sums.iter().map(|s| s.weight).sum();
+        let totals = Totals {
+            weight: rest + weight_x,
+            weight_x,
+            // what storing ln p_x in 32 bits does to the weight of x
+            shift_x: weight_of_token(f64::from(logprob), e0) - weight_x,
+            excess: self.sums.iter().map(|s| s.excess).sum(),
+        };
+        let start = out.len();
+        let total_variation = self.search(logits, stream, e0, totals, out)?;
+        let encoded = Encoded { logprob, total_variation };
+        #[cfg(debug_assertions)]
+        self.check(logits, x, stream, encoded, &out[start..])?;
+        let _ = start;
+        Ok(encoded)
+    }
+
+    /// Decodes what was just encoded with the decoder's own code, and compares with the dense noise.
+    #[cfg(debug_assertions)]
+    fn check(
+        &self,
+        logits: &[f32],
+        x: u32,
+        stream: &NoiseStream,
+        encoded: Encoded,
+        corrections: &[Correction],
+    ) -> Result<(), NoiseError> {
+        let stored = StoredToken { token: x, logprob: encoded.logprob, corrections };
+        let mut exact = vec![0f32; logits.len()];
+        let e0 = crate::exponentials(stream, &mut exact);
+        let level = self.softmax.level();
+        kernels::add_scaled(level, &mut exact, self.softmax.unnormalised(), self.softmax.scale(e0));
+        let weight_x = weight_of_token(self.softmax.logprob(logits[x as usize]), e0);
+        crate::decode::softmax_of_totals(&mut exact, x, weight_x);
+        let mut decoded = vec![0f32; logits.len()];
+        crate::decode_softmax(&stored, stream, &mut decoded)?;
+        let reached = crate::verify::total_variation(&exact, &decoded);
+        debug_assert!(
+            reached <= self.tolerance.get(),
+            "sequence {}, position {}: decoded noise has total variation {reached:.3e}, encoder said {:.3e}, tolerance {:.3e}",
+            stream.sequence_id,
+            stream.position,
+            encoded.total_variation,
+            self.tolerance.get(),
+        );
+        Ok(())
+    }
+}

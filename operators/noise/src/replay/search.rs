@@ -1,0 +1,161 @@
+//! The search for a small set of corrections.
+
+use crate::decode::Correction;
+use crate::kernels;
+use crate::replay::candidates::{Candidate, Source};
+use crate::replay::rounding::choose_sides;
+use crate::{Encoder, NoiseError, NoiseStream};
+
+/// Sums over the vocabulary, in f64. Names as in the module [`crate::replay`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Totals {
+    /// S = Σ w, with x.
+    pub weight: f64,
+    /// w_x.
+    pub weight_x: f64,
+    /// δ_x.
+    pub shift_x: f64,
+    /// Σ d over the tokens that are neither x nor candidates.
+    pub excess: f64,
+}
+
+/// The total variation when the first m candidates are corrected: known parts of it, and what a pass needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Estimate {
+    /// The part of x and the candidates: a lower bound.
+    pub lower: f64,
+    /// With the most that all other tokens can add.
+    pub upper: f64,
+    a: f64,
+    g: f64,
+}
+
+fn positive(value: f64) -> f64 {
+    if value > 0.0 { value } else { 0.0 }
+}
+
+impl Totals {
+    pub(super) fn estimate(&self, candidates: &[Candidate], corrected: usize) -> Estimate {
+        let (with, without) = candidates.split_at(corrected);
+        let shift = self.excess
+            + self.shift_x
+            + with.iter().map(|c| c.error).sum::<f64>()
+            + without.iter().map(|c| c.excess).sum::<f64>();
+        let a = 1.0 / (self.weight + shift);
+        let g = shift * a / self.weight;
+        let lower = positive(self.shift_x * a - self.weight_x * g)
+            + with.iter().map(|c| positive(c.error * a - c.weight * g)).sum::<f64>()
+            + without.iter().map(|c| positive(c.excess * a - c.weight * g)).sum::<f64>();
+        // Rounding may have made Ŝ < S. Then every other token gains, and the bound is exact.
+        let rest = if g < 0.0 {
+            let weight = self.weight - self.weight_x - candidates.iter().map(|c| c.weight).sum::<f64>();
+            self.excess * a - positive(weight) * g
+        } else {
+            self.excess * a
+        };
+        Estimate { lower, upper: lower + rest, a, g }
+    }
+}
+
+impl Encoder {
+    /// Appends the corrections of the weights just computed to `out`; returns the total variation they leave.
+    pub(super) fn search(
+        &mut self,
+        logits: &[f32],
+        stream: &NoiseStream,
+        e0: f32,
+        mut totals: Totals,
+        out: &mut Vec<Correction>,
+    ) -> Result<f64, NoiseError> {
+        let target = self.tolerance.target();
+        self.candidates.clear();
+        if totals.estimate(&[], 0).upper <= target {
+            return Ok(self.measure(&totals, 0));
+        }
+        // Fewer than tolerance/threshold tokens can lie above a threshold that is a fraction of tolerance·S; what
+        // falls below the last one adds up to less than the tolerance, whatever the vocabulary.
+        let mut threshold = (target * totals.weight / 4.0) as f32;
+        let give_up = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
+        loop {
+            let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type };
+            let arrays = (&mut self.w[..], &mut self.d[..]);
+            source.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
+            totals.excess = self.sums.iter().map(|s| s.excess).sum();
+            let all = self.candidates.len();
+            if self.meets(&totals, all, target) {
+                break;
+            }
+            let estimate = totals.estimate(&self.candidates, all);
+            if estimate.lower > target / 2.0 || threshold <= give_up {
+                // More candidates alone will not do: it is the rounding of the ones there are.
+                choose_sides(&mut self.candidates, &totals, self.value_type);
+                if self.meets(&totals, all, target) {
+                    break;
+                }
+            }
+            if threshold <= give_up {
+                return Err(NoiseError::ToleranceUnreachable {
+                    sequence_id: stream.sequence_id,
+                    position: stream.position,
+                    reached: self.measure(&totals, all),
+                    tolerance: self.tolerance.get(),
+                    value_type: self.value_type,
+                });
+            }
+            threshold /= 4.0;
+        }
+        let count = self.shrink(&totals, target);
+        let total_variation = self.measure(&totals, count);
+        let kept = &mut self.candidates[..count];
+        kept.sort_unstable_by_key(|c| c.index);
+        out.extend(kept.iter().map(|c| Correction { index: c.index, logprob: c.stored }));
+        Ok(total_variation)
+    }
+
+    /// The smallest number of corrections found that meets the target, given that all candidates do; these are then
+    /// the first of the candidates.
+    fn shrink(&mut self, totals: &Totals, target: f64) -> usize {
+        let (mut low, mut high) = (0, self.candidates.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.meets(totals, middle, target) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        // With the normalisation known, rank by what each token would add to the total variation if it were left
+        // out; this may do with fewer. A heavy token that gains and is normalised back is the case in point.
+        while high > 0 {
+            let Estimate { a, g, .. } = totals.estimate(&self.candidates, high);
+            let mut ranked = self.candidates.clone();
+            let gain = |c: &Candidate| positive(c.excess * a - c.weight * g);
+            ranked.sort_by(|p, q| gain(q).total_cmp(&gain(p)));
+            std::mem::swap(&mut ranked, &mut self.candidates);
+            if !self.meets(totals, high - 1, target) {
+                self.candidates = ranked;
+                break;
+            }
+            high -= 1;
+        }
+        high
+    }
+
+    /// Whether correcting the first `corrected` candidates meets the target. A vector pass only if the bounds do not
+    /// tell.
+    fn meets(&self, totals: &Totals, corrected: usize, target: f64) -> bool {
+        let estimate = totals.estimate(&self.candidates, corrected);
+        estimate.upper <= target || (estimate.lower <= target && self.measure(totals, corrected) <= target)
+    }
+
+    /// The total variation when the first `corrected` candidates are corrected: one pass over w and d.
+    fn measure(&self, totals: &Totals, corrected: usize) -> f64 {
+        let estimate = totals.estimate(&self.candidates, corrected);
+        if estimate.g < 0.0 {
+            return estimate.upper;
+        }
+        let rest =
+            kernels::surplus(self.softmax.level(), &self.w, &self.d, estimate.a as f32, estimate.g as f32);
+        estimate.lower + rest
+    }
+}

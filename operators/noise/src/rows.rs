@@ -1,0 +1,181 @@
+//! Many rows at once: one teacher slice [n, V] to columns, in parallel and in a fixed order.
+//!
+//! A row is a predicted position. Rows are encoded by rayon's threads in any order and put together in row order, so
+//! neither results nor errors depend on the number of threads. Scratch: 12·V bytes per thread, kept in a pool.
+
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use crate::{Correction, DrawKey, Encoder, NoiseError, NoiseStream, Tolerance, ValueType};
+
+/// A slice of teacher output with what was observed there.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// Logits [n, V].
+    pub logits: &'a [f32],
+    /// Observed tokens [n].
+    pub tokens: &'a [u32],
+    /// Positions in the packed sequence [n].
+    pub positions: &'a [u32],
+    /// Packed sequences [n].
+    pub sequence_ids: &'a [u64],
+    /// Positions that are given or padding [n], or empty for none: ln p_x = 0, no corrections, logits not read.
+    pub certain: &'a [bool],
+}
+
+/// The columns of n rows and D draws. Lists are row-major: list `row·D + draw`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RowsEncoded {
+    /// D.
+    pub draws: usize,
+    /// ln p_x [n].
+    pub logprob: Vec<f32>,
+    /// Number of corrections [n·D].
+    pub counts: Vec<u32>,
+    /// Where the corrections of a list begin [n·D + 1].
+    pub offsets: Vec<usize>,
+    /// Vocabulary entries of all corrections, ascending within a list.
+    pub indices: Vec<u32>,
+    /// Their ln p_k, rounded to the stored type.
+    pub logprobs: Vec<f32>,
+    /// Largest total variation of a row and draw; 0 for no rows.
+    pub max_total_variation: f64,
+    /// Mean total variation over the predicted rows and draws; 0 for none.
+    pub mean_total_variation: f64,
+}
+
+impl RowsEncoded {
+    /// Indices and values of one row and draw.
+    #[must_use]
+    pub fn corrections(&self, row: usize, draw: usize) -> (&[u32], &[f32]) {
+        let list = row * self.draws + draw;
+        let range = self.offsets[list]..self.offsets[list + 1];
+        (&self.indices[range.clone()], &self.logprobs[range])
+    }
+}
+
+/// One row, all draws.
+#[derive(Default)]
+struct RowEncoded {
+    logprob: f32,
+    counts: Vec<u32>,
+    corrections: Vec<Correction>,
+    total_variation: Vec<f64>,
+}
+
+/// Encodes slices of rows; share one between threads and calls.
+#[derive(Debug)]
+pub struct RowEncoder {
+    vocab: usize,
+    tolerance: Tolerance,
+    value_type: ValueType,
+    spare: Mutex<Vec<Encoder>>,
+}
+
+/// An encoder on loan from the pool.
+struct Loan<'a> {
+    encoder: Option<Encoder>,
+    spare: &'a Mutex<Vec<Encoder>>,
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        if let Some(encoder) = self.encoder.take() {
+            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(encoder);
+        }
+    }
+}
+
+impl RowEncoder {
+    /// An encoder of rows of `vocab` logits.
+    ///
+    /// # Errors
+    /// If no index type of the format addresses `vocab` entries.
+    pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
+        let first = Encoder::new(vocab, tolerance, value_type)?;
+        Ok(Self { vocab, tolerance, value_type, spare: Mutex::new(vec![first]) })
+    }
+
+    fn borrow(&self) -> Loan<'_> {
+        let encoder = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Loan { encoder, spare: &self.spare }
+    }
+
+    /// Encodes n rows under the draws' keys, on rayon's current thread pool.
+    ///
+    /// # Errors
+    /// The error of the first row that has one, or a column of the wrong length.
+    pub fn encode_rows(&self, rows: &Rows<'_>, keys: &[DrawKey]) -> Result<RowsEncoded, NoiseError> {
+        let n = rows.tokens.len();
+        let lengths = [
+            ("logits", rows.logits.len(), n * self.vocab),
+            ("positions", rows.positions.len(), n),
+            ("sequence ids", rows.sequence_ids.len(), n),
+            ("the mask of certain positions", rows.certain.len(), if rows.certain.is_empty() { 0 } else { n }),
+        ];
+        for (what, got, expected) in lengths {
+            if got != expected {
+                return Err(NoiseError::Length { what, got, expected });
+            }
+        }
+        let results: Vec<Result<RowEncoded, NoiseError>> = (0..n)
+            .into_par_iter()
+            .map_init(|| self.borrow(), |loan, row| self.encode_row(loan, rows, row, keys))
+            .collect();
+        gather(results, keys.len())
+    }
+
+    fn encode_row(
+        &self,
+        loan: &mut Loan<'_>,
+        rows: &Rows<'_>,
+        row: usize,
+        keys: &[DrawKey],
+    ) -> Result<RowEncoded, NoiseError> {
+        if rows.certain.get(row).copied().unwrap_or(false) {
+            return Ok(RowEncoded { counts: vec![0; keys.len()], ..RowEncoded::default() });
+        }
+        let encoder = match &mut loan.encoder {
+            Some(encoder) => encoder,
+            empty => empty.insert(Encoder::new(self.vocab, self.tolerance, self.value_type)?),
+        };
+        let logits = &rows.logits[row * self.vocab..(row + 1) * self.vocab];
+        let mut result = RowEncoded::default();
+        let stream = |key| NoiseStream::new(key, rows.sequence_ids[row], rows.positions[row]);
+        encoder.load(logits, &stream(DrawKey::new(0, 0)))?;
+        for &key in keys {
+            let before = result.corrections.len();
+            let encoded = encoder.encode_loaded(logits, rows.tokens[row], &stream(key), &mut result.corrections)?;
+            result.counts.push((result.corrections.len() - before) as u32);
+            result.logprob = encoded.logprob;
+            result.total_variation.push(encoded.total_variation);
+        }
+        Ok(result)
+    }
+}
+
+fn gather(results: Vec<Result<RowEncoded, NoiseError>>, draws: usize) -> Result<RowsEncoded, NoiseError> {
+    let mut all = RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() };
+    let (mut sum, mut measured) = (0.0, 0usize);
+    for result in results {
+        let row = result?;
+        all.logprob.push(row.logprob);
+        for &count in &row.counts {
+            let end = all.offsets.last().copied().unwrap_or(0) + count as usize;
+            all.offsets.push(end);
+        }
+        all.counts.extend(&row.counts);
+        all.indices.extend(row.corrections.iter().map(|c| c.index));
+        all.logprobs.extend(row.corrections.iter().map(|c| c.logprob));
+        for tv in row.total_variation {
+            all.max_total_variation = f64::max(all.max_total_variation, tv);
+            sum += tv;
+            measured += 1;
+        }
+    }
+    if measured > 0 {
+        all.mean_total_variation = sum / measured as f64;
+    }
+    Ok(all)
+}

@@ -1,0 +1,89 @@
+//! The k most likely tokens of a row, for distillation on token-level log-probabilities.
+
+use std::cmp::Ordering;
+
+use crate::{NoiseError, Softmax, kernels};
+
+/// Values looked at together: a group with nothing above the k-th best so far costs one vector comparison.
+const GROUP: usize = 64;
+
+/// Larger logit first, then lower index.
+fn rank(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// (index, ln p) of the k largest logits ([V] f32), falling, ties by lower index; all V if k > V.
+///
+/// # Errors
+/// If there are no logits, or one is NaN or infinite.
+pub fn top_k(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, NoiseError> {
+    let mut softmax = Softmax::new(logits.len())?;
+    softmax.load(logits)?;
+    Ok(top_k_of_loaded(&softmax, logits, k))
+}
+
+/// [`top_k`] of the row that `softmax` holds.
+#[must_use]
+pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32, f32)> {
+    // −0 and 0 are equal logits, but not to `total_cmp`
+    let at = |i: usize, l: f32| (i as u32, l + 0.0);
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(2 * k + GROUP);
+    let mut floor = f32::MIN;
+    let (groups, tail) = logits.as_chunks::<GROUP>();
+    let prune = |best: &mut Vec<(u32, f32)>, floor: &mut f32| {
+        if k > 0 && best.len() > k {
+            best.select_nth_unstable_by(k - 1, rank);
+            best.truncate(k);
+        }
+        if k > 0 && best.len() >= k {
+            *floor = best.iter().map(|b| b.1).fold(f32::INFINITY, f32::min);
+        }
+    };
+    for (g, group) in groups.iter().enumerate() {
+        // An equal logit of a higher index loses, so only greater ones matter once k are there.
+        if best.len() >= k && kernels::max_of_64(softmax.level(), group) <= floor {
+            continue;
+        }
+        let full = best.len() >= k;
+        let fresh = group.iter().enumerate().filter(|&(_, &l)| !full || l > floor);
+        best.extend(fresh.map(|(i, &l)| at(g * GROUP + i, l)));
+        if best.len() >= 2 * k || !full {
+            prune(&mut best, &mut floor);
+        }
+    }
+    best.extend(tail.iter().enumerate().map(|(i, &l)| at(groups.len() * GROUP + i, l)));
+    best.sort_unstable_by(rank);
+    best.truncate(k);
+    best.into_iter().map(|(i, l)| (i, softmax.logprob(l) as f32)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyed_uniforms;
+
+    #[test]
+    fn agrees_with_a_full_sort_also_under_ties() {
+        let mut uniforms = keyed_uniforms(3, "top-k", 0, 0);
+        for (vocab, levels) in [(1usize, 3u32), (5, 2), (64, 4), (130, 1), (1000, 40), (5000, 1 << 30)] {
+            let logits: Vec<f32> = (0..vocab).map(|_| uniforms.below(levels) as f32 * 0.1 - 1.0).collect();
+            let mut sorted: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, l)).collect();
+            sorted.sort_by(rank);
+            for k in [0, 1, 2, 7, 64, 100, 6000] {
+                let got: Vec<u32> = top_k(&logits, k).unwrap().into_iter().map(|t| t.0).collect();
+                let expected: Vec<u32> = sorted.iter().take(k).map(|t| t.0).collect();
+                assert_eq!(got, expected, "V = {vocab}, k = {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn log_probabilities_and_errors() {
+        let top = top_k(&[0.0, 1.0, -0.0, 0.0], 3).unwrap();
+        assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 0, 2]);
+        let z: f64 = 3.0 + 1f64.exp();
+        assert!((f64::from(top[0].1) - (1.0 - z.ln())).abs() < 1e-6);
+        assert!(matches!(top_k(&[0.0, f32::NAN], 1), Err(NoiseError::NonFinite { index: 1, .. })));
+        assert!(matches!(top_k(&[], 1), Err(NoiseError::Vocabulary { vocab: 0 })));
+    }
+}

@@ -1,0 +1,352 @@
+//! Turning slices of logits into the columns of a batch.
+//!
+//! Slices come in an order of the teacher's convenience; every value has its place by row, draw and position, so the
+//! columns do not depend on it. Work on the rows of a slice is parallel and its results are put together in row order.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use arrow::array::{ArrayRef, Float16Array, Float32Array, Int32Array, UInt8Array, UInt16Array, UInt32Array};
+use arrow::datatypes::{DataType, Field};
+use half::f16;
+use rayon::prelude::*;
+use stillhouse_noise::{
+    DrawKey, NoiseError, NoiseStream, RowEncoder, Rows, Softmax, Tolerance, dense_noise_of_loaded, prior_noise,
+    top_k_of_loaded,
+};
+use stillhouse_schemas::manifest::Statistics;
+use stillhouse_schemas::spec::NoiseCodec;
+
+use super::pass::{Predicted, Sequence};
+use super::{ExtractConfig, NAME, noise_error};
+use crate::operator::{Counters, OperatorError};
+use crate::rows::list_column;
+
+/// Gathers the columns of one batch.
+pub(super) struct Collector<'a> {
+    config: &'a ExtractConfig,
+    sequences: &'a [Sequence],
+    /// Positions of each row, padding included, and where each row begins in a column of shape [L].
+    lengths: Vec<usize>,
+    starts: Vec<usize>,
+    keys: Vec<DrawKey>,
+    logprob: Vec<f32>,
+    replay: Option<Replay>,
+    dense: Option<Vec<f32>>,
+    topk: Option<(Vec<i32>, Vec<f32>)>,
+    statistics: Statistics,
+    nanos: &'a AtomicU64,
+}
+
+/// Corrections as they come, and where each list of (row, draw, position) is.
+struct Replay {
+    encoder: RowEncoder,
+    lists: Vec<(u32, u32)>,
+    indices: Vec<u32>,
+    logprobs: Vec<f32>,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(
+        config: &'a ExtractConfig,
+        sequences: &'a [Sequence],
+        nanos: &'a AtomicU64,
+    ) -> Result<Self, OperatorError> {
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
+        let starts: Vec<usize> = lengths
+            .iter()
+            .scan(0, |sum, length| {
+                let start = *sum;
+                *sum += length;
+                Some(start)
+            })
+            .collect();
+        let positions: usize = lengths.iter().sum();
+        let mut collector = Self {
+            config,
+            sequences,
+            starts,
+            keys: Vec::new(),
+            logprob: vec![0.0; positions],
+            replay: None,
+            dense: None,
+            topk: None,
+            statistics: Statistics::default(),
+            nanos,
+            lengths,
+        };
+        if let Some(noise) = &config.noise {
+            collector.keys = DrawKey::draws(noise.seed, noise.draws);
+            let draws = noise.draws as usize;
+            match noise.codec {
+                NoiseCodec::Replay => {
+                    let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
+                    collector.replay = Some(Replay {
+                        encoder: RowEncoder::new(config.vocab_size, tolerance, noise.stored()).map_err(noise_error)?,
+                        lists: vec![(0, 0); positions * draws],
+                        indices: Vec::new(),
+                        logprobs: Vec::new(),
+                    });
+                }
+                NoiseCodec::Dense => collector.dense = Some(vec![0.0; positions * draws * config.vocab_size]),
+            }
+        }
+        if config.topk > 0 {
+            collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
+        }
+        collector.fill_certain()?;
+        Ok(collector)
+    }
+
+    /// Values of positions that are certain; predicted ones are written over.
+    fn fill_certain(&mut self) -> Result<(), OperatorError> {
+        for row in 0..self.lengths.len() {
+            for position in 0..self.lengths[row] {
+                let token = self.token(row, position);
+                let at = self.starts[row] + position;
+                if let Some((indices, logprobs)) = &mut self.topk {
+                    let k = self.config.topk;
+                    let others = (0..).filter(|&i| i != token as i32);
+                    let entries = std::iter::once(token as i32).chain(others);
+                    for (slot, index) in indices[at * k..(at + 1) * k].iter_mut().zip(entries) {
+                        *slot = index;
+                    }
+                    logprobs[at * k..(at + 1) * k].fill(f32::NEG_INFINITY);
+                    logprobs[at * k] = 0.0;
+                }
+            }
+        }
+        // Prior noise costs as much as posterior noise, so it is only made where nothing else will be.
+        if self.dense.is_some() {
+            for row in 0..self.lengths.len() {
+                let valid = self.sequences[row].valid;
+                let certain = (valid..self.lengths[row]).chain(0..valid.min(1));
+                for position in certain.chain(self.document_starts(row)) {
+                    self.fill_prior(row, position)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn document_starts(&self, row: usize) -> Vec<usize> {
+        self.sequences[row].offsets.iter().copied().filter(|&o| o > 0 && o < self.sequences[row].valid).collect()
+    }
+
+    fn fill_prior(&mut self, row: usize, position: usize) -> Result<(), OperatorError> {
+        let token = self.token(row, position);
+        for draw in 0..self.keys.len() {
+            let stream = NoiseStream::new(self.keys[draw], self.sequences[row].id, position as u32);
+            let at = self.dense_start(row, draw, position);
+            if let Some(dense) = &mut self.dense {
+                prior_noise(token, &stream, &mut dense[at..at + self.config.vocab_size]).map_err(noise_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn token(&self, row: usize, position: usize) -> u32 {
+        self.sequences[row].tokens[position]
+    }
+
+    /// Place of (row, draw, position) in a column of shape [D, L], in lists.
+    fn list(&self, row: usize, draw: usize, position: usize) -> usize {
+        self.starts[row] * self.keys.len() + draw * self.lengths[row] + position
+    }
+
+    fn dense_start(&self, row: usize, draw: usize, position: usize) -> usize {
+        self.list(row, draw, position) * self.config.vocab_size
+    }
+
+    /// Takes one slice: n positions and their logits [n, V].
+    pub(super) fn collect(&mut self, positions: &[Predicted], logits: &[f32]) -> Result<(), OperatorError> {
+        let began = Instant::now();
+        self.statistics.predicted_tokens += positions.len() as u64;
+        let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
+        if self.replay.is_some() {
+            self.collect_replay(positions, &tokens, logits)?;
+        }
+        if self.replay.is_none() || self.topk.is_some() {
+            self.collect_rows(positions, &tokens, logits)?;
+        }
+        Counters::add(self.nanos, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    fn collect_replay(&mut self, positions: &[Predicted], tokens: &[u32], logits: &[f32]) -> Result<(), OperatorError> {
+        let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
+        let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
+        let rows = Rows { logits, tokens, positions: &places, sequence_ids: &ids, certain: &[] };
+        let Some(replay) = &self.replay else { return Ok(()) };
+        let encoded = replay.encoder.encode_rows(&rows, &self.keys).map_err(noise_error)?;
+        for (n, p) in positions.iter().enumerate() {
+            self.logprob[self.starts[p.row] + p.position] = encoded.logprob[n];
+            for draw in 0..self.keys.len() {
+                let (indices, logprobs) = encoded.corrections(n, draw);
+                let list = self.list(p.row, draw, p.position);
+                if let Some(replay) = &mut self.replay {
+                    replay.lists[list] = (replay.indices.len() as u32, indices.len() as u32);
+                    replay.indices.extend_from_slice(indices);
+                    replay.logprobs.extend_from_slice(logprobs);
+                }
+                self.statistics.count_corrections(indices.len() as u64);
+            }
+        }
+        self.statistics.total_variation_max = self.statistics.total_variation_max.max(encoded.max_total_variation);
+        Ok(())
+    }
+
+    /// Log-probabilities, top-k and dense noise of a slice.
+    fn collect_rows(&mut self, positions: &[Predicted], tokens: &[u32], logits: &[f32]) -> Result<(), OperatorError> {
+        let (vocab, k) = (self.config.vocab_size, self.config.topk);
+        let is_dense = self.dense.is_some();
+        let results: Vec<Result<RowResult, NoiseError>> = logits
+            .par_chunks_exact(vocab)
+            .enumerate()
+            .map_init(
+                || Softmax::new(vocab),
+                |softmax, (n, logits)| {
+                    let softmax = softmax.as_mut().map_err(|e| e.clone())?;
+                    softmax.load(logits)?;
+                    let (p, token) = (positions[n], tokens[n]);
+                    let mut dense = Vec::new();
+                    if is_dense {
+                        dense.resize(self.keys.len() * vocab, 0.0);
+                        for (key, out) in self.keys.iter().zip(dense.chunks_exact_mut(vocab)) {
+                            let stream = NoiseStream::new(*key, self.sequences[p.row].id, p.position as u32);
+                            dense_noise_of_loaded(softmax, logits, token, &stream, out)?;
+                        }
+                    }
+                    let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
+                    Ok(RowResult {
+                        logprob: softmax.logprob(logit) as f32,
+                        topk: if k > 0 { top_k_of_loaded(softmax, logits, k) } else { Vec::new() },
+                        dense,
+                    })
+                },
+            )
+            .collect();
+        for (p, result) in positions.iter().zip(results) {
+            let result = result.map_err(|e| OperatorError::Data {
+                operator: NAME,
+                place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
+                message: e.to_string(),
+            })?;
+            let at = self.starts[p.row] + p.position;
+            self.logprob[at] = result.logprob;
+            if let Some((indices, logprobs)) = &mut self.topk {
+                for (i, (index, logprob)) in result.topk.into_iter().enumerate() {
+                    indices[at * k + i] = index as i32;
+                    logprobs[at * k + i] = logprob;
+                }
+            }
+            for draw in 0..self.keys.len() {
+                let start = self.dense_start(p.row, draw, p.position);
+                if let Some(dense) = &mut self.dense {
+                    dense[start..start + vocab].copy_from_slice(&result.dense[draw * vocab..(draw + 1) * vocab]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The columns in the order of [`ExtractConfig::fields`], and what was counted.
+    pub(super) fn finish(mut self) -> Result<(Vec<ArrayRef>, Statistics), OperatorError> {
+        for (row, sequence) in self.sequences.iter().enumerate() {
+            let start = self.starts[row];
+            for logprob in &self.logprob[start..start + sequence.valid] {
+                self.statistics.logprob_sum += f64::from(*logprob);
+            }
+        }
+        let fields = self.config.fields();
+        let mut fields = fields.iter();
+        let mut next = move || {
+            fields.next().ok_or_else(|| OperatorError::Config { operator: NAME, message: "a column has no field".into() })
+        };
+        let error = OperatorError::arrow(NAME);
+        let mut arrays = Vec::new();
+        let logprob = Arc::new(Float32Array::from(std::mem::take(&mut self.logprob)));
+        arrays.push(list_column(next()?, logprob, &self.lengths).map_err(&error)?);
+        if let Some(replay) = self.replay.take() {
+            let draws = self.keys.len();
+            let (count, index, logprob) = (next()?, next()?, next()?);
+            let scaled: Vec<usize> = self.lengths.iter().map(|l| l * draws).collect();
+            let counts: Vec<u32> = replay.lists.iter().map(|list| list.1).collect();
+            let (indices, logprobs, per_row) = in_order(&replay, &scaled);
+            arrays.push(list_column(count, unsigned(count, counts)?, &scaled).map_err(&error)?);
+            arrays.push(list_column(index, unsigned(index, indices)?, &per_row).map_err(&error)?);
+            arrays.push(list_column(logprob, floats(logprob, logprobs), &per_row).map_err(&error)?);
+        }
+        if let Some(dense) = self.dense.take() {
+            let field = next()?;
+            let width = self.keys.len() * self.config.vocab_size;
+            let per_row: Vec<usize> = self.lengths.iter().map(|l| l * width).collect();
+            arrays.push(list_column(field, floats(field, dense), &per_row).map_err(&error)?);
+        }
+        if let Some((indices, logprobs)) = self.topk.take() {
+            let per_row: Vec<usize> = self.lengths.iter().map(|l| l * self.config.topk).collect();
+            arrays.push(list_column(next()?, Arc::new(Int32Array::from(indices)), &per_row).map_err(&error)?);
+            arrays.push(list_column(next()?, Arc::new(Float32Array::from(logprobs)), &per_row).map_err(&error)?);
+        }
+        Ok((arrays, self.statistics))
+    }
+}
+
+struct RowResult {
+    logprob: f32,
+    topk: Vec<(u32, f32)>,
+    dense: Vec<f32>,
+}
+
+/// Corrections in the order of the lists, and how many each row has.
+fn in_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Vec<usize>) {
+    let mut indices = Vec::with_capacity(replay.indices.len());
+    let mut logprobs = Vec::with_capacity(replay.logprobs.len());
+    let mut per_row = Vec::with_capacity(lists_per_row.len());
+    let mut lists = replay.lists.iter();
+    for &n in lists_per_row {
+        let before = indices.len();
+        for &(start, length) in lists.by_ref().take(n) {
+            let range = start as usize..(start + length) as usize;
+            indices.extend_from_slice(&replay.indices[range.clone()]);
+            logprobs.extend_from_slice(&replay.logprobs[range]);
+        }
+        per_row.push(indices.len() - before);
+    }
+    (indices, logprobs, per_row)
+}
+
+fn item_type(field: &Field) -> DataType {
+    match field.data_type() {
+        DataType::List(item) | DataType::FixedSizeList(item, _) => item.data_type().clone(),
+        other => other.clone(),
+    }
+}
+
+fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, OperatorError> {
+    let too_large = |v: u32| OperatorError::Data {
+        operator: NAME,
+        place: format!("column {}", field.name()),
+        message: format!("value {v} does not fit its type; raise extract.noise.tolerance"),
+    };
+    Ok(match item_type(field) {
+        DataType::UInt8 => {
+            let values: Result<Vec<u8>, _> = values.into_iter().map(|v| u8::try_from(v).map_err(|_| too_large(v))).collect();
+            Arc::new(UInt8Array::from(values?))
+        }
+        DataType::UInt16 => {
+            let values: Result<Vec<u16>, _> = values.into_iter().map(|v| u16::try_from(v).map_err(|_| too_large(v))).collect();
+            Arc::new(UInt16Array::from(values?))
+        }
+        _ => Arc::new(UInt32Array::from(values)),
+    })
+}
+
+fn floats(field: &Field, values: Vec<f32>) -> ArrayRef {
+    match item_type(field) {
+        DataType::Float16 => Arc::new(values.into_iter().map(|v| Some(f16::from_f32(v))).collect::<Float16Array>()),
+        _ => Arc::new(Float32Array::from(values)),
+    }
+}
+

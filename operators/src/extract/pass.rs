@@ -1,0 +1,179 @@
+//! One teacher pass over a batch of packed sequences, in slices of logits that are handed out and forgotten.
+//!
+//! ```text
+//!   sequences ─► runs (whole rows, or documents) ─► [B, L] inputs ─► hidden [B, L, H] ─► slices [n, V] ─► visit
+//! ```
+//!
+//! What the teacher sees (NOISE.md): position i is predicted from the tokens before it in its run. A run that does
+//! not begin with BOS gets one put before it, so all of its positions are predicted; a run that does begin with BOS is
+//! taken as it is, and its first position is given. Padding is never predicted.
+//!
+//! Memory: the hidden states of a batch and one slice of about [`SLICE_VALUES`] logits; [B, L, V] never exists.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use candle_core::Tensor;
+use stillhouse_schemas::spec::TeacherContext;
+use stillhouse_teacher::{Teacher, TeacherError};
+
+use crate::operator::{Counters, OperatorError};
+
+/// Logits of one slice: 32 MB in f32.
+const SLICE_VALUES: usize = 8 << 20;
+
+/// A packed sequence as the teacher pass sees it.
+#[derive(Debug, Clone)]
+pub struct Sequence {
+    /// Key of its randomness.
+    pub id: u64,
+    /// Its tokens, padding included.
+    pub tokens: Vec<u32>,
+    /// How many of them are no padding; padding is at the end.
+    pub valid: usize,
+    /// Where documents begin.
+    pub offsets: Vec<usize>,
+}
+
+/// A predicted position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Predicted {
+    /// Row in the batch.
+    pub row: usize,
+    /// Position in the sequence.
+    pub position: usize,
+}
+
+/// How the pass runs.
+pub struct TeacherPass<'a> {
+    /// The teacher.
+    pub teacher: &'a dyn Teacher,
+    /// The token before the first one.
+    pub bos: u32,
+    /// What the teacher sees.
+    pub context: TeacherContext,
+    /// Tokens of one forward pass.
+    pub batch_tokens: usize,
+    /// Where the teacher's time is counted.
+    pub teacher_nanos: &'a AtomicU64,
+}
+
+/// A stretch of a sequence that the teacher sees on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    row: usize,
+    start: usize,
+    length: usize,
+}
+
+impl TeacherPass<'_> {
+    /// Runs the teacher over the sequences and hands out every predicted position with its logits, once.
+    ///
+    /// `visit` gets n positions and their logits [n, V]. Positions of one row come in ascending order within a run; the
+    /// order of runs is fixed by the batch.
+    ///
+    /// # Errors
+    /// When the teacher fails or `visit` does.
+    pub fn run(
+        &self,
+        sequences: &[Sequence],
+        visit: &mut dyn FnMut(&[Predicted], &[f32]) -> Result<(), OperatorError>,
+    ) -> Result<(), OperatorError> {
+        let mut runs = self.runs(sequences);
+        if self.context == TeacherContext::Document {
+            // Documents of like length share a forward pass, so that little of it is padding.
+            runs.sort_by_key(|run| (std::cmp::Reverse(run.length), run.row, run.start));
+        }
+        let mut logits = Vec::new();
+        let mut rest = runs.as_slice();
+        while let Some(first) = rest.first() {
+            let most = match self.context {
+                TeacherContext::Sequence => rest.len(),
+                TeacherContext::Document => (self.batch_tokens / first.length.max(1)).clamp(1, rest.len()),
+            };
+            let (group, after) = rest.split_at(most);
+            self.forward(sequences, group, &mut logits, visit)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn runs(&self, sequences: &[Sequence]) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for (row, sequence) in sequences.iter().enumerate() {
+            let end = sequence.valid;
+            match self.context {
+                TeacherContext::Sequence => runs.push(Run { row, start: 0, length: end }),
+                TeacherContext::Document => {
+                    for (i, &start) in sequence.offsets.iter().enumerate() {
+                        let stop = sequence.offsets.get(i + 1).map_or(end, |&next| next.min(end));
+                        if start < stop {
+                            runs.push(Run { row, start, length: stop - start });
+                        }
+                    }
+                }
+            }
+        }
+        runs.retain(|run| run.length > 0);
+        runs
+    }
+
+    fn forward(
+        &self,
+        sequences: &[Sequence],
+        group: &[Run],
+        logits: &mut Vec<f32>,
+        visit: &mut dyn FnMut(&[Predicted], &[f32]) -> Result<(), OperatorError>,
+    ) -> Result<(), OperatorError> {
+        let length = group.iter().map(|run| run.length).max().unwrap_or(0);
+        let (inputs, wanted) = self.inputs(sequences, group, length);
+        let began = Instant::now();
+        let hidden = self.teacher.hidden(&inputs, group.len(), length)?.flatten(0, 1).map_err(TeacherError::from)?;
+        self.count(began);
+        let slice = (SLICE_VALUES / self.teacher.info().vocab_size).clamp(8, 512);
+        for wanted in wanted.chunks(slice) {
+            let began = Instant::now();
+            let rows: Vec<u32> = wanted.iter().map(|(input, _)| *input).collect();
+            self.teacher.logits_into(&select(&hidden, &rows)?, logits)?;
+            self.count(began);
+            let positions: Vec<Predicted> = wanted.iter().map(|(_, position)| *position).collect();
+            visit(&positions, logits)?;
+        }
+        Ok(())
+    }
+
+    /// Inputs [B, length], padded on the right (causal attention never looks there), and which of their hidden
+    /// states predict which position.
+    fn inputs(&self, sequences: &[Sequence], group: &[Run], length: usize) -> (Vec<u32>, Vec<(u32, Predicted)>) {
+        let mut inputs = Vec::with_capacity(group.len() * length);
+        let mut wanted = Vec::with_capacity(group.len() * length);
+        for (b, run) in group.iter().enumerate() {
+            let tokens = &sequences[run.row].tokens[run.start..run.start + run.length];
+            let given = usize::from(tokens.first() == Some(&self.bos));
+            if given == 0 {
+                inputs.push(self.bos);
+            }
+            inputs.extend_from_slice(&tokens[..tokens.len() - (1 - given)]);
+            inputs.resize((b + 1) * length, self.bos);
+            wanted.extend((given..run.length).map(|i| {
+                ((b * length + i - given) as u32, Predicted { row: run.row, position: run.start + i })
+            }));
+        }
+        (inputs, wanted)
+    }
+
+    fn count(&self, began: Instant) {
+        Counters::add(self.teacher_nanos, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+/// Rows of the hidden states; a view where they are neighbours.
+fn select(hidden: &Tensor, rows: &[u32]) -> Result<Tensor, TeacherError> {
+    let first = rows.first().copied().unwrap_or(0);
+    let neighbours = rows.iter().zip(first..).all(|(row, expected)| *row == expected);
+    Ok(if neighbours {
+        hidden.narrow(0, first as usize, rows.len())?
+    } else {
+        hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?
+    })
+}

@@ -1,0 +1,20 @@
+//! Operators of Stillhouse: one file per operator, each a transform from record batch to record batch.
+//!
+//! ```text
+//!   documents ──► clean ──► tokenize ──► pack ──► extract ──► subtokens, partitions ──► (pipeline writes shards)
+//!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence, more columns at each step]
+//! ```
+//!
+//! An operator knows nothing of engines, files or tasks: see [`operator::Operator`]. A new operator is
+//! one new file and one arm of [`operator::OperatorSpec`].
+
+pub mod clean;
+pub mod extract;
+pub mod operator;
+pub mod pack;
+pub mod partitions;
+mod pieces;
+pub mod rows;
+pub mod subtokens;
+pub mod tokenize;
+pub mod vocabulary;

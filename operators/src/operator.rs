@@ -1,0 +1,243 @@
+//! What an operator is: a serde config, a check, and a transform that an engine drives.
+//!
+//! One adapter in the pipeline (`OperatorExec`) runs any [`Operator`] inside DataFusion; an operator gets record batches
+//! in order and hands record batches on through `emit`, which blocks while the next stage is busy, so
+//! that memory is bounded by the batches in flight.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::Statistics;
+use stillhouse_teacher::Teacher;
+
+use crate::clean::CleanConfig;
+use crate::extract::ExtractConfig;
+use crate::pack::PackConfig;
+use crate::partitions::PartitionsConfig;
+use crate::subtokens::SubtokensConfig;
+use crate::tokenize::TokenizeConfig;
+use crate::vocabulary::Vocabulary;
+
+/// What can go wrong in an operator. None of it gets better by trying again on the same input.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    /// The input batch or the built output is not what the schema says.
+    #[error("{operator}: {source}")]
+    Arrow {
+        /// Which operator.
+        operator: &'static str,
+        /// What Arrow says.
+        source: ArrowError,
+    },
+    /// A configuration that cannot work, found when the operator is built.
+    #[error("{operator}: {message}")]
+    Config {
+        /// Which operator.
+        operator: &'static str,
+        /// What was got and what is valid.
+        message: String,
+    },
+    /// A document or a sequence that cannot be processed.
+    #[error("{operator}: {place}: {message}")]
+    Data {
+        /// Which operator.
+        operator: &'static str,
+        /// The document or the sequence.
+        place: String,
+        /// What was got and what is valid.
+        message: String,
+    },
+    /// The teacher failed.
+    #[error("extract: {0}")]
+    Teacher(#[from] stillhouse_teacher::TeacherError),
+    /// The consumer is gone: the job was cancelled or another stage failed.
+    #[error("the next stage stopped")]
+    Stopped,
+}
+
+impl OperatorError {
+    /// For `map_err` on Arrow results.
+    pub fn arrow(operator: &'static str) -> impl Fn(ArrowError) -> Self {
+        move |source| Self::Arrow { operator, source }
+    }
+}
+
+/// Takes an output batch to the next stage; blocks while that stage is busy.
+pub type Emit<'a> = dyn FnMut(RecordBatch) -> Result<(), OperatorError> + 'a;
+
+/// A transform over the batches of one split, driven in order.
+pub trait Operator: Send {
+    /// Takes one input batch and emits any number of output batches.
+    ///
+    /// # Errors
+    /// When the data cannot be processed; the split then fails as a whole.
+    fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError>;
+
+    /// Emits what is held back at the end of the split.
+    ///
+    /// # Errors
+    /// As [`Operator::process`].
+    fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        let _ = emit;
+        Ok(())
+    }
+}
+
+/// Whether an operator may see its batches in any order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchOrder {
+    /// Every row on its own.
+    Stateless,
+    /// In order, per split.
+    Stateful,
+}
+
+/// Every operator, by its config. Serializable, so that a cluster can ship it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "operator", rename_all = "snake_case")]
+pub enum OperatorSpec {
+    /// Detokenizers.
+    Clean(CleanConfig),
+    /// Text to token ids.
+    Tokenize(TokenizeConfig),
+    /// Documents to sequences of L tokens.
+    Pack(PackConfig),
+    /// The teacher pass.
+    Extract(ExtractConfig),
+    /// Base-b digits.
+    Subtokens(SubtokensConfig),
+    /// Two-group partitions.
+    Partitions(PartitionsConfig),
+}
+
+impl OperatorSpec {
+    /// Name in plans, metrics and errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Clean(_) => "clean",
+            Self::Tokenize(_) => "tokenize",
+            Self::Pack(_) => "pack",
+            Self::Extract(_) => "extract",
+            Self::Subtokens(_) => "subtokens",
+            Self::Partitions(_) => "partitions",
+        }
+    }
+
+    /// Whether batches may come in any order.
+    pub fn ordering(&self) -> BatchOrder {
+        match self {
+            Self::Clean(_) | Self::Tokenize(_) | Self::Pack(_) => BatchOrder::Stateful,
+            Self::Extract(_) | Self::Subtokens(_) | Self::Partitions(_) => BatchOrder::Stateless,
+        }
+    }
+
+    /// Schema of the output, from the schema of the input.
+    pub fn output_schema(&self, input: &Schema) -> SchemaRef {
+        match self {
+            Self::Clean(_) => documents_schema(),
+            Self::Tokenize(_) => tokens_schema(),
+            Self::Pack(config) => config.schema(),
+            Self::Extract(config) => extended(input, config.fields()),
+            Self::Subtokens(config) => extended(input, config.fields()),
+            Self::Partitions(config) => extended(input, config.fields()),
+        }
+    }
+
+    /// Makes the operator for one split.
+    ///
+    /// # Errors
+    /// When the config cannot work with these resources.
+    pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(match self {
+            Self::Clean(config) => Box::new(config.build(context)),
+            Self::Tokenize(config) => Box::new(config.build(context)?),
+            Self::Pack(config) => config.build(context)?,
+            Self::Extract(config) => Box::new(config.build(context)?),
+            Self::Subtokens(config) => Box::new(config.build()?),
+            Self::Partitions(config) => Box::new(config.build()?),
+        })
+    }
+}
+
+pub(crate) fn extended(input: &Schema, fields: Vec<Field>) -> SchemaRef {
+    let all: Vec<Field> = input.fields().iter().map(|f| f.as_ref().clone()).chain(fields).collect();
+    Arc::new(Schema::new_with_metadata(all, input.metadata().clone()))
+}
+
+/// Pieces of documents: `document_id` uint64, `text` utf8, `end` bool.
+///
+/// A document is one row or several that follow one another; `end` is true on its last piece. No piece is longer than
+/// `input.piece_kilobytes`.
+pub fn documents_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("document_id", DataType::UInt64, false),
+        Field::new("text", DataType::Utf8, false),
+        Field::new("end", DataType::Boolean, false),
+    ]))
+}
+
+/// Pieces of tokenized documents: `document_id` uint64, `tokens` list uint32, `end` bool.
+pub fn tokens_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("document_id", DataType::UInt64, false),
+        Field::new("tokens", DataType::new_list(DataType::UInt32, false), false),
+        Field::new("end", DataType::Boolean, false),
+    ]))
+}
+
+/// What the operators of one split share.
+#[derive(Clone)]
+pub struct SplitContext {
+    /// The split.
+    pub split: SplitId,
+    /// The tokenizer with its special tokens.
+    pub vocabulary: Arc<Vocabulary>,
+    /// The teacher, where the job has one.
+    pub teacher: Option<Arc<dyn Teacher>>,
+    /// Sums for the shard's record.
+    pub statistics: SharedStatistics,
+    /// Live counters for progress.
+    pub counters: Arc<Counters>,
+}
+
+/// Statistics of a split that its operators add to.
+#[derive(Debug, Clone, Default)]
+pub struct SharedStatistics(Arc<Mutex<Statistics>>);
+
+impl SharedStatistics {
+    /// The statistics, for adding to or reading.
+    pub fn lock(&self) -> MutexGuard<'_, Statistics> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Live counters of a job, over all its splits, for progress only.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Documents read.
+    pub documents: AtomicU64,
+    /// Bytes of text read.
+    pub text_bytes: AtomicU64,
+    /// Tokens of text.
+    pub tokens: AtomicU64,
+    /// Sequences packed.
+    pub sequences: AtomicU64,
+    /// Tokens that the teacher has gone over.
+    pub teacher_tokens: AtomicU64,
+    /// Nanoseconds in the teacher's forward pass and logits.
+    pub teacher_nanos: AtomicU64,
+    /// Nanoseconds in the extractors.
+    pub extract_nanos: AtomicU64,
+}
+
+impl Counters {
+    /// Adds to a counter.
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+}

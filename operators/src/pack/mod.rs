@@ -1,0 +1,207 @@
+//! `pack`: token streams to sequences of L tokens.
+//!
+//! ```text
+//!  wrap   d0 d0 d0 | d1 d1 d1 d1 d1 d1 …      documents, a separator after each, one long stream, cut into blocks
+//!         [B d0 d0 d0 | d1 E] [B d1 d1 d1 d1 E] …    boundary bos_eos: blocks of L − 2 between BOS and EOS
+//!  pad    [B d0 d0 d0 E . .] [B d1 d1 d1 d1 d1 E]     one document per row, truncated, filled up
+//! ```
+//!
+//! Wrapping is what MDLM's `_group_texts` does to one whole data set split (Sahoo et al. 2024), here to one split of the input.
+//! What does not fill a block at the end is dropped, padded or kept short.
+//!
+//! | column | | |
+//! |---|---|---|
+//! | `sequence_id` | uint64 | split and row number |
+//! | `input_ids` | int32 \[L\] | |
+//! | `attention_mask` | bool \[L\] | false on padding only; where some rows of the data set may have padding |
+//! | `document_offsets`, `document_ids` | int32, uint64 \[*\] | where documents begin |
+//!
+//! The offsets begin with 0 and cut the row into segments: BOS belongs to the first document of the row, the
+//! last EOS and the padding to the last, a separator to the document before it. A document with no token in a row is not listed there.
+//!
+//! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, however long the documents are.
+
+mod pad;
+mod rows;
+mod wrap;
+
+use std::sync::Arc;
+
+use arrow::array::{Array, BooleanArray, RecordBatch, UInt32Array, UInt64Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::spec;
+use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
+
+use crate::operator::{Operator, OperatorError, SplitContext};
+use crate::pieces::{place, typed, unfinished};
+use crate::rows::{ListRows, RowsDef};
+use crate::vocabulary::{Role, Vocabulary, VocabularyError};
+
+const NAME: &str = "pack";
+
+/// Config of `pack`. Make it with [`PackConfig::new`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackConfig {
+    /// Wrap or pad.
+    pub mode: PackMode,
+    /// Tokens per sequence, L.
+    pub length: usize,
+    /// Id that stands after every document; `None` for nothing.
+    pub separator: Option<u32>,
+    /// What stands at both ends of a row.
+    pub boundary: Boundary,
+    /// Begins a row; needed with boundary `bos_eos`.
+    pub bos: Option<u32>,
+    /// Ends a row; needed with boundary `bos_eos`.
+    pub eos: Option<u32>,
+    /// Fills a row up; needed with mode `pad` and remainder `pad`.
+    pub pad: Option<u32>,
+    /// What happens to the last tokens of a split (mode `wrap`).
+    pub remainder: Remainder,
+    /// Whether the columns of the data set are fixed-size lists.
+    #[serde(with = "RowsDef")]
+    pub rows: Rows,
+    /// Whether the data set has the column `attention_mask`.
+    pub has_mask: bool,
+    /// Rows of an output batch.
+    pub rows_per_batch: usize,
+}
+
+impl PackConfig {
+    /// The config of a job, for one data set split: `remainder`, `rows` and `has_mask` from
+    /// [`spec::JobSpec::remainder_of`], [`spec::JobSpec::has_short_rows`] and [`spec::JobSpec::has_padding`].
+    ///
+    /// # Errors
+    /// When the job needs a special token that the vocabulary does not know.
+    pub fn new(
+        pack: &spec::Pack,
+        remainder: Remainder,
+        rows: Rows,
+        has_mask: bool,
+        rows_per_batch: usize,
+        vocabulary: &Vocabulary,
+    ) -> Result<Self, VocabularyError> {
+        let needed = |role, needed: bool| needed.then(|| vocabulary.require(role)).transpose();
+        let ends = pack.boundary == Boundary::BosEos;
+        Ok(Self {
+            mode: pack.mode,
+            length: pack.length as usize,
+            separator: needed(Role::Eos, pack.separator == Separator::Eos)?,
+            boundary: pack.boundary,
+            bos: needed(Role::Bos, ends)?,
+            eos: needed(Role::Eos, ends)?,
+            pad: needed(Role::Pad, pack.mode == PackMode::Pad || remainder == Remainder::Pad)?,
+            remainder,
+            rows,
+            has_mask,
+            rows_per_batch,
+        })
+    }
+
+    /// Schema of the output.
+    pub fn schema(&self) -> SchemaRef {
+        let mut fields =
+            vec![columns::sequence_id(), self.rows.field(columns::INPUT_IDS, DataType::Int32, None, None)];
+        if self.has_mask {
+            fields.push(self.mask_field());
+        }
+        fields.push(columns::list_field(columns::DOCUMENT_OFFSETS, DataType::Int32));
+        fields.push(columns::list_field(columns::DOCUMENT_IDS, DataType::UInt64));
+        Arc::new(Schema::new(fields))
+    }
+
+    fn mask_field(&self) -> Field {
+        self.rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None)
+    }
+
+    /// Makes the operator for one split.
+    ///
+    /// # Errors
+    /// When the parts of the config do not fit each other.
+    pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        let writer = rows::RowWriter::new(self, context);
+        let ends = self.ends()?;
+        let padded = self.mode == PackMode::Pad || self.remainder == Remainder::Pad;
+        if padded && !self.has_mask {
+            return Err(config_error("has_mask: got false, valid: true where rows may have padding"));
+        }
+        if self.rows.length() != self.length {
+            let got = self.rows.length();
+            return Err(config_error(format!("rows: got length {got}, valid: {}, as `length`", self.length)));
+        }
+        if self.remainder == Remainder::Keep && self.mode == PackMode::Wrap && matches!(self.rows, Rows::Fixed(_)) {
+            return Err(config_error("rows: got fixed, valid: up_to where rows may be short (remainder keep)"));
+        }
+        let pad = if padded { Some(required("pad", self.pad)?) } else { None };
+        let separator = self.separator.map(|id| int32("separator", id)).transpose()?;
+        Ok(match (self.mode, pad) {
+            (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self.length, ends, separator, pad, writer)?),
+            _ => Box::new(wrap::Wrap::new(self.length, ends, separator, self.remainder, pad.unwrap_or(0), writer)?),
+        })
+    }
+
+    fn ends(&self) -> Result<Option<Ends>, OperatorError> {
+        match self.boundary {
+            Boundary::None => Ok(None),
+            Boundary::BosEos => Ok(Some(Ends { bos: required("bos", self.bos)?, eos: required("eos", self.eos)? })),
+        }
+    }
+}
+
+/// What stands at both ends of a row.
+#[derive(Debug, Clone, Copy)]
+struct Ends {
+    bos: i32,
+    eos: i32,
+}
+
+fn config_error(message: impl Into<String>) -> OperatorError {
+    OperatorError::Config { operator: NAME, message: message.into() }
+}
+
+fn required(name: &str, id: Option<u32>) -> Result<i32, OperatorError> {
+    int32(name, id.ok_or_else(|| config_error(format!("{name}: got none, valid: a token id")))?)
+}
+
+fn int32(name: &str, id: u32) -> Result<i32, OperatorError> {
+    i32::try_from(id).map_err(|_| config_error(format!("{name}: got {id}, valid: ids up to {}", i32::MAX)))
+}
+
+/// A piece of a tokenized document.
+struct TokenPiece<'a> {
+    id: u64,
+    tokens: &'a [u32],
+    end: bool,
+}
+
+fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = TokenPiece<'_>>, OperatorError> {
+    let arrow = OperatorError::arrow(NAME);
+    let ids: &UInt64Array = typed(batch, "document_id", NAME)?;
+    let ends: &BooleanArray = typed(batch, "end", NAME)?;
+    let lists = ListRows::of(batch, "tokens").map_err(&arrow)?;
+    let tokens: &UInt32Array = lists.values("tokens").map_err(&arrow)?;
+    let tokens: &[u32] = tokens.values();
+    Ok((0..lists.len()).map(move |i| TokenPiece {
+        id: ids.value(i),
+        tokens: &tokens[lists.range(i)],
+        end: ends.value(i),
+    }))
+}
+
+/// Appends ids to a row.
+fn extend(row: &mut Vec<i32>, tokens: &[u32], document: u64) -> Result<(), OperatorError> {
+    row.reserve(tokens.len());
+    for &token in tokens {
+        row.push(i32::try_from(token).map_err(|_| OperatorError::Data {
+            operator: NAME,
+            place: place(document),
+            message: format!("got token id {token}, valid: ids up to {}", i32::MAX),
+        })?);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

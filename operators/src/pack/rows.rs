@@ -1,0 +1,124 @@
+//! The rows of the next output batch.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, BooleanArray, Int32Array, RecordBatch, UInt64Array};
+use arrow::datatypes::SchemaRef;
+use stillhouse_schemas::columns;
+use stillhouse_schemas::ids::SplitId;
+
+use super::{NAME, PackConfig};
+use crate::operator::{Counters, Emit, OperatorError, SharedStatistics, SplitContext};
+use crate::rows::list_column;
+
+/// Where a document begins in a row, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub offset: usize,
+    pub document: u64,
+}
+
+/// Collects rows and emits them, `rows_per_batch` at a time.
+#[derive(Debug)]
+pub(super) struct RowWriter {
+    schema: SchemaRef,
+    rows_per_batch: usize,
+    split: SplitId,
+    /// Rows handed out so far, the waiting ones included.
+    written: u64,
+    ids: Vec<i32>,
+    lengths: Vec<usize>,
+    /// Tokens of each row that are no padding.
+    valid: Vec<usize>,
+    segments: Vec<Segment>,
+    segment_counts: Vec<usize>,
+    statistics: SharedStatistics,
+    counters: Arc<Counters>,
+}
+
+impl RowWriter {
+    pub(super) fn new(config: &PackConfig, context: &SplitContext) -> Self {
+        Self {
+            schema: config.schema(),
+            rows_per_batch: config.rows_per_batch.max(1),
+            split: context.split,
+            written: 0,
+            ids: Vec::new(),
+            lengths: Vec::new(),
+            valid: Vec::new(),
+            segments: Vec::new(),
+            segment_counts: Vec::new(),
+            statistics: context.statistics.clone(),
+            counters: context.counters.clone(),
+        }
+    }
+
+    pub(super) fn statistics(&self) -> &SharedStatistics {
+        &self.statistics
+    }
+
+    /// Takes a row; emits a batch when there are enough.
+    pub(super) fn push(
+        &mut self,
+        ids: &[i32],
+        valid: usize,
+        segments: &[Segment],
+        emit: &mut Emit<'_>,
+    ) -> Result<(), OperatorError> {
+        self.ids.extend_from_slice(ids);
+        self.lengths.push(ids.len());
+        self.valid.push(valid);
+        self.segments.extend_from_slice(segments);
+        self.segment_counts.push(segments.len());
+        self.written += 1;
+        if self.lengths.len() < self.rows_per_batch { Ok(()) } else { self.flush(emit) }
+    }
+
+    /// Emits the rows that wait.
+    pub(super) fn flush(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        let rows = self.lengths.len() as u64;
+        if rows == 0 {
+            return Ok(());
+        }
+        let last = u32::try_from(self.written - 1).map_err(|_| OperatorError::Data {
+            operator: NAME,
+            place: format!("split {}", self.split.0),
+            message: format!("got {} rows, valid: up to 2^32 rows in a split", self.written),
+        })?;
+        let first = last - (rows - 1) as u32;
+        Counters::add(&self.counters.sequences, rows);
+        let batch = self.batch(first..=last).map_err(OperatorError::arrow(NAME))?;
+        emit(batch)
+    }
+
+    fn batch(&mut self, rows: std::ops::RangeInclusive<u32>) -> Result<RecordBatch, arrow::error::ArrowError> {
+        let lengths = std::mem::take(&mut self.lengths);
+        let counts = std::mem::take(&mut self.segment_counts);
+        let segments = std::mem::take(&mut self.segments);
+        let valid = std::mem::take(&mut self.valid);
+        let columns = self.schema.fields().iter().map(|field| -> Result<ArrayRef, _> {
+            match field.name().as_str() {
+                columns::SEQUENCE_ID => {
+                    Ok(Arc::new(UInt64Array::from_iter_values(rows.clone().map(|row| self.split.sequence(row).0))))
+                }
+                columns::INPUT_IDS => {
+                    list_column(field, Arc::new(Int32Array::from(std::mem::take(&mut self.ids))), &lengths)
+                }
+                columns::ATTENTION_MASK => {
+                    let mask = lengths.iter().zip(&valid).flat_map(|(&length, &valid)| (0..length).map(move |i| Some(i < valid)));
+                    list_column(field, Arc::new(mask.collect::<BooleanArray>()), &lengths)
+                }
+                columns::DOCUMENT_OFFSETS => {
+                    let offsets = Int32Array::from_iter_values(segments.iter().map(|segment| segment.offset as i32));
+                    list_column(field, Arc::new(offsets), &counts)
+                }
+                _ => {
+                    let documents = UInt64Array::from_iter_values(segments.iter().map(|segment| segment.document));
+                    list_column(field, Arc::new(documents), &counts)
+                }
+            }
+        });
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        RecordBatch::try_new(self.schema.clone(), columns)
+    }
+}

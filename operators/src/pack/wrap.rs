@@ -1,0 +1,142 @@
+//! Documents joined and cut into blocks.
+
+use arrow::array::RecordBatch;
+use stillhouse_schemas::spec::Remainder;
+
+use super::rows::{RowWriter, Segment};
+use super::{Ends, config_error, extend, token_pieces, unfinished};
+use crate::operator::{Emit, Operator, OperatorError};
+
+/// Mode `wrap`.
+#[derive(Debug)]
+pub(super) struct Wrap {
+    length: usize,
+    /// Length of a row before its EOS.
+    full: usize,
+    ends: Option<Ends>,
+    separator: Option<i32>,
+    remainder: Remainder,
+    pad: i32,
+    row: Vec<i32>,
+    segments: Vec<Segment>,
+    /// The document that has not ended.
+    document: Option<u64>,
+    /// Whether the last segment of the row is that document's.
+    listed: bool,
+    writer: RowWriter,
+}
+
+impl Wrap {
+    pub(super) fn new(
+        length: usize,
+        ends: Option<Ends>,
+        separator: Option<i32>,
+        remainder: Remainder,
+        pad: i32,
+        writer: RowWriter,
+    ) -> Result<Self, OperatorError> {
+        let least = if ends.is_some() { 3 } else { 1 };
+        if length < least {
+            return Err(config_error(format!("length: got {length}, valid: {least} or more")));
+        }
+        let mut wrap = Self {
+            length,
+            full: length - usize::from(ends.is_some()),
+            ends,
+            separator,
+            remainder,
+            pad,
+            row: Vec::with_capacity(length),
+            segments: Vec::new(),
+            document: None,
+            listed: false,
+            writer,
+        };
+        wrap.begin_row();
+        Ok(wrap)
+    }
+
+    fn begin_row(&mut self) {
+        self.row.clear();
+        self.row.extend(self.ends.map(|ends| ends.bos));
+        self.segments.clear();
+        self.listed = false;
+    }
+
+    /// Tokens of the stream that are in the row.
+    fn held(&self) -> usize {
+        self.row.len() - usize::from(self.ends.is_some())
+    }
+
+    fn list(&mut self, document: u64) {
+        if !self.listed {
+            let offset = if self.segments.is_empty() { 0 } else { self.row.len() };
+            self.segments.push(Segment { offset, document });
+            self.listed = true;
+        }
+    }
+
+    fn feed(&mut self, document: u64, mut tokens: &[u32], emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        while !tokens.is_empty() {
+            self.list(document);
+            let (now, later) = tokens.split_at(tokens.len().min(self.full - self.row.len()));
+            extend(&mut self.row, now, document)?;
+            self.end_full_row(emit)?;
+            tokens = later;
+        }
+        Ok(())
+    }
+
+    fn end_full_row(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        if self.row.len() < self.full {
+            return Ok(());
+        }
+        self.row.extend(self.ends.map(|ends| ends.eos));
+        self.writer.push(&self.row, self.length, &self.segments, emit)?;
+        self.begin_row();
+        Ok(())
+    }
+}
+
+impl Operator for Wrap {
+    fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        for piece in token_pieces(batch)? {
+            if let Some(open) = self.document.filter(|&open| open != piece.id) {
+                return Err(unfinished(super::NAME, open));
+            }
+            self.document = Some(piece.id);
+            self.feed(piece.id, piece.tokens, emit)?;
+            if piece.end {
+                if let Some(separator) = self.separator {
+                    self.list(piece.id);
+                    self.row.push(separator);
+                    self.end_full_row(emit)?;
+                }
+                self.document = None;
+                self.listed = false;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        if let Some(open) = self.document {
+            return Err(unfinished(super::NAME, open));
+        }
+        let held = self.held();
+        if held > 0 {
+            if self.remainder == Remainder::Drop {
+                self.writer.statistics().lock().dropped_tokens += held as u64;
+            } else {
+                self.row.extend(self.ends.map(|ends| ends.eos));
+                let valid = self.row.len();
+                if self.remainder == Remainder::Pad {
+                    self.row.resize(self.length, self.pad);
+                }
+                self.writer.push(&self.row, valid, &self.segments, emit)?;
+            }
+            self.begin_row();
+        }
+        self.writer.flush(emit)
+    }
+}

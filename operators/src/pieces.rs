@@ -1,0 +1,56 @@
+//! Reading batches of document pieces: the columns of [`crate::operator::documents_schema`], typed.
+
+use arrow::array::{Array, BooleanArray, RecordBatch, StringArray, UInt64Array};
+use arrow::error::ArrowError;
+use stillhouse_schemas::ids::DocumentId;
+
+use crate::operator::OperatorError;
+use crate::rows::column;
+
+/// A piece of a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece<'a> {
+    pub id: u64,
+    pub text: &'a str,
+    /// Whether the document ends here.
+    pub end: bool,
+}
+
+/// The pieces of a batch, in order.
+pub(crate) fn pieces<'a>(
+    batch: &'a RecordBatch,
+    operator: &'static str,
+) -> Result<impl Iterator<Item = Piece<'a>>, OperatorError> {
+    let ids: &UInt64Array = typed(batch, "document_id", operator)?;
+    let texts: &StringArray = typed(batch, "text", operator)?;
+    let ends: &BooleanArray = typed(batch, "end", operator)?;
+    Ok((0..batch.num_rows()).map(|i| Piece { id: ids.value(i), text: texts.value(i), end: ends.value(i) }))
+}
+
+/// A column of a batch with its type.
+pub(crate) fn typed<'a, A: Array + 'static>(
+    batch: &'a RecordBatch,
+    name: &str,
+    operator: &'static str,
+) -> Result<&'a A, OperatorError> {
+    let array = column(batch, name).map_err(OperatorError::arrow(operator))?;
+    array.as_any().downcast_ref::<A>().ok_or_else(|| OperatorError::Arrow {
+        operator,
+        source: ArrowError::SchemaError(format!("column {name} has the unexpected type {}", array.data_type())),
+    })
+}
+
+/// A document in a message.
+pub(crate) fn place(id: u64) -> String {
+    let (split, ordinal) = DocumentId(id).parts();
+    format!("document {ordinal} of split {}", split.0)
+}
+
+/// The error for a document whose last piece never came: the reader broke its contract.
+pub(crate) fn unfinished(operator: &'static str, id: u64) -> OperatorError {
+    OperatorError::Data {
+        operator,
+        place: place(id),
+        message: "got no last piece; valid: pieces that follow one another, the last one with `end` true".into(),
+    }
+}

@@ -1,0 +1,161 @@
+//! Reading and building the list columns of sequences, whether their rows have one length or many.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, FixedSizeListArray, ListArray, RecordBatch, UInt64Array};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow::error::ArrowError;
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::columns::Rows;
+
+/// [`Rows`] in a serialized config: `#[serde(with = "RowsDef")]`.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Rows", rename_all = "snake_case")]
+pub(crate) enum RowsDef {
+    Fixed(usize),
+    UpTo(usize),
+}
+
+/// The values of a list column, with the bounds of each row: works for lists and fixed-size lists.
+#[derive(Debug, Clone)]
+pub struct ListRows<'a> {
+    values: &'a ArrayRef,
+    offsets: Vec<usize>,
+}
+
+impl<'a> ListRows<'a> {
+    /// Looks at a list column.
+    ///
+    /// # Errors
+    /// When it is no list.
+    pub fn new(name: &str, array: &'a ArrayRef) -> Result<Self, ArrowError> {
+        if let Some(list) = array.as_any().downcast_ref::<FixedSizeListArray>() {
+            let width = list.value_length() as usize;
+            let first = list.offset();
+            let absolute = (0..=list.len()).map(|i| (first + i) * width);
+            // `values()` of a sliced fixed-size list is already sliced.
+            let base = if list.values().len() == list.len() * width { first * width } else { 0 };
+            let offsets = absolute.map(|o| o - base).collect();
+            return Ok(Self { values: list.values(), offsets });
+        }
+        if let Some(list) = array.as_any().downcast_ref::<ListArray>() {
+            let offsets = list.value_offsets().iter().map(|&o| o as usize).collect();
+            return Ok(Self { values: list.values(), offsets });
+        }
+        Err(ArrowError::SchemaError(format!("column {name} has type {}, valid: a list", array.data_type())))
+    }
+
+    /// The list column of this name in a batch.
+    ///
+    /// # Errors
+    /// When it is missing or no list.
+    pub fn of(batch: &'a RecordBatch, name: &str) -> Result<Self, ArrowError> {
+        Self::new(name, column(batch, name)?)
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bounds of a row in the values.
+    pub fn range(&self, row: usize) -> std::ops::Range<usize> {
+        self.offsets[row]..self.offsets[row + 1]
+    }
+
+    /// All values, as an array of their type.
+    ///
+    /// # Errors
+    /// When the values have another type.
+    pub fn values<A: Array + 'static>(&self, name: &str) -> Result<&'a A, ArrowError> {
+        self.values.as_any().downcast_ref::<A>().ok_or_else(|| {
+            ArrowError::SchemaError(format!("column {name} has items of type {}", self.values.data_type()))
+        })
+    }
+}
+
+/// A column by name.
+///
+/// # Errors
+/// When it is missing.
+pub fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArrowError> {
+    batch.column_by_name(name).ok_or_else(|| ArrowError::SchemaError(format!("column {name} is missing")))
+}
+
+/// The column `sequence_id`.
+///
+/// # Errors
+/// When it is missing or has another type.
+pub fn sequence_ids(batch: &RecordBatch) -> Result<&UInt64Array, ArrowError> {
+    column(batch, "sequence_id")?
+        .as_any()
+        .downcast_ref::<UInt64Array>()
+        .ok_or_else(|| ArrowError::SchemaError("column sequence_id has not type uint64".into()))
+}
+
+/// The batch with more columns after its own.
+///
+/// # Errors
+/// When a column does not fit its field or the batch.
+pub fn with_columns(
+    batch: &RecordBatch,
+    added: impl IntoIterator<Item = (Field, ArrayRef)>,
+) -> Result<RecordBatch, ArrowError> {
+    let schema = batch.schema();
+    let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
+    let mut arrays = batch.columns().to_vec();
+    for (field, array) in added {
+        fields.push(Arc::new(field));
+        arrays.push(array);
+    }
+    RecordBatch::try_new(Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone())), arrays)
+}
+
+/// Builds a list column of the field's type (list or fixed-size list) from flat values and the length of each row.
+///
+/// # Errors
+/// When the lengths do not fit the values or the type.
+pub fn list_column(field: &Field, values: ArrayRef, lengths: &[usize]) -> Result<ArrayRef, ArrowError> {
+    match field.data_type() {
+        DataType::FixedSizeList(item, width) => {
+            Ok(Arc::new(FixedSizeListArray::try_new_with_length(item.clone(), *width, values, None, lengths.len())?))
+        }
+        DataType::List(item) => {
+            let offsets = OffsetBuffer::from_lengths(lengths.iter().copied());
+            Ok(Arc::new(ListArray::try_new(item.clone(), offsets, values, None)?))
+        }
+        other => Err(ArrowError::SchemaError(format!("column {} has type {other}, valid: a list", field.name()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::Int32Array;
+    use arrow::datatypes::Int32Type;
+
+    use super::*;
+
+    #[test]
+    fn rows_of_sliced_lists() {
+        let fixed: ArrayRef = Arc::new(FixedSizeListArray::from_iter_primitive::<Int32Type, _, _>(
+            (0..4).map(|i| Some(vec![Some(2 * i), Some(2 * i + 1)])),
+            2,
+        ));
+        let list: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(
+            (0..4).map(|i| Some(vec![Some(2 * i), Some(2 * i + 1)])),
+        ));
+        for array in [fixed, list] {
+            let sliced = array.slice(1, 2);
+            let rows = ListRows::new("x", &sliced).unwrap();
+            let values = rows.values::<Int32Array>("x").unwrap().values();
+            assert_eq!(rows.len(), 2);
+            assert_eq!(&values[rows.range(1)], &[4, 5]);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! `subtokens`: every token id as ℓ digits in base b, most significant first (MDM-Prime, Chao et al. 2025).
+//!
+//! ```text
+//!  C = 50,257, ℓ = 4:  b = ⌈C^(1/4)⌉ = 15      50256 = 14·15³ + 13·15² + 5·15 + 6  ──►  14 13 5 6
+//!  input_ids [L] int32 ──► subtokens [L, ℓ] uint8 (b ≤ 256) or uint16, token after token
+//! ```
+//!
+//! b is the smallest integer with b^ℓ ≥ C, found with integers only: floating-point roots are wrong at exact powers.
+//! Not every string of digits is a token; [`decode`] says which are. Padding is coded like any other token.
+//!
+//! Cost: ℓ divisions per token.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int32Array, RecordBatch, UInt8Array, UInt16Array};
+use arrow::datatypes::{DataType, Field};
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::columns::{self, Rows};
+
+use crate::operator::{Emit, Operator, OperatorError};
+use crate::rows::{ListRows, RowsDef, list_column, sequence_ids, with_columns};
+
+const NAME: &str = "subtokens";
+
+/// Largest base: digits are at most 16 bits wide.
+const MAX_BASE: u64 = 65_536;
+
+/// The base for a vocabulary of `vocab_size` and `length` digits: the smallest b with b^length ≥ vocab_size.
+///
+/// ```
+/// assert_eq!(stillhouse_operators::subtokens::base(50_257, 4), 15);
+/// ```
+pub fn base(vocab_size: u64, length: u32) -> u64 {
+    let reaches = |b: u64| b.checked_pow(length).is_none_or(|power| power >= vocab_size);
+    let (mut below, mut enough) = (0, vocab_size.max(1));
+    while enough - below > 1 {
+        let middle = below + (enough - below) / 2;
+        if reaches(middle) { enough = middle } else { below = middle }
+    }
+    enough
+}
+
+/// The digits of an id, most significant first. Digits of an id of `base^length` or more are cut off at the front.
+pub fn encode(id: u32, base: u32, digits: &mut [u16]) {
+    let mut rest = id;
+    for digit in digits.iter_mut().rev() {
+        *digit = (rest % base) as u16;
+        rest /= base;
+    }
+}
+
+/// The id that digits stand for; `None` where they stand for no token.
+pub fn decode(digits: &[u16], base: u32, vocab_size: usize) -> Option<u32> {
+    let id = digits.iter().try_fold(0u64, |id, &digit| {
+        let next = id.checked_mul(u64::from(base))?.checked_add(u64::from(digit))?;
+        (u32::from(digit) < base).then_some(next)
+    })?;
+    u32::try_from(id).ok().filter(|&id| (id as usize) < vocab_size)
+}
+
+/// Config of `subtokens`. Make it with [`SubtokensConfig::new`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubtokensConfig {
+    /// C.
+    pub vocab_size: usize,
+    /// Digits per token, ℓ.
+    pub length: usize,
+    /// b.
+    pub base: u32,
+    /// Whether the columns of the data set are fixed-size lists.
+    #[serde(with = "RowsDef")]
+    pub rows: Rows,
+}
+
+impl SubtokensConfig {
+    /// The config for a vocabulary, with its base.
+    ///
+    /// # Errors
+    /// When the base would be past 65,536; the message says which length is enough.
+    pub fn new(vocab_size: usize, length: u32, rows: Rows) -> Result<Self, OperatorError> {
+        let needed = base(vocab_size as u64, length.max(1));
+        match u32::try_from(needed) {
+            Ok(base) if needed <= MAX_BASE && length > 0 => {
+                Ok(Self { vocab_size, length: length as usize, base, rows })
+            }
+            _ => {
+                let enough = (1..=32).find(|&l| base(vocab_size as u64, l) <= MAX_BASE).unwrap_or(32);
+                Err(OperatorError::Config {
+                    operator: NAME,
+                    message: format!(
+                        "subtokens.length: got {length}, which needs base {needed} for a vocabulary of {vocab_size}; valid: \
+                         {enough} or more, so that the base is at most {MAX_BASE}"
+                    ),
+                })
+            }
+        }
+    }
+
+    /// The columns that are added.
+    pub fn fields(&self) -> Vec<Field> {
+        vec![self.field()]
+    }
+
+    fn field(&self) -> Field {
+        self.rows.field(columns::SUBTOKENS, columns::subtoken_type(self.base), None, Some(self.length))
+    }
+
+    /// Makes the operator.
+    ///
+    /// # Errors
+    /// When the base is not the one for this vocabulary and length.
+    pub fn build(&self) -> Result<Subtokens, OperatorError> {
+        let valid = Self::new(self.vocab_size, u32::try_from(self.length).unwrap_or(u32::MAX), self.rows)?;
+        if valid.base != self.base {
+            return Err(OperatorError::Config {
+                operator: NAME,
+                message: format!("base: got {}, valid: {}", self.base, valid.base),
+            });
+        }
+        Ok(Subtokens { config: valid })
+    }
+}
+
+/// The operator.
+#[derive(Debug)]
+pub struct Subtokens {
+    config: SubtokensConfig,
+}
+
+impl Subtokens {
+    fn column(&self, batch: &RecordBatch) -> Result<ArrayRef, OperatorError> {
+        let arrow = OperatorError::arrow(NAME);
+        let rows = ListRows::of(batch, columns::INPUT_IDS).map_err(&arrow)?;
+        let ids: &Int32Array = rows.values(columns::INPUT_IDS).map_err(&arrow)?;
+        let SubtokensConfig { vocab_size, length, base, .. } = self.config;
+        let lengths: Vec<usize> = (0..rows.len()).map(|row| rows.range(row).len() * length).collect();
+        let mut digits = vec![0u16; lengths.iter().sum()];
+        let mut rest = digits.as_mut_slice();
+        for row in 0..rows.len() {
+            for (position, &id) in ids.values()[rows.range(row)].iter().enumerate() {
+                let (now, later) = rest.split_at_mut(length);
+                rest = later;
+                match u32::try_from(id) {
+                    Ok(id) if (id as usize) < vocab_size => encode(id, base, now),
+                    _ => {
+                        let sequence = sequence_ids(batch).map_err(&arrow)?.value(row);
+                        return Err(OperatorError::Data {
+                            operator: NAME,
+                            place: format!("sequence {sequence}, position {position}"),
+                            message: format!("got token id {id}, valid: 0 to {}", vocab_size - 1),
+                        });
+                    }
+                }
+            }
+        }
+        let values: ArrayRef = match columns::subtoken_type(base) {
+            DataType::UInt8 => Arc::new(UInt8Array::from_iter_values(digits.iter().map(|&digit| digit as u8))),
+            _ => Arc::new(UInt16Array::from(digits)),
+        };
+        list_column(&self.config.field(), values, &lengths).map_err(arrow)
+    }
+}
+
+impl Operator for Subtokens {
+    fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        let column = self.column(batch)?;
+        emit(with_columns(batch, [(self.config.field(), column)]).map_err(OperatorError::arrow(NAME))?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

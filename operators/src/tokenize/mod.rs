@@ -1,0 +1,180 @@
+//! `tokenize`: text to token ids, on all cores, in order.
+//!
+//! ```text
+//!  [document_id, text, end] ──► documents that fit one piece: encoded whole ─────────────┐
+//!                     └───────► longer ones: buffered, cut where a cut changes no token ─┴─► [document_id, tokens, end]
+//! ```
+//!
+//! The ids of a document are those of its whole text, whatever pieces it comes in and however many threads work: a long
+//! document is cut only where the tokenizer itself says, on some kilobytes to both sides, that the cut changes nothing
+//! (see [`cut`]). No special tokens are added; `pack` does that.
+//!
+//! Cost: the tokenizer's own (a few MB of text per second and core), and for long documents about 1 % of it for the cuts.
+//! Memory: one input batch, its ids (u32), and one piece carried over.
+
+mod cut;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::operator::{Counters, Emit, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
+use crate::pieces::{pieces, place, unfinished};
+use crate::rows::list_column;
+use crate::vocabulary::{Vocabulary, VocabularyError};
+
+const NAME: &str = "tokenize";
+
+/// A document without a good place to cut may grow to this many pieces (of at least [`SMALLEST_LIMIT`] bytes in all).
+const LIMIT_PIECES: usize = 4;
+const SMALLEST_LIMIT: usize = 64 * 1024;
+
+/// Config of `tokenize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenizeConfig {
+    /// Longest text that is encoded at once where it can be helped, in bytes (`input.piece_kilobytes` · 1000).
+    pub piece_bytes: usize,
+}
+
+impl TokenizeConfig {
+    /// Makes the operator for one split.
+    ///
+    /// # Errors
+    /// When `piece_bytes` is 0.
+    pub fn build(&self, context: &SplitContext) -> Result<Tokenize, OperatorError> {
+        if self.piece_bytes == 0 {
+            return Err(OperatorError::Config { operator: NAME, message: "piece_bytes: got 0, valid: 1 or more".into() });
+        }
+        Ok(Tokenize {
+            piece_bytes: self.piece_bytes,
+            vocabulary: context.vocabulary.clone(),
+            carried: None,
+            statistics: context.statistics.clone(),
+            counters: context.counters.clone(),
+        })
+    }
+}
+
+/// The operator.
+#[derive(Debug)]
+pub struct Tokenize {
+    piece_bytes: usize,
+    vocabulary: Arc<Vocabulary>,
+    carried: Option<Carried>,
+    statistics: SharedStatistics,
+    counters: Arc<Counters>,
+}
+
+/// The text of a document that has not ended yet and is not encoded yet.
+#[derive(Debug)]
+struct Carried {
+    id: u64,
+    text: String,
+    /// Length at which a cut is tried next.
+    try_at: usize,
+}
+
+/// A text to encode.
+struct Task<'a> {
+    id: u64,
+    text: Cow<'a, str>,
+    end: bool,
+}
+
+impl Tokenize {
+    /// Takes a piece; hands on what can be encoded now.
+    fn take<'a>(
+        &mut self,
+        id: u64,
+        text: &'a str,
+        end: bool,
+        tasks: &mut Vec<Task<'a>>,
+    ) -> Result<(), OperatorError> {
+        let first_try = self.piece_bytes + cut::CONTEXT_AFTER;
+        let mut carried = match self.carried.take() {
+            Some(carried) if carried.id != id => return Err(unfinished(NAME, carried.id)),
+            Some(carried) => carried,
+            None if end => {
+                tasks.push(Task { id, text: text.into(), end });
+                return Ok(());
+            }
+            None => Carried { id, text: String::new(), try_at: first_try },
+        };
+        carried.text.push_str(text);
+        if end {
+            tasks.push(Task { id, text: carried.text.into(), end });
+            return Ok(());
+        }
+        if carried.text.len() >= carried.try_at {
+            if let Some(cut) = cut::find(&carried.text, &self.vocabulary).map_err(|e| encode_error(id, &e))? {
+                let tail = carried.text[cut.tail..].to_owned();
+                carried.text.truncate(cut.head);
+                tasks.push(Task { id, text: carried.text.into(), end: false });
+                carried = Carried { id, text: tail, try_at: first_try };
+            } else {
+                let held = carried.text.len();
+                if held >= (LIMIT_PIECES * self.piece_bytes).max(SMALLEST_LIMIT) {
+                    return Err(OperatorError::Data {
+                        operator: NAME,
+                        place: place(id),
+                        message: format!(
+                            "got {held} bytes with no place where a cut leaves the tokens as they are; valid: text with \
+                             words or lines, or an input.piece_kilobytes that holds the whole document"
+                        ),
+                    });
+                }
+                carried.try_at = 2 * held;
+            }
+        }
+        self.carried = Some(carried);
+        Ok(())
+    }
+}
+
+fn encode_error(id: u64, error: &VocabularyError) -> OperatorError {
+    OperatorError::Data { operator: NAME, place: place(id), message: error.to_string() }
+}
+
+impl Operator for Tokenize {
+    fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        let mut tasks = Vec::with_capacity(batch.num_rows());
+        for piece in pieces(batch, NAME)? {
+            self.take(piece.id, piece.text, piece.end, &mut tasks)?;
+        }
+        if tasks.is_empty() {
+            return Ok(());
+        }
+        let encoded: Vec<Vec<u32>> = tasks
+            .par_iter()
+            .map(|task| self.vocabulary.encode(&task.text).map_err(|e| encode_error(task.id, &e)))
+            .collect::<Result<_, _>>()?;
+
+        let lengths: Vec<usize> = encoded.iter().map(Vec::len).collect();
+        let total = lengths.iter().sum::<usize>() as u64;
+        self.statistics.lock().text_tokens += total;
+        Counters::add(&self.counters.tokens, total);
+
+        let schema = tokens_schema();
+        let ids = Arc::new(UInt32Array::from(encoded.concat()));
+        let tokens = list_column(schema.field(1), ids, &lengths).map_err(OperatorError::arrow(NAME))?;
+        let output = RecordBatch::try_new(
+            schema,
+            vec![
+                Arc::new(UInt64Array::from_iter_values(tasks.iter().map(|task| task.id))),
+                tokens,
+                Arc::new(tasks.iter().map(|task| Some(task.end)).collect::<BooleanArray>()),
+            ],
+        );
+        emit(output.map_err(OperatorError::arrow(NAME))?)
+    }
+
+    fn finish(&mut self, _emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        self.carried.take().map_or(Ok(()), |carried| Err(unfinished(NAME, carried.id)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! The tokenizer of a job, with its special tokens resolved by name.
+//!
+//! ```text
+//!  tokenizer.json ─┐                                             ┌─► encode: text → ids (tokenize)
+//!  folder ─────────┼─► Tokenizer, truncation and padding off ────┼─► special(role), require(role) (pack)
+//!  *.gguf ─────────┘        + bos, eos, pad, mask                └─► to_json: the data set's tokenizer.json
+//! ```
+//!
+//! A special token comes from the first of these that names one that the vocabulary holds:
+//!
+//! 1. the job (`tokenizer.bos`, …), where a text that is not one token is an error;
+//! 2. in a folder, `tokenizer_config.json` and `special_tokens_map.json` (`bos_token`, else `cls_token`; `eos_token`, else `sep_token`),
+//!    then `generation_config.json` and `config.json` (`bos_token_id`, …); in a GGUF its metadata;
+//! 3. the teacher's ids;
+//! 4. well-known names: `<s>`, `</s>`, `[CLS]`, `[SEP]`, `<|endoftext|>`, `[PAD]`, `[MASK]`, …
+//!
+//! The padding token falls back to eos. It is never `encode("")[0]`: that gives `[CLS]` as BERT's eos.
+//!
+//! Text that spells a special token becomes that token, as in Hugging Face's tokenizers.
+//! Ids are u32; `vocab_size` is the largest id + 1, added tokens included.
+
+mod byte_level;
+mod specials;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use stillhouse_schemas::manifest::SpecialToken;
+use stillhouse_schemas::spec;
+use tokenizers::Tokenizer;
+use tokenizers::decoders::DecoderWrapper;
+
+/// What a special token is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Begins a sequence.
+    Bos,
+    /// Ends a document.
+    Eos,
+    /// Fills a row up.
+    Pad,
+    /// Stands for a masked token in training.
+    Mask,
+}
+
+impl Role {
+    /// Every role.
+    pub const ALL: [Role; 4] = [Role::Bos, Role::Eos, Role::Pad, Role::Mask];
+
+    /// Name in the job file, after `tokenizer.`, and in the manifest.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bos => "bos",
+            Self::Eos => "eos",
+            Self::Pad => "pad",
+            Self::Mask => "mask",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Special tokens that the teacher's configuration names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TeacherSpecials {
+    /// Begins a sequence.
+    pub bos: Option<u32>,
+    /// Ends a document.
+    pub eos: Option<u32>,
+}
+
+/// What can go wrong with a tokenizer. Only [`VocabularyError::Io`] may succeed when tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum VocabularyError {
+    /// A file could not be read.
+    #[error("tokenizer.path: cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file is not what its name says.
+    #[error("tokenizer.path: {path}: {message}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        message: String,
+    },
+    /// The tokenizer inside a GGUF file cannot be built.
+    #[error("tokenizer.path: {0}")]
+    Gguf(#[from] stillhouse_teacher::TeacherError),
+    /// The job names a special token that the vocabulary does not hold.
+    #[error("tokenizer.{role}: got {got:?}, which is not one token of {tokenizer}; valid: {valid}")]
+    NotAToken {
+        /// Which token.
+        role: Role,
+        /// As the job has it.
+        got: String,
+        /// The tokenizer, as the job names it.
+        tokenizer: String,
+        /// Special tokens that the vocabulary holds.
+        valid: String,
+    },
+    /// A special token is needed and nothing names one.
+    #[error("tokenizer.{role}: is required here: {tokenizer} names no {role} token; valid: {valid}")]
+    NoSpecial {
+        /// Which token.
+        role: Role,
+        /// The tokenizer, as the job names it.
+        tokenizer: String,
+        /// Special tokens that the vocabulary holds.
+        valid: String,
+    },
+    /// A text could not be encoded.
+    #[error("{tokenizer} cannot encode a text: {message}")]
+    Encode {
+        /// The tokenizer, as the job names it.
+        tokenizer: String,
+        /// What the tokenizer said.
+        message: String,
+    },
+    /// The tokenizer cannot be written as `tokenizer.json`.
+    #[error("{tokenizer} cannot be written as tokenizer.json: {message}")]
+    Write {
+        /// The tokenizer, as the job names it.
+        tokenizer: String,
+        /// What the tokenizer said.
+        message: String,
+    },
+}
+
+/// A tokenizer with its special tokens.
+#[derive(Debug)]
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+    source: String,
+    specials: BTreeMap<Role, SpecialToken>,
+    vocab_size: usize,
+    byte_level: bool,
+}
+
+impl Vocabulary {
+    /// Loads a `tokenizer.json`, a folder that holds one, or the tokenizer inside a `.gguf`.
+    ///
+    /// `source` is the path as the job names it, for messages and the manifest.
+    ///
+    /// # Errors
+    /// When a file cannot be read or understood, or the job names a special token that is none.
+    pub fn load(
+        path: &Path,
+        source: &str,
+        spec: &spec::Tokenizer,
+        teacher: Option<TeacherSpecials>,
+    ) -> Result<Self, VocabularyError> {
+        let mut hints = specials::Hints::default();
+        let tokenizer = if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
+            let gguf = stillhouse_teacher::gguf_tokenizer(path)?;
+            hints.add_id(Role::Bos, gguf.bos_token_id);
+            hints.add_id(Role::Eos, gguf.eos_token_id);
+            gguf.tokenizer
+        } else if path.is_dir() {
+            hints.add_folder(path)?;
+            read(&path.join("tokenizer.json"))?
+        } else {
+            read(path)?
+        };
+        if let Some(teacher) = teacher {
+            hints.add_id(Role::Bos, teacher.bos);
+            hints.add_id(Role::Eos, teacher.eos);
+        }
+        Self::new(tokenizer, source, spec, &hints)
+    }
+
+    fn new(
+        mut tokenizer: Tokenizer,
+        source: &str,
+        spec: &spec::Tokenizer,
+        hints: &specials::Hints,
+    ) -> Result<Self, VocabularyError> {
+        tokenizer.with_truncation(None).map_err(|e| VocabularyError::Damaged {
+            path: source.into(),
+            message: format!("truncation cannot be switched off: {e}"),
+        })?;
+        tokenizer.with_padding(None);
+        let vocab_size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let specials = specials::resolve(&tokenizer, source, spec, hints)?;
+        let byte_level = tokenizer.get_decoder().is_some_and(has_byte_level);
+        Ok(Self { tokenizer, source: source.to_owned(), specials, vocab_size, byte_level })
+    }
+
+    /// The tokenizer as the job names it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Largest id + 1, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The special token of a role, where one is known.
+    pub fn special(&self, role: Role) -> Option<&SpecialToken> {
+        self.specials.get(&role)
+    }
+
+    /// The id of the special token of a role.
+    ///
+    /// # Errors
+    /// When none is known; the message says which key of the job file to set.
+    pub fn require(&self, role: Role) -> Result<u32, VocabularyError> {
+        self.special(role).map(|token| token.id).ok_or_else(|| VocabularyError::NoSpecial {
+            role,
+            tokenizer: self.source.clone(),
+            valid: specials::choices(&self.tokenizer),
+        })
+    }
+
+    /// The special tokens by the name of their role, as the manifest has them.
+    pub fn special_tokens(&self) -> BTreeMap<String, SpecialToken> {
+        self.specials.iter().map(|(role, token)| (role.name().to_owned(), token.clone())).collect()
+    }
+
+    /// The ids of a text: no special tokens added, nothing cut off, nothing filled up.
+    ///
+    /// # Errors
+    /// When the tokenizer fails, such as for a character that it knows no token for and no unknown token.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, VocabularyError> {
+        match self.tokenizer.encode_fast(text, false) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(e) => Err(VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() }),
+        }
+    }
+
+    /// The text of ids, special tokens included, as the tokenizer's decoder has it.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.tokenizer
+            .decode(ids, false)
+            .unwrap_or_else(|_| ids.iter().map(|&id| self.token_text(id)).collect())
+    }
+
+    /// One token, to show: byte-level tokens as the text that they stand for, with control characters and bytes that are no
+    /// whole character escaped (`\n`, `\xe2`). An id without a token is shown as `<id 7>`.
+    pub fn token_text(&self, id: u32) -> String {
+        let Some(token) = self.tokenizer.id_to_token(id) else { return format!("<id {id}>") };
+        let bytes = if self.byte_level { byte_level::bytes(&token) } else { None };
+        byte_level::shown(bytes.as_deref().unwrap_or(token.as_bytes()))
+    }
+
+    /// The tokenizer as the bytes of a `tokenizer.json`, without truncation and padding; the same for the same tokenizer.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot be serialized.
+    pub fn to_json(&self) -> Result<Vec<u8>, VocabularyError> {
+        let json = self.tokenizer.to_string(true).map_err(|e| VocabularyError::Write {
+            tokenizer: self.source.clone(),
+            message: e.to_string(),
+        })?;
+        Ok((json + "\n").into_bytes())
+    }
+}
+
+fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
+    let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
+    Tokenizer::from_bytes(bytes).map_err(|e| VocabularyError::Damaged {
+        path: path.into(),
+        message: format!("is not a tokenizer.json: {e}"),
+    })
+}
+
+fn has_byte_level(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        DecoderWrapper::Sequence(all) => all.get_decoders().iter().any(has_byte_level),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! Tokens per second of the hidden states, and of hidden states with logits, of a model on this machine:
+//!
+//! ```text
+//! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DEVICE] [DTYPE]
+//! ```
+//!
+//! and, with `--text FILE` (plain text) and a tokenizer in the model, its perplexity on the text and on its words in
+//! another order: a teacher that is wired wrongly does not tell them apart.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use stillhouse_teacher::{LoadOptions, Teacher, gguf_tokenizer, load};
+use tokenizers::Tokenizer;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+const ROWS: usize = 64;
+
+fn main() -> Result<(), Failure> {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let text = match arguments.iter().position(|argument| argument == "--text") {
+        Some(at) if at + 1 < arguments.len() => arguments.drain(at..at + 2).nth(1),
+        _ => None,
+    };
+    let [model, rest @ ..] = arguments.as_slice() else {
+        return Err("usage: prefill MODEL [DEVICE] [DTYPE] [--text FILE]".into());
+    };
+    let device = rest.first().map_or("auto", String::as_str).parse()?;
+    let dtype = rest.get(1).map_or("f32", String::as_str).parse()?;
+    let (model, start) = (PathBuf::from(model), Instant::now());
+    let teacher = load(&model, &LoadOptions { device, dtype })?;
+    let info = teacher.info();
+    println!(
+        "{}: {} parameters, V = {}, {} on {}, loaded in {:.2?}",
+        info.architecture.name(),
+        info.parameters,
+        info.vocab_size,
+        info.arithmetic,
+        info.device,
+        start.elapsed()
+    );
+    match text {
+        Some(text) => perplexities(teacher.as_ref(), &model, &std::fs::read_to_string(text)?),
+        None => speeds(teacher.as_ref()),
+    }
+}
+
+fn speeds(teacher: &dyn Teacher) -> Result<(), Failure> {
+    println!("{:>6} {:>6} {:>14} {:>14}", "length", "batch", "hidden tok/s", "+ logits tok/s");
+    let mut logits = Vec::new();
+    for (length, batch) in [(256, 1), (256, 4), (1024, 1), (1024, 4)] {
+        if length > teacher.info().max_positions {
+            continue;
+        }
+        let vocab = teacher.info().vocab_size as u32;
+        let tokens: Vec<u32> = (0..(batch * length) as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
+        teacher.hidden(&tokens, batch, length)?;
+        let (mut hidden_s, mut all_s) = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..3 {
+            let start = Instant::now();
+            let hidden = teacher.hidden(&tokens, batch, length)?.flatten(0, 1)?;
+            hidden.device().synchronize()?;
+            hidden_s = hidden_s.min(start.elapsed().as_secs_f64());
+            for first in (0..tokens.len()).step_by(ROWS) {
+                teacher.logits_into(&hidden.narrow(0, first, ROWS)?, &mut logits)?;
+            }
+            all_s = all_s.min(start.elapsed().as_secs_f64());
+        }
+        let count = tokens.len() as f64;
+        println!("{length:>6} {batch:>6} {:>14.0} {:>14.0}", count / hidden_s, count / all_s);
+    }
+    Ok(())
+}
+
+fn perplexities(teacher: &dyn Teacher, model: &Path, text: &str) -> Result<(), Failure> {
+    let tokenizer = if model.is_dir() {
+        Tokenizer::from_file(model.join("tokenizer.json"))?
+    } else {
+        gguf_tokenizer(model)?.tokenizer
+    };
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    println!("perplexity {:.2}", perplexity(teacher, &tokenizer, text)?);
+    let mut state = 88_172_645_463_325_252u64;
+    for i in (1..words.len()).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        words.swap(i, (state % (i as u64 + 1)) as usize);
+    }
+    println!("perplexity {:.2} with the words shuffled", perplexity(teacher, &tokenizer, &words.join(" "))?);
+    Ok(())
+}
+
+/// Of whole windows of 1,024; the first token of each is given.
+fn perplexity(teacher: &dyn Teacher, tokenizer: &Tokenizer, text: &str) -> Result<f64, Failure> {
+    let length = teacher.info().max_positions.min(1024);
+    let encoding = tokenizer.encode_fast(text, false)?;
+    let (mut logits, mut nats, mut count) = (Vec::new(), 0.0, 0usize);
+    for window in encoding.get_ids().chunks_exact(length) {
+        let hidden = teacher.hidden(window, 1, length)?.flatten(0, 1)?;
+        for first in (0..length - 1).step_by(ROWS) {
+            let rows = ROWS.min(length - 1 - first);
+            teacher.logits_into(&hidden.narrow(0, first, rows)?, &mut logits)?;
+            for (row, next) in logits.chunks_exact(teacher.info().vocab_size).zip(&window[first + 1..]) {
+                let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
+                nats += sum.ln() + f64::from(max - row[*next as usize]);
+                count += 1;
+            }
+        }
+    }
+    println!("{count} tokens predicted");
+    Ok((nats / count.max(1) as f64).exp())
+}

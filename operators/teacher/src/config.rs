@@ -1,0 +1,225 @@
+//! What a teacher is, read without its weights: `config.json` of a folder, or the metadata of a GGUF file.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Result, TeacherError};
+use crate::gguf::Gguf;
+
+/// The architectures that have a file of their own here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Architecture {
+    /// GPT-2: `gpt2.rs`.
+    Gpt2,
+    /// Llama 1 to 3, SmolLM, TinyLlama and others of its shape: `llama.rs`.
+    Llama,
+    /// Qwen3, dense: `qwen3.rs`.
+    Qwen3,
+}
+
+pub(crate) const SUPPORTED: &str = "gpt2, llama, qwen3 (safetensors); llama (gguf)";
+
+impl Architecture {
+    /// The name in `model_type`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "gpt2",
+            Self::Llama => "llama",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// The cheap part of a teacher: enough to check a job before anything is loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TeacherConfig {
+    /// Which file of this crate runs it.
+    pub architecture: Architecture,
+    /// Rows of the logits, V.
+    pub vocab_size: usize,
+    /// The longest sequence.
+    pub max_positions: usize,
+    /// Width of the hidden states, H.
+    pub hidden_size: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Begin-of-sequence token, where the model names one.
+    pub bos_token_id: Option<u32>,
+    /// End-of-sequence token (the first, where the model names several).
+    pub eos_token_id: Option<u32>,
+    /// The files that hold the weights, sorted by name.
+    pub weights: Vec<PathBuf>,
+}
+
+impl TeacherConfig {
+    /// Reads the configuration of the model in a folder (`config.json` beside `*.safetensors`, sharded or not)
+    /// or in a `.gguf` file. No weight is read; that the files with the weights exist is checked.
+    ///
+    /// # Errors
+    /// Names the file, and the field with its valid values.
+    pub fn read(path: &Path) -> Result<Self> {
+        if is_gguf(path) {
+            return Gguf::open(path)?.config();
+        }
+        let json = ConfigFile::read(&path.join("config.json"))?;
+        let architecture = json.architecture()?;
+        let gpt2 = architecture == Architecture::Gpt2;
+        let pick = |gpt2_name, name| json.size(if gpt2 { gpt2_name } else { name });
+        Ok(Self {
+            architecture,
+            vocab_size: json.size("vocab_size")?,
+            max_positions: pick("n_positions", "max_position_embeddings")?,
+            hidden_size: pick("n_embd", "hidden_size")?,
+            layers: pick("n_layer", "num_hidden_layers")?,
+            bos_token_id: json.token("bos_token_id")?,
+            eos_token_id: json.token("eos_token_id")?,
+            weights: safetensors_files(path)?,
+        })
+    }
+}
+
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"))
+}
+
+/// A `config.json` whose every complaint names the file and the field.
+pub(crate) struct ConfigFile {
+    path: PathBuf,
+    json: Value,
+}
+
+impl ConfigFile {
+    pub(crate) fn new(path: PathBuf, json: Value) -> Self {
+        Self { path, json }
+    }
+
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let bytes = read_file(path)?;
+        let json = serde_json::from_slice(&bytes).map_err(|error| TeacherError::Damaged {
+            path: path.into(),
+            format: "json",
+            message: error.to_string(),
+        })?;
+        Ok(Self::new(path.into(), json))
+    }
+
+    /// `field`, where dots lead into objects; null is the same as absent.
+    pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+        field.split('.').try_fold(&self.json, |json, part| json.get(part)).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn invalid(&self, field: &str, valid: &str) -> TeacherError {
+        TeacherError::Field {
+            path: self.path.clone(),
+            field: field.into(),
+            got: self.get(field).map_or_else(|| "nothing".into(), Value::to_string),
+            valid: valid.into(),
+        }
+    }
+
+    fn architecture(&self) -> Result<Architecture> {
+        let name = self.get("model_type").and_then(Value::as_str);
+        let class = self.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+        match (name, class) {
+            (Some("gpt2"), _) | (None, Some("GPT2LMHeadModel")) => Ok(Architecture::Gpt2),
+            (Some("llama"), _) | (None, Some("LlamaForCausalLM")) => Ok(Architecture::Llama),
+            (Some("qwen3"), _) | (None, Some("Qwen3ForCausalLM")) => Ok(Architecture::Qwen3),
+            (None, Some(_)) => Err(self.invalid("architectures", SUPPORTED)),
+            _ => Err(self.invalid("model_type", SUPPORTED)),
+        }
+    }
+
+    pub(crate) fn size(&self, field: &str) -> Result<usize> {
+        self.size_or(field, 0)
+    }
+
+    /// A whole number of at least 1; `default` where the field is absent (0: it may not be).
+    pub(crate) fn size_or(&self, field: &str, default: usize) -> Result<usize> {
+        let value = match self.get(field) {
+            Some(value) => value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
+            None => default,
+        };
+        if value == 0 { Err(self.invalid(field, "a whole number of at least 1")) } else { Ok(value) }
+    }
+
+    pub(crate) fn float_or(&self, field: &str, default: f64) -> Result<f64> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(value) => value
+                .as_f64()
+                .filter(|x| *x > 0.0 && x.is_finite())
+                .ok_or_else(|| self.invalid(field, "a number above 0")),
+        }
+    }
+
+    pub(crate) fn flag_or(&self, field: &str, default: bool) -> Result<bool> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.invalid(field, "true, false")),
+        }
+    }
+
+    /// Refuses a field that is there with a value other than these.
+    pub(crate) fn only(&self, field: &str, valid: &[Value]) -> Result<()> {
+        match self.get(field) {
+            Some(value) if !valid.contains(value) => {
+                let valid: Vec<_> = valid.iter().map(Value::to_string).collect();
+                Err(self.invalid(field, &valid.join(", ")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A token id, the first of a list of them, or nothing.
+    pub(crate) fn token(&self, field: &str) -> Result<Option<u32>> {
+        let value = match self.get(field) {
+            Some(Value::Array(list)) => list.first(),
+            other => other,
+        };
+        match value {
+            None => Ok(None),
+            Some(id) => id
+                .as_u64()
+                .and_then(|id| u32::try_from(id).ok())
+                .map(Some)
+                .ok_or_else(|| self.invalid(field, "a token id, a list of them, null")),
+        }
+    }
+}
+
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|source| TeacherError::Io { path: path.into(), source })
+}
+
+/// The shards named by `model.safetensors.index.json`, else `model.safetensors`, else every `*.safetensors`.
+fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let index = folder.join("model.safetensors.index.json");
+    let mut files = Vec::new();
+    if index.is_file() {
+        let index = ConfigFile::read(&index)?;
+        let map = index.get("weight_map").and_then(Value::as_object);
+        let map = map.ok_or_else(|| index.invalid("weight_map", "an object of tensor name to file name"))?;
+        files.extend(map.values().filter_map(Value::as_str).map(|name| folder.join(name)));
+    } else if folder.join("model.safetensors").is_file() {
+        files.push(folder.join("model.safetensors"));
+    } else {
+        let io = |source| TeacherError::Io { path: folder.into(), source };
+        for entry in std::fs::read_dir(folder).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            if path.extension().is_some_and(|ext| ext == "safetensors") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files.dedup();
+    if files.is_empty() {
+        files.push(folder.join("model.safetensors"));
+    }
+    for path in &files {
+        std::fs::metadata(path).map_err(|source| TeacherError::Io { path: path.clone(), source })?;
+    }
+    Ok(files)
+}

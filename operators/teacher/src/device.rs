@@ -1,0 +1,142 @@
+use std::{fmt, str::FromStr};
+
+use candle_core::{DType, Device};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, TeacherError};
+
+/// Where the teacher runs: `auto`, `cpu`, `cuda` or `cuda:N`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceChoice {
+    /// The first CUDA device if this binary was built with the feature `cuda` and one is there, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The CUDA device of this ordinal; an error where it is not there.
+    Cuda(usize),
+}
+
+const DEVICES: &str = "auto, cpu, cuda, cuda:N";
+
+impl FromStr for DeviceChoice {
+    type Err = TeacherError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(|| {
+                TeacherError::Input { what: "device", got: format!("`{text}`"), valid: DEVICES.into() }
+            }),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = TeacherError;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(choice: DeviceChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+impl DeviceChoice {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`TeacherError::Device`] when a CUDA device was asked for by name and cannot be had.
+    pub fn open(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Auto => Ok(cuda(0).unwrap_or(Device::Cpu)),
+            Self::Cuda(ordinal) => cuda(ordinal)
+                .map_err(|message| TeacherError::Device { device: self.to_string(), message }),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(ordinal: usize) -> std::result::Result<Device, String> {
+    use candle_core::cuda_backend::cudarc::driver::sys::is_culib_present;
+    // SAFETY: only tries to open libcuda. `Device::new_cuda` panics where there is none.
+    if !unsafe { is_culib_present() } {
+        return Err("no NVIDIA driver (libcuda) on this machine, valid: cpu".into());
+    }
+    Device::new_cuda(ordinal).map_err(|error| format!("{error}, valid: cpu, or another ordinal"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_ordinal: usize) -> std::result::Result<Device, String> {
+    Err("this binary was built without CUDA, valid: cpu".into())
+}
+
+/// The type that weights and activations have; logits are f32 whatever it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit: the default, and the only one that is fast on a CPU.
+    #[default]
+    F32,
+    /// bfloat16, for GPUs; on a CPU every product is widened to f32 and back.
+    Bf16,
+    /// IEEE half, for GPUs.
+    F16,
+}
+
+impl Precision {
+    /// The candle type.
+    #[must_use]
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+impl FromStr for Precision {
+    type Err = TeacherError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "f32" => Ok(Self::F32),
+            "bf16" => Ok(Self::Bf16),
+            "f16" => Ok(Self::F16),
+            _ => Err(TeacherError::Input {
+                what: "dtype",
+                got: format!("`{text}`"),
+                valid: "f32, bf16, f16".into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
+    }
+}

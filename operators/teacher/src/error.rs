@@ -1,0 +1,89 @@
+use std::path::PathBuf;
+
+/// What can go wrong with a teacher. Only [`TeacherError::Io`] may succeed when tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum TeacherError {
+    /// A file could not be opened or read.
+    #[error("cannot read {path}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not what its name says, or is cut short.
+    #[error("{path} is not a readable {format} file (damaged or cut short?): {message}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// `json`, `safetensors` or `gguf`.
+        format: &'static str,
+        /// What the reader said.
+        message: String,
+    },
+    /// A field of `config.json` or of the GGUF metadata is missing or has a value that is not supported.
+    #[error("{path}: field `{field}`: got {got}, valid: {valid}")]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field as the file spells it.
+        field: String,
+        /// The value found, or `nothing`.
+        got: String,
+        /// What would have been accepted.
+        valid: String,
+    },
+    /// A tensor that the architecture needs is not among the weights.
+    #[error("{path}: tensor `{name}` is missing")]
+    MissingTensor {
+        /// The file or folder of the weights.
+        path: PathBuf,
+        /// The tensor as the file would spell it.
+        name: String,
+    },
+    /// A tensor does not have the shape that the configuration asks for.
+    #[error("{path}: tensor `{name}` has shape {got:?}, valid: {valid:?}")]
+    Shape {
+        /// The file that holds the tensor.
+        path: PathBuf,
+        /// The tensor as the file spells it.
+        name: String,
+        /// The shape found.
+        got: Vec<usize>,
+        /// The shape that the configuration asks for.
+        valid: Vec<usize>,
+    },
+    /// The tokens handed to the teacher do not fit it.
+    #[error("{what}: got {got}, valid: {valid}")]
+    Input {
+        /// Which of the inputs.
+        what: &'static str,
+        /// What was handed over.
+        got: String,
+        /// What would have been accepted.
+        valid: String,
+    },
+    /// The device asked for is not there.
+    #[error("device `{device}`: {message}")]
+    Device {
+        /// The device as asked for.
+        device: String,
+        /// Why it cannot be used, and what can.
+        message: String,
+    },
+    /// The tokenizer inside a GGUF file cannot be built.
+    #[error("{path}: tokenizer: {message}")]
+    Tokenizer {
+        /// The GGUF file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A tensor operation failed, for want of memory or on a device.
+    #[error("teacher arithmetic failed: {0}")]
+    Compute(#[from] candle_core::Error),
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, TeacherError>;

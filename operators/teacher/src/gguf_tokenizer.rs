@@ -1,0 +1,118 @@
+//! The tokenizer inside a GGUF file: byte-level BPE (`tokenizer.ggml.model = gpt2`).
+//!
+//! The file names its way of cutting text into words in `tokenizer.ggml.pre`; only ways that are known to equal the
+//! model's own `tokenizer.json` are accepted, since a tokenizer that is nearly right spoils a corpus silently.
+
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::Value;
+use tokenizers::decoders::byte_level::ByteLevel;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::NFC;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+
+use crate::error::{Result, TeacherError};
+use crate::gguf::Gguf;
+
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const PRE: &str = "gpt-2, smollm, llama-bpe, qwen2";
+
+/// Token types of the format: what a text may not spell (unknown, control) and what is kept whole (user defined).
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+
+/// A tokenizer from a GGUF file, with what the file says about its ends.
+pub struct GgufTokenizer {
+    /// The tokenizer; it adds no special tokens by itself.
+    pub tokenizer: Tokenizer,
+    /// `tokenizer.ggml.bos_token_id`.
+    pub bos_token_id: Option<u32>,
+    /// `tokenizer.ggml.eos_token_id`.
+    pub eos_token_id: Option<u32>,
+    /// Whether the model wants a BOS before every text (`tokenizer.ggml.add_bos_token`).
+    pub add_bos: bool,
+}
+
+/// Builds the tokenizer of a GGUF file.
+///
+/// # Errors
+/// Names the file and the field; kinds of tokenizer other than those known are refused, with the list.
+pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
+    let gguf = Gguf::open(path)?;
+    let fail = |error: &dyn std::fmt::Display| TeacherError::Tokenizer { path: path.into(), message: error.to_string() };
+    if gguf.text("tokenizer.ggml.model") != Some("gpt2") {
+        return Err(gguf.invalid("tokenizer.ggml.model", "gpt2 (byte-level BPE)"));
+    }
+    let tokens = texts(&gguf, "tokenizer.ggml.tokens")?;
+    let merges = texts(&gguf, "tokenizer.ggml.merges")?
+        .into_iter()
+        .map(|merge| merge.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).ok_or(merge))
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(|merge| fail(&format!("merge `{merge}` is not two tokens with a space between")))?;
+    let vocab: Vocab = tokens.iter().cloned().zip(0..).collect();
+    let pre = gguf.text("tokenizer.ggml.pre");
+    let pieces = words(pre).map_err(|error| fail(&error))?;
+    let pieces = pieces.ok_or_else(|| gguf.invalid("tokenizer.ggml.pre", PRE))?;
+    let bpe = BPE::builder()
+        .vocab_and_merges(vocab, merges)
+        // Llama 3 takes a word that is a token as it is, before any merge.
+        .ignore_merges(pre == Some("llama-bpe"))
+        .build()
+        .map_err(|error| fail(&error))?;
+
+    let mut tokenizer = Tokenizer::new(bpe);
+    if pre == Some("qwen2") {
+        tokenizer.with_normalizer(Some(NFC)).map_err(|error| fail(&error))?;
+    }
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(pieces)));
+    tokenizer.with_decoder(Some(ByteLevel::new(false, false, false)));
+    add_tokens(&gguf, &tokens, &mut tokenizer).map_err(|error| fail(&error))?;
+    Ok(GgufTokenizer {
+        tokenizer,
+        bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
+        eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
+        add_bos: gguf.value("tokenizer.ggml.add_bos_token").and_then(|flag| flag.to_bool().ok()).unwrap_or(false),
+    })
+}
+
+/// How text is cut before BPE; nothing for a way that is not known.
+fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper>>> {
+    let split = |pattern: &str| Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false);
+    let (plain, gpt2) = (ByteLevel::new(false, true, false), ByteLevel::new(false, true, true));
+    Ok(Some(match pre {
+        Some("gpt-2") => vec![gpt2.into()],
+        Some("smollm") => vec![Digits::new(true).into(), gpt2.into()],
+        Some("llama-bpe") => vec![split(LLAMA3)?.into(), plain.into()],
+        Some("qwen2") => vec![split(QWEN2)?.into(), plain.into()],
+        _ => return Ok(None),
+    }))
+}
+
+fn add_tokens(gguf: &Gguf, tokens: &[String], tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+    let kinds = gguf.value("tokenizer.ggml.token_type").and_then(|kinds| kinds.to_vec().ok());
+    for (token, kind) in tokens.iter().zip(kinds.into_iter().flatten()) {
+        let kind = match kind {
+            Value::I32(kind) => u64::try_from(*kind).unwrap_or(0),
+            kind => kind.to_u64().unwrap_or(0),
+        };
+        let added = AddedToken::from(token.clone(), kind != USER_DEFINED).normalized(false);
+        match kind {
+            UNKNOWN | CONTROL => tokenizer.add_special_tokens([added])?,
+            USER_DEFINED => tokenizer.add_tokens([added])?,
+            _ => 0,
+        };
+    }
+    Ok(())
+}
+
+fn texts(gguf: &Gguf, key: &str) -> Result<Vec<String>> {
+    let items = gguf.value(key).and_then(|value| value.to_vec().ok());
+    let texts = items.and_then(|items| items.iter().map(|item| item.to_string().ok().cloned()).collect());
+    texts.ok_or_else(|| gguf.invalid(key, "an array of strings"))
+}

@@ -1,0 +1,117 @@
+//! Teacher language models: next-token logits for every position of packed sequences.
+//!
+//! ```text
+//!  config.json + *.safetensors ─┐                        ┌─ gpt2.rs
+//!                               ├─► load() ─► Teacher ───┼─ llama.rs  ── layers, attention, kernels ── candle, gemm
+//!  *.gguf (widened) ────────────┘                        └─ qwen3.rs
+//!
+//!  tokens [B·L] u32 ─► hidden [B, L, H] ─► a slice of its rows [n, H] ─► logits [n, V] f32 ─► extractors
+//! ```
+//!
+//! `[B, L, V]` never exists: the caller walks over the rows of the hidden states in slices of its own size, with one
+//! buffer for all of them. Scores of attention exist for one block of rows at a time. Weights and activations are f32
+//! on a CPU (bf16 and f16 on GPUs), logits always f32.
+//!
+//! What is guaranteed: a later token does not change an earlier hidden state, the rows of a batch do not know of each
+//! other, and the number of threads does not change a bit. What is not: a row's logits may differ in the last bits
+//! with the number of rows of its slice, with the instruction set of the CPU, and between devices.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use stillhouse_teacher::{LoadOptions, load};
+//!
+//! # fn main() -> stillhouse_teacher::Result<()> {
+//! let teacher = load(Path::new("models/gpt2-large"), &LoadOptions::default())?;
+//! let tokens = vec![0u32; 4 * 1024];
+//! let hidden = teacher.hidden(&tokens, 4, 1024)?.flatten(0, 1)?;
+//! let mut logits = Vec::new();
+//! for first in (0..tokens.len()).step_by(64) {
+//!     teacher.logits_into(&hidden.narrow(0, first, 64)?, &mut logits)?;
+//!     for row in logits.chunks_exact(teacher.info().vocab_size) {
+//!         // row predicts the token after this one
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod attention;
+mod config;
+mod device;
+mod error;
+mod gguf;
+mod gguf_tokenizer;
+mod gpt2;
+mod kernels;
+mod layers;
+mod llama;
+mod model;
+mod product;
+mod qwen3;
+mod weights;
+
+use std::path::PathBuf;
+
+use candle_core::Tensor;
+
+pub use candle_core;
+pub use config::{Architecture, TeacherConfig};
+pub use device::{DeviceChoice, Precision};
+pub use error::{Result, TeacherError};
+pub use gguf_tokenizer::{GgufTokenizer, gguf_tokenizer};
+pub use model::{LoadOptions, load};
+
+/// What a teacher is, for manifests and checks.
+#[derive(Debug, Clone)]
+pub struct TeacherInfo {
+    /// Which architecture runs it.
+    pub architecture: Architecture,
+    /// Columns of the logits, V.
+    pub vocab_size: usize,
+    /// The longest sequence that [`Teacher::hidden`] takes.
+    pub max_positions: usize,
+    /// Width of the hidden states, H.
+    pub hidden_size: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Weights, each counted once (a tied head is the embedding).
+    pub parameters: u64,
+    /// Begin-of-sequence token, where the model names one.
+    pub bos_token_id: Option<u32>,
+    /// End-of-sequence token (the first, where the model names several).
+    pub eos_token_id: Option<u32>,
+    /// The files that the weights came from: name and path.
+    pub weights: Vec<(String, PathBuf)>,
+    /// Type of weights and activations.
+    pub dtype: Precision,
+    /// `cpu`, or `cuda:N`.
+    pub device: String,
+    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf)`.
+    pub arithmetic: String,
+}
+
+/// A causal language model that sees whole sequences.
+pub trait Teacher: Send + Sync {
+    /// What this teacher is.
+    fn info(&self) -> &TeacherInfo;
+
+    /// The final, normalised hidden states `[B, L, H]` of all positions, on the device; row (b, i) has seen the
+    /// tokens 0..=i of sequence b and predicts token i + 1. `tokens` is `[B, L]` in row order.
+    ///
+    /// # Errors
+    /// When the tokens do not fit the shape, the vocabulary or the context, or the device fails.
+    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor>;
+
+    /// Logits `[n, V]`, f32 on the device, of `[n, H]` hidden states (any rows of [`Teacher::hidden`], flattened).
+    ///
+    /// # Errors
+    /// When the rows have another width, or the device fails.
+    fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor>;
+
+    /// The same into a buffer of the caller's, which becomes n·V long. On a CPU in f32 they are computed right
+    /// there: hand in the same buffer for every slice, and nothing is allocated, zeroed or copied.
+    ///
+    /// # Errors
+    /// As [`Teacher::logits`].
+    fn logits_into(&self, hidden_rows: &Tensor, out: &mut Vec<f32>) -> Result<()>;
+}

@@ -1,0 +1,162 @@
+//! Loading, and what is the same for every architecture: checks, batches, information.
+
+use std::path::Path;
+
+use candle_core::{Device, Tensor};
+
+use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
+use crate::device::{DeviceChoice, Precision};
+use crate::error::{Result, TeacherError};
+use crate::gguf::Gguf;
+use crate::gpt2::Gpt2;
+use crate::layers::Head;
+use crate::llama::Llama;
+use crate::qwen3::Qwen3;
+use crate::weights::Weights;
+use crate::{Teacher, TeacherInfo};
+
+/// On a CPU a batch runs in pieces of about this many tokens: what a layer writes then stays below the size from
+/// which the allocator hands out fresh, unmapped pages every time.
+const CPU_TOKENS: usize = 2048;
+
+/// How to run a teacher.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadOptions {
+    /// Where.
+    pub device: DeviceChoice,
+    /// In which type.
+    pub dtype: Precision,
+}
+
+enum Net {
+    Gpt2(Gpt2),
+    Llama(Llama),
+    Qwen3(Qwen3),
+}
+
+struct Model {
+    info: TeacherInfo,
+    device: Device,
+    net: Net,
+}
+
+/// Loads the model in a folder (`config.json` beside `*.safetensors`, sharded or not) or in a `.gguf` file.
+///
+/// # Errors
+/// Names the file and the field or tensor, what was found and what is valid.
+pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
+    let device = options.device.open()?;
+    let dtype = options.dtype.dtype();
+    let config = TeacherConfig::read(path)?;
+    let (json, weights, format) = if is_gguf(path) {
+        let gguf = Gguf::open(path)?;
+        (gguf.config_file()?, Weights::gguf(gguf, &device, dtype), "gguf")
+    } else {
+        let json = ConfigFile::read(&path.join("config.json"))?;
+        (json, Weights::safetensors(&config.weights, &device, dtype)?, "safetensors")
+    };
+    let (net, weights) = match config.architecture {
+        Architecture::Gpt2 => {
+            let weights = weights.with_prefix_if("transformer.", "wte.weight");
+            (Net::Gpt2(Gpt2::load(&json, &weights)?), weights)
+        }
+        Architecture::Llama => {
+            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
+            (Net::Llama(Llama::load(&json, &weights)?), weights)
+        }
+        Architecture::Qwen3 => {
+            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
+            (Net::Qwen3(Qwen3::load(&json, &weights)?), weights)
+        }
+    };
+    let stored = weights.stored_types();
+    let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let info = TeacherInfo {
+        architecture: config.architecture,
+        vocab_size: config.vocab_size,
+        max_positions: config.max_positions,
+        hidden_size: config.hidden_size,
+        layers: config.layers,
+        parameters: weights.parameters(),
+        bos_token_id: config.bos_token_id,
+        eos_token_id: config.eos_token_id,
+        weights: config.weights.iter().map(|path| (name(path), path.clone())).collect(),
+        dtype: options.dtype,
+        device: match device.location() {
+            candle_core::DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
+            _ => "cpu".into(),
+        },
+        arithmetic: if stored.eq_ignore_ascii_case(&options.dtype.to_string()) {
+            format!("{} ({format})", options.dtype)
+        } else {
+            format!("{} ({} from {stored} {format})", options.dtype, change(options.dtype, &stored))
+        },
+    };
+    Ok(Box::new(Model { info, device, net }))
+}
+
+fn change(to: Precision, stored: &str) -> &'static str {
+    match to {
+        Precision::F32 if !stored.contains("F64") => "widened",
+        _ => "converted",
+    }
+}
+
+impl Model {
+    fn head(&self) -> &Head {
+        match &self.net {
+            Net::Gpt2(net) => &net.head,
+            Net::Llama(net) => &net.head,
+            Net::Qwen3(net) => &net.head,
+        }
+    }
+
+    fn check(&self, tokens: &[u32], batch: usize, length: usize) -> Result<()> {
+        let invalid = |what, got: String, valid: String| Err(TeacherError::Input { what, got, valid });
+        if length == 0 || length > self.info.max_positions {
+            return invalid("sequence length", length.to_string(), format!("1 to {}", self.info.max_positions));
+        }
+        if batch == 0 || batch.checked_mul(length) != Some(tokens.len()) {
+            let valid = format!("{batch} sequences of {length}, at least one");
+            return invalid("number of tokens", tokens.len().to_string(), valid);
+        }
+        match tokens.iter().find(|token| **token as usize >= self.info.vocab_size) {
+            Some(token) => invalid("token", token.to_string(), format!("0 to {}", self.info.vocab_size - 1)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Teacher for Model {
+    fn info(&self) -> &TeacherInfo {
+        &self.info
+    }
+
+    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor> {
+        self.check(tokens, batch, length)?;
+        let at_once = if self.device.is_cpu() { (CPU_TOKENS / length).max(1) } else { batch };
+        let mut parts = Vec::with_capacity(batch.div_ceil(at_once));
+        for part in tokens.chunks(at_once * length) {
+            let rows = part.len() / length;
+            let part = Tensor::from_slice(part, (rows, length), &self.device)?;
+            let hidden = match &self.net {
+                Net::Gpt2(net) => net.hidden(&part)?,
+                Net::Llama(net) => net.hidden(&part)?,
+                Net::Qwen3(net) => net.hidden(&part)?,
+            };
+            parts.push(hidden.reshape((rows, length, self.info.hidden_size))?);
+        }
+        match parts.as_slice() {
+            [one] => Ok(one.clone()),
+            _ => Ok(Tensor::cat(&parts, 0)?),
+        }
+    }
+
+    fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor> {
+        self.head().logits(hidden_rows)
+    }
+
+    fn logits_into(&self, hidden_rows: &Tensor, out: &mut Vec<f32>) -> Result<()> {
+        self.head().logits_into(hidden_rows, out)
+    }
+}

@@ -1,0 +1,151 @@
+//! Opening a finished data set and reading its shards, column-pruned and ranged, from a folder.
+
+use std::path::Path as FsPath;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use futures::TryStreamExt;
+use object_store::path::Path;
+use parquet::arrow::async_reader::{ParquetObjectReader, ParquetRecordBatchStreamBuilder};
+use parquet::arrow::{ParquetRecordBatchStream, ProjectionMask};
+use stillhouse_schemas::columns::FORMAT_VERSION;
+use stillhouse_schemas::manifest::{Manifest, ShardRecord};
+use tokenizers::Tokenizer;
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::{MANIFEST, Output, SUCCESS, TOKENIZER};
+
+/// A finished data set.
+pub struct Dataset {
+    output: Output,
+    manifest: Manifest,
+}
+
+/// Which part of a shard to read.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// Columns; all where `None`.
+    pub columns: Option<Vec<String>>,
+    /// First row.
+    pub offset: usize,
+    /// Number of rows; all where `None`.
+    pub limit: Option<usize>,
+    /// Rows of one batch.
+    pub batch_rows: usize,
+}
+
+impl Dataset {
+    /// Opens a data set.
+    ///
+    /// # Errors
+    /// When there is none, when it is unfinished, when its format is newer than this program's.
+    pub async fn open(folder: &FsPath) -> Result<Self> {
+        let shown = folder.display();
+        if !folder.is_dir() {
+            return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no such folder")));
+        }
+        let output = Output::open(folder)?;
+        let version = output.get_json::<serde_json::Value>(MANIFEST).await?;
+        let Some(version) = version else {
+            let state = if output.exists("_stillhouse/plan.json").await? {
+                "the job is not finished; `stillhouse run` its job file again to go on"
+            } else {
+                "not a Stillhouse data set (no manifest.json)"
+            };
+            return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: {state}")));
+        };
+        let format = version.get("format_version").and_then(serde_json::Value::as_u64);
+        if format.is_none_or(|v| v > u64::from(FORMAT_VERSION)) {
+            return Err(PipelineError::new(
+                ErrorKind::DataSet,
+                format!("{shown}/manifest.json: format_version {format:?}; this program reads up to {FORMAT_VERSION}"),
+            ));
+        }
+        let manifest = serde_json::from_value(version)
+            .map_err(|e| PipelineError::caused(ErrorKind::DataSet, format!("{shown}/manifest.json"), e))?;
+        if !output.exists(SUCCESS).await? {
+            return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no _SUCCESS; `stillhouse run` its job file again")));
+        }
+        Ok(Self { output, manifest })
+    }
+
+    /// The manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The folder.
+    pub fn output(&self) -> &Output {
+        &self.output
+    }
+
+    /// Path of a file of the data set, for messages.
+    pub fn shown(&self, name: &str) -> String {
+        self.output.root().join(name).display().to_string()
+    }
+
+    /// The data set's own tokenizer.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn tokenizer(&self) -> Result<Tokenizer> {
+        let context = self.shown(TOKENIZER);
+        let bytes = self.output.store().get_opts(&Path::from(TOKENIZER), Default::default()).await;
+        let bytes = bytes.map_err(PipelineError::dataset(context.clone()))?.bytes().await;
+        Tokenizer::from_bytes(bytes.map_err(PipelineError::dataset(context.clone()))?)
+            .map_err(|e| PipelineError::new(ErrorKind::DataSet, format!("{context}: {e}")))
+    }
+
+    /// Reads a shard as a stream of batches.
+    ///
+    /// # Errors
+    /// When the shard or a column is not there.
+    pub async fn read(
+        &self,
+        shard: &ShardRecord,
+        selection: &Selection,
+    ) -> Result<ParquetRecordBatchStream<ParquetObjectReader>> {
+        let context = self.shown(&shard.path);
+        let reader = ParquetObjectReader::new(Arc::clone(self.output.store()), Path::from(shard.path.as_str()))
+            .with_file_size(shard.bytes);
+        let mut builder =
+            ParquetRecordBatchStreamBuilder::new(reader).await.map_err(PipelineError::dataset(context.clone()))?;
+        if let Some(columns) = &selection.columns {
+            for name in columns {
+                if builder.schema().column_with_name(name).is_none() {
+                    return Err(PipelineError::new(ErrorKind::DataSet, format!("{context}: column {name} is missing")));
+                }
+            }
+            let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().map(String::as_str));
+            builder = builder.with_projection(mask);
+        }
+        if let Some(limit) = selection.limit {
+            builder = builder.with_limit(limit);
+        }
+        builder
+            .with_offset(selection.offset)
+            .with_batch_size(selection.batch_rows.max(1))
+            .build()
+            .map_err(PipelineError::dataset(context))
+    }
+
+    /// Reads some rows of a shard at once.
+    ///
+    /// # Errors
+    /// As [`Dataset::read`].
+    pub async fn rows(&self, shard: &ShardRecord, offset: usize, limit: usize) -> Result<Option<RecordBatch>> {
+        let selection = Selection { columns: None, offset, limit: Some(limit), batch_rows: limit };
+        let batches: Vec<RecordBatch> = self
+            .read(shard, &selection)
+            .await?
+            .try_collect()
+            .await
+            .map_err(PipelineError::dataset(self.shown(&shard.path)))?;
+        match batches.first() {
+            None => Ok(None),
+            Some(first) => arrow::compute::concat_batches(&first.schema(), &batches)
+                .map(Some)
+                .map_err(PipelineError::dataset(self.shown(&shard.path))),
+        }
+    }
+}

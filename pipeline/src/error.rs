@@ -1,0 +1,106 @@
+//! Errors of the pipeline: what failed, where, whether trying again can help.
+
+use std::fmt;
+
+use datafusion::common::DataFusionError;
+use stillhouse_schemas::problems::Problems;
+
+/// What kind of thing failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The job file, or how the program was called: exit code 2.
+    Usage,
+    /// The input data.
+    Input,
+    /// The tokenizer or the teacher.
+    Model,
+    /// The output folder or store.
+    Output,
+    /// A data set that does not hold what it should.
+    DataSet,
+    /// The job was cancelled.
+    Cancelled,
+}
+
+/// An error with its place, its cause and whether a retry can help.
+#[derive(Debug)]
+pub struct PipelineError {
+    /// What kind of thing failed.
+    pub kind: ErrorKind,
+    /// Whether the same call can succeed later (a full disk, a lost connection).
+    pub retryable: bool,
+    message: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl PipelineError {
+    /// An error that stands for itself.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, retryable: false, message: message.into(), source: None }
+    }
+
+    /// An error with its cause.
+    pub fn caused(
+        kind: ErrorKind,
+        message: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { kind, retryable: false, message: message.into(), source: Some(source.into()) }
+    }
+
+    /// Marks the error as one that a retry can help.
+    #[must_use]
+    pub fn retryable(mut self) -> Self {
+        self.retryable = true;
+        self
+    }
+
+    /// For `map_err`: an error of the output, with what was tried.
+    pub fn output<E: Into<Box<dyn std::error::Error + Send + Sync>>>(context: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let context = context.into();
+        move |e| Self::caused(ErrorKind::Output, context, e).retryable()
+    }
+
+    /// For `map_err`: an error of a data set, with what was tried.
+    pub fn dataset<E: Into<Box<dyn std::error::Error + Send + Sync>>>(context: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let context = context.into();
+        move |e| Self::caused(ErrorKind::DataSet, context, e)
+    }
+
+    /// An error that DataFusion carried out of a stage, in the words of the stage.
+    pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
+        let cause: Box<dyn std::error::Error + Send + Sync> = match error {
+            DataFusionError::External(e) => e,
+            other => Box::new(other),
+        };
+        Self::caused(ErrorKind::Input, context, cause)
+    }
+}
+
+impl fmt::Display for PipelineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.message)?;
+        let mut source = self.source.as_deref().map(|e| e as &dyn std::error::Error);
+        let mut last = self.message.clone();
+        while let Some(e) = source {
+            let text = e.to_string();
+            if !last.contains(&text) {
+                write!(f, ": {text}")?;
+                last = text;
+            }
+            source = e.source();
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for PipelineError {}
+
+impl From<Problems> for PipelineError {
+    fn from(problems: Problems) -> Self {
+        Self::new(ErrorKind::Usage, problems.to_string())
+    }
+}
+
+/// Result of a pipeline call.
+pub type Result<T, E = PipelineError> = std::result::Result<T, E>;

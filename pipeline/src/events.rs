@@ -1,0 +1,105 @@
+//! What a running job tells: one stream of events for progress bars, log lines, `--json` and the service.
+
+use serde::Serialize;
+use stillhouse_schemas::ids::SplitId;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The input is being listed, scanned or fetched; tells what takes the time.
+    Preparing {
+        /// What is being done.
+        what: String,
+    },
+    /// The plan is made and work begins (or goes on).
+    JobStarted {
+        /// The job's name.
+        name: String,
+        /// Where the data set goes.
+        output: String,
+        /// Splits in the plan.
+        splits: u64,
+        /// Splits that an earlier run had committed.
+        splits_done: u64,
+        /// Bytes of input that the plan reads; 0 where not known (columnar files).
+        input_bytes: u64,
+        /// Teacher, where there is one: architecture, parameters, arithmetic, device.
+        teacher: Option<String>,
+    },
+    /// Work on a split began.
+    SplitStarted {
+        /// Which split.
+        split: SplitId,
+        /// Its data set split.
+        dataset_split: String,
+    },
+    /// A shard is complete, checked and visible.
+    SplitCommitted {
+        /// Which split.
+        split: SplitId,
+        /// Path of the shard under the output.
+        shard: String,
+        /// Packed sequences.
+        rows: u64,
+        /// Tokens.
+        tokens: u64,
+        /// Bytes of the shard.
+        bytes: u64,
+    },
+    /// Counters so far, in this run, sent about four times a second.
+    Progress(Progress),
+    /// All shards are there, with manifest and `_SUCCESS`.
+    JobFinished {
+        /// Where the data set is.
+        output: String,
+        /// Packed sequences.
+        rows: u64,
+        /// Tokens.
+        tokens: u64,
+        /// Bytes of all shards.
+        bytes: u64,
+        /// Seconds that this run took.
+        seconds: f64,
+        /// Whether an earlier run had finished the data set already.
+        already_done: bool,
+    },
+}
+
+/// Counters of this run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Progress {
+    /// Seconds since the run began.
+    pub seconds: f64,
+    /// Splits committed, those of earlier runs included.
+    pub splits_done: u64,
+    /// Splits in the plan.
+    pub splits: u64,
+    /// Documents read.
+    pub documents: u64,
+    /// Bytes of text read.
+    pub text_bytes: u64,
+    /// Tokens of text.
+    pub tokens: u64,
+    /// Sequences packed.
+    pub sequences: u64,
+    /// Tokens that the teacher has gone over.
+    pub teacher_tokens: u64,
+    /// Seconds in the teacher's own pass, summed over splits at work.
+    pub teacher_seconds: f64,
+    /// Seconds in log-probabilities, noise and top-k.
+    pub extract_seconds: f64,
+}
+
+/// Takes events as they happen. Called from several threads.
+pub trait Observer: Send + Sync {
+    /// Takes one event; must not block for long.
+    fn event(&self, event: &Event);
+}
+
+/// Takes no notice.
+pub struct Silent;
+
+impl Observer for Silent {
+    fn event(&self, _: &Event) {}
+}

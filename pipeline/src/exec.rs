@@ -1,0 +1,264 @@
+//! The one adapter between operators and DataFusion.
+//!
+//! ```text
+//!  DocumentsExec ─► OperatorExec(clean) ─► OperatorExec(tokenize) ─► OperatorExec(pack) ─► … ─► shard writer
+//!        └──── bounded channel of QUEUE batches between each two stages ────┘
+//! ```
+//!
+//! Every stage runs on a blocking thread of its own, so that reading, tokenizing, the teacher and the writer overlap;
+//! each queue holds at most [`QUEUE`] batches, which bounds the memory of a split. Batches keep their order.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result, internal_err};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
+use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::stream::RecordBatchReceiverStream;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
+use futures::StreamExt;
+use stillhouse_operators::operator::{OperatorError, OperatorSpec, SplitContext, documents_schema};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
+
+use crate::source::SplitReader;
+
+/// Batches that wait between two stages.
+pub const QUEUE: usize = 2;
+
+fn single_partition(schema: SchemaRef) -> Arc<PlanProperties> {
+    Arc::new(PlanProperties::new(
+        EquivalenceProperties::new(schema),
+        Partitioning::UnknownPartitioning(1),
+        EmissionType::Incremental,
+        Boundedness::Bounded,
+    ))
+}
+
+/// The metrics that every stage reports: rows and batches in and out, and the time spent.
+struct StageMetrics {
+    baseline: BaselineMetrics,
+    input_rows: Count,
+    input_batches: Count,
+}
+
+impl StageMetrics {
+    fn new(set: &ExecutionPlanMetricsSet) -> Self {
+        Self {
+            baseline: BaselineMetrics::new(set, 0),
+            input_rows: MetricBuilder::new(set).counter("input_rows", 0),
+            input_batches: MetricBuilder::new(set).counter("input_batches", 0),
+        }
+    }
+}
+
+type BatchSender = Sender<Result<arrow::array::RecordBatch>>;
+
+fn send(
+    tx: &BatchSender,
+    baseline: &BaselineMetrics,
+    batch: arrow::array::RecordBatch,
+) -> std::result::Result<(), OperatorError> {
+    baseline.record_output(batch.num_rows());
+    tx.blocking_send(Ok(batch)).map_err(|_| OperatorError::Stopped)
+}
+
+/// Reads the documents of one split.
+pub struct DocumentsExec {
+    reader: Arc<SplitReader>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl DocumentsExec {
+    /// A source over one split.
+    pub fn new(reader: SplitReader) -> Self {
+        Self {
+            reader: Arc::new(reader),
+            properties: single_partition(documents_schema()),
+            metrics: ExecutionPlanMetricsSet::new(),
+        }
+    }
+}
+
+impl fmt::Debug for DocumentsExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DocumentsExec").field("split", &self.reader.split()).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for DocumentsExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DocumentsExec: split={} pieces={}", self.reader.split().split.0, self.reader.split().pieces.len())
+    }
+}
+
+impl ExecutionPlan for DocumentsExec {
+    fn name(&self) -> &str {
+        "DocumentsExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        if partition != 0 {
+            return internal_err!("a split has one partition, asked for {partition}");
+        }
+        let mut builder = RecordBatchReceiverStream::builder(self.schema(), QUEUE);
+        let tx = builder.tx();
+        let reader = Arc::clone(&self.reader);
+        let metrics = StageMetrics::new(&self.metrics);
+        let handle = Handle::current();
+        builder.spawn_blocking(move || {
+            let _timer = metrics.baseline.elapsed_compute().timer();
+            let read = reader.read(&handle, &mut |batch| send(&tx, &metrics.baseline, batch));
+            stage_result(read.map_err(|e| match e {
+                crate::source::ReadError::Source(e) => StageError::External(Box::new(e)),
+                crate::source::ReadError::Emit(e) => StageError::Operator(e),
+            }))
+        });
+        Ok(builder.build())
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}
+
+enum StageError {
+    External(Box<dyn std::error::Error + Send + Sync>),
+    Operator(OperatorError),
+    Input(DataFusionError),
+}
+
+/// A stage that ends because its consumer is gone has nothing to report: the consumer does.
+fn stage_result(result: std::result::Result<(), StageError>) -> Result<()> {
+    match result {
+        Ok(()) | Err(StageError::Operator(OperatorError::Stopped)) => Ok(()),
+        Err(StageError::Operator(e)) => Err(DataFusionError::External(Box::new(e))),
+        Err(StageError::External(e)) => Err(DataFusionError::External(e)),
+        Err(StageError::Input(e)) => Err(e),
+    }
+}
+
+/// Runs any operator over its input.
+pub struct OperatorExec {
+    spec: OperatorSpec,
+    context: SplitContext,
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl OperatorExec {
+    /// Puts an operator over an input.
+    pub fn new(spec: OperatorSpec, context: SplitContext, input: Arc<dyn ExecutionPlan>) -> Self {
+        let schema = spec.output_schema(&input.schema());
+        Self { spec, context, input, properties: single_partition(schema), metrics: ExecutionPlanMetricsSet::new() }
+    }
+}
+
+impl fmt::Debug for OperatorExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperatorExec").field("spec", &self.spec).field("input", &self.input).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for OperatorExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OperatorExec: {}", self.spec.name())
+    }
+}
+
+impl ExecutionPlan for OperatorExec {
+    fn name(&self) -> &str {
+        "OperatorExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match (children.pop(), children.is_empty()) {
+            (Some(input), true) => Ok(Arc::new(Self::new(self.spec.clone(), self.context.clone(), input))),
+            _ => internal_err!("OperatorExec takes one input"),
+        }
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let mut input = self.input.execute(partition, context)?;
+        let mut operator = self.spec.build(&self.context).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        let metrics = StageMetrics::new(&self.metrics);
+        let mut builder = RecordBatchReceiverStream::builder(self.schema(), QUEUE);
+        let tx = builder.tx();
+        let handle = Handle::current();
+        builder.spawn_blocking(move || {
+            let mut emit = |batch| send(&tx, &metrics.baseline, batch);
+            let mut run = || {
+                while let Some(batch) = handle.block_on(input.next()) {
+                    let batch = batch.map_err(StageError::Input)?;
+                    metrics.input_rows.add(batch.num_rows());
+                    metrics.input_batches.add(1);
+                    let _timer = metrics.baseline.elapsed_compute().timer();
+                    operator.process(&batch, &mut emit).map_err(StageError::Operator)?;
+                }
+                operator.finish(&mut emit).map_err(StageError::Operator)
+            };
+            stage_result(run())
+        });
+        Ok(builder.build())
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}

@@ -1,0 +1,298 @@
+//! From a job file to a job that can run: every check that needs files, with every problem told at once.
+//!
+//! Nothing is written here. Order of the checks: the file itself, the input, the tokenizer, the teacher, then
+//! what they must agree on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use stillhouse_operators::operator::OperatorSpec;
+use stillhouse_operators::subtokens;
+use stillhouse_operators::vocabulary::{Role, TeacherSpecials, Vocabulary};
+use stillhouse_schemas::parse::Parsed;
+use stillhouse_schemas::problems::{Problem, Problems};
+use stillhouse_schemas::spec::{Boundary, JobSpec, PackMode, Remainder, Separator};
+use stillhouse_teacher::TeacherConfig;
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::hub::{self, HubRef, Wanted};
+use crate::operators;
+use crate::source::{self, InputFile};
+
+/// A checked job with what its checks have opened.
+pub struct Prepared {
+    /// The job.
+    pub spec: JobSpec,
+    /// Folder that relative paths are relative to.
+    pub base: PathBuf,
+    /// The store that the input is read from.
+    pub store: Arc<dyn ObjectStore>,
+    /// The input files, in order.
+    pub files: Vec<InputFile>,
+    /// The tokenizer.
+    pub vocabulary: Arc<Vocabulary>,
+    /// The teacher's configuration and where its weights are.
+    pub teacher: Option<PreparedTeacher>,
+    /// Size of the vocabulary that ids, log-probabilities and sub-tokens are over.
+    pub vocab_size: usize,
+    /// The operators, in order.
+    pub operators: Vec<OperatorSpec>,
+}
+
+/// A teacher that was found, not loaded.
+pub struct PreparedTeacher {
+    /// A folder or a GGUF file.
+    pub path: PathBuf,
+    /// Its configuration.
+    pub config: TeacherConfig,
+    /// As the job names it, with the commit where it came from a hub.
+    pub source: String,
+    /// The token put before sequences that do not begin with it.
+    pub bos: u32,
+}
+
+impl Prepared {
+    /// The output folder.
+    pub fn output_root(&self) -> PathBuf {
+        local_path(&self.base, &self.spec.output.path)
+    }
+}
+
+/// Reads and checks a job file.
+///
+/// # Errors
+/// Of kind [`ErrorKind::Usage`] with all problems, each with its field.
+pub fn prepare(path: &Path, observer: &dyn Observer) -> Result<Prepared> {
+    let text = fs::read_to_string(path)
+        .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
+    let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
+    prepare_text(&text, &base, observer)
+}
+
+/// Checks the text of a job file whose relative paths are relative to `base`.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<Prepared> {
+    let Parsed { spec, mut problems } = Parsed::from_yaml(text);
+    let Some(spec) = spec else { return Err(problems.into()) };
+    let store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
+    let mut checks = Checks { spec: &spec, base, observer, problems: &mut problems };
+    let files = checks.input(&store);
+    let teacher = checks.teacher();
+    let vocabulary = checks.tokenizer(teacher.as_ref());
+    if let Some(vocabulary) = &vocabulary {
+        checks.special_tokens(vocabulary);
+        checks.vocabularies(vocabulary, teacher.as_ref());
+    }
+    let bos = vocabulary.as_ref().and_then(|v| v.special(Role::Bos).or(v.special(Role::Eos)));
+    problems.into_result()?;
+    let (Some(files), Some(vocabulary)) = (files, vocabulary) else {
+        return Err(PipelineError::new(ErrorKind::Usage, "the job could not be prepared"));
+    };
+    let teacher = match (teacher, bos) {
+        (Some((path, source, config)), Some(bos)) => Some(PreparedTeacher { path, config, source, bos }),
+        _ => None,
+    };
+    let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size() as usize, |t| t.config.vocab_size);
+    let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
+    Ok(Prepared {
+        base: base.to_path_buf(),
+        store,
+        files,
+        vocabulary: Arc::new(vocabulary),
+        teacher,
+        vocab_size,
+        operators,
+        spec,
+    })
+}
+
+/// A path of the job file on this machine.
+pub fn local_path(base: &Path, path: &str) -> PathBuf {
+    base.join(path.strip_prefix("file://").unwrap_or(path))
+}
+
+type FoundTeacher = (PathBuf, String, TeacherConfig);
+
+struct Checks<'a> {
+    spec: &'a JobSpec,
+    base: &'a Path,
+    observer: &'a dyn Observer,
+    problems: &'a mut Problems,
+}
+
+impl Checks<'_> {
+    fn push(&mut self, problem: Problem) {
+        if !self.problems.touches(&problem.field) {
+            self.problems.push(problem);
+        }
+    }
+
+    fn input(&mut self, store: &Arc<dyn ObjectStore>) -> Option<Vec<InputFile>> {
+        let input = &self.spec.input;
+        if self.problems.touches("input.format") || input.paths.is_empty() {
+            return None;
+        }
+        let files = match source::list(store, self.base, input) {
+            Ok(files) => files,
+            Err(problems) => {
+                problems.into_iter().for_each(|p| self.push(p));
+                return None;
+            }
+        };
+        let found = match &input.sql {
+            Some(_) => source::check_sql(store, &files, input, crate::functions::register),
+            None => source::check_columns(store, &files, input),
+        };
+        found.into_iter().for_each(|p| self.push(p));
+        Some(files)
+    }
+
+    /// Where a model or tokenizer is on this machine, fetched from a hub where it has to be.
+    fn locate(&mut self, field: &str, path: &str, wanted: Wanted) -> Option<(PathBuf, String)> {
+        if path.is_empty() || self.problems.touches(field) {
+            return None;
+        }
+        match HubRef::parse(path) {
+            Ok(None) => {
+                let local = local_path(self.base, path);
+                if local.exists() {
+                    return Some((local, path.to_owned()));
+                }
+                self.push(Problem::new(field, format!("{path:?}"), format!("no file or folder {}", local.display())));
+            }
+            Ok(Some(reference)) => {
+                self.observer.event(&Event::Preparing { what: format!("fetching {path}") });
+                match hub::fetch(&reference, wanted, &|_, _, _| {}) {
+                    Ok(fetched) => return Some((fetched.path, format!("{path} ({})", fetched.commit))),
+                    Err(e) => self.push(Problem::new(field, format!("{path:?}"), e.to_string())),
+                }
+            }
+            Err(message) => self.push(Problem::new(field, format!("{path:?}"), message)),
+        }
+        None
+    }
+
+    fn teacher(&mut self) -> Option<FoundTeacher> {
+        const FIELD: &str = "extract.teacher.path";
+        let spec = &self.spec.extract.as_ref()?.teacher;
+        let (path, source) = self.locate(FIELD, &spec.path, Wanted::Teacher)?;
+        let config = match TeacherConfig::read(&path) {
+            Ok(config) => config,
+            Err(e) => {
+                self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
+                return None;
+            }
+        };
+        if let Err(e) = spec.device.parse::<stillhouse_teacher::DeviceChoice>().and_then(|d| d.open().map(|_| ())) {
+            self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
+        }
+        let length = self.spec.pack.length;
+        if length as usize > config.max_positions {
+            self.push(Problem::new(
+                "pack.length",
+                length,
+                format!("longer than the teacher's context; valid: at most {}", config.max_positions),
+            ));
+        }
+        if config.vocab_size as u64 > 1 << 32 {
+            self.push(Problem::new(FIELD, config.vocab_size, "vocabulary too large; valid: at most 2^32 entries"));
+        }
+        if let Some(topk) = self.spec.extract.as_ref().map(|e| e.topk).filter(|k| *k as usize > config.vocab_size) {
+            self.push(Problem::new(
+                "extract.topk",
+                topk,
+                format!("more than the teacher's vocabulary; valid: at most {}", config.vocab_size),
+            ));
+        }
+        Some((path, source, config))
+    }
+
+    fn tokenizer(&mut self, teacher: Option<&FoundTeacher>) -> Option<Vocabulary> {
+        let (field, path, source) = match (&self.spec.tokenizer.path, teacher) {
+            (Some(named), _) => {
+                let (path, source) = self.locate("tokenizer.path", named, Wanted::Tokenizer)?;
+                ("tokenizer.path", path, source)
+            }
+            (None, Some((path, source, _))) => ("extract.teacher.path", path.clone(), source.clone()),
+            (None, None) => return None,
+        };
+        let specials = teacher.map(|(_, _, c)| TeacherSpecials { bos: c.bos_token_id, eos: c.eos_token_id });
+        match Vocabulary::load(&path, &source, &self.spec.tokenizer, specials) {
+            Ok(vocabulary) => Some(vocabulary),
+            Err(e) => {
+                let field = e.field().unwrap_or(field).to_owned();
+                self.push(Problem::new(field, format!("{source:?}"), e.to_string()));
+                None
+            }
+        }
+    }
+
+    /// The special tokens that this job puts into sequences must be known.
+    fn special_tokens(&mut self, vocabulary: &Vocabulary) {
+        let pack = &self.spec.pack;
+        let bounded = pack.boundary == Boundary::BosEos;
+        let padded = pack.mode == PackMode::Pad || self.spec.remainders().contains(&Remainder::Pad);
+        let separated = pack.separator == Separator::Eos;
+        let needs = [
+            (Role::Bos, bounded, "pack.boundary bos_eos"),
+            (Role::Eos, bounded || separated, "pack.separator eos and pack.boundary bos_eos"),
+            (Role::Pad, padded, "padding"),
+        ];
+        for (role, needed, by) in needs {
+            if needed && let Err(e) = vocabulary.require(role) {
+                self.push(Problem::missing(format!("tokenizer.{}", role.name()), format!("needed by {by}: {e}")));
+            }
+        }
+        if self.spec.extract.is_some()
+            && vocabulary.special(Role::Bos).is_none()
+            && vocabulary.special(Role::Eos).is_none()
+        {
+            self.push(Problem::missing(
+                "tokenizer.bos",
+                "the teacher needs a token before the first one; name the tokenizer's",
+            ));
+        }
+    }
+
+    /// Tokenizer and teacher must speak of the same tokens; sub-tokens must fit their type.
+    fn vocabularies(&mut self, vocabulary: &Vocabulary, teacher: Option<&FoundTeacher>) {
+        let tokens = vocabulary.vocab_size();
+        let mut vocab = tokens;
+        if let Some((_, _, config)) = teacher {
+            vocab = config.vocab_size as u64;
+            // Embeddings are often rounded up for speed: Qwen3 has 151,936 rows for 151,669 tokens.
+            let padded = vocab > tokens && vocab - tokens < 1024 && vocab.is_multiple_of(64);
+            if tokens != vocab && !padded {
+                self.push(Problem::new(
+                    "tokenizer.path",
+                    format!("{} tokens", tokens),
+                    format!(
+                        "differs from the teacher's vocabulary; valid: a tokenizer of {vocab} tokens (or a few less, where the teacher's is rounded up)"
+                    ),
+                ));
+            }
+        }
+        if let Some(subtokens) = &self.spec.subtokens
+            && let Err(e) = subtokens::checked_base(vocab, subtokens.length)
+        {
+            self.push(Problem::new("subtokens.length", subtokens.length, e));
+        }
+    }
+}
+
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(e) = source {
+        text = format!("{text}: {e}");
+        source = e.source();
+    }
+    text
+}

@@ -1,0 +1,27 @@
+//! The pipeline: corpus readers, planning, the local engine, shards, commit and resume, reading back and verifying.
+//!
+//! ```text
+//!   job.yaml ─► job::prepare ─► plan::plan ─► run::run ─► output folder ─► dataset, inspect, verify
+//!                (all checks)    (splits)      │
+//!                     source ─► exec::OperatorExec … ─► shard ─► output (commit)
+//! ```
+//!
+//! All I/O lives here; operators are pure. Queues between stages hold [`exec::QUEUE`] batches, so memory is
+//! bounded by the configuration: batches in flight, one row group per split, the teacher.
+
+pub mod dataset;
+pub mod error;
+pub mod events;
+pub mod exec;
+pub mod finish;
+pub mod functions;
+pub mod hub;
+pub mod inspect;
+pub mod job;
+pub mod operators;
+pub mod output;
+pub mod plan;
+pub mod run;
+pub mod shard;
+pub mod source;
+pub mod verify;

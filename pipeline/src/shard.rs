@@ -1,0 +1,187 @@
+//! Writing one shard: a stream of sequence batches into a Parquet file, hashed on its way to the store.
+//!
+//! Memory: one row group being encoded (`output.row_group_megabytes` before compression) and the upload's part
+//! buffers; never the shard.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::array::{Array, BooleanArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema};
+use bytes::Bytes;
+use datafusion::execution::SendableRecordBatchStream;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use object_store::buffered::BufWriter;
+use object_store::path::Path;
+use parquet::arrow::AsyncArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
+use parquet::arrow::async_writer::AsyncFileWriter;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
+use parquet::schema::types::ColumnPath;
+use sha2::{Digest, Sha256};
+use stillhouse_operators::rows::ListRows;
+use stillhouse_schemas::columns;
+use stillhouse_schemas::spec::Output as OutputSpec;
+use tokio::io::AsyncWriteExt;
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::Output;
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Written {
+    /// Rows.
+    pub rows: u64,
+    /// Tokens, padding not counted.
+    pub tokens: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// sha256 of the file, in hexadecimal.
+    pub sha256: String,
+    /// Compressed bytes by column.
+    pub column_bytes: BTreeMap<String, u64>,
+}
+
+/// Writes a stream of batches to a staged file.
+///
+/// # Errors
+/// When a stage fails, or the store does not take the bytes.
+pub async fn write(
+    output: &Output,
+    staged: &Path,
+    mut batches: SendableRecordBatchStream,
+    spec: &OutputSpec,
+    context: &str,
+) -> Result<Written> {
+    let schema = batches.schema();
+    let sink = HashingSink::new(output, staged);
+    let digest = Arc::clone(&sink.digest);
+    let to_output = |e: ParquetError| PipelineError::caused(ErrorKind::Output, format!("{context}: cannot write {staged}"), e).retryable();
+    let options = ArrowWriterOptions::new().with_properties(properties(&schema, spec)?);
+    let mut writer = AsyncArrowWriter::try_new_with_options(sink, Arc::clone(&schema), options).map_err(to_output)?;
+    let limit = spec.row_group_megabytes as usize * 1_000_000;
+    let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
+    while let Some(batch) = batches.next().await {
+        let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
+        for batch in pieces(&batch, limit) {
+            let size = logical_bytes(&batch);
+            if group_bytes > 0 && group_bytes + size > limit {
+                writer.flush().await.map_err(to_output)?;
+                group_bytes = 0;
+            }
+            group_bytes += size;
+            rows += batch.num_rows() as u64;
+            tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
+            writer.write(&batch).await.map_err(to_output)?;
+        }
+    }
+    let metadata = writer.close().await.map_err(to_output)?;
+    let mut column_bytes = BTreeMap::new();
+    for group in metadata.row_groups() {
+        for column in group.columns() {
+            let name = column.column_path().parts().first().cloned().unwrap_or_default();
+            *column_bytes.entry(name).or_insert(0) += column.compressed_size().max(0) as u64;
+        }
+    }
+    let (hasher, bytes) = {
+        let digest = digest.lock().unwrap_or_else(PoisonError::into_inner);
+        (digest.0.clone(), digest.1)
+    };
+    Ok(Written { rows, tokens, bytes, sha256: hex(&hasher.finalize()), column_bytes })
+}
+
+/// Bytes as lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A batch in slices of whole rows that each fit a row group (one row at least).
+fn pieces(batch: &RecordBatch, limit: usize) -> Vec<RecordBatch> {
+    let rows = batch.num_rows();
+    let parts = logical_bytes(batch).div_ceil(limit).max(1);
+    let step = rows.div_ceil(parts).max(1);
+    (0..rows).step_by(step).map(|start| batch.slice(start, step.min(rows - start))).collect()
+}
+
+/// Size of the values themselves, whatever memory they sit in, so that row groups do not depend on allocation.
+fn logical_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
+}
+
+fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
+    if batch.column_by_name(columns::ATTENTION_MASK).is_some() {
+        let mask = ListRows::of(batch, columns::ATTENTION_MASK)?;
+        let values = mask.values::<BooleanArray>(columns::ATTENTION_MASK)?;
+        return Ok((0..mask.len()).map(|r| mask.range(r)).flatten().filter(|&i| values.value(i)).count() as u64);
+    }
+    let ids = ListRows::of(batch, columns::INPUT_IDS)?;
+    Ok((0..ids.len()).map(|r| ids.range(r).len() as u64).sum())
+}
+
+/// Encodings: floats are split into byte planes, ids too where that wins, small counts and groups stay dictionaries.
+fn properties(schema: &Schema, spec: &OutputSpec) -> Result<WriterProperties> {
+    let level = ZstdLevel::try_new(spec.zstd_level)
+        .map_err(|e| PipelineError::caused(ErrorKind::Usage, "output.zstd_level", e))?;
+    let mut builder = WriterProperties::builder()
+        .set_created_by(concat!("stillhouse ", env!("CARGO_PKG_VERSION")).to_owned())
+        .set_writer_version(WriterVersion::PARQUET_2_0)
+        .set_compression(Compression::ZSTD(level))
+        .set_statistics_enabled(EnabledStatistics::Page)
+        .set_max_row_group_row_count(None)
+        .set_dictionary_enabled(true);
+    for field in schema.fields() {
+        builder = encode(builder, field);
+    }
+    Ok(builder.build())
+}
+
+fn encode(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBuilder {
+    let (path, item) = match field.data_type() {
+        DataType::List(item) | DataType::FixedSizeList(item, _) => {
+            (ColumnPath::new(vec![field.name().clone(), "list".into(), item.name().clone()]), item.data_type())
+        }
+        other => (ColumnPath::new(vec![field.name().clone()]), other),
+    };
+    match (field.name().as_str(), item) {
+        (_, DataType::Float32) => {
+            builder.set_column_dictionary_enabled(path.clone(), false).set_column_encoding(path, Encoding::BYTE_STREAM_SPLIT)
+        }
+        (_, DataType::UInt64) => {
+            builder.set_column_dictionary_enabled(path.clone(), false).set_column_encoding(path, Encoding::DELTA_BINARY_PACKED)
+        }
+        _ => builder,
+    }
+}
+
+/// Hashes and counts what goes to the store.
+struct HashingSink {
+    upload: BufWriter,
+    digest: Arc<Mutex<(Sha256, u64)>>,
+}
+
+impl HashingSink {
+    fn new(output: &Output, staged: &Path) -> Self {
+        Self {
+            upload: BufWriter::with_capacity(Arc::clone(output.store()), staged.clone(), 8 << 20),
+            digest: Arc::new(Mutex::new((Sha256::new(), 0))),
+        }
+    }
+}
+
+impl AsyncFileWriter for HashingSink {
+    fn write(&mut self, bytes: Bytes) -> BoxFuture<'_, parquet::errors::Result<()>> {
+        {
+            let mut digest = self.digest.lock().unwrap_or_else(PoisonError::into_inner);
+            digest.0.update(&bytes);
+            digest.1 += bytes.len() as u64;
+        }
+        async move { self.upload.put(bytes).await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
+    }
+
+    fn complete(&mut self) -> BoxFuture<'_, parquet::errors::Result<()>> {
+        async move { self.upload.shutdown().await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
+    }
+}

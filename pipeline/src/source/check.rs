@@ -1,0 +1,50 @@
+//! A check when a job is planned: the text column is there, and can be text.
+//!
+//! Cost: the footer or header of every Parquet, Arrow and CSV file.
+
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{Input, InputFormat};
+
+use super::list::InputFile;
+use super::store::Store;
+use super::{csv, ipc, parquet};
+
+const MOST: usize = 5;
+
+/// Checks that `input.text` is a string column of every file; with `input.sql` nothing is checked here (see
+/// [`super::check_sql`]). Tells at most five files.
+pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if input.sql.is_some() || !matches!(input.format, InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
+        return problems;
+    }
+    for file in files {
+        if problems.len() >= MOST {
+            break;
+        }
+        let columns = match input.format {
+            InputFormat::Parquet => parquet::columns(store, file),
+            InputFormat::Arrow => ipc::columns(store, file),
+            _ => csv::columns(store, file, input)
+                .map(|names| names.into_iter().map(|n| (n, true, "text".to_string())).collect()),
+        };
+        match columns {
+            Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
+            Ok(columns) if columns.is_empty() && input.format == InputFormat::Csv => {}
+            Ok(columns) => problems.extend(check(&columns, &file.path, input)),
+        }
+    }
+    problems
+}
+
+fn check(columns: &[(String, bool, String)], file: &str, input: &Input) -> Option<Problem> {
+    if columns.iter().any(|(name, string, _)| *name == input.text && *string) {
+        return None;
+    }
+    let there = columns.iter().map(|(name, _, kind)| format!("{name} ({kind})")).collect::<Vec<_>>().join(", ");
+    let wrong = match columns.iter().find(|(name, _, _)| *name == input.text) {
+        Some((_, _, kind)) => format!("the column is of type {kind} in {file}; valid: a string column of"),
+        None => format!("no such column in {file}; columns:"),
+    };
+    Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
+}

@@ -1,0 +1,207 @@
+//! Records of CSV files (RFC 4180): quoted fields may hold delimiters, quotes and newlines, and be of any length.
+//!
+//! The first record is the header; a record with another number of fields is bad. Blank lines are no records. Only the text
+//! field is kept, and only it has to be UTF-8. A CSV file has no nulls: an empty field is an empty document.
+
+use std::io;
+
+use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
+use stillhouse_schemas::spec::{Compression, Input};
+
+use super::decode::{Cursor, compression};
+use super::error::{SourceError, reason};
+use super::list::InputFile;
+use super::records::{Bad, Fault, Records, Start, push};
+use super::spool::Spool;
+use super::store::Store;
+
+const OUTPUT: usize = 64 << 10;
+const ENDS: usize = 256;
+const LARGEST_HEADER: usize = 1 << 20;
+
+/// The parser and where it is.
+struct Parser {
+    cursor: Cursor,
+    csv: Reader,
+    output: Vec<u8>,
+    ends: [usize; ENDS],
+}
+
+/// What is known of a record when it has been passed.
+struct Passed {
+    fields: usize,
+    unterminated: bool,
+}
+
+impl Parser {
+    fn new(cursor: Cursor, delimiter: u8) -> Self {
+        let csv = ReaderBuilder::new().delimiter(delimiter).build();
+        Self { cursor, csv, output: vec![0; OUTPUT], ends: [0; ENDS] }
+    }
+
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        self.cursor.skip_byte_order_mark()?;
+        loop {
+            let available = self.cursor.fill()?;
+            if available.is_empty() {
+                return Ok(None);
+            }
+            let n = available.iter().position(|b| !matches!(b, b'\r' | b'\n'));
+            let passed = &available[..n.unwrap_or(available.len())];
+            let newlines = memchr::memchr_iter(b'\n', passed).count() as u64;
+            let length = passed.len();
+            self.cursor.newlines += newlines;
+            self.cursor.consume(length);
+            if n.is_some() {
+                self.csv.reset();
+                // an empty line first, so that the parser takes no byte order mark out of the middle of a file
+                self.csv.read_record(b"\n", &mut self.output, &mut self.ends);
+                return Ok(Some(Start { offset: self.cursor.offset, newlines: self.cursor.newlines }));
+            }
+        }
+    }
+
+    /// Passes a record, showing its fields in parts: the number of the field, and bytes of it.
+    fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<Passed> {
+        let (mut fields, mut before, mut quotes) = (0, 0, 0_usize);
+        loop {
+            let input = self.cursor.fill()?;
+            let at_end = input.is_empty();
+            let (result, read, written, ended) = self.csv.read_record(input, &mut self.output, &mut self.ends);
+            quotes += memchr::memchr_iter(b'"', &input[..read]).count();
+            let newlines = memchr::memchr_iter(b'\n', &input[..read]).count() as u64;
+            self.cursor.newlines += newlines;
+            self.cursor.consume(read);
+            let mut from = 0;
+            for end in &self.ends[..ended] {
+                let to = (end - before).min(written);
+                see(fields, &self.output[from..to]);
+                (from, fields) = (to, fields + 1);
+            }
+            if from < written {
+                see(fields, &self.output[from..written]);
+            }
+            before += written;
+            if matches!(result, ReadRecordResult::Record | ReadRecordResult::End) {
+                return Ok(Passed { fields, unterminated: at_end && quotes % 2 == 1 });
+            }
+        }
+    }
+}
+
+/// The names in the header, and the parser after it; none where the file is empty.
+fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Parser), SourceError> {
+    let mut parser = Parser::new(cursor, delimiter);
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut size = 0;
+    if parser.next().map_err(|e| SourceError::from_io(file, e))?.is_some() {
+        parser
+            .record(|field, bytes| {
+                size += bytes.len() + 1;
+                if size <= LARGEST_HEADER {
+                    if names.len() <= field {
+                        names.resize_with(field + 1, Vec::new);
+                    }
+                    names[field].extend_from_slice(bytes);
+                }
+            })
+            .map_err(|e| SourceError::from_io(file, e))?;
+    }
+    if size > LARGEST_HEADER {
+        return Err(SourceError::corrupt(
+            file,
+            format!("line 1: the header has {size} bytes; valid: at most {LARGEST_HEADER}. Is it a CSV file?"),
+        ));
+    }
+    let names = names.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
+    Ok((names, parser))
+}
+
+fn delimiter(input: &Input) -> u8 {
+    input.csv_delimiter.bytes().next().unwrap_or(b',')
+}
+
+/// The names in the header of a file; empty where the file is.
+pub(crate) fn columns(store: &Store, file: &InputFile, input: &Input) -> Result<Vec<String>, SourceError> {
+    let cursor = Cursor::open(store, file, input, 0)?;
+    Ok(header(cursor, &file.path, delimiter(input))?.0)
+}
+
+/// Records after the header.
+pub(crate) struct CsvRecords {
+    parser: Parser,
+    fields: usize,
+    text: usize,
+    names: Vec<String>,
+}
+
+impl CsvRecords {
+    /// Reads the header, then goes to `start`, which must be 0 or where a record begins.
+    pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
+        let (names, mut parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
+        let text = names.iter().position(|n| *n == input.text);
+        let text = match text {
+            Some(text) => text,
+            None if names.is_empty() => 0,
+            None => {
+                return Err(SourceError::corrupt(
+                    &file.path,
+                    format!("line 1: no column {:?}, which `input.text` names; columns: {}", input.text, names.join(", ")),
+                ));
+            }
+        };
+        if start > parser.cursor.offset {
+            if compression(file, input) == Compression::None {
+                parser.cursor = Cursor::open(store, file, input, start)?;
+            } else {
+                parser.cursor.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
+            }
+        }
+        if start > 0 {
+            parser.cursor.newlines = 0;
+        }
+        Ok(Self { parser, fields: names.len(), text, names })
+    }
+}
+
+impl Records for CsvRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        self.parser.next()
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        let newlines = self.parser.cursor.newlines;
+        let (wanted, mut valid, mut fault) = (self.text, true, None);
+        let passed = self.parser.record(|field, bytes| {
+            if field == wanted && valid && fault.is_none() {
+                match push(text, bytes) {
+                    Ok(bad) => valid = bad.is_none(),
+                    Err(e) => fault = Some(e),
+                }
+            }
+        })?;
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
+        let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
+        if passed.unterminated {
+            return bad(reason::QUOTE, "a quoted field begins in this record and the file ends in it; valid: a closing quote".into());
+        }
+        if passed.fields != self.fields {
+            let names = self.names.join(", ");
+            return bad(reason::FIELDS, format!("got {} fields; valid: {}, as in the header ({names})", passed.fields, self.fields));
+        }
+        if !valid || !text.is_whole() {
+            return bad(reason::UTF8, "got bytes in the text field that are not UTF-8; valid: text in UTF-8".into());
+        }
+        Ok(Ok(()))
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        self.parser.record(|_, _| {}).map(|_| ())
+    }
+
+    fn offset(&self) -> u64 {
+        self.parser.cursor.offset
+    }
+}

@@ -1,0 +1,161 @@
+//! The decompressed bytes of a file, with the offset and the newlines passed.
+//!
+//! gzip of several members and Zstandard of several frames are read to the end of the file. A decompressor cannot begin in the
+//! middle, so opening a compressed file at an offset costs decompressing all before it.
+
+use std::io::{self, BufRead, BufReader};
+
+use flate2::bufread::MultiGzDecoder;
+use stillhouse_schemas::spec::{Compression, Input, InputFormat};
+
+use super::error::SourceError;
+use super::list::InputFile;
+use super::store::{ObjectReader, Store};
+
+const DECODED_BUFFER: usize = 256 << 10;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Compression of a file: never `Auto`.
+pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
+    if matches!(input.format, InputFormat::Parquet | InputFormat::Arrow) {
+        return Compression::None;
+    }
+    match input.compression {
+        Compression::Auto => match file.path.rsplit_once('.').map(|(_, e)| e.to_ascii_lowercase()).as_deref() {
+            Some("gz" | "gzip") => Compression::Gzip,
+            Some("zst" | "zstd") => Compression::Zstd,
+            _ => Compression::None,
+        },
+        given => given,
+    }
+}
+
+/// A place in the decompressed bytes of a file.
+pub(crate) struct Cursor {
+    reader: Box<dyn BufRead + Send>,
+    /// Bytes passed, from the start of the file.
+    pub offset: u64,
+    /// Newlines passed since this cursor was opened; the record readers count them.
+    pub newlines: u64,
+}
+
+impl Cursor {
+    /// Opens a file at an offset of its decompressed bytes.
+    pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
+        let how = compression(file, input);
+        if how == Compression::None {
+            let reader = ObjectReader::new(store, &file.location, file.size, start);
+            return Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 });
+        }
+        if file.size == 0 {
+            let name = if how == Compression::Gzip { "gzip" } else { "Zstandard" };
+            return Err(SourceError::corrupt(&file.path, format!("is cut off: got 0 bytes, which is not a {name} file")));
+        }
+        let raw = ObjectReader::new(store, &file.location, file.size, 0);
+        let reader: Box<dyn BufRead + Send> = match how {
+            Compression::Gzip => Box::new(BufReader::with_capacity(DECODED_BUFFER, MultiGzDecoder::new(raw))),
+            _ => {
+                let decoder = zstd::stream::read::Decoder::with_buffer(raw).map_err(|e| SourceError::from_io(&file.path, e))?;
+                Box::new(BufReader::with_capacity(DECODED_BUFFER, decoder))
+            }
+        };
+        let mut cursor = Self { reader, offset: 0, newlines: 0 };
+        cursor.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
+        Ok(cursor)
+    }
+
+    /// What can be seen without waiting for more; empty at the end of the file.
+    pub fn fill(&mut self) -> io::Result<&[u8]> {
+        loop {
+            match self.reader.fill_buf() {
+                Ok(_) => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.reader.fill_buf()
+    }
+
+    /// Passes bytes that [`Cursor::fill`] has shown.
+    pub fn consume(&mut self, n: usize) {
+        self.reader.consume(n);
+        self.offset += n as u64;
+    }
+
+    /// Passes bytes up to an offset, or to the end of the file.
+    pub fn skip_to(&mut self, offset: u64) -> io::Result<()> {
+        while self.offset < offset {
+            let available = self.fill()?.len() as u64;
+            if available == 0 {
+                break;
+            }
+            self.consume(available.min(offset - self.offset) as usize);
+        }
+        Ok(())
+    }
+
+    /// Passes the rest of a line and its newline; what it shows goes to `see`.
+    pub fn finish_line(&mut self, mut see: impl FnMut(&[u8])) -> io::Result<()> {
+        loop {
+            let available = self.fill()?;
+            if available.is_empty() {
+                return Ok(());
+            }
+            let end = memchr::memchr(b'\n', available);
+            see(&available[..end.unwrap_or(available.len())]);
+            let n = end.map_or(available.len(), |i| i + 1);
+            self.consume(n);
+            if end.is_some() {
+                self.newlines += 1;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes the byte order mark, where this is the start of a file that has one.
+    pub fn skip_byte_order_mark(&mut self) -> io::Result<()> {
+        if self.offset != 0 {
+            return Ok(());
+        }
+        let available = self.fill()?;
+        if available.len() >= 3 {
+            if available.starts_with(BYTE_ORDER_MARK) {
+                self.consume(3);
+            }
+            return Ok(());
+        }
+        let mut head = Vec::new();
+        while head.len() < 3 {
+            let available = self.reader.fill_buf()?;
+            if available.is_empty() {
+                break;
+            }
+            let n = available.len().min(3 - head.len());
+            head.extend_from_slice(&available[..n]);
+            self.reader.consume(n);
+        }
+        if head == BYTE_ORDER_MARK {
+            self.offset = 3;
+        } else {
+            let rest = std::mem::replace(&mut self.reader, Box::new(io::empty()));
+            self.reader = Box::new(io::Read::chain(io::Cursor::new(head), rest));
+        }
+        Ok(())
+    }
+
+    /// Newlines from here up to an offset.
+    pub fn count_newlines(&mut self, until: u64) -> io::Result<u64> {
+        let mut count = 0;
+        while self.offset < until {
+            let left = until - self.offset;
+            let available = self.fill()?;
+            if available.is_empty() {
+                break;
+            }
+            let n = (available.len() as u64).min(left) as usize;
+            count += memchr::memchr_iter(b'\n', &available[..n]).count() as u64;
+            self.consume(n);
+        }
+        Ok(count)
+    }
+}

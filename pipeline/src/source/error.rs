@@ -1,0 +1,148 @@
+//! What can go wrong with the input: the file, the line or row, what was got, what is valid, and whether a retry can help.
+
+use std::fmt;
+use std::io;
+
+/// Where in a file a record is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A line, from 1.
+    Line(u64),
+    /// A row of a columnar file, from 0.
+    Row(u64),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Row(row) => write!(f, "row {row} (from 0)"),
+        }
+    }
+}
+
+/// The consumer of the batches is gone: the job was cancelled or another stage failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the next stage stopped")]
+pub struct Stopped;
+
+/// Reading, planning or querying the input failed.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The store could not give the bytes.
+    #[error("{file}: cannot be read: {source}")]
+    Store {
+        /// The file, as the job names it.
+        file: String,
+        /// What the store says.
+        source: Box<object_store::Error>,
+    },
+    /// The file as a whole is not what the job says it is, or it is cut off.
+    #[error("{file}: {message}")]
+    Corrupt {
+        /// The file, as the job names it.
+        file: String,
+        /// What was got and what is valid.
+        message: String,
+    },
+    /// A bad record, with `on_error: fail`.
+    #[error("{file}: {place}: {reason}: {message}; `input.on_error: skip` leaves such records out and counts them")]
+    Record {
+        /// The file, as the job names it.
+        file: String,
+        /// The line or the row.
+        place: Place,
+        /// The reason under which `on_error: skip` would count it.
+        reason: &'static str,
+        /// What was got and what is valid.
+        message: String,
+    },
+    /// The plan names a file that the listing does not have.
+    #[error("{file}: is in the plan but not in the listing of the input; the input has changed since the plan was made")]
+    Unlisted {
+        /// The file, as the plan names it.
+        file: String,
+    },
+    /// A bound of the plan does not hold.
+    #[error("{field}: {message}")]
+    Plan {
+        /// The field of the job file that decides it.
+        field: String,
+        /// What was got and what is valid.
+        message: String,
+    },
+    /// Temporary files could not be written or read.
+    #[error("{place}: {source}; long documents and queries need room for temporary files")]
+    Temporary {
+        /// Which temporary file.
+        place: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The query failed.
+    #[error("input.sql: {message}")]
+    Sql {
+        /// What DataFusion says.
+        message: String,
+        /// Whether the same query could succeed later.
+        retryable: bool,
+    },
+    /// The consumer is gone.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+impl SourceError {
+    /// Whether the same call could succeed later: a store that does not answer, a disk that is full for now.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Store { source, .. } => !matches!(
+                **source,
+                object_store::Error::NotFound { .. }
+                    | object_store::Error::InvalidPath { .. }
+                    | object_store::Error::NotSupported { .. }
+                    | object_store::Error::NotImplemented { .. }
+                    | object_store::Error::PermissionDenied { .. }
+                    | object_store::Error::Unauthenticated { .. }
+                    | object_store::Error::UnknownConfigurationKey { .. }
+            ),
+            Self::Temporary { .. } => true,
+            Self::Sql { retryable, .. } => *retryable,
+            _ => false,
+        }
+    }
+
+    /// An error of a reader over a store and perhaps a decoder: the store's own, else the file is corrupt.
+    pub(crate) fn from_io(file: &str, error: io::Error) -> Self {
+        let kind = error.kind();
+        match error.downcast::<object_store::Error>() {
+            Ok(source) => Self::Store { file: file.into(), source: Box::new(source) },
+            Err(error) => Self::Corrupt {
+                file: file.into(),
+                message: match kind {
+                    io::ErrorKind::UnexpectedEof => format!("is cut off: {error}"),
+                    _ => format!("cannot be decoded: {error}"),
+                },
+            },
+        }
+    }
+
+    pub(crate) fn corrupt(file: &str, message: impl fmt::Display) -> Self {
+        Self::Corrupt { file: file.into(), message: message.to_string() }
+    }
+
+    pub(crate) fn spool(source: io::Error) -> Self {
+        Self::Temporary { place: "temporary file of a long document".into(), source }
+    }
+}
+
+/// Why a record is bad. The texts are in manifests: they stay as they are.
+pub(crate) mod reason {
+    pub const UTF8: &str = "invalid UTF-8";
+    pub const JSON: &str = "broken JSON";
+    pub const MISSING: &str = "missing column";
+    pub const NULL: &str = "null text";
+    pub const TYPE: &str = "not a string";
+    pub const FIELDS: &str = "wrong number of fields";
+    pub const QUOTE: &str = "unterminated quote";
+}

@@ -1,0 +1,203 @@
+//! Records of JSON lines: one object per line, of which one key holds the text.
+//!
+//! The object is parsed as a stream, so the text, and whatever else the line holds, may be of any length; a key may
+//! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
+//! 128 levels of nesting pass. Lines of white space alone are no records.
+
+use std::io::{self, Read};
+
+use struson::reader::{JsonReader, JsonStreamReader, ReaderError, ReaderSettings, ValueType};
+
+use super::decode::Cursor;
+use super::error::reason;
+use super::records::{Bad, Fault, Records, Start, push};
+use super::spool::Spool;
+
+const LARGEST_KEY: u64 = 1 << 20;
+
+/// One line as a reader of its own. A failure of the input behind it is kept apart from what is wrong with the line.
+struct Line<'a> {
+    cursor: &'a mut Cursor,
+    ended: bool,
+    left: u64,
+    failed: Option<io::Error>,
+}
+
+impl Read for Line<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.ended {
+            return Ok(0);
+        }
+        if self.left == 0 {
+            return Err(io::Error::other("a key of more than 1 MB"));
+        }
+        let available = match self.cursor.fill() {
+            Ok(available) => available,
+            Err(e) => {
+                let told = io::Error::new(e.kind(), "the input failed");
+                self.failed = Some(e);
+                return Err(told);
+            }
+        };
+        let window = &available[..available.len().min(out.len())];
+        let end = memchr::memchr(b'\n', window);
+        let n = end.unwrap_or(window.len());
+        out[..n].copy_from_slice(&window[..n]);
+        if n == 0 {
+            self.ended = true;
+        }
+        self.left = self.left.saturating_sub(n as u64);
+        self.cursor.consume(n);
+        Ok(n)
+    }
+}
+
+/// Lines that are not blank.
+pub(crate) struct JsonRecords {
+    cursor: Cursor,
+    key: String,
+    buffer: Vec<u8>,
+}
+
+impl JsonRecords {
+    pub fn new(cursor: Cursor, key: &str) -> Self {
+        Self { cursor, key: key.into(), buffer: vec![0; 16 << 10] }
+    }
+}
+
+/// What is wrong with a line, before it is known where.
+enum Wrong {
+    Line(&'static str, String),
+    Spool(io::Error),
+}
+
+impl From<ReaderError> for Wrong {
+    fn from(error: ReaderError) -> Self {
+        match error {
+            ReaderError::IoError { error, .. } => Self::from(error),
+            other => Self::Line(reason::JSON, format!("{other}; valid: one JSON object per line")),
+        }
+    }
+}
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::InvalidData => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
+            _ => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
+        }
+    }
+}
+
+fn type_name(value: ValueType) -> &'static str {
+    match value {
+        ValueType::Array => "an array",
+        ValueType::Object => "an object",
+        ValueType::String => "a string",
+        ValueType::Number => "a number",
+        ValueType::Boolean => "a boolean",
+        ValueType::Null => "null",
+    }
+}
+
+fn parse(line: &mut Line<'_>, key: &str, buffer: &mut [u8], text: &mut Spool) -> Result<(), Wrong> {
+    let settings = ReaderSettings { track_path: false, restrict_number_values: false, ..ReaderSettings::default() };
+    let mut json = JsonStreamReader::new_custom(line, settings);
+    let got = json.peek()?;
+    if got != ValueType::Object {
+        return Err(Wrong::Line(reason::JSON, format!("got {}; valid: one JSON object per line", type_name(got))));
+    }
+    json.begin_object()?;
+    let missing = || Wrong::Line(reason::MISSING, format!("the object has no key {key:?}, which `input.text` names"));
+    let mut outcome = Err(missing());
+    while {
+        json.reader_mut().left = LARGEST_KEY;
+        json.has_next()?
+    } {
+        let wanted = json.next_name()? == key;
+        json.reader_mut().left = u64::MAX;
+        if !wanted {
+            json.skip_value()?;
+            continue;
+        }
+        outcome = match json.peek()? {
+            ValueType::String => {
+                text.clear().map_err(Wrong::Spool)?;
+                let mut value = json.next_string_reader()?;
+                loop {
+                    let n = value.read(buffer)?;
+                    if n == 0 {
+                        break;
+                    }
+                    match push(text, &buffer[..n]) {
+                        Ok(None) => {}
+                        Ok(Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+                        Err(Fault::Spool(e) | Fault::Input(e)) => return Err(Wrong::Spool(e)),
+                    }
+                }
+                Ok(())
+            }
+            other => {
+                json.skip_value()?;
+                let why = if other == ValueType::Null { reason::NULL } else { reason::TYPE };
+                Err(Wrong::Line(why, format!("the value of {key:?} is {}; valid: a string", type_name(other))))
+            }
+        };
+    }
+    json.end_object()?;
+    json.reader_mut().left = u64::MAX;
+    json.consume_trailing_whitespace()?;
+    outcome
+}
+
+impl Records for JsonRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        loop {
+            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            self.cursor.skip_byte_order_mark()?;
+            loop {
+                let available = self.cursor.fill()?;
+                if available.is_empty() {
+                    return Ok(None);
+                }
+                let (n, blank) = match available.iter().position(|b| !matches!(b, b' ' | b'\t' | b'\r')) {
+                    None => (available.len(), None),
+                    Some(at) if available[at] == b'\n' => (at + 1, Some(true)),
+                    Some(at) => (at, Some(false)),
+                };
+                self.cursor.consume(n);
+                match blank {
+                    None => {}
+                    Some(true) => {
+                        self.cursor.newlines += 1;
+                        break;
+                    }
+                    Some(false) => return Ok(Some(start)),
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        let newlines = self.cursor.newlines;
+        let mut line = Line { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
+        let outcome = parse(&mut line, &self.key, &mut self.buffer, text);
+        if let Some(error) = line.failed.take() {
+            return Err(Fault::Input(error));
+        }
+        self.cursor.finish_line(|_| {})?;
+        match outcome {
+            Ok(()) => Ok(Ok(())),
+            Err(Wrong::Spool(e)) => Err(Fault::Spool(e)),
+            Err(Wrong::Line(reason, message)) => Ok(Err(Bad { reason, message, newlines })),
+        }
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        self.cursor.finish_line(|_| {})
+    }
+
+    fn offset(&self) -> u64 {
+        self.cursor.offset
+    }
+}

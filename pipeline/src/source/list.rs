@@ -1,0 +1,232 @@
+//! From the job's paths to files: globs and folders expanded in one fixed order.
+//!
+//! Entries stay in the job's order; within an entry files are sorted by name, component by component. A file that two entries find is
+//! taken once, at its first place. Names that begin with a dot are found by a path only, not by a glob or a folder.
+//! A glob finds files; a folder stands for all files below it that have an ending of the format.
+//!
+//! Cost: one listing per folder that a pattern can reach.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Component, PathBuf};
+
+use glob::{MatchOptions, Pattern};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{Input, InputFormat};
+
+use super::store::Store;
+
+/// A file of the input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputFile {
+    /// As users and the manifest see it: as the job's path or glob yields it; what was relative stays relative.
+    pub path: String,
+    /// Where the store has it.
+    pub location: Path,
+    /// Bytes, compressed as it is.
+    pub size: u64,
+}
+
+const MATCH: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+/// Finds the files of the job, relative paths from `base_dir`.
+///
+/// # Errors
+/// One problem for each path that finds nothing, cannot be listed, or is not a pattern.
+pub fn list(store: &Store, base_dir: &std::path::Path, input: &Input) -> Result<Vec<InputFile>, Vec<Problem>> {
+    let mut files = Vec::new();
+    let mut seen = HashSet::new();
+    let mut problems = Vec::new();
+    for (i, given) in input.paths.iter().enumerate() {
+        match expand(store, base_dir, given, input) {
+            Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
+            Err(message) => problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message)),
+        }
+    }
+    if problems.is_empty() { Ok(files) } else { Err(problems) }
+}
+
+fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input) -> Result<Vec<InputFile>, String> {
+    let plain = given.strip_prefix("file://").unwrap_or(given);
+    let components: Vec<&str> = plain.split('/').collect();
+    let literal = components.iter().take_while(|c| !c.contains(['*', '?', '['])).count();
+    let head = components[..literal].join("/");
+    let head = if head.is_empty() && literal > 0 { "/" } else { &head };
+    let location = locate(base_dir, head)?;
+    let mut found = Vec::new();
+    if literal == components.len() {
+        if !plain.ends_with('/')
+            && let Some(file) = head_file(store, plain, &location)?
+        {
+            return Ok(vec![file]);
+        }
+        let name = plain.trim_end_matches('/');
+        below(store, name, &location, input.format, &mut found)?;
+        if found.is_empty() {
+            return Err(match children(store, &location)?.is_empty() {
+                true => format!("no such file or folder (looked for /{location})"),
+                false => format!("the folder has no files with an ending of the format; valid: {}", endings(input.format)),
+            });
+        }
+        return Ok(found);
+    }
+    let patterns = components[literal..]
+        .iter()
+        .filter(|c| !c.is_empty())
+        .map(|c| Pattern::new(c).map_err(|e| format!("not a glob: {e}; valid: *, ?, [..], and ** between slashes")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
+    matching(store, &display, &location, &patterns, &mut found)?;
+    if found.is_empty() {
+        return Err(format!("matches no file (looked in /{location})"));
+    }
+    Ok(found)
+}
+
+/// The store's path of a name; `..` is taken from where links lead, as the system does.
+fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
+    let joined = std::path::absolute(base_dir.join(name)).map_err(|e| e.to_string())?;
+    let mut resolved = PathBuf::new();
+    for component in joined.components() {
+        if component == Component::ParentDir {
+            resolved = std::fs::canonicalize(&resolved).unwrap_or(resolved);
+            resolved.pop();
+        } else {
+            resolved.push(component);
+        }
+    }
+    Path::from_absolute_path(&resolved).map_err(|e| e.to_string())
+}
+
+fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, String> {
+    match store.wait(store.store.head(location)) {
+        Ok(meta) => Ok(Some(InputFile { path: display.into(), location: meta.location, size: meta.size })),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(e) if is_folder(store, location) => {
+            tracing::debug!("{location}: {e}");
+            Ok(None)
+        }
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn is_folder(store: &Store, location: &Path) -> bool {
+    children(store, location).is_ok_and(|c| !c.is_empty())
+}
+
+/// What is in a folder.
+enum Child {
+    Folder(Path),
+    File(Path, u64),
+}
+
+/// What is in a folder, by name.
+fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, String> {
+    let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
+        Ok(listing) => listing,
+        Err(object_store::Error::NotFound { .. }) => return Ok(BTreeMap::new()),
+        Err(e) => return Err(e.to_string()),
+    };
+    let name = |path: &Path| path.filename().unwrap_or_default().to_string();
+    let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
+    let files = listing.objects.into_iter().map(|o| (name(&o.location), Child::File(o.location, o.size)));
+    Ok(folders.chain(files).filter(|(name, _)| !name.is_empty()).collect())
+}
+
+fn matching(
+    store: &Store,
+    display: &str,
+    location: &Path,
+    patterns: &[Pattern],
+    found: &mut Vec<InputFile>,
+) -> Result<(), String> {
+    let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
+    if pattern.as_str() == "**" {
+        // no folder between, or any number of them; `**` at the end finds every file
+        if rest.is_empty() {
+            matching(store, display, location, &[any()], found)?;
+        } else {
+            matching(store, display, location, rest, found)?;
+        }
+        for (name, child) in children(store, location)? {
+            if let Child::Folder(path) = child
+                && !name.starts_with('.')
+            {
+                matching(store, &format!("{display}{name}/"), &path, patterns, found)?;
+            }
+        }
+        return Ok(());
+    }
+    for (name, child) in children(store, location)? {
+        if !pattern.matches_with(&name, MATCH) {
+            continue;
+        }
+        match child {
+            Child::File(location, size) if rest.is_empty() => {
+                found.push(InputFile { path: format!("{display}{name}"), location, size });
+            }
+            Child::Folder(path) if !rest.is_empty() => {
+                matching(store, &format!("{display}{name}/"), &path, rest, found)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn any() -> Pattern {
+    Pattern::new("*").unwrap_or_default()
+}
+
+fn below(
+    store: &Store,
+    display: &str,
+    location: &Path,
+    format: InputFormat,
+    found: &mut Vec<InputFile>,
+) -> Result<(), String> {
+    for (name, child) in children(store, location)? {
+        if name.starts_with('.') {
+            continue;
+        }
+        let path = format!("{display}/{name}");
+        match child {
+            Child::Folder(location) => below(store, &path, &location, format, found)?,
+            Child::File(location, size) if has_ending(&name, format) => found.push(InputFile { path, location, size }),
+            Child::File(..) => {}
+        }
+    }
+    Ok(())
+}
+
+fn known_endings(format: InputFormat) -> &'static [&'static str] {
+    match format {
+        InputFormat::Jsonl => &[".jsonl", ".ndjson", ".json"],
+        InputFormat::Text => &[".txt", ".text"],
+        InputFormat::Csv => &[".csv", ".tsv"],
+        InputFormat::Parquet => &[".parquet", ".pq"],
+        InputFormat::Arrow => &[".arrow", ".arrows", ".feather", ".ipc"],
+        InputFormat::Images => &[],
+    }
+}
+
+fn is_row_format(format: InputFormat) -> bool {
+    matches!(format, InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv)
+}
+
+fn has_ending(name: &str, format: InputFormat) -> bool {
+    let name = name.to_ascii_lowercase();
+    let compressed = [".gz", ".gzip", ".zst", ".zstd"];
+    let bare = match compressed.iter().find_map(|e| name.strip_suffix(e)) {
+        Some(bare) if is_row_format(format) => bare,
+        _ => &name,
+    };
+    known_endings(format).iter().any(|e| bare.ends_with(e))
+}
+
+fn endings(format: InputFormat) -> String {
+    let more = if is_row_format(format) { ", each also with .gz or .zst" } else { "" };
+    known_endings(format).join(", ") + more
+}

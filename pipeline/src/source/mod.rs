@@ -1,0 +1,57 @@
+//! The corpus: from the job's paths to documents in pieces, for every format, without ever holding a document.
+//!
+//! ```text
+//!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► read_split ─► documents_schema batches
+//!                   │                        ▲                               │
+//!                   └─► stage_sql ─► Parquet parts (where the job has sql)   ├─ lines, json, csv: Cursor ─► Spool
+//!                                                                            └─ parquet, ipc: ranged reads of one column
+//! ```
+//!
+//! All of it is plain blocking code over [`object_store`], meant for `spawn_blocking`: it waits for the store through a
+//! tokio handle ([`Store`]). What a split is depends on the job and the files alone ([`plan`]).
+//!
+//! A *record* is what may become a document: a line of text, a line of JSON that is not blank, a CSV record after the
+//! header, a block between blank lines, a file, a row. Bad records are records too: they take an ordinal and count in the holdout.
+//!
+//! | format | a split begins | memory per reader |
+//! |---|---|---|
+//! | jsonl, text by line, plain | anywhere: it owns the lines that begin in its bytes | read-ahead ≤ 4 MB + one piece |
+//! | the same compressed; csv; text by blank line | at a record found by one scan when planning | the same + the decoder's window |
+//! | text by file | at the file | the same |
+//! | Parquet | at a row | a page and a dictionary of one column + the cells of ≤ 1 MB of rows |
+//! | Arrow IPC | at a row | a record batch |
+//!
+//! A document of a row format goes through a [`spool::Spool`] before any of it is emitted, so that a bad record emits nothing
+//! and a document of any length costs one piece of memory. A *cell* of Parquet or Arrow has to fit in memory.
+//!
+//! Cost: planning reads nothing of plain line files but their sizes, the footers of columnar files, and all of
+//! every other file once (on all cores). A split in the middle of a compressed file decompresses what is before it.
+
+mod batch;
+mod check;
+mod csv;
+mod decode;
+mod error;
+mod holdout;
+mod ipc;
+mod json;
+mod lines;
+mod list;
+mod parquet;
+mod plan;
+mod read;
+mod records;
+mod spool;
+// mod sql;
+mod store;
+
+pub use check::check_columns;
+pub use error::{Place, SourceError, Stopped};
+pub use list::{InputFile, list};
+pub use plan::{PlanProgress, plan_splits};
+pub use read::{ReadSummary, read_split};
+// pub use sql::{Staged, check_sql, stage_sql, staged};
+pub use store::Store;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Rows of Parquet files: the text column alone, page by page, its bytes checked cell by cell.
+//!
+//! The column is read below Arrow, as byte arrays, for three reasons: pages are read one at a time, so memory is a page and a
+//! dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a failed batch; nothing is copied.
+
+use parquet::basic::{ConvertedType, LogicalType, Type as PhysicalType};
+use parquet::column::reader::ColumnReader;
+use parquet::data_type::ByteArray;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::ColumnDescriptor;
+
+use super::error::SourceError;
+use super::list::InputFile;
+use super::store::{Chunks, Store};
+
+const BATCH_BYTES: u64 = 1 << 20;
+const BATCH_ROWS: u64 = 1024;
+
+/// Rows that are read, planned and cut as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowGroup {
+    pub rows: u64,
+    /// Bytes of text, as well as the metadata tells.
+    pub bytes: u64,
+}
+
+/// A cell as the file has it.
+pub(crate) type Cell<'a> = Option<&'a [u8]>;
+
+/// Takes the cells of one row after another.
+pub(crate) type EachCell<'a> = dyn FnMut(u64, Cell<'_>) -> Result<(), SourceError> + 'a;
+
+pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
+    match error {
+        ParquetError::External(source) => match source.downcast::<object_store::Error>() {
+            Ok(source) => SourceError::Store { file: file.into(), source },
+            Err(other) => SourceError::corrupt(file, format!("cannot be read as Parquet: {other}")),
+        },
+        other => SourceError::corrupt(file, format!("cannot be read as Parquet: {other}")),
+    }
+}
+
+fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
+    SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| fault(&file.path, e))
+}
+
+fn is_string(column: &ColumnDescriptor) -> bool {
+    let logical = matches!(
+        column.logical_type_ref(),
+        Some(LogicalType::String | LogicalType::Json | LogicalType::Enum)
+    );
+    let converted =
+        matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON | ConvertedType::ENUM);
+    column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && (logical || converted)
+}
+
+/// The columns of a file, each with whether it can be the text, and what its type is.
+pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
+    let reader = open(store, file)?;
+    let schema = reader.metadata().file_metadata().schema_descr();
+    Ok(schema
+        .columns()
+        .iter()
+        .map(|c| {
+            let kind = match c.logical_type_ref() {
+                _ if c.max_rep_level() > 0 => "list".to_string(),
+                Some(logical) => format!("{logical:?}").to_ascii_lowercase(),
+                None => c.physical_type().to_string().to_ascii_lowercase(),
+            };
+            (c.path().string(), is_string(c) && c.path().parts().len() == 1, kind)
+        })
+        .collect())
+}
+
+fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) -> Result<usize, SourceError> {
+    let schema = reader.metadata().file_metadata().schema_descr();
+    let columns = schema.columns();
+    columns
+        .iter()
+        .position(|c| c.path().parts().len() == 1 && c.name() == text && is_string(c))
+        .ok_or_else(|| {
+            let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
+            SourceError::corrupt(
+                file,
+                format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+            )
+        })
+}
+
+fn text_bytes(group: &RowGroupMetaData, column: usize) -> u64 {
+    let chunk = group.column(column);
+    let bytes = chunk.unencoded_byte_array_data_bytes().unwrap_or_else(|| chunk.uncompressed_size());
+    bytes.max(0) as u64
+}
+
+/// The row groups of a file.
+pub(crate) fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGroup>, SourceError> {
+    let reader = open(store, file)?;
+    let column = text_column(&reader, &file.path, text)?;
+    Ok(reader
+        .metadata()
+        .row_groups()
+        .iter()
+        .map(|g| RowGroup { rows: g.num_rows().max(0) as u64, bytes: text_bytes(g, column) })
+        .collect())
+}
+
+/// Reads the text cells of the rows from `start` to `end`, in order.
+pub(crate) fn read_rows(
+    store: &Store,
+    file: &InputFile,
+    text: &str,
+    (start, end): (u64, u64),
+    each: &mut EachCell<'_>,
+) -> Result<(), SourceError> {
+    let reader = open(store, file)?;
+    let column = text_column(&reader, &file.path, text)?;
+    let wrong = |e| fault(&file.path, e);
+    let groups: Vec<_> = reader.metadata().row_groups().to_vec();
+    let mut first = 0_u64;
+    for (index, group) in groups.iter().enumerate() {
+        let rows = group.num_rows().max(0) as u64;
+        let (from, to) = (start.max(first), end.min(first + rows));
+        let skip = from.saturating_sub(first);
+        first += rows;
+        if from >= to {
+            continue;
+        }
+        let group_reader = reader.get_row_group(index).map_err(wrong)?;
+        let ColumnReader::ByteArrayColumnReader(mut values) = group_reader.get_column_reader(column).map_err(wrong)? else {
+            return Err(SourceError::corrupt(&file.path, format!("column {text:?} does not hold strings")));
+        };
+        if skip > 0 {
+            values.skip_records(skip as usize).map_err(wrong)?;
+        }
+        let most = group.schema_descr().column(column).max_def_level();
+        let batch = (BATCH_BYTES * rows / text_bytes(group, column).max(1)).clamp(1, BATCH_ROWS);
+        let (mut levels, mut cells): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
+        let mut row = from;
+        while row < to {
+            levels.clear();
+            cells.clear();
+            let want = batch.min(to - row) as usize;
+            let (records, _, _) = values.read_records(want, Some(&mut levels), None, &mut cells).map_err(wrong)?;
+            if records == 0 {
+                return Err(SourceError::corrupt(&file.path, format!("ends at row {row}; its footer says {to} rows or more")));
+            }
+            let mut filled = cells.iter();
+            for i in 0..records {
+                let there = most == 0 || levels.get(i) == Some(&most);
+                let cell = if there { filled.next().map(ByteArray::data) } else { None };
+                each(row, cell)?;
+                row += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of groups or batches cut and joined into ranges of about `target` bytes: start, end, bytes.
+pub(crate) fn cut_rows(groups: &[RowGroup], target: u64) -> Vec<(u64, u64, u64)> {
+    let mut ranges: Vec<(u64, u64, u64)> = Vec::new();
+    let mut first = 0;
+    for group in groups {
+        let parts = group.bytes.div_ceil(target.max(1)).clamp(1, group.rows.max(1));
+        for i in 0..parts {
+            let at = |i: u64| first + (u128::from(group.rows) * u128::from(i) / u128::from(parts)) as u64;
+            let (start, end, bytes) = (at(i), at(i + 1), group.bytes / parts);
+            match ranges.last_mut() {
+                Some(last) if last.2 + bytes <= target => (last.1, last.2) = (end, last.2 + bytes),
+                _ if start == end => {}
+                _ => ranges.push((start, end, bytes)),
+            }
+        }
+        first += group.rows;
+    }
+    ranges
+}
+

@@ -1,0 +1,255 @@
+//! The input cut into splits: a fixed function of the job and the files, so that shards do not depend on who makes them.
+//!
+//! ```text
+//!   file ─► segments of about the target (records that begin in a range) ─┐
+//!   file ─► segments ... ─────────────────────────────────────────────────┼─► train │ holdout ─► grouped into splits
+//!   file ─► ...                                                  (last N records cut off)
+//! ```
+//!
+//! Every file is cut on its own into segments no longer than about the target, then neighbours are joined while they
+//! fit. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
+//! places where records begin. Columnar files are cut by their metadata.
+//!
+//! Memory: the segments, and per core what a reader needs.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+use stillhouse_schemas::spec::{Input, InputFormat, TextDocument};
+
+use super::decode::Cursor;
+use super::error::SourceError;
+use super::list::InputFile;
+use super::store::Store;
+use super::{holdout, ipc, parquet, records};
+
+/// How far planning has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanProgress {
+    /// Files cut into segments.
+    pub files: u64,
+    /// Of so many.
+    pub files_total: u64,
+    /// Stored bytes of the files that are done.
+    pub bytes: u64,
+    /// Of so many.
+    pub bytes_total: u64,
+}
+
+/// A range of a file that is not cut further, except by the holdout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// Index of the file.
+    pub file: usize,
+    pub range: Range,
+    /// Bytes of input that it stands for.
+    pub weight: u64,
+    /// Records, where known.
+    pub records: Option<u64>,
+}
+
+/// Cuts the input into splits: first all of `train`, then those of the holdout, numbered through.
+///
+/// `files` must be what [`super::list`] (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
+///
+/// # Errors
+/// When a file cannot be read or is corrupt, when the holdout takes all records, or when there are too many splits.
+pub fn plan_splits(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    target_split_bytes: u64,
+    progress: &(dyn Fn(PlanProgress) + Sync),
+) -> Result<Vec<SplitRecord>, SourceError> {
+    let target = target_split_bytes.max(1);
+    let train = segments(store, files, input, target, progress)?;
+    let (train, held) = match input.holdout.iter().next() {
+        None => (train, None),
+        Some((name, holdout)) => {
+            let field = format!("input.holdout.{name}.last_documents");
+            let (train, held) = holdout::cut_off(store, files, input, train, holdout.last_documents, &field)?;
+            (train, Some((name.as_str(), held)))
+        }
+    };
+    let mut splits = Vec::new();
+    group(files, train, target, "train", &mut splits)?;
+    if let Some((name, held)) = held {
+        group(files, held, target, name, &mut splits)?;
+    }
+    Ok(splits)
+}
+
+fn group(
+    files: &[InputFile],
+    segments: Vec<Segment>,
+    target: u64,
+    dataset_split: &str,
+    splits: &mut Vec<SplitRecord>,
+) -> Result<(), SourceError> {
+    let mut filled = None;
+    for segment in segments {
+        let joined = filled.and_then(|f: u64| f.checked_add(segment.weight)).filter(|sum| *sum <= target);
+        if joined.is_none() {
+            let split = u32::try_from(splits.len()).map_err(|_| SourceError::Plan {
+                field: "input.split_megabytes".into(),
+                message: format!("the input makes more than {} splits; make them larger", u32::MAX),
+            })?;
+            splits.push(SplitRecord {
+                split: SplitId(split),
+                dataset_split: dataset_split.into(),
+                pieces: Vec::new(),
+            });
+        }
+        filled = Some(joined.unwrap_or(segment.weight));
+        if let Some(split) = splits.last_mut() {
+            let file = &files[segment.file].path;
+            match split.pieces.last_mut() {
+                Some(last) if last.file == *file && join(&mut last.range, segment.range) => {}
+                _ => split.pieces.push(Piece { file: file.clone(), range: segment.range }),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Joins a range that follows another directly; false where it does not.
+fn join(last: &mut Range, next: Range) -> bool {
+    match (last, next) {
+        (Range::Bytes { end, .. }, Range::Bytes { start, end: new, .. }) if *end == start => *end = new,
+        (Range::Rows { end, .. }, Range::Rows { start, end: new }) if *end == start => *end = new,
+        _ => return false,
+    }
+    true
+}
+
+/// The segments of all files, in order; files are worked on at once, and the first error in the order of the files counts.
+fn segments(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    target: u64,
+    progress: &(dyn Fn(PlanProgress) + Sync),
+) -> Result<Vec<Segment>, SourceError> {
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(files.len().max(1));
+    let next = AtomicUsize::new(0);
+    let (done, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let bytes_total = files.iter().map(|f| f.size).sum();
+    let found: Vec<Mutex<Option<Result<Vec<Segment>, SourceError>>>> = files.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let i = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(file) = files.get(i)
+                {
+                    let result = file_segments(store, i, file, input, target);
+                    if result.is_err() {
+                        next.store(files.len(), Ordering::Relaxed);
+                    }
+                    *found[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                    progress(PlanProgress {
+                        files: done.fetch_add(1, Ordering::Relaxed) + 1,
+                        files_total: files.len() as u64,
+                        bytes: bytes.fetch_add(file.size, Ordering::Relaxed) + file.size,
+                        bytes_total,
+                    });
+                }
+            });
+        }
+    });
+    let mut all = Vec::new();
+    for result in found {
+        // `None` only after the error of another file, and that file comes either before or after
+        if let Some(result) = result.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            all.extend(result?);
+        }
+    }
+    Ok(all)
+}
+
+fn file_segments(
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    let columnar = match input.format {
+        InputFormat::Parquet => Some(parquet::row_groups(store, file, &input.text)?),
+        InputFormat::Arrow => Some(ipc::row_groups(store, file)?),
+        _ => None,
+    };
+    if let Some(groups) = columnar {
+        let cut = parquet::cut_rows(&groups, target).into_iter();
+        return Ok(cut
+            .map(|(start, end, weight)| Segment {
+                file: index,
+                range: Range::Rows { start, end },
+                weight,
+                records: Some(end - start),
+            })
+            .collect());
+    }
+    if input.format == InputFormat::Text && input.document == TextDocument::File {
+        let mut cursor = Cursor::open(store, file, input, 0)?;
+        let size = if super::decode::compression(file, input) == stillhouse_schemas::spec::Compression::None {
+            file.size
+        } else {
+            cursor.skip_to(u64::MAX).map_err(|e| SourceError::from_io(&file.path, e))?;
+            cursor.offset
+        };
+        let range = Range::Bytes { start: 0, end: size, line: Some(1) };
+        return Ok(vec![Segment { file: index, range, weight: size, records: Some(1) }]);
+    }
+    if records::is_seekable(file, input) {
+        return Ok(by_size(index, file.size, target));
+    }
+    scan(store, index, file, input, target)
+}
+
+/// Equal ranges of at most the target.
+fn by_size(file: usize, size: u64, target: u64) -> Vec<Segment> {
+    let parts = size.div_ceil(target);
+    let at = |i: u64| (u128::from(size) * u128::from(i) / u128::from(parts)) as u64;
+    (0..parts)
+        .map(|i| Segment {
+            file,
+            range: Range::Bytes { start: at(i), end: at(i + 1), line: (i == 0).then_some(1) },
+            weight: at(i + 1) - at(i),
+            records: None,
+        })
+        .collect()
+}
+
+/// Cuts where the first record begins that is a target away from the cut before.
+fn scan(
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    let wrong = |e| SourceError::from_io(&file.path, e);
+    let (mut records, _) = records::open(store, file, input, 0)?;
+    let mut segments = Vec::new();
+    let (mut start, mut line, mut count) = (0, 1, 0);
+    let mut cut = |start: u64, end: u64, line: u64, records: u64| {
+        let range = Range::Bytes { start, end, line: Some(line) };
+        segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
+    };
+    while let Some(at) = records.next().map_err(wrong)? {
+        if count > 0 && at.offset - start >= target {
+            cut(start, at.offset, line, count);
+            (start, line, count) = (at.offset, at.newlines + 1, 0);
+        }
+        count += 1;
+        records.skip().map_err(wrong)?;
+    }
+    let end = records.offset();
+    if count > 0 {
+        cut(start, end, line, count);
+    }
+    Ok(segments)
+}

@@ -1,0 +1,171 @@
+//! One document on its way from the input to batches: checked UTF-8, in memory up to a size, then in a temporary file.
+//!
+//! Nothing of a record is emitted before all of it is known to be good, and no document is ever whole in memory: the
+//! spool holds up to one piece, and what is longer is written to a temporary file (`TMPDIR`) and read again in pieces.
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use tempfile::SpooledTempFile;
+
+/// Why bytes were not taken.
+#[derive(Debug)]
+pub(crate) enum PushError {
+    /// Not UTF-8 at this index of the pushed bytes (0 where the fault began in an earlier push).
+    Utf8(usize),
+    /// The temporary file failed.
+    Io(io::Error),
+}
+
+/// Text of one document.
+pub(crate) struct Spool {
+    file: SpooledTempFile,
+    piece: usize,
+    length: u64,
+    last: u8,
+    /// The bytes of a character that is not whole yet.
+    partial: [u8; 4],
+    partial_length: usize,
+    buffer: Vec<u8>,
+    /// How many documents went to disk.
+    pub rolled: u64,
+}
+
+impl Spool {
+    /// A spool for documents that are handed on in pieces of at most `piece` bytes.
+    pub fn new(piece: usize) -> Self {
+        Self {
+            file: SpooledTempFile::new(piece),
+            piece,
+            length: 0,
+            last: 0,
+            partial: [0; 4],
+            partial_length: 0,
+            buffer: Vec::new(),
+            rolled: 0,
+        }
+    }
+
+    /// Bytes of text so far.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Forgets the text.
+    pub fn clear(&mut self) -> io::Result<()> {
+        if self.file.is_rolled() {
+            self.file = SpooledTempFile::new(self.piece);
+        } else {
+            self.file.set_len(0)?;
+            self.file.rewind()?;
+        }
+        (self.length, self.partial_length, self.last) = (0, 0, 0);
+        Ok(())
+    }
+
+    /// Appends bytes; a character may be cut between two pushes.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), PushError> {
+        let Some(&last) = bytes.last() else { return Ok(()) };
+        self.validate(bytes).map_err(PushError::Utf8)?;
+        let was = self.file.is_rolled();
+        self.file.write_all(bytes).map_err(PushError::Io)?;
+        if self.file.is_rolled() && !was {
+            self.rolled += 1;
+        }
+        self.length += bytes.len() as u64;
+        self.last = last;
+        Ok(())
+    }
+
+    fn validate(&mut self, mut bytes: &[u8]) -> Result<(), usize> {
+        let mut taken = 0;
+        while self.partial_length > 0 && !bytes.is_empty() {
+            self.partial[self.partial_length] = bytes[0];
+            self.partial_length += 1;
+            (bytes, taken) = (&bytes[1..], taken + 1);
+            match std::str::from_utf8(&self.partial[..self.partial_length]) {
+                Ok(_) => self.partial_length = 0,
+                Err(e) if e.error_len().is_some() => return Err(0),
+                Err(_) => {}
+            }
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(_) => Ok(()),
+            Err(e) if e.error_len().is_some() => Err(taken + e.valid_up_to()),
+            Err(e) => {
+                let rest = &bytes[e.valid_up_to()..];
+                self.partial[..rest.len()].copy_from_slice(rest);
+                self.partial_length = rest.len();
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a carriage return off the end.
+    pub fn trim_carriage_return(&mut self) -> io::Result<()> {
+        if self.length > 0 && self.last == b'\r' {
+            self.length -= 1;
+            self.last = 0;
+            self.file.set_len(self.length)?;
+            self.file.seek(SeekFrom::Start(self.length))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the text ends with a whole character.
+    pub fn is_whole(&self) -> bool {
+        self.partial_length == 0
+    }
+
+    /// Hands the text on in pieces cut between characters; the flag is true on the last one. An empty text is one empty piece.
+    pub fn pieces<E>(
+        &mut self,
+        error: impl Fn(io::Error) -> E,
+        emit: &mut dyn FnMut(&str, bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.file.rewind().map_err(&error)?;
+        let mut left = self.length;
+        self.buffer.clear();
+        loop {
+            let want = left.min((self.piece - self.buffer.len()) as u64);
+            let had = self.buffer.len();
+            self.buffer.resize(had + want as usize, 0);
+            self.file.read_exact(&mut self.buffer[had..]).map_err(&error)?;
+            left -= want;
+            let cut = if left == 0 { self.buffer.len() } else { whole_characters(&self.buffer) };
+            let text = std::str::from_utf8(&self.buffer[..cut])
+                .map_err(|e| error(io::Error::new(io::ErrorKind::InvalidData, e)))?;
+            emit(text, left == 0)?;
+            if left == 0 {
+                return Ok(());
+            }
+            self.buffer.drain(..cut);
+        }
+    }
+}
+
+/// Length of the part of valid UTF-8 that ends with a whole character.
+fn whole_characters(bytes: &[u8]) -> usize {
+    let tail = bytes.len().saturating_sub(3);
+    for at in (tail..bytes.len()).rev() {
+        let width = match bytes[at] {
+            0x00..=0x7f => 1,
+            0x80..=0xbf => continue,
+            0xc0..=0xdf => 2,
+            0xe0..=0xef => 3,
+            _ => 4,
+        };
+        return if at + width <= bytes.len() { bytes.len() } else { at };
+    }
+    bytes.len()
+}
+
+/// Cuts text that is in memory into pieces of at most `piece` bytes, as [`Spool::pieces`] does.
+pub(crate) fn cut<E>(text: &str, piece: usize, emit: &mut dyn FnMut(&str, bool) -> Result<(), E>) -> Result<(), E> {
+    let mut rest = text;
+    while rest.len() > piece {
+        let (head, tail) = rest.split_at(rest.floor_char_boundary(piece));
+        emit(head, false)?;
+        rest = tail;
+    }
+    emit(rest, true)
+}

@@ -1,0 +1,155 @@
+//! Blocking, ranged, read-ahead access to objects.
+//!
+//! Memory: a [`ObjectReader`] holds one chunk, 64 KB at first and 4 MB after a few; [`Chunks`] hold 1 MB.
+
+use std::io::{self, BufRead, Read};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, Length};
+use tokio::runtime::Handle;
+
+const FIRST_CHUNK: u64 = 64 << 10;
+const LARGEST_CHUNK: u64 = 4 << 20;
+const PAGE_CHUNK: u64 = 1 << 20;
+
+/// An object store and the runtime that waits for it.
+///
+/// The blocking calls on it must not be made on a runtime's own worker thread: use `spawn_blocking`.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// The store.
+    pub store: Arc<dyn ObjectStore>,
+    /// The runtime on which its futures run.
+    pub handle: Handle,
+}
+
+impl Store {
+    /// The files of this machine, under their absolute paths.
+    pub fn local(handle: Handle) -> Self {
+        Self { store: Arc::new(LocalFileSystem::new()), handle }
+    }
+
+    pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {
+        self.handle.block_on(future)
+    }
+
+    pub(crate) fn get(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
+        self.wait(self.store.get_range(location, start..end))
+    }
+}
+
+/// Reads an object from some byte on.
+pub(crate) struct ObjectReader {
+    store: Store,
+    location: Path,
+    size: u64,
+    position: u64,
+    chunk: Bytes,
+    next_chunk: u64,
+}
+
+impl ObjectReader {
+    pub fn new(store: &Store, location: &Path, size: u64, position: u64) -> Self {
+        Self {
+            store: store.clone(),
+            location: location.clone(),
+            size,
+            position: position.min(size),
+            chunk: Bytes::new(),
+            next_chunk: FIRST_CHUNK,
+        }
+    }
+}
+
+impl BufRead for ObjectReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.chunk.is_empty() && self.position < self.size {
+            let end = self.size.min(self.position + self.next_chunk);
+            self.chunk = self.store.get(&self.location, self.position, end).map_err(io::Error::other)?;
+            if self.chunk.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.position += self.chunk.len() as u64;
+            self.next_chunk = (self.next_chunk * 2).min(LARGEST_CHUNK);
+        }
+        Ok(&self.chunk)
+    }
+
+    fn consume(&mut self, n: usize) {
+        let _ = self.chunk.split_to(n.min(self.chunk.len()));
+    }
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let n = available.len().min(out.len());
+        out[..n].copy_from_slice(&available[..n]);
+        self.consume(n);
+        Ok(n)
+    }
+}
+
+/// Pages of a Parquet file: headers and small pages come out of a read-ahead of 1 MB.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    store: Store,
+    location: Path,
+    size: u64,
+    ahead: Mutex<(u64, Bytes)>,
+}
+
+impl Chunks {
+    pub fn new(store: &Store, location: &Path, size: u64) -> Self {
+        Self { store: store.clone(), location: location.clone(), size, ahead: Mutex::new((0, Bytes::new())) }
+    }
+
+    fn fetch(&self, start: u64, length: u64, ahead: u64) -> Result<Bytes, object_store::Error> {
+        let mut cached = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, bytes) = &*cached;
+        if start < *at || start + length > at + bytes.len() as u64 {
+            let end = self.size.min(start + length.max(ahead));
+            *cached = (start, self.store.get(&self.location, start, end)?);
+        }
+        let (at, bytes) = &*cached;
+        let from = (start - at) as usize;
+        let to = (from + length as usize).min(bytes.len());
+        Ok(bytes.slice(from..to))
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.size
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = ObjectPage;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let length = PAGE_CHUNK.min(self.size.saturating_sub(start)).min(FIRST_CHUNK);
+        let bytes = self.fetch(start, length, PAGE_CHUNK).map_err(|e| ParquetError::External(Box::new(e)))?;
+        let after = start + bytes.len() as u64;
+        Ok(io::Read::chain(io::Cursor::new(bytes), ObjectReader::new(&self.store, &self.location, self.size, after)))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        if start.saturating_add(length as u64) > self.size {
+            return Err(ParquetError::EOF(format!(
+                "bytes {start} to {} are past the end of the file at {}",
+                start.saturating_add(length as u64),
+                self.size
+            )));
+        }
+        self.fetch(start, length as u64, PAGE_CHUNK).map_err(|e| ParquetError::External(Box::new(e)))
+    }
+}
+
+/// Bytes from some offset on: the read-ahead, then the object itself.
+pub(crate) type ObjectPage = io::Chain<io::Cursor<Bytes>, ObjectReader>;

@@ -1,0 +1,109 @@
+//! Reads a data set again and checks everything that can be checked: checksums, shapes, invariants, and with the
+//! teacher the noise itself.
+
+mod noise;
+mod shards;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::dataset::Dataset;
+use crate::error::Result;
+use crate::events::Observer;
+
+/// Faults that are told one by one; more are only counted.
+pub const FAULTS_SHOWN: usize = 100;
+
+/// How to verify.
+#[derive(Debug, Clone, Default)]
+pub struct VerifyOptions {
+    /// Recompute log-probabilities and noise on a sample, with the teacher.
+    pub teacher: bool,
+    /// Where the teacher is now; default: where the job found it (relative to the working directory).
+    pub teacher_path: Option<PathBuf>,
+    /// Device for the teacher; default: the job's.
+    pub device: Option<String>,
+    /// Batches to recompute (a batch is what the teacher saw at once), spread over the data set.
+    pub teacher_batches: usize,
+}
+
+/// What a verification found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Verification {
+    /// Shards read.
+    pub shards: u64,
+    /// Rows read.
+    pub rows: u64,
+    /// Tokens read, padding not counted.
+    pub tokens: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Number of faults.
+    pub fault_count: u64,
+    /// The first faults.
+    pub faults: Vec<Fault>,
+    /// What the teacher said.
+    pub teacher: Option<TeacherCheck>,
+}
+
+impl Verification {
+    /// Whether nothing is wrong.
+    pub fn passed(&self) -> bool {
+        self.fault_count == 0
+    }
+
+    pub(crate) fn fault(&mut self, place: impl Into<String>, message: impl Into<String>) {
+        self.fault_count += 1;
+        if self.faults.len() < FAULTS_SHOWN {
+            self.faults.push(Fault { place: place.into(), message: message.into() });
+        }
+    }
+}
+
+/// Something wrong.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Fault {
+    /// File, and row where there is one.
+    pub place: String,
+    /// What was got and what should be.
+    pub message: String,
+}
+
+/// The noise, recomputed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TeacherCheck {
+    /// Sequences recomputed.
+    pub sequences: u64,
+    /// Predicted tokens recomputed.
+    pub tokens: u64,
+    /// Tokens times draws whose noise was recomputed.
+    pub noises: u64,
+    /// Largest |stored − recomputed| of a log-probability.
+    pub logprob_difference_max: f64,
+    /// How often argmax_k(l_k + ξ_k) was the observed token.
+    pub argmax_hits: u64,
+    /// Largest total variation between stored and recomputed softmax(ξ).
+    pub total_variation_max: f64,
+    /// Mean total variation.
+    pub total_variation_mean: f64,
+    /// What the job promised.
+    pub tolerance: Option<f64>,
+}
+
+/// Verifies a data set.
+///
+/// # Errors
+/// When the data set cannot be opened or the teacher cannot be had. What is wrong with the data is in the result.
+pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn Observer) -> Result<Verification> {
+    let mut found = Verification::default();
+    shards::check_folder(dataset, &mut found).await?;
+    for shard in &dataset.manifest().shards {
+        shards::check_shard(dataset, shard, &mut found, observer).await?;
+    }
+    shards::check_totals(dataset.manifest(), &mut found);
+    if options.teacher {
+        noise::check(dataset, options, &mut found, observer).await?;
+    }
+    Ok(found)
+}

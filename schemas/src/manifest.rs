@@ -1,0 +1,277 @@
+//! The manifest of a data set: what was made, from what, by which teacher, and the checksum of every shard.
+//!
+//! It holds no time, no host and no path of the machine other than the job's own, so the same job gives the same manifest.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::SplitId;
+use crate::spec::JobSpec;
+
+/// `manifest.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the data set format; [`crate::columns::FORMAT_VERSION`].
+    pub format_version: u32,
+    /// The job with all defaults filled in.
+    pub job: JobSpec,
+    /// sha256 of everything that decides the bytes of the shards: job, tokenizer, teacher, splits.
+    pub job_hash: String,
+    /// The tokenizer.
+    pub tokenizer: TokenizerRecord,
+    /// The teacher, where the job has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherRecord>,
+    /// Size of the vocabulary that log-probabilities, noise and sub-tokens are over.
+    pub vocab_size: u64,
+    /// Seed of the replayed noise, where there is noise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise_seed: Option<u64>,
+    /// Base and length of the sub-tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtokens: Option<SubtokenRecord>,
+    /// The columns, in their order: name, Arrow type, shape.
+    pub columns: Vec<ColumnRecord>,
+    /// Splits of the input: what each shard was made from.
+    pub splits: Vec<SplitRecord>,
+    /// The shards.
+    pub shards: Vec<ShardRecord>,
+    /// Sums over the shards, by data set split.
+    pub totals: BTreeMap<String, Totals>,
+    /// Statistics over the whole data set.
+    pub statistics: Statistics,
+}
+
+/// The tokenizer that was used.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenizerRecord {
+    /// As the job names it.
+    pub source: String,
+    /// sha256 of the data set's `tokenizer.json`.
+    pub sha256: String,
+    /// Entries, added tokens included.
+    pub vocab_size: u64,
+    /// Special tokens by role (`bos`, `eos`, `pad`, `mask`), where known.
+    pub special_tokens: BTreeMap<String, SpecialToken>,
+}
+
+/// A special token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecialToken {
+    /// As text.
+    pub token: String,
+    /// As id.
+    pub id: u32,
+}
+
+/// The teacher that was used, with its arithmetic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TeacherRecord {
+    /// As the job names it.
+    pub source: String,
+    /// `gpt2`, `llama`, `qwen3`.
+    pub architecture: String,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Arithmetic of the forward pass, such as `f32 (weights widened from Q4_1)`.
+    pub arithmetic: String,
+    /// `cpu` or `cuda`.
+    pub device: String,
+    /// sha256 by file.
+    pub files: BTreeMap<String, String>,
+    /// The token that is put before sequences that do not begin with it.
+    pub bos_token_id: u32,
+}
+
+/// Base-b coding of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubtokenRecord {
+    /// b.
+    pub base: u32,
+    /// ℓ.
+    pub length: u32,
+}
+
+/// A column.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ColumnRecord {
+    /// Name.
+    pub name: String,
+    /// Arrow type of the values.
+    pub data_type: String,
+    /// Shape per row, such as `[1024,4]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+}
+
+/// A split: the piece of the input that a shard was made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SplitRecord {
+    /// Its number; the high 32 bits of the ids of its sequences and documents.
+    pub split: SplitId,
+    /// `train`, `validation`.
+    pub dataset_split: String,
+    /// The ranges of files it reads, in order.
+    pub pieces: Vec<Piece>,
+}
+
+/// A range of one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The file, as found by the job's paths.
+    pub file: String,
+    /// What part of it.
+    pub range: Range,
+}
+
+/// A part of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Range {
+    /// Records that begin in these bytes of the decompressed file.
+    Bytes {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Line number (from 1) at `start`, where the planner counted lines.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        line: Option<u64>,
+    },
+    /// Rows of a columnar file.
+    Rows {
+        /// First row.
+        start: u64,
+        /// One past the last row.
+        end: u64,
+    },
+}
+
+/// A shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShardRecord {
+    /// Path under the data set's folder.
+    pub path: String,
+    /// Data set split.
+    pub dataset_split: String,
+    /// The split it was made from.
+    pub split: SplitId,
+    /// Packed sequences.
+    pub rows: u64,
+    /// Tokens, padding not counted.
+    pub tokens: u64,
+    /// Size of the file.
+    pub bytes: u64,
+    /// Checksum of the file.
+    pub sha256: String,
+    /// Compressed bytes by column.
+    pub column_bytes: BTreeMap<String, u64>,
+    /// What went in and what was seen.
+    pub statistics: Statistics,
+}
+
+/// Sums over shards.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Shards.
+    pub shards: u64,
+    /// Packed sequences.
+    pub rows: u64,
+    /// Tokens, padding not counted.
+    pub tokens: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Statistics of a shard or a data set; sums, so that they add up.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Documents read.
+    pub documents: u64,
+    /// Records skipped, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped: BTreeMap<String, u64>,
+    /// Bytes of text after cleaning.
+    pub text_bytes: u64,
+    /// Tokens of text, before packing.
+    pub text_tokens: u64,
+    /// Tokens of the remainder that were dropped.
+    pub dropped_tokens: u64,
+    /// Tokens that the teacher predicted.
+    #[serde(default)]
+    pub predicted_tokens: u64,
+    /// Σ ln p over predicted tokens.
+    #[serde(default)]
+    pub logprob_sum: f64,
+    /// Corrections, summed over tokens and draws.
+    #[serde(default)]
+    pub corrections: u64,
+    /// Corrections per token and draw: how many tokens have 0, 1, 2–3, 4–7, … (by powers of two).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub corrections_histogram: Vec<u64>,
+    /// Largest number of corrections of one token.
+    #[serde(default)]
+    pub corrections_max: u64,
+    /// Largest total variation that the encoder left, over all tokens and draws.
+    #[serde(default)]
+    pub total_variation_max: f64,
+}
+
+impl Statistics {
+    /// Adds another shard's statistics.
+    pub fn add(&mut self, other: &Statistics) {
+        self.documents += other.documents;
+        for (reason, n) in &other.skipped {
+            *self.skipped.entry(reason.clone()).or_default() += n;
+        }
+        self.text_bytes += other.text_bytes;
+        self.text_tokens += other.text_tokens;
+        self.dropped_tokens += other.dropped_tokens;
+        self.predicted_tokens += other.predicted_tokens;
+        self.logprob_sum += other.logprob_sum;
+        self.corrections += other.corrections;
+        if self.corrections_histogram.len() < other.corrections_histogram.len() {
+            self.corrections_histogram.resize(other.corrections_histogram.len(), 0);
+        }
+        for (sum, n) in self.corrections_histogram.iter_mut().zip(&other.corrections_histogram) {
+            *sum += n;
+        }
+        self.corrections_max = self.corrections_max.max(other.corrections_max);
+        self.total_variation_max = self.total_variation_max.max(other.total_variation_max);
+    }
+
+    /// Counts one token's corrections.
+    pub fn count_corrections(&mut self, corrections: u64) {
+        let bin = (u64::BITS - corrections.leading_zeros()) as usize;
+        if self.corrections_histogram.len() <= bin {
+            self.corrections_histogram.resize(bin + 1, 0);
+        }
+        self.corrections_histogram[bin] += 1;
+        self.corrections += corrections;
+        self.corrections_max = self.corrections_max.max(corrections);
+    }
+
+    /// Perplexity of the text under the teacher, exp(−mean ln p).
+    pub fn perplexity(&self) -> Option<f64> {
+        (self.predicted_tokens > 0).then(|| (-self.logprob_sum / self.predicted_tokens as f64).exp())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histogram_bins_are_powers_of_two() {
+        let mut s = Statistics::default();
+        for n in [0, 0, 1, 2, 3, 4, 7, 8] {
+            s.count_corrections(n);
+        }
+        assert_eq!(s.corrections_histogram, [2, 1, 2, 2, 1]);
+        let mut t = Statistics::default();
+        t.add(&s);
+        t.add(&s);
+        assert_eq!((t.corrections, t.corrections_max), (50, 8));
+    }
+}

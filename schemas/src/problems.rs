@@ -1,0 +1,77 @@
+//! Everything that is wrong with a job, told at once: the path of the field, the value got, what is valid.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One thing wrong with a job file.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Problem {
+    /// Path of the field, such as `extract.noise.tolerance` or `input.paths[1]`; empty for the whole file.
+    pub field: String,
+    /// What was got, as it stands in the file; `None` where nothing was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub got: Option<String>,
+    /// What is wrong and what is valid.
+    pub message: String,
+}
+
+impl Problem {
+    /// A problem with a value that was given.
+    pub fn new(field: impl Into<String>, got: impl fmt::Display, message: impl Into<String>) -> Self {
+        Self { field: field.into(), got: Some(got.to_string()), message: message.into() }
+    }
+
+    /// A problem without a value to show, such as a missing field.
+    pub fn missing(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), got: None, message: message.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let field = if self.field.is_empty() { "job file" } else { &self.field };
+        match &self.got {
+            Some(got) => write!(f, "{field}: got {got}: {}", self.message),
+            None => write!(f, "{field}: {}", self.message),
+        }
+    }
+}
+
+/// A list of problems, never empty when it is an error.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, thiserror::Error)]
+#[serde(transparent)]
+pub struct Problems(pub Vec<Problem>);
+
+impl Problems {
+    /// Adds a problem.
+    pub fn push(&mut self, problem: Problem) {
+        self.0.push(problem);
+    }
+
+    /// Whether a problem with this field, or with a field that holds it, is already told.
+    pub fn touches(&self, field: &str) -> bool {
+        self.0.iter().any(|p| {
+            p.field == field
+                || (field.starts_with(&p.field)
+                    && matches!(field.as_bytes().get(p.field.len()), Some(b'.' | b'[')))
+                || p.field.is_empty()
+        })
+    }
+
+    /// `Ok` when nothing is wrong.
+    pub fn into_result(self) -> Result<(), Problems> {
+        if self.0.is_empty() { Ok(()) } else { Err(self) }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.0.len();
+        write!(f, "the job file has {n} problem{}", if n == 1 { "" } else { "s" })?;
+        for problem in &self.0 {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}

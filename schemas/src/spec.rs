@@ -1,0 +1,598 @@
+//! The job file, version 1: every key, typed, with its unit, bounds and default.
+//!
+//! The same types give the JSON Schema (`stillhouse schema`), the structural checks (see [`crate::parse`])
+//! and the values that the pipeline runs with. Unknown keys are refused at every level.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A batch job: raw corpora in, training shards out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Version of the job file format. This program reads version 1.
+    #[schemars(range(min = 1, max = 1))]
+    pub version: u32,
+    /// Name of the job: lower-case letters, digits, `.`, `_` and `-`.
+    #[schemars(regex(pattern = r"^[a-z0-9][a-z0-9._-]{0,99}$"))]
+    pub name: String,
+    /// Seed of every random choice of the job (0 to 2^63 − 1).
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_u64))]
+    pub seed: u64,
+    /// What to read.
+    pub input: Input,
+    /// Rules applied to the text before it is tokenized.
+    #[serde(default)]
+    pub clean: Clean,
+    /// The tokenizer. Without `path` the teacher's own is used.
+    #[serde(default)]
+    pub tokenizer: Tokenizer,
+    /// How documents become sequences of `length` tokens.
+    pub pack: Pack,
+    /// What the teacher adds. Without it the job is a fast tokenizer and packer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extract: Option<Extract>,
+    /// Base-b sub-tokens (MDM-Prime).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtokens: Option<Subtokens>,
+    /// Two-group partitions (Partition Generative Modeling; complementary masks).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<Partitions>,
+    /// Generation orders (ARMD).
+    #[serde(default)]
+    pub orders: Orders,
+    /// Where the data set goes.
+    pub output: Output,
+    /// What runs the job. Never changes a byte of the shards.
+    #[serde(default)]
+    pub engine: Engine,
+}
+
+/// What to read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// File format.
+    pub format: InputFormat,
+    /// Files to read: local paths or globs (`*`, `?`, `[..]`, `**`), relative to the job file's folder.
+    #[schemars(length(min = 1))]
+    pub paths: Vec<String>,
+    /// Column (or JSON key) that holds the text.
+    #[serde(default = "default_text")]
+    pub text: String,
+    /// Compression of the files; `auto` goes by the ending (.gz, .zst). Parquet and Arrow compress inside.
+    #[serde(default)]
+    pub compression: Compression,
+    /// For `format: text`: what a document is.
+    #[serde(default)]
+    pub document: TextDocument,
+    /// For `format: csv`: the delimiter, one ASCII character.
+    #[serde(default = "default_delimiter")]
+    #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
+    pub csv_delimiter: String,
+    /// A DataFusion query over the registered table `input`; its column named by `text` holds the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sql: Option<String>,
+    /// What a bad record (invalid UTF-8, broken JSON, missing column, null text) does.
+    #[serde(default)]
+    pub on_error: OnError,
+    /// Documents held out of `train`: at most one entry, such as `validation: {last_documents: 100000}`.
+    #[serde(default)]
+    #[schemars(length(max = 1))]
+    pub holdout: BTreeMap<String, Holdout>,
+    /// Size of a split before compression, in megabytes (10^6 bytes) of input. Default: what fills a shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.001, max = 1e6))]
+    pub split_megabytes: Option<f64>,
+    /// Longest piece of a document that is held in memory at once, in kilobytes (10^3 bytes).
+    #[serde(default = "default_piece")]
+    #[schemars(range(min = 4, max = 65_536))]
+    pub piece_kilobytes: u32,
+}
+
+/// Formats that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InputFormat {
+    /// One JSON object per line.
+    Jsonl,
+    /// Plain text; see `document`.
+    Text,
+    /// Comma-separated values with a header line (RFC 4180).
+    Csv,
+    /// Apache Parquet.
+    Parquet,
+    /// Arrow IPC files.
+    Arrow,
+    /// Image archives (not in this version).
+    Images,
+}
+
+/// Compression of whole files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// By the ending of the name.
+    #[default]
+    Auto,
+    /// Not compressed.
+    None,
+    /// gzip, also of several members.
+    Gzip,
+    /// Zstandard, also of several frames.
+    Zstd,
+}
+
+/// What a document is in a text file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TextDocument {
+    /// Every line.
+    #[default]
+    Line,
+    /// Every file.
+    File,
+    /// Every block of lines between blank lines.
+    BlankLine,
+}
+
+/// What a bad record does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The job fails, naming the file and the line.
+    #[default]
+    Fail,
+    /// The record is left out and counted; the manifest says how many and why.
+    Skip,
+}
+
+/// Documents held out of `train`, before packing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Holdout {
+    /// How many records at the end of the input, in the order of the files.
+    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    pub last_documents: u64,
+    /// What happens to the last tokens that do not fill a sequence; default: as `pack.remainder`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remainder: Option<Remainder>,
+}
+
+/// Rules applied to the text.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Clean {
+    /// Undoes the tokenization that a benchmark corpus was published with.
+    pub detokenizer: Detokenizer,
+}
+
+/// The five detokenizers of the MDLM code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Detokenizer {
+    /// Text as it is.
+    #[default]
+    None,
+    /// WikiText-2 and WikiText-103.
+    Wikitext,
+    /// Penn Treebank.
+    Ptb,
+    /// One Billion Words.
+    Lm1b,
+    /// LAMBADA.
+    Lambada,
+    /// PubMed and arXiv.
+    ScientificPapers,
+}
+
+/// The tokenizer and its special tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tokenizer {
+    /// `tokenizer.json`, a folder that holds one, a `.gguf`, or `hf://org/name[@revision]`. Default: the teacher's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The token that begins a sequence, as text. Default: from the tokenizer's or the teacher's configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bos: Option<String>,
+    /// The token that ends a document, as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eos: Option<String>,
+    /// The padding token, as text. Default: the tokenizer's, else eos.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pad: Option<String>,
+    /// The mask token, as text. Recorded in the manifest for trainers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<String>,
+}
+
+/// How documents become sequences.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pack {
+    /// `wrap` concatenates documents and cuts; `pad` gives each document its own row.
+    #[serde(default)]
+    pub mode: PackMode,
+    /// Tokens per sequence, L.
+    #[schemars(range(min = 2, max = 1_048_576))]
+    pub length: u32,
+    /// For `wrap`: what stands after every document.
+    #[serde(default)]
+    pub separator: Separator,
+    /// What stands at both ends of a sequence.
+    #[serde(default)]
+    pub boundary: Boundary,
+    /// For `wrap`: what happens to the last tokens of a split that do not fill a sequence.
+    #[serde(default)]
+    pub remainder: Remainder,
+}
+
+/// How rows are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PackMode {
+    /// Documents joined and cut into blocks.
+    #[default]
+    Wrap,
+    /// One document per row, truncated or padded.
+    Pad,
+}
+
+/// What stands after every document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Separator {
+    /// The eos token.
+    #[default]
+    Eos,
+    /// Nothing.
+    None,
+}
+
+/// What stands at both ends of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Boundary {
+    /// BOS, length − 2 tokens, EOS (the MDLM convention).
+    #[default]
+    BosEos,
+    /// Nothing: all `length` tokens are text.
+    None,
+}
+
+/// What happens to tokens that do not fill a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Remainder {
+    /// They are left out.
+    #[default]
+    Drop,
+    /// They become a row filled up with padding, `attention_mask` false there.
+    Pad,
+    /// They become a shorter row; the columns of shape [L] are then lists of any length.
+    Keep,
+}
+
+/// What the teacher adds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Extract {
+    /// The teacher language model.
+    pub teacher: TeacherSpec,
+    /// `parallel`: one forward pass over given text. `sequential`: the teacher writes the text.
+    #[serde(default)]
+    pub mode: ExtractMode,
+    /// Whether the teacher sees across packed documents.
+    #[serde(default)]
+    pub context: TeacherContext,
+    /// Posterior Gumbel noise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise: Option<Noise>,
+    /// How many of the teacher's top log-probabilities to store per token; 0 for none.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 4_294_967_295_u64))]
+    pub topk: u32,
+}
+
+/// The teacher language model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherSpec {
+    /// A folder with config.json and safetensors, a `.gguf` file, or `hf://org/name[@revision]`.
+    pub path: String,
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    #[serde(default = "default_device")]
+    #[schemars(regex(pattern = r"^(auto|cpu|cuda|cuda:[0-9]+)$"))]
+    pub device: String,
+    /// Arithmetic of the forward pass. Logits and everything after them are f32 and wider.
+    #[serde(default)]
+    pub dtype: Dtype,
+    /// Tokens of one forward pass (rows × length); at least one row is always taken.
+    #[serde(default = "default_batch_tokens")]
+    #[schemars(range(min = 1, max = 16_777_216))]
+    pub batch_tokens: u32,
+}
+
+/// Arithmetic of the teacher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+/// Who writes the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExtractMode {
+    /// The corpus.
+    #[default]
+    Parallel,
+    /// The teacher (not in this version).
+    Sequential,
+}
+
+/// What the teacher sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TeacherContext {
+    /// All earlier tokens of the sequence, across documents (the papers' way).
+    #[default]
+    Sequence,
+    /// Only the tokens of its own document: the teacher is reset where a document begins.
+    Document,
+}
+
+/// Posterior Gumbel noise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Noise {
+    /// How it is stored.
+    pub codec: NoiseCodec,
+    /// Largest total variation between stored and exact softmax(ξ), for every token (codec `replay`).
+    #[schemars(range(min = 0.00002, max = 0.5))]
+    pub tolerance: f64,
+    /// Independent noises per token, D.
+    #[schemars(range(min = 1, max = 64))]
+    pub draws: u32,
+    /// Precision of stored values. Default: f16; f32 for `replay` with a tolerance under 0.0005.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<NoisePrecision>,
+    /// Seed of the noise. Default: the job's `seed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_u64))]
+    pub seed: Option<u64>,
+}
+
+impl Default for Noise {
+    fn default() -> Self {
+        Self { codec: NoiseCodec::Replay, tolerance: 1e-3, draws: 1, precision: None, seed: None }
+    }
+}
+
+impl Noise {
+    /// Precision of the stored values, with the default filled in.
+    pub fn resolved_precision(&self) -> NoisePrecision {
+        self.precision.unwrap_or(match self.codec {
+            NoiseCodec::Replay if self.tolerance < 5e-4 => NoisePrecision::F32,
+            _ => NoisePrecision::F16,
+        })
+    }
+}
+
+/// How noise is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NoiseCodec {
+    /// Replayable: a seed, and the few values that the replay gets wrong.
+    #[default]
+    Replay,
+    /// All of ξ, [V] per token: for small vocabularies and for checking.
+    Dense,
+}
+
+/// Precision of stored noise values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NoisePrecision {
+    /// IEEE half precision.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+/// Base-b sub-tokens: b = ⌈V^(1/ℓ)⌉, most significant digit first (MDM-Prime).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Subtokens {
+    /// Digits per token, ℓ.
+    #[schemars(range(min = 1, max = 32))]
+    pub length: u32,
+}
+
+/// Two-group partitions: every token is in group 0 or 1, P(group 1) = 1 − α(t).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Partitions {
+    /// Partitions per sequence.
+    #[schemars(range(min = 1, max = 1024))]
+    pub views: u32,
+    /// The schedule α(t).
+    pub schedule: Schedule,
+    /// For `polynomial`: α(t) = (1 − t)^power.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub power: f64,
+    /// How t is drawn for the views of one sequence.
+    pub sampling: Sampling,
+    /// t lies in [eps, 1 − eps].
+    #[schemars(range(min = 0.0, max = 0.49))]
+    pub eps: f64,
+}
+
+impl Default for Partitions {
+    fn default() -> Self {
+        Self { views: 1, schedule: Schedule::Linear, power: 3.0, sampling: Sampling::Stratified, eps: 1e-3 }
+    }
+}
+
+/// The schedule α(t): the part of the sequence that is not masked at time t.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// α(t) = 1 − t.
+    #[default]
+    Linear,
+    /// α(t) = (1 − t)^power.
+    Polynomial,
+}
+
+/// How t is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampling {
+    /// One t in each of `views` equal parts of the interval, in a random order.
+    #[default]
+    Stratified,
+    /// Each t on its own.
+    Independent,
+}
+
+/// Generation orders (ARMD).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Orders {
+    /// Kind of order.
+    pub kind: OrderKind,
+}
+
+/// Kinds of generation order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderKind {
+    /// No orders.
+    #[default]
+    None,
+    /// Left to right with ρ positions shuffled (not in this version).
+    Progressive,
+    /// S interleaved streams (not in this version).
+    Strided,
+}
+
+/// Where the data set goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// A folder, relative to the job file's folder.
+    pub path: String,
+    /// Size of a shard to aim for, in megabytes (10^6 bytes). A split becomes one shard.
+    #[serde(default = "default_shard")]
+    #[schemars(range(min = 0.01, max = 100_000.0))]
+    pub shard_megabytes: f64,
+    /// Largest row group before compression, in megabytes (10^6 bytes).
+    #[serde(default = "default_row_group")]
+    #[schemars(range(min = 1, max = 100))]
+    pub row_group_megabytes: u32,
+    /// Level of zstd compression.
+    #[serde(default = "default_zstd")]
+    #[schemars(range(min = 1, max = 22))]
+    pub zstd_level: i32,
+}
+
+/// What runs the job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Engine {
+    /// `local`: this process. `ballista`: a cluster.
+    pub kind: EngineKind,
+    /// Splits worked on at once. Default: 1 with a teacher, else one per processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub parallel_splits: Option<u32>,
+    /// Memory for `input.sql`, in megabytes (10^6 bytes); what does not fit spills to disk.
+    #[schemars(range(min = 16, max = 1_048_576))]
+    pub sql_memory_megabytes: u32,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self { kind: EngineKind::Local, parallel_splits: None, sql_memory_megabytes: 1024 }
+    }
+}
+
+/// Engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineKind {
+    /// This process.
+    #[default]
+    Local,
+    /// A Ballista cluster (not in this version).
+    Ballista,
+}
+
+fn default_text() -> String {
+    "text".into()
+}
+fn default_delimiter() -> String {
+    ",".into()
+}
+fn default_piece() -> u32 {
+    1000
+}
+fn default_device() -> String {
+    "auto".into()
+}
+fn default_batch_tokens() -> u32 {
+    4096
+}
+fn default_shard() -> f64 {
+    500.0
+}
+fn default_row_group() -> u32 {
+    100
+}
+fn default_zstd() -> i32 {
+    3
+}
+
+impl JobSpec {
+    /// What happens to the remainder of the data set split of this name (`train`, `validation`).
+    pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
+        self.input.holdout.get(dataset_split).and_then(|h| h.remainder).unwrap_or(self.pack.remainder)
+    }
+
+    /// Every remainder rule that some data set split of the job uses.
+    pub fn remainders(&self) -> Vec<Remainder> {
+        std::iter::once(self.pack.remainder)
+            .chain(self.input.holdout.values().filter_map(|h| h.remainder))
+            .collect()
+    }
+
+    /// Whether rows may be shorter than `pack.length`, so that columns of shape [L] are lists of any length.
+    pub fn has_short_rows(&self) -> bool {
+        self.pack.mode == PackMode::Wrap && self.remainders().contains(&Remainder::Keep)
+    }
+
+    /// Whether rows may hold padding, so that the column `attention_mask` is there.
+    pub fn has_padding(&self) -> bool {
+        self.pack.mode == PackMode::Pad || self.remainders().contains(&Remainder::Pad)
+    }
+
+    /// Seed of the replayed noise.
+    pub fn noise_seed(&self) -> u64 {
+        self.extract
+            .as_ref()
+            .and_then(|e| e.noise.as_ref())
+            .and_then(|n| n.seed)
+            .unwrap_or(self.seed)
+    }
+}
