@@ -1,2 +1,15 @@
-//! x
-fn main(){}
+//! The `stillhouse` binary: reads the command line, runs a verb, gives its exit code.
+
+mod cli;
+mod page;
+mod printer;
+mod progress;
+mod table;
+mod units;
+mod verbs;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

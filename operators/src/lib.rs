@@ -10,11 +10,14 @@
 
 pub mod clean;
 pub mod extract;
+pub mod invariants;
 pub mod operator;
 pub mod pack;
 pub mod partitions;
 mod pieces;
 pub mod rows;
 pub mod subtokens;
+#[cfg(test)]
+mod testing;
 pub mod tokenize;
 pub mod vocabulary;

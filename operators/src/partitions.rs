@@ -38,8 +38,8 @@ use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::spec::{self, Sampling, Schedule};
 
-use crate::operator::{Emit, Operator, OperatorError};
-use crate::rows::{ListRows, RowsDef, list_column, sequence_ids, with_columns};
+use crate::operator::{Emit, Operator, OperatorError, extended};
+use crate::rows::{ListRows, list_column, sequence_ids};
 
 const NAME: &str = "partitions";
 
@@ -59,7 +59,6 @@ pub struct PartitionsConfig {
     /// Seed of the job.
     pub seed: u64,
     /// Whether the columns of the data set are fixed-size lists.
-    #[serde(with = "RowsDef")]
     pub rows: Rows,
 }
 
@@ -226,7 +225,8 @@ impl Operator for Partitions {
         let groups = list_column(&partition, groups, &lengths).map_err(&arrow)?;
         let views = vec![self.config.views as usize; rows.len()];
         let ts = list_column(&t, Arc::new(Float32Array::from(ts)), &views).map_err(&arrow)?;
-        emit(with_columns(batch, [(partition, groups), (t, ts)]).map_err(arrow)?)
+        let arrays = batch.columns().iter().cloned().chain([groups, ts]).collect();
+        emit(RecordBatch::try_new(extended(&batch.schema(), self.config.fields()), arrays).map_err(arrow)?)
     }
 }
 

@@ -4,18 +4,8 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, FixedSizeListArray, ListArray, RecordBatch, UInt64Array};
 use arrow::buffer::OffsetBuffer;
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
-use stillhouse_schemas::columns::Rows;
-
-/// [`Rows`] in a serialized config: `#[serde(with = "RowsDef")]`.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Rows", rename_all = "snake_case")]
-pub(crate) enum RowsDef {
-    Fixed(usize),
-    UpTo(usize),
-}
 
 /// The values of a list column, with the bounds of each row: works for lists and fixed-size lists.
 #[derive(Debug, Clone)]
@@ -69,6 +59,11 @@ impl<'a> ListRows<'a> {
         self.offsets[row]..self.offsets[row + 1]
     }
 
+    /// All values, whatever their type.
+    pub fn all_values(&self) -> &'a ArrayRef {
+        self.values
+    }
+
     /// All values, as an array of their type.
     ///
     /// # Errors
@@ -97,24 +92,6 @@ pub fn sequence_ids(batch: &RecordBatch) -> Result<&UInt64Array, ArrowError> {
         .as_any()
         .downcast_ref::<UInt64Array>()
         .ok_or_else(|| ArrowError::SchemaError("column sequence_id has not type uint64".into()))
-}
-
-/// The batch with more columns after its own.
-///
-/// # Errors
-/// When a column does not fit its field or the batch.
-pub fn with_columns(
-    batch: &RecordBatch,
-    added: impl IntoIterator<Item = (Field, ArrayRef)>,
-) -> Result<RecordBatch, ArrowError> {
-    let schema = batch.schema();
-    let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
-    let mut arrays = batch.columns().to_vec();
-    for (field, array) in added {
-        fields.push(Arc::new(field));
-        arrays.push(array);
-    }
-    RecordBatch::try_new(Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone())), arrays)
 }
 
 /// Builds a list column of the field's type (list or fixed-size list) from flat values and the length of each row.

@@ -17,8 +17,8 @@ use arrow::datatypes::{DataType, Field};
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 
-use crate::operator::{Emit, Operator, OperatorError};
-use crate::rows::{ListRows, RowsDef, list_column, sequence_ids, with_columns};
+use crate::operator::{Emit, Operator, OperatorError, extended};
+use crate::rows::{ListRows, list_column, sequence_ids};
 
 const NAME: &str = "subtokens";
 
@@ -68,7 +68,6 @@ pub struct SubtokensConfig {
     /// b.
     pub base: u32,
     /// Whether the columns of the data set are fixed-size lists.
-    #[serde(with = "RowsDef")]
     pub rows: Rows,
 }
 
@@ -163,8 +162,9 @@ impl Subtokens {
 
 impl Operator for Subtokens {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        let column = self.column(batch)?;
-        emit(with_columns(batch, [(self.config.field(), column)]).map_err(OperatorError::arrow(NAME))?)
+        let arrays = batch.columns().iter().cloned().chain([self.column(batch)?]).collect();
+        let output = RecordBatch::try_new(extended(&batch.schema(), self.config.fields()), arrays);
+        emit(output.map_err(OperatorError::arrow(NAME))?)
     }
 }
 

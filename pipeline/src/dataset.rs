@@ -4,10 +4,16 @@ use std::path::Path as FsPath;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use futures::TryStreamExt;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt};
 use object_store::path::Path;
-use parquet::arrow::async_reader::{ParquetObjectReader, ParquetRecordBatchStreamBuilder};
-use parquet::arrow::{ParquetRecordBatchStream, ProjectionMask};
+use object_store::{ObjectStore, ObjectStoreExt};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ArrowReaderOptions;
+use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use tokenizers::Tokenizer;
@@ -104,10 +110,13 @@ impl Dataset {
         &self,
         shard: &ShardRecord,
         selection: &Selection,
-    ) -> Result<ParquetRecordBatchStream<ParquetObjectReader>> {
+    ) -> Result<ParquetRecordBatchStream<ShardReader>> {
         let context = self.shown(&shard.path);
-        let reader = ParquetObjectReader::new(Arc::clone(self.output.store()), Path::from(shard.path.as_str()))
-            .with_file_size(shard.bytes);
+        let reader = ShardReader {
+            store: Arc::clone(self.output.store()),
+            path: Path::from(shard.path.as_str()),
+            bytes: shard.bytes,
+        };
         let mut builder =
             ParquetRecordBatchStreamBuilder::new(reader).await.map_err(PipelineError::dataset(context.clone()))?;
         if let Some(columns) = &selection.columns {
@@ -148,4 +157,40 @@ impl Dataset {
                 .map_err(PipelineError::dataset(self.shown(&shard.path))),
         }
     }
+}
+
+/// Ranged reads of one shard.
+pub struct ShardReader {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    bytes: u64,
+}
+
+impl AsyncFileReader for ShardReader {
+    fn get_bytes(&mut self, range: std::ops::Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
+        async move { self.store.get_range(&self.path, range).await.map_err(external) }.boxed()
+    }
+
+    fn get_byte_ranges(
+        &mut self,
+        ranges: Vec<std::ops::Range<u64>>,
+    ) -> BoxFuture<'_, parquet::errors::Result<Vec<Bytes>>> {
+        async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
+    }
+
+    fn get_metadata<'a>(
+        &'a mut self,
+        _: Option<&'a ArrowReaderOptions>,
+    ) -> BoxFuture<'a, parquet::errors::Result<Arc<ParquetMetaData>>> {
+        async move {
+            let bytes = self.bytes;
+            let reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Optional);
+            Ok(Arc::new(reader.load_and_finish(self, bytes).await?))
+        }
+        .boxed()
+    }
+}
+
+fn external(error: object_store::Error) -> ParquetError {
+    ParquetError::External(Box::new(error))
 }

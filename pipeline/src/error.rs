@@ -29,6 +29,8 @@ pub struct PipelineError {
     pub kind: ErrorKind,
     /// Whether the same call can succeed later (a full disk, a lost connection).
     pub retryable: bool,
+    /// What is wrong with the job file, one by one, where that is what failed.
+    pub problems: Option<Problems>,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -36,7 +38,7 @@ pub struct PipelineError {
 impl PipelineError {
     /// An error that stands for itself.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, retryable: false, message: message.into(), source: None }
+        Self { kind, retryable: false, problems: None, message: message.into(), source: None }
     }
 
     /// An error with its cause.
@@ -45,7 +47,7 @@ impl PipelineError {
         message: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self { kind, retryable: false, message: message.into(), source: Some(source.into()) }
+        Self { kind, retryable: false, problems: None, message: message.into(), source: Some(source.into()) }
     }
 
     /// Marks the error as one that a retry can help.
@@ -98,7 +100,8 @@ impl std::error::Error for PipelineError {}
 
 impl From<Problems> for PipelineError {
     fn from(problems: Problems) -> Self {
-        Self::new(ErrorKind::Usage, problems.to_string())
+        let message = problems.to_string();
+        Self { problems: Some(problems), ..Self::new(ErrorKind::Usage, message) }
     }
 }
 

@@ -16,16 +16,18 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
+use datafusion::physical_plan::execution_plan::{Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions};
 use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
 use futures::StreamExt;
 use stillhouse_operators::operator::{OperatorError, OperatorSpec, SplitContext, documents_schema};
+use stillhouse_schemas::manifest::SplitRecord;
+use stillhouse_schemas::spec::Input;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use crate::source::SplitReader;
+use crate::source::{self, InputFile, SourceError, Stopped, Store};
 
 /// Batches that wait between two stages.
 pub const QUEUE: usize = 2;
@@ -67,18 +69,33 @@ fn send(
     tx.blocking_send(Ok(batch)).map_err(|_| OperatorError::Stopped)
 }
 
+/// What a split reads from.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    /// The store of the input.
+    pub store: Store,
+    /// The files of the job.
+    pub files: Arc<Vec<InputFile>>,
+    /// How to read them.
+    pub input: Arc<Input>,
+}
+
 /// Reads the documents of one split.
 pub struct DocumentsExec {
-    reader: Arc<SplitReader>,
+    corpus: Corpus,
+    split: SplitRecord,
+    context: SplitContext,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl DocumentsExec {
     /// A source over one split.
-    pub fn new(reader: SplitReader) -> Self {
+    pub fn new(corpus: Corpus, split: SplitRecord, context: SplitContext) -> Self {
         Self {
-            reader: Arc::new(reader),
+            corpus,
+            split,
+            context,
             properties: single_partition(documents_schema()),
             metrics: ExecutionPlanMetricsSet::new(),
         }
@@ -87,13 +104,13 @@ impl DocumentsExec {
 
 impl fmt::Debug for DocumentsExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DocumentsExec").field("split", &self.reader.split()).finish_non_exhaustive()
+        f.debug_struct("DocumentsExec").field("split", &self.split).finish_non_exhaustive()
     }
 }
 
 impl DisplayAs for DocumentsExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DocumentsExec: split={} pieces={}", self.reader.split().split.0, self.reader.split().pieces.len())
+        write!(f, "DocumentsExec: split={} pieces={}", self.split.split.0, self.split.pieces.len())
     }
 }
 
@@ -125,22 +142,32 @@ impl ExecutionPlan for DocumentsExec {
         Ok(self)
     }
 
+    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         if partition != 0 {
             return internal_err!("a split has one partition, asked for {partition}");
         }
         let mut builder = RecordBatchReceiverStream::builder(self.schema(), QUEUE);
         let tx = builder.tx();
-        let reader = Arc::clone(&self.reader);
+        let (corpus, split, context) = (self.corpus.clone(), self.split.clone(), self.context.clone());
         let metrics = StageMetrics::new(&self.metrics);
-        let handle = Handle::current();
         builder.spawn_blocking(move || {
             let _timer = metrics.baseline.elapsed_compute().timer();
-            let read = reader.read(&handle, &mut |batch| send(&tx, &metrics.baseline, batch));
-            stage_result(read.map_err(|e| match e {
-                crate::source::ReadError::Source(e) => StageError::External(Box::new(e)),
-                crate::source::ReadError::Emit(e) => StageError::Operator(e),
-            }))
+            let mut emit = |batch| send(&tx, &metrics.baseline, batch).map_err(|_| Stopped);
+            match source::read_split(&corpus.store, &corpus.files, &split, &corpus.input, &mut emit) {
+                Ok(summary) => {
+                    let mut statistics = context.statistics.lock();
+                    for (reason, n) in summary.skipped {
+                        *statistics.skipped.entry(reason).or_default() += n;
+                    }
+                    Ok(())
+                }
+                Err(SourceError::Stopped(_)) => Ok(()),
+                Err(e) => Err(DataFusionError::External(Box::new(e))),
+            }
         });
         Ok(builder.build())
     }
@@ -151,7 +178,6 @@ impl ExecutionPlan for DocumentsExec {
 }
 
 enum StageError {
-    External(Box<dyn std::error::Error + Send + Sync>),
     Operator(OperatorError),
     Input(DataFusionError),
 }
@@ -161,7 +187,6 @@ fn stage_result(result: std::result::Result<(), StageError>) -> Result<()> {
     match result {
         Ok(()) | Err(StageError::Operator(OperatorError::Stopped)) => Ok(()),
         Err(StageError::Operator(e)) => Err(DataFusionError::External(Box::new(e))),
-        Err(StageError::External(e)) => Err(DataFusionError::External(e)),
         Err(StageError::Input(e)) => Err(e),
     }
 }
@@ -232,6 +257,10 @@ impl ExecutionPlan for OperatorExec {
             (Some(input), true) => Ok(Arc::new(Self::new(self.spec.clone(), self.context.clone(), input))),
             _ => internal_err!("OperatorExec takes one input"),
         }
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

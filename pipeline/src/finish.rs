@@ -5,10 +5,9 @@ use std::fmt::Write as _;
 
 use arrow::datatypes::Schema;
 use stillhouse_operators::operator::{OperatorSpec, documents_schema};
-use stillhouse_operators::vocabulary::Role;
 use stillhouse_schemas::columns::{FORMAT_VERSION, SHAPE};
 use stillhouse_schemas::manifest::{
-    ColumnRecord, Manifest, ShardRecord, SpecialToken, SplitRecord, Statistics, SubtokenRecord, TeacherRecord,
+    ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord,
     TokenizerRecord, Totals,
 };
 use stillhouse_teacher::TeacherInfo;
@@ -17,7 +16,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
-use crate::plan::JobHash;
+use crate::plan::{self, JobHash};
 
 /// Puts together the manifest.
 ///
@@ -43,7 +42,7 @@ pub fn manifest(
     let spec = &prepared.spec;
     let has_noise = spec.extract.as_ref().is_some_and(|e| e.noise.is_some());
     let subtokens = prepared.operators.iter().find_map(|o| match o {
-        OperatorSpec::Subtokens(c) => Some(SubtokenRecord { base: c.base, length: c.length }),
+        OperatorSpec::Subtokens(c) => Some(SubtokenRecord { base: c.base, length: c.length as u32 }),
         _ => None,
     });
     Ok(Manifest {
@@ -73,19 +72,11 @@ pub fn manifest(
 
 fn tokenizer_record(prepared: &Prepared, hash: &JobHash) -> TokenizerRecord {
     let vocabulary = &prepared.vocabulary;
-    let special_tokens = Role::ALL
-        .into_iter()
-        .filter_map(|role| {
-            let id = vocabulary.special(role)?;
-            let token = vocabulary.token(id)?;
-            Some((role.name().to_owned(), SpecialToken { token, id }))
-        })
-        .collect();
     TokenizerRecord {
         source: vocabulary.source().to_owned(),
         sha256: hash.tokenizer.clone(),
-        vocab_size: vocabulary.vocab_size(),
-        special_tokens,
+        vocab_size: vocabulary.vocab_size() as u64,
+        special_tokens: vocabulary.special_tokens(),
     }
 }
 
@@ -126,7 +117,7 @@ fn type_name(data_type: &arrow::datatypes::DataType) -> String {
 /// # Errors
 /// When the store does not take it.
 pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
-    output.put(TOKENIZER, prepared.vocabulary.to_json()).await?;
+    output.put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
     output.put_json(MANIFEST, manifest).await?;
     output.put(CARD, card(manifest).into_bytes()).await?;
     output.finish().await

@@ -7,21 +7,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use object_store::ObjectStore;
-use object_store::local::LocalFileSystem;
 use stillhouse_operators::operator::OperatorSpec;
-use stillhouse_operators::subtokens;
-use stillhouse_operators::vocabulary::{Role, TeacherSpecials, Vocabulary};
+use stillhouse_operators::subtokens::SubtokensConfig;
+use stillhouse_operators::vocabulary::{Role, TeacherSpecials, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{Boundary, JobSpec, PackMode, Remainder, Separator};
+use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator};
 use stillhouse_teacher::TeacherConfig;
+use tokio::runtime::Handle;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
-use crate::source::{self, InputFile};
+use crate::source::{self, InputFile, Store};
 
 /// A checked job with what its checks have opened.
 pub struct Prepared {
@@ -30,7 +29,7 @@ pub struct Prepared {
     /// Folder that relative paths are relative to.
     pub base: PathBuf,
     /// The store that the input is read from.
-    pub store: Arc<dyn ObjectStore>,
+    pub store: Store,
     /// The input files, in order.
     pub files: Vec<InputFile>,
     /// The tokenizer.
@@ -80,7 +79,7 @@ pub fn prepare(path: &Path, observer: &dyn Observer) -> Result<Prepared> {
 pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, mut problems } = Parsed::from_yaml(text);
     let Some(spec) = spec else { return Err(problems.into()) };
-    let store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
+    let store = Store::local(Handle::current());
     let mut checks = Checks { spec: &spec, base, observer, problems: &mut problems };
     let files = checks.input(&store);
     let teacher = checks.teacher();
@@ -89,7 +88,7 @@ pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<
         checks.special_tokens(vocabulary);
         checks.vocabularies(vocabulary, teacher.as_ref());
     }
-    let bos = vocabulary.as_ref().and_then(|v| v.special(Role::Bos).or(v.special(Role::Eos)));
+    let bos = vocabulary.as_ref().and_then(|v| v.special(Role::Bos).or(v.special(Role::Eos))).map(|t| t.id);
     problems.into_result()?;
     let (Some(files), Some(vocabulary)) = (files, vocabulary) else {
         return Err(PipelineError::new(ErrorKind::Usage, "the job could not be prepared"));
@@ -98,7 +97,7 @@ pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<
         (Some((path, source, config)), Some(bos)) => Some(PreparedTeacher { path, config, source, bos }),
         _ => None,
     };
-    let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size() as usize, |t| t.config.vocab_size);
+    let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
     Ok(Prepared {
         base: base.to_path_buf(),
@@ -133,7 +132,7 @@ impl Checks<'_> {
         }
     }
 
-    fn input(&mut self, store: &Arc<dyn ObjectStore>) -> Option<Vec<InputFile>> {
+    fn input(&mut self, store: &Store) -> Option<Vec<InputFile>> {
         let input = &self.spec.input;
         if self.problems.touches("input.format") || input.paths.is_empty() {
             return None;
@@ -226,8 +225,11 @@ impl Checks<'_> {
         match Vocabulary::load(&path, &source, &self.spec.tokenizer, specials) {
             Ok(vocabulary) => Some(vocabulary),
             Err(e) => {
-                let field = e.field().unwrap_or(field).to_owned();
-                self.push(Problem::new(field, format!("{source:?}"), e.to_string()));
+                let field = match &e {
+                    VocabularyError::NotAToken { role, .. } => format!("tokenizer.{role}"),
+                    _ => field.to_owned(),
+                };
+                self.push(Problem::new(field, format!("{source:?}"), chain(&e)));
                 None
             }
         }
@@ -262,7 +264,7 @@ impl Checks<'_> {
 
     /// Tokenizer and teacher must speak of the same tokens; sub-tokens must fit their type.
     fn vocabularies(&mut self, vocabulary: &Vocabulary, teacher: Option<&FoundTeacher>) {
-        let tokens = vocabulary.vocab_size();
+        let tokens = vocabulary.vocab_size() as u64;
         let mut vocab = tokens;
         if let Some((_, _, config)) = teacher {
             vocab = config.vocab_size as u64;
@@ -279,9 +281,20 @@ impl Checks<'_> {
             }
         }
         if let Some(subtokens) = &self.spec.subtokens
-            && let Err(e) = subtokens::checked_base(vocab, subtokens.length)
+            && let Err(e) = SubtokensConfig::new(vocab as usize, subtokens.length, operators::rows(self.spec))
         {
-            self.push(Problem::new("subtokens.length", subtokens.length, e));
+            self.push(Problem::new("subtokens.length", subtokens.length, e.to_string()));
+        }
+        let dense = self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).filter(|n| n.codec == NoiseCodec::Dense);
+        if let Some(noise) = dense {
+            let values = u64::from(noise.draws) * u64::from(self.spec.pack.length) * vocab;
+            if values > i32::MAX as u64 {
+                self.push(Problem::new(
+                    "extract.noise.codec",
+                    "dense",
+                    format!("{values} values per sequence do not fit a list; valid: replay, or draws × length × vocabulary below 2^31"),
+                ));
+            }
         }
     }
 }

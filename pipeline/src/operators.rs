@@ -2,14 +2,16 @@
 
 use stillhouse_operators::clean::CleanConfig;
 use stillhouse_operators::extract::{ExtractConfig, NoiseConfig};
+use stillhouse_operators::invariants::Limits;
 use stillhouse_operators::operator::OperatorSpec;
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::partitions::PartitionsConfig;
-use stillhouse_operators::subtokens::{self, SubtokensConfig};
+use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
-use stillhouse_operators::vocabulary::{Role, Vocabulary};
+use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::columns::Rows;
-use stillhouse_schemas::spec::{JobSpec, Separator};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::spec::{JobSpec, Remainder};
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::PreparedTeacher;
@@ -48,21 +50,7 @@ pub fn from_job(
     let mut operators = vec![
         OperatorSpec::Clean(CleanConfig { detokenizer: spec.clean.detokenizer, piece_bytes }),
         OperatorSpec::Tokenize(TokenizeConfig { piece_bytes }),
-        OperatorSpec::Pack(PackConfig {
-            mode: spec.pack.mode,
-            boundary: spec.pack.boundary,
-            remainder: spec.pack.remainder,
-            separator: match spec.pack.separator {
-                Separator::Eos => vocabulary.special(Role::Eos),
-                Separator::None => None,
-            },
-            bos: vocabulary.special(Role::Bos),
-            eos: vocabulary.special(Role::Eos),
-            pad: vocabulary.special(Role::Pad),
-            rows,
-            has_mask: spec.has_padding(),
-            rows_per_batch: rows_per_batch(spec),
-        }),
+        OperatorSpec::Pack(pack(spec, spec.pack.remainder, vocabulary)?),
     ];
     if let (Some(extract), Some(teacher)) = (&spec.extract, teacher) {
         operators.push(OperatorSpec::Extract(ExtractConfig {
@@ -82,31 +70,51 @@ pub fn from_job(
         }));
     }
     if let Some(config) = &spec.subtokens {
-        let base = subtokens::checked_base(vocab_size as u64, config.length)
-            .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("subtokens.length: {e}")))?;
-        operators.push(OperatorSpec::Subtokens(SubtokensConfig { base, length: config.length, rows }));
+        let config = SubtokensConfig::new(vocab_size, config.length, rows)
+            .map_err(|e| PipelineError::new(ErrorKind::Usage, e.to_string()))?;
+        operators.push(OperatorSpec::Subtokens(config));
     }
     if let Some(config) = &spec.partitions {
-        operators.push(OperatorSpec::Partitions(PartitionsConfig {
-            views: config.views,
-            schedule: config.schedule,
-            power: config.power,
-            sampling: config.sampling,
-            eps: config.eps,
-            seed: spec.seed,
-            rows,
-        }));
+        operators.push(OperatorSpec::Partitions(PartitionsConfig::new(config, spec.seed, rows)));
     }
     Ok(operators)
 }
 
+fn pack(spec: &JobSpec, remainder: Remainder, vocabulary: &Vocabulary) -> Result<PackConfig> {
+    PackConfig::new(&spec.pack, remainder, rows(spec), spec.has_padding(), rows_per_batch(spec), vocabulary)
+        .map_err(|e| PipelineError::new(ErrorKind::Usage, e.to_string()))
+}
+
 /// The operators of one data set split: `train` and a holdout may differ in what happens to the remainder.
-pub fn for_split(spec: &JobSpec, operators: &[OperatorSpec], dataset_split: &str) -> Vec<OperatorSpec> {
+///
+/// # Errors
+/// As [`from_job`].
+pub fn for_split(
+    spec: &JobSpec,
+    operators: &[OperatorSpec],
+    dataset_split: &str,
+    vocabulary: &Vocabulary,
+) -> Result<Vec<OperatorSpec>> {
     let mut operators = operators.to_vec();
     for operator in &mut operators {
         if let OperatorSpec::Pack(config) = operator {
-            config.remainder = spec.remainder_of(dataset_split);
+            *config = pack(spec, spec.remainder_of(dataset_split), vocabulary)?;
         }
     }
-    operators
+    Ok(operators)
+}
+
+/// What the rows of a job must keep to, where they are written and where they are read.
+pub fn limits(job: &JobSpec, vocab_size: usize, split: SplitId) -> Limits {
+    let rows = rows(job);
+    let subtokens = job.subtokens.as_ref().and_then(|s| SubtokensConfig::new(vocab_size, s.length, rows).ok());
+    Limits {
+        vocab_size,
+        length: job.pack.length as usize,
+        split,
+        draws: job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws as usize),
+        topk: job.extract.as_ref().map_or(0, |e| e.topk as usize),
+        subtokens: subtokens.map(|s| (s.base, s.length)),
+        partitions: job.partitions.as_ref().map(|p| PartitionsConfig::new(p, job.seed, rows)),
+    }
 }

@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::shard::hex;
-use crate::source;
+use crate::{run, source};
 
 /// Bytes of English text per token, for estimates only.
 const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
@@ -76,7 +76,8 @@ pub fn plan(prepared: &Prepared, observer: &dyn Observer) -> Result<Plan> {
 /// When the input cannot be scanned.
 pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
-    source::plan_splits(&prepared.store, files, &prepared.spec.input, split_bytes(&prepared.spec, prepared.vocab_size))
+    let target = split_bytes(&prepared.spec, prepared.vocab_size);
+    source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, &|_| {})
         .map_err(|e| PipelineError::caused(ErrorKind::Input, "input", e))
 }
 
@@ -152,7 +153,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
     if let Some(Value::Object(teacher)) = job.pointer_mut("/extract/teacher") {
         teacher.remove("device");
     }
-    let tokenizer = hex(&Sha256::digest(prepared.vocabulary.to_json()));
+    let tokenizer = hex(&Sha256::digest(tokenizer_json(prepared)?));
     let mut teacher = BTreeMap::new();
     let mut device = None;
     if let Some(found) = &prepared.teacher {
@@ -201,4 +202,12 @@ pub fn hash_file(path: &Path) -> Result<String> {
         }
     };
     read().map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot read {}", path.display()), e))
+}
+
+/// The tokenizer as the data set holds it.
+///
+/// # Errors
+/// When it cannot be written as JSON.
+pub fn tokenizer_json(prepared: &Prepared) -> Result<Vec<u8>> {
+    prepared.vocabulary.to_json().map_err(|e| PipelineError::caused(ErrorKind::Model, "tokenizer", e))
 }

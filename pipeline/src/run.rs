@@ -25,12 +25,12 @@ use tokio::runtime::Handle;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer, Progress};
-use crate::exec::{DocumentsExec, OperatorExec};
+use crate::exec::{Corpus, DocumentsExec, OperatorExec};
 use crate::finish;
 use crate::job::{Prepared, chain};
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
-use crate::source::{self, InputFile, SplitReader};
+use crate::source::{self, Staged};
 use crate::{functions, operators, shard};
 
 /// How to run.
@@ -87,7 +87,9 @@ struct Job {
     hash: JobHash,
     output: Output,
     splits: Vec<SplitRecord>,
-    files: Arc<Vec<InputFile>>,
+    corpus: Corpus,
+    /// Bad records that `input.sql` met; they are counted with the first split.
+    skipped: BTreeMap<String, u64>,
     done: BTreeMap<SplitId, ShardRecord>,
     teacher: Option<Arc<dyn Teacher>>,
     counters: Arc<Counters>,
@@ -103,9 +105,13 @@ impl Job {
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
         let earlier = output.get_json::<PlanRecord>("_stillhouse/plan.json").await?;
-        let files = match &prepared.spec.input.sql {
-            Some(_) => stage_query(&prepared, &output, earlier.is_some(), &observer).await?,
-            None => prepared.files.clone(),
+        let (files, skipped) = match &prepared.spec.input.sql {
+            Some(_) => {
+                let folder = output.sql_folder();
+                let staged = blocking(&prepared, &observer, move |p, o| stage_query(p, &folder, o)).await?;
+                (staged.files, staged.skipped)
+            }
+            None => (prepared.files.clone(), BTreeMap::new()),
         };
         let splits = match earlier {
             Some(plan) => plan.splits,
@@ -133,12 +139,14 @@ impl Job {
                 format!("{}, {:.1}M parameters, {} on {}", info.architecture.name(), info.parameters as f64 / 1e6, info.arithmetic, info.device)
             }),
         });
+        let corpus = Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
         Ok(Self {
             prepared,
             hash,
             output,
             splits,
-            files: Arc::new(files),
+            corpus,
+            skipped,
             done,
             teacher,
             counters: Arc::new(Counters::default()),
@@ -201,6 +209,9 @@ impl Job {
     async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let statistics = SharedStatistics::default();
+        if self.splits.first().is_some_and(|first| first.split == split.split) {
+            statistics.lock().skipped.clone_from(&self.skipped);
+        }
         let context = SplitContext {
             split: split.split,
             vocabulary: Arc::clone(&self.prepared.vocabulary),
@@ -209,15 +220,16 @@ impl Job {
             counters: Arc::clone(&self.counters),
         };
         let place = describe(split);
-        let plan = self.split_plan(split, &context);
+        let plan = self.split_plan(split, &context)?;
         let staged = self.output.staging(shard);
         let (output, spec, for_task) = (self.output.clone(), self.prepared.spec.output.clone(), staged.clone());
+        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own.
         let written = tokio::task::spawn_blocking(move || {
             let stream = plan
                 .execute(0, Arc::new(TaskContext::default()))
                 .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-            Handle::current().block_on(shard::write(&output, &for_task, stream, &spec, &place))
+            Handle::current().block_on(shard::write(&output, &for_task, stream, &spec, &limits, &place))
         })
         .await
         .map_err(|e| PipelineError::caused(ErrorKind::Output, "a worker stopped", e))??;
@@ -243,20 +255,14 @@ impl Job {
         Ok(())
     }
 
-    fn split_plan(&self, split: &SplitRecord, context: &SplitContext) -> Arc<dyn ExecutionPlan> {
-        let reader = SplitReader::new(
-            Arc::clone(&self.prepared.store),
-            split.clone(),
-            Arc::clone(&self.files),
-            query_input(&self.prepared),
-            context.statistics.clone(),
-            Arc::clone(&self.counters),
-        );
-        let mut plan: Arc<dyn ExecutionPlan> = Arc::new(DocumentsExec::new(reader));
-        for spec in operators::for_split(&self.prepared.spec, &self.prepared.operators, &split.dataset_split) {
+    fn split_plan(&self, split: &SplitRecord, context: &SplitContext) -> Result<Arc<dyn ExecutionPlan>> {
+        let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone());
+        let mut plan: Arc<dyn ExecutionPlan> = Arc::new(documents);
+        let (spec, operators) = (&self.prepared.spec, &self.prepared.operators);
+        for spec in operators::for_split(spec, operators, &split.dataset_split, &self.prepared.vocabulary)? {
             plan = Arc::new(OperatorExec::new(spec, context.clone(), plan));
         }
-        plan
+        Ok(plan)
     }
 
     async fn finish(self, began: Instant) -> Result<()> {
@@ -285,20 +291,15 @@ pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Inpu
 }
 
 /// Runs `input.sql` once and keeps its rows beside the output, so that every split reads the same rows.
-async fn stage_query(
-    prepared: &Arc<Prepared>,
-    output: &Output,
-    staged_before: bool,
-    observer: &Arc<dyn Observer>,
-) -> Result<Vec<InputFile>> {
-    let folder = output.sql_folder();
-    if staged_before {
-        return source::staged_files(&prepared.store, &folder).map_err(|e| PipelineError::caused(ErrorKind::Input, "input.sql", e));
+///
+/// Rows that an earlier run of this job has staged are used again.
+fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
+    if let Some(staged) = source::staged(folder) {
+        return Ok(staged);
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
-    let memory = prepared.spec.engine.sql_memory_megabytes as usize * 1_000_000;
-    source::stage_sql(&prepared.store, &prepared.files, &prepared.spec.input, memory, &folder, functions::register)
-        .await
+    let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
+    source::stage_sql(&prepared.store, &prepared.files, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::caused(ErrorKind::Input, "input.sql", e))
 }
 

@@ -22,6 +22,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::schema::types::ColumnPath;
 use sha2::{Digest, Sha256};
+use stillhouse_operators::invariants::{self, Limits};
 use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::spec::Output as OutputSpec;
@@ -54,6 +55,7 @@ pub async fn write(
     staged: &Path,
     mut batches: SendableRecordBatchStream,
     spec: &OutputSpec,
+    limits: &Limits,
     context: &str,
 ) -> Result<Written> {
     let schema = batches.schema();
@@ -66,6 +68,9 @@ pub async fn write(
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
     while let Some(batch) = batches.next().await {
         let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
+        if cfg!(debug_assertions) {
+            check_invariants(&batch, limits, context)?;
+        }
         for batch in pieces(&batch, limit) {
             let size = logical_bytes(&batch);
             if group_bytes > 0 && group_bytes + size > limit {
@@ -91,6 +96,17 @@ pub async fn write(
         (digest.0.clone(), digest.1)
     };
     Ok(Written { rows, tokens, bytes, sha256: hex(&hasher.finalize()), column_bytes })
+}
+
+fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {
+    let broken = invariants::check(batch, limits).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
+    match broken.first() {
+        None => Ok(()),
+        Some(first) => Err(PipelineError::new(
+            ErrorKind::DataSet,
+            format!("{context}: an operator broke an invariant: row {}: {}", first.row, first.message),
+        )),
+    }
 }
 
 /// Bytes as lower-case hexadecimal.

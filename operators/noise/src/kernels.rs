@@ -1,8 +1,8 @@
 //! The passes over one row of V values, each compiled for every [`Level`](crate::Level).
 //!
-//! Rows are padded to a multiple of [`BLOCK`] values: u (below) is 0 in the padding, and so are w and d. Sums of
-//! f32 run over a block in 16 lanes and are then added up in f64, in the order of the blocks; nothing depends on the
-//! width of the machine's vectors. Names, for a token x with softmax p = u/Z and variates e:
+//! Rows are padded to whole [`Block`]s: u (below) is 0 in the padding, and so are w and d. Sums of f32 fold a block
+//! by halves and are then added up in f64, in the order of the blocks; nothing depends on the width of the machine's
+//! vectors. Names, for a token x with softmax p = u/Z and variates e:
 //!
 //! ```text
 //! u_k = exp(l_k − max l)       E_k = e_k + p_k·e_0       w_k = 1/E_k       d_k = 1/e_k − 1/E_k = p_k·e_0 / (e_k·E_k)
@@ -10,55 +10,74 @@
 //!
 //! Cost per value, all in f32: `weights` is one Philox word, one logarithm and one division, and dominates.
 
+// Lanes of several arrays are read at one index: that is the clearest form, and the one that vectorises.
+#![allow(clippy::needless_range_loop)]
+
 use crate::dispatch::dispatched;
 use crate::math::{exp_f32, exponential_from_word, ln_f32};
 use crate::philox::{BLOCK, NoiseStream, philox_block};
 
-/// Lanes of a sum: one AVX-512 register of f32.
+/// Lanes of an f64 sum, and values that are scanned together.
 const LANES: usize = 16;
 
-/// V rounded up to whole blocks.
-pub(crate) const fn padded(vocab: usize) -> usize {
-    vocab.div_ceil(BLOCK) * BLOCK
+/// One block of a row, on a cache line of its own: an AVX-512 access across two lines costs twice as much.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Block(pub [f32; BLOCK]);
+
+impl Block {
+    pub(crate) const ZERO: Self = Self([0.0; BLOCK]);
 }
 
-/// Sum in 16 lanes, folded pairwise.
+/// A padded row of zeros.
+pub(crate) fn zeros(vocab: usize) -> Vec<Block> {
+    vec![Block::ZERO; vocab.div_ceil(BLOCK)]
+}
+
+/// Folds the upper half onto the lower until one is left: vector operations down to the last four steps, and for a
+/// sum the least error.
 #[inline(always)]
-fn sum_block(values: &[f32; BLOCK]) -> f32 {
-    let mut lanes = [0f32; LANES];
-    for chunk in values.as_chunks::<LANES>().0 {
-        for l in 0..LANES {
-            lanes[l] += chunk[l];
-        }
-    }
-    let mut width = LANES / 2;
+fn fold_half(half: &mut [f32; BLOCK / 2], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = BLOCK / 4;
     while width > 0 {
-        for l in 0..width {
-            lanes[l] += lanes[l + width];
+        let (low, high) = half.split_at_mut(width);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low = f(*low, *high);
         }
         width /= 2;
     }
-    lanes[0]
+    half[0]
 }
 
 #[inline(always)]
-fn max_block(values: &[f32; BLOCK]) -> f32 {
-    let mut lanes = [0f32; LANES];
-    for chunk in values.as_chunks::<LANES>().0 {
-        for l in 0..LANES {
-            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
-        }
+fn sum_block(values: &Block) -> f32 {
+    let mut half = [0f32; BLOCK / 2];
+    for i in 0..BLOCK / 2 {
+        half[i] = values.0[i] + values.0[i + BLOCK / 2];
     }
-    lanes.iter().fold(0.0, |a, &b| if b > a { b } else { a })
+    fold_half(&mut half, |a, b| a + b)
 }
+
+#[inline(always)]
+fn max_block(values: &Block) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut half = [0f32; BLOCK / 2];
+    for i in 0..BLOCK / 2 {
+        half[i] = larger(values.0[i], values.0[i + BLOCK / 2]);
+    }
+    fold_half(&mut half, larger)
+}
+
+#[repr(align(64))]
+struct Words([u32; BLOCK]);
 
 /// e of the vocabulary entries from `first` (a multiple of 4) on.
 #[inline(always)]
 fn exponential_block(stream: &NoiseStream, first: usize, out: &mut [f32; BLOCK]) {
-    let mut words = [0u32; BLOCK];
-    philox_block(stream, (first / 4) as u32, &mut words);
+    let mut words = Words([0u32; BLOCK]);
+    philox_block(stream, (first / 4) as u32, &mut words.0);
     for i in 0..BLOCK {
-        out[i] = exponential_from_word(words[i]);
+        out[i] = exponential_from_word(words.0[i]);
     }
 }
 
@@ -90,22 +109,23 @@ dispatched! {
 dispatched! {
     /// The largest logit, and whether all of them are finite.
     pub(crate) fn max_finite(logits: &[f32]) -> (f32, bool) {
-        const EXPONENT: u32 = 0x7f80_0000;
-        let mut lanes = [f32::MIN; LANES];
-        let mut bad = [0u32; LANES];
-        let (chunks, tail) = logits.as_chunks::<LANES>();
+        // As many lanes as keep this a loop for the vectoriser.
+        const WIDE: usize = 256;
+        let mut lanes = [f32::MIN; WIDE];
+        let mut zeros = [0f32; WIDE]; // l·0 is 0, or NaN if l is not finite
+        let (chunks, tail) = logits.as_chunks::<WIDE>();
         for chunk in chunks {
-            for l in 0..LANES {
+            for l in 0..WIDE {
                 lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
-                bad[l] |= u32::from(chunk[l].to_bits() & EXPONENT == EXPONENT);
+                zeros[l] += chunk[l] * 0.0;
             }
         }
         for (l, &value) in tail.iter().enumerate() {
             lanes[l] = if value > lanes[l] { value } else { lanes[l] };
-            bad[l] |= u32::from(value.to_bits() & EXPONENT == EXPONENT);
+            zeros[l] += value * 0.0;
         }
         let max = lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a });
-        (max, bad.iter().all(|&b| b == 0))
+        (max, zeros.iter().all(|&z| z == 0.0))
     }
 }
 
@@ -124,17 +144,16 @@ fn exp_block(logits: &[f32; BLOCK], max: f32, u: &mut [f32; BLOCK], lanes: &mut 
 
 dispatched! {
     /// u_k = exp(l_k − max) and Z = Σ u. `logits`: [V]; `u`: padded, its padding set to 0.
-    pub(crate) fn exp_sum(logits: &[f32], max: f32, u: &mut [f32]) -> f64 {
+    pub(crate) fn exp_sum(logits: &[f32], max: f32, u: &mut [Block]) -> f64 {
         let mut lanes = [0f64; LANES];
         let (blocks, tail) = logits.as_chunks::<BLOCK>();
-        let u = u.as_chunks_mut::<BLOCK>().0;
         for (block, u) in blocks.iter().zip(u.iter_mut()) {
-            exp_block(block, max, u, &mut lanes);
+            exp_block(block, max, &mut u.0, &mut lanes);
         }
         if !tail.is_empty() && let Some(u) = u.get_mut(blocks.len()) {
             let mut block = [f32::MIN; BLOCK]; // exp of it is 0
             block[..tail.len()].copy_from_slice(tail);
-            exp_block(&block, max, u, &mut lanes);
+            exp_block(&block, max, &mut u.0, &mut lanes);
         }
         lanes.iter().sum()
     }
@@ -156,21 +175,20 @@ dispatched! {
     ///
     /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale.
     pub(crate) fn weights(
-        stream: &NoiseStream, vocab: usize, x: usize, u: &[f32], scale: f32,
-        w: &mut [f32], d: &mut [f32], sums: &mut [BlockSums],
+        stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32,
+        w: &mut [Block], d: &mut [Block], sums: &mut [BlockSums],
     ) {
-        let u = u.as_chunks::<BLOCK>().0.iter();
-        let w = w.as_chunks_mut::<BLOCK>().0.iter_mut();
-        let d = d.as_chunks_mut::<BLOCK>().0.iter_mut();
-        let mut e = [0f32; BLOCK];
-        for (b, (((u, w), d), sums)) in u.zip(w).zip(d).zip(sums.iter_mut()).enumerate() {
+        let mut e = Block::ZERO;
+        let rows = u.iter().zip(w.iter_mut()).zip(d.iter_mut()).zip(sums.iter_mut());
+        for (b, (((u, w_block), d_block), sums)) in rows.enumerate() {
             let first = b * BLOCK;
-            exponential_block(stream, first, &mut e);
+            exponential_block(stream, first, &mut e.0);
+            let (w, d) = (&mut w_block.0, &mut d_block.0);
             for i in 0..BLOCK {
-                let added = u[i] * scale;
-                let total = e[i] + added;
-                let t = 1.0 / (e[i] * total); // one division serves 1/E, 1/e and their difference
-                w[i] = e[i] * t;
+                let added = u.0[i] * scale;
+                let total = e.0[i] + added;
+                let t = 1.0 / (e.0[i] * total); // one division serves 1/E, 1/e and their difference
+                w[i] = e.0[i] * t;
                 d[i] = added * t;
             }
             if first + BLOCK > vocab {
@@ -182,9 +200,9 @@ dispatched! {
                 d[x - first] = 0.0;
             }
             *sums = BlockSums {
-                weight: f64::from(sum_block(w)),
-                excess: f64::from(sum_block(d)),
-                largest: max_block(d),
+                weight: f64::from(sum_block(w_block)),
+                excess: f64::from(sum_block(d_block)),
+                largest: max_block(d_block),
             };
         }
     }
@@ -192,17 +210,15 @@ dispatched! {
 
 dispatched! {
     /// Σ_k max(0, d_k·a − w_k·g): what the tokens without a correction add to the total variation.
-    pub(crate) fn surplus(w: &[f32], d: &[f32], a: f32, g: f32) -> f64 {
+    pub(crate) fn surplus(w: &[Block], d: &[Block], a: f32, g: f32) -> f64 {
         let mut total = 0f64;
-        for (w, d) in w.as_chunks::<BLOCK>().0.iter().zip(d.as_chunks::<BLOCK>().0) {
-            let mut lanes = [0f32; LANES];
-            for (w, d) in w.as_chunks::<LANES>().0.iter().zip(d.as_chunks::<LANES>().0) {
-                for l in 0..LANES {
-                    let s = d[l] * a - w[l] * g;
-                    lanes[l] += if s > 0.0 { s } else { 0.0 };
-                }
+        for (w, d) in w.iter().zip(d) {
+            let mut terms = Block::ZERO;
+            for i in 0..BLOCK {
+                let s = d.0[i] * a - w.0[i] * g;
+                terms.0[i] = if s > 0.0 { s } else { 0.0 };
             }
-            total += f64::from(lanes.iter().fold(0.0, |a, b| a + b));
+            total += f64::from(sum_block(&terms));
         }
         total
     }
@@ -211,8 +227,8 @@ dispatched! {
 dispatched! {
     /// Positions in one block with a value above `threshold`, ascending, through `found`; the sum of the block after
     /// these values are set to 0.
-    pub(crate) fn take_above(d: &mut [f32; BLOCK], threshold: f32, found: &mut Vec<u32>) -> f64 {
-        for (c, chunk) in d.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+    pub(crate) fn take_above(d: &mut Block, threshold: f32, found: &mut Vec<u32>) -> f64 {
+        for (c, chunk) in d.0.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let mut any = 0u32;
             for &value in chunk.iter() {
                 any |= u32::from(value > threshold);
@@ -240,10 +256,12 @@ dispatched! {
 }
 
 dispatched! {
-    /// E_k = e_k + u_k·scale in place of e_k.
-    pub(crate) fn add_scaled(e: &mut [f32], u: &[f32], scale: f32) {
-        for (e, u) in e.iter_mut().zip(u) {
-            *e += u * scale;
+    /// E_k = e_k + u_k·scale in place of e_k ([V]).
+    pub(crate) fn add_scaled(e: &mut [f32], u: &[Block], scale: f32) {
+        for (e, u) in e.chunks_mut(BLOCK).zip(u) {
+            for (e, u) in e.iter_mut().zip(&u.0) {
+                *e += u * scale;
+            }
         }
     }
 }
@@ -279,12 +297,18 @@ dispatched! {
 dispatched! {
     /// The largest of 64 values.
     pub(crate) fn max_of_64(values: &[f32; 64]) -> f32 {
-        let mut lanes = [f32::MIN; LANES];
-        for chunk in values.as_chunks::<LANES>().0 {
-            for l in 0..LANES {
-                lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
-            }
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let mut lanes = [f32::MIN; 32];
+        for l in 0..32 {
+            lanes[l] = larger(values[l], values[l + 32]);
         }
-        lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a })
+        let mut width = 16;
+        while width > 0 {
+            for l in 0..width {
+                lanes[l] = larger(lanes[l], lanes[l + width]);
+            }
+            width /= 2;
+        }
+        lanes[0]
     }
 }

@@ -12,6 +12,7 @@
 //! underflows for tokens that a sure teacher did not expect.
 
 use crate::dispatch::Level;
+use crate::kernels::Block;
 use crate::{NoiseError, NoiseStream, kernels};
 
 /// Softmax of one row of logits at temperature 1, kept as u_k = exp(l_k − max l) and Z = Σ u. Reusable scratch of
@@ -20,7 +21,7 @@ use crate::{NoiseError, NoiseStream, kernels};
 pub struct Softmax {
     vocab: usize,
     level: Level,
-    u: Vec<f32>,
+    u: Vec<Block>,
     max: f32,
     z: f64,
     ln_z: f64,
@@ -43,7 +44,14 @@ impl Softmax {
         if vocab == 0 || vocab as u64 > 1 << 32 {
             return Err(NoiseError::Vocabulary { vocab });
         }
-        Ok(Self { vocab, level, u: vec![0.0; kernels::padded(vocab)], max: 0.0, z: 1.0, ln_z: 0.0 })
+        Ok(Self {
+            vocab,
+            level,
+            u: kernels::zeros(vocab),
+            max: 0.0,
+            z: 1.0,
+            ln_z: 0.0,
+        })
     }
 
     /// Takes in a row of logits.
@@ -52,12 +60,19 @@ impl Softmax {
     /// If the row has another length, or a logit that is NaN or infinite.
     pub fn load(&mut self, logits: &[f32]) -> Result<(), NoiseError> {
         if logits.len() != self.vocab {
-            return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: self.vocab });
+            return Err(NoiseError::Length {
+                what: "a row of logits",
+                got: logits.len(),
+                expected: self.vocab,
+            });
         }
         let (max, finite) = kernels::max_finite(self.level, logits);
         if !finite {
             let index = logits.iter().position(|l| !l.is_finite()).unwrap_or(0);
-            return Err(NoiseError::NonFinite { index, value: logits[index] });
+            return Err(NoiseError::NonFinite {
+                index,
+                value: logits[index],
+            });
         }
         self.max = max;
         self.z = kernels::exp_sum(self.level, logits, max, &mut self.u);
@@ -88,7 +103,7 @@ impl Softmax {
         (f64::from(e0) / self.z) as f32
     }
 
-    pub(crate) fn unnormalised(&self) -> &[f32] {
+    pub(crate) fn unnormalised(&self) -> &[Block] {
         &self.u
     }
 
@@ -123,7 +138,12 @@ pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<
     if (x as usize) < vocab {
         return Ok(());
     }
-    Err(NoiseError::Token { sequence_id: stream.sequence_id, position: stream.position, token: x, vocab })
+    Err(NoiseError::Token {
+        sequence_id: stream.sequence_id,
+        position: stream.position,
+        token: x,
+        vocab,
+    })
 }
 
 /// e_k of every vocabulary entry into `out` ([V]); returns e_0. Independent Exp(1) variates, fixed by the stream.
@@ -172,9 +192,16 @@ pub fn dense_noise_of_loaded(
 ) -> Result<Row, NoiseError> {
     let vocab = softmax.vocab();
     check_token(x, vocab, stream)?;
-    for (what, got) in [("a row of logits", logits.len()), ("the noise of a token", out.len())] {
+    for (what, got) in [
+        ("a row of logits", logits.len()),
+        ("the noise of a token", out.len()),
+    ] {
         if got != vocab {
-            return Err(NoiseError::Length { what, got, expected: vocab });
+            return Err(NoiseError::Length {
+                what,
+                got,
+                expected: vocab,
+            });
         }
     }
     let level = softmax.level();
@@ -184,7 +211,10 @@ pub fn dense_noise_of_loaded(
     kernels::negative_ln(level, out);
     let logprob = softmax.logprob(logits[x as usize]);
     out[x as usize] = (-logprob - libm::log(f64::from(e0))) as f32;
-    Ok(Row { logprob_x: logprob as f32, logsumexp: softmax.logsumexp() as f32 })
+    Ok(Row {
+        logprob_x: logprob as f32,
+        logsumexp: softmax.logsumexp() as f32,
+    })
 }
 
 /// Noise of a position that is given or padding, not predicted: p is one-hot at `x`, so ξ_k = −ln e_k for k ≠ x and
@@ -211,12 +241,26 @@ pub fn sequential_noise(stream: &NoiseStream, out: &mut [f32]) {
 ///
 /// # Errors
 /// On a wrong length, or a logit that is NaN or infinite.
-pub fn sample_sequential(logits: &[f32], stream: &NoiseStream, noise: &mut [f32]) -> Result<u32, NoiseError> {
+pub fn sample_sequential(
+    logits: &[f32],
+    stream: &NoiseStream,
+    noise: &mut [f32],
+) -> Result<u32, NoiseError> {
     if noise.len() != logits.len() {
-        return Err(NoiseError::Length { what: "the noise of a token", got: noise.len(), expected: logits.len() });
+        return Err(NoiseError::Length {
+            what: "the noise of a token",
+            got: noise.len(),
+            expected: logits.len(),
+        });
     }
     if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
-        return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
+        return Err(locate(
+            NoiseError::NonFinite {
+                index,
+                value: logits[index],
+            },
+            stream,
+        ));
     }
     sequential_noise(stream, noise);
     let mut best = (0, f32::NEG_INFINITY);

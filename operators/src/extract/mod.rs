@@ -16,6 +16,8 @@
 mod collect;
 pub mod pass;
 
+pub use pass::Sequence;
+
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
@@ -29,7 +31,7 @@ use stillhouse_teacher::Teacher;
 use crate::operator::{Counters, Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, sequence_ids};
 use collect::Collector;
-use pass::{Sequence, TeacherPass};
+use pass::TeacherPass;
 
 const NAME: &str = "extract";
 /// Bytes of dense noise that are held at once, at least one row.

@@ -27,7 +27,7 @@ mod wrap;
 
 use std::sync::Arc;
 
-use arrow::array::{Array, BooleanArray, RecordBatch, UInt32Array, UInt64Array};
+use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
@@ -36,7 +36,7 @@ use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::pieces::{place, typed, unfinished};
-use crate::rows::{ListRows, RowsDef};
+use crate::rows::ListRows;
 use crate::vocabulary::{Role, Vocabulary, VocabularyError};
 
 const NAME: &str = "pack";
@@ -61,7 +61,6 @@ pub struct PackConfig {
     /// What happens to the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
     /// Whether the columns of the data set are fixed-size lists.
-    #[serde(with = "RowsDef")]
     pub rows: Rows,
     /// Whether the data set has the column `attention_mask`.
     pub has_mask: bool,

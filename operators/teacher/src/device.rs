@@ -28,9 +28,15 @@ impl FromStr for DeviceChoice {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
-            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(|| {
-                TeacherError::Input { what: "device", got: format!("`{text}`"), valid: DEVICES.into() }
-            }),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| TeacherError::Input {
+                    what: "device",
+                    got: format!("`{text}`"),
+                    valid: DEVICES.into(),
+                }),
         }
     }
 }
@@ -68,8 +74,10 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => Ok(cuda(0).unwrap_or(Device::Cpu)),
-            Self::Cuda(ordinal) => cuda(ordinal)
-                .map_err(|message| TeacherError::Device { device: self.to_string(), message }),
+            Self::Cuda(ordinal) => cuda(ordinal).map_err(|message| TeacherError::Device {
+                device: self.to_string(),
+                message,
+            }),
         }
     }
 }

@@ -168,7 +168,7 @@ pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Insp
     let manifest = dataset.manifest();
     let tokens: u64 = manifest.totals.values().map(|t| t.tokens).sum();
     let row = match options.row {
-        Some(row) => row::decode(dataset, row, options).await?,
+        Some(row) => row::decode_row(dataset, row, options).await?,
         None => None,
     };
     let draws = manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws);

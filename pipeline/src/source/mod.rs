@@ -42,7 +42,7 @@ mod plan;
 mod read;
 mod records;
 mod spool;
-// mod sql;
+mod sql;
 mod store;
 
 pub use check::check_columns;
@@ -50,7 +50,7 @@ pub use error::{Place, SourceError, Stopped};
 pub use list::{InputFile, list};
 pub use plan::{PlanProgress, plan_splits};
 pub use read::{ReadSummary, read_split};
-// pub use sql::{Staged, check_sql, stage_sql, staged};
+pub use sql::{Staged, check_sql, stage_sql, staged};
 pub use store::Store;
 
 #[cfg(test)]

@@ -106,9 +106,12 @@ fn group(
         filled = Some(joined.unwrap_or(segment.weight));
         if let Some(split) = splits.last_mut() {
             let file = &files[segment.file].path;
-            match split.pieces.last_mut() {
-                Some(last) if last.file == *file && join(&mut last.range, segment.range) => {}
-                _ => split.pieces.push(Piece { file: file.clone(), range: segment.range }),
+            let joined = split
+                .pieces
+                .last_mut()
+                .is_some_and(|last| last.file == *file && join(&mut last.range, segment.range));
+            if !joined {
+                split.pieces.push(Piece { file: file.clone(), range: segment.range });
             }
         }
     }

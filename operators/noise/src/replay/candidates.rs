@@ -1,7 +1,7 @@
 //! Tokens that may get a correction, with everything about them in f64.
 
 use crate::NoiseStream;
-use crate::kernels::{self, BlockSums};
+use crate::kernels::{self, Block, BlockSums};
 use crate::philox::BLOCK;
 use crate::posterior::Softmax;
 use crate::replay::ValueType;
@@ -31,16 +31,31 @@ impl Candidate {
         let added = libm::exp(logprob) * f64::from(e0);
         let weight = 1.0 / (exponential + added);
         let excess = added / exponential * weight;
-        let candidate = Self { index, logprob, weight, excess, error: 0.0, stored: 0.0, added, exponential };
+        let candidate = Self {
+            index,
+            logprob,
+            weight,
+            excess,
+            error: 0.0,
+            stored: 0.0,
+            added,
+            exponential,
+        };
         candidate.with_stored(value_type.round(logprob))
     }
 
     /// The candidate with another stored value.
     pub(super) fn with_stored(self, stored: f32) -> Self {
-        let decoded = 1.0 / (self.exponential + self.added * libm::exp(f64::from(stored) - self.logprob));
+        let decoded =
+            1.0 / (self.exponential + self.added * libm::exp(f64::from(stored) - self.logprob));
         // ŵ − w = −(p̂ − p)·e_0·ŵ·w, without the cancellation
-        let error = -self.added * libm::expm1(f64::from(stored) - self.logprob) * decoded * self.weight;
-        Self { stored, error, ..self }
+        let error =
+            -self.added * libm::expm1(f64::from(stored) - self.logprob) * decoded * self.weight;
+        Self {
+            stored,
+            error,
+            ..self
+        }
     }
 }
 
@@ -59,15 +74,13 @@ impl Source<'_> {
     pub(super) fn take_above(
         &self,
         threshold: f32,
-        (w, d): (&mut [f32], &mut [f32]),
+        (w, d): (&mut [Block], &mut [Block]),
         sums: &mut [BlockSums],
         found: &mut Vec<u32>,
         candidates: &mut Vec<Candidate>,
     ) {
         let before = candidates.len();
-        let w = w.as_chunks_mut::<BLOCK>().0.iter_mut();
-        let d = d.as_chunks_mut::<BLOCK>().0.iter_mut();
-        for (b, ((w, d), sums)) in w.zip(d).zip(sums).enumerate() {
+        for (b, ((w, d), sums)) in w.iter_mut().zip(d).zip(sums).enumerate() {
             if sums.largest <= threshold {
                 continue;
             }
@@ -75,10 +88,16 @@ impl Source<'_> {
             sums.excess = kernels::take_above(self.softmax.level(), d, threshold, found);
             sums.largest = threshold;
             for &i in found.iter() {
-                w[i as usize] = 0.0;
+                w.0[i as usize] = 0.0;
                 let k = b * BLOCK + i as usize;
                 let logprob = self.softmax.logprob(self.logits[k]);
-                candidates.push(Candidate::new(k as u32, logprob, self.e0, self.stream, self.value_type));
+                candidates.push(Candidate::new(
+                    k as u32,
+                    logprob,
+                    self.e0,
+                    self.stream,
+                    self.value_type,
+                ));
             }
         }
         // Those of an earlier, higher threshold are in front already, but for the last bits of f32 against f64.

@@ -22,11 +22,11 @@ mod search;
 
 use half::f16;
 
-use crate::decode::{Correction, weight_of_token};
 #[cfg(debug_assertions)]
 use crate::decode::StoredToken;
+use crate::decode::{Correction, weight_of_token};
 use crate::dispatch::Level;
-use crate::kernels::BlockSums;
+use crate::kernels::{Block, BlockSums};
 use crate::philox::BLOCK;
 use crate::posterior::{check_token, locate};
 use crate::{NoiseError, NoiseStream, Softmax, kernels};
@@ -112,7 +112,11 @@ impl ValueType {
                 let bits = f16::from_f32(rounded).to_bits();
                 let magnitude = bits & 0x7fff;
                 // ln p ≤ 0: towards 0 is a smaller magnitude
-                let other = if f64::from(rounded) >= exact { magnitude + 1 } else { magnitude.checked_sub(1)? };
+                let other = if f64::from(rounded) >= exact {
+                    magnitude + 1
+                } else {
+                    magnitude.checked_sub(1)?
+                };
                 let value = f16::from_bits(other | 0x8000);
                 value.is_finite().then(|| value.to_f32())
             }
@@ -147,8 +151,8 @@ pub struct Encoder {
     tolerance: Tolerance,
     value_type: ValueType,
     softmax: Softmax,
-    w: Vec<f32>,
-    d: Vec<f32>,
+    w: Vec<Block>,
+    d: Vec<Block>,
     sums: Vec<BlockSums>,
     candidates: Vec<Candidate>,
     found: Vec<u32>,
@@ -159,7 +163,11 @@ impl Encoder {
     ///
     /// # Errors
     /// If no index type of the format addresses `vocab` entries.
-    pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
+    pub fn new(
+        vocab: usize,
+        tolerance: Tolerance,
+        value_type: ValueType,
+    ) -> Result<Self, NoiseError> {
         Self::at_level(vocab, tolerance, value_type, Level::detect())
     }
 
@@ -174,14 +182,13 @@ impl Encoder {
         level: Level,
     ) -> Result<Self, NoiseError> {
         let softmax = Softmax::at_level(vocab, level)?;
-        let padded = kernels::padded(vocab);
         Ok(Self {
             tolerance,
             value_type,
             softmax,
-            w: vec![0.0; padded],
-            d: vec![0.0; padded],
-            sums: vec![BlockSums::default(); padded / BLOCK],
+            w: kernels::zeros(vocab),
+            d: kernels::zeros(vocab),
+            sums: vec![BlockSums::default(); vocab.div_ceil(BLOCK)],
             candidates: Vec::new(),
             found: Vec::new(),
         })
@@ -232,7 +239,11 @@ impl Encoder {
         let vocab = self.softmax.vocab();
         check_token(x, vocab, stream)?;
         if logits.len() != vocab {
-            return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: vocab });
+            return Err(NoiseError::Length {
+                what: "a row of logits",
+                got: logits.len(),
+                expected: vocab,
+            });
         }
         let e0 = stream.auxiliary_exponential();
         kernels::weights(
@@ -259,7 +270,10 @@ impl Encoder {
         };
         let start = out.len();
         let total_variation = self.search(logits, stream, e0, totals, out)?;
-        let encoded = Encoded { logprob, total_variation };
+        let encoded = Encoded {
+            logprob,
+            total_variation,
+        };
         #[cfg(debug_assertions)]
         self.check(logits, x, stream, encoded, &out[start..])?;
         let _ = start;
@@ -276,11 +290,20 @@ impl Encoder {
         encoded: Encoded,
         corrections: &[Correction],
     ) -> Result<(), NoiseError> {
-        let stored = StoredToken { token: x, logprob: encoded.logprob, corrections };
+        let stored = StoredToken {
+            token: x,
+            logprob: encoded.logprob,
+            corrections,
+        };
         let mut exact = vec![0f32; logits.len()];
         let e0 = crate::exponentials(stream, &mut exact);
         let level = self.softmax.level();
-        kernels::add_scaled(level, &mut exact, self.softmax.unnormalised(), self.softmax.scale(e0));
+        kernels::add_scaled(
+            level,
+            &mut exact,
+            self.softmax.unnormalised(),
+            self.softmax.scale(e0),
+        );
         let weight_x = weight_of_token(self.softmax.logprob(logits[x as usize]), e0);
         crate::decode::softmax_of_totals(&mut exact, x, weight_x);
         let mut decoded = vec![0f32; logits.len()];

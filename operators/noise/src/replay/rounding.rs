@@ -17,8 +17,17 @@ const SINGLY: usize = 64;
 pub(super) fn choose_sides(candidates: &mut [Candidate], totals: &Totals, value_type: ValueType) {
     let all = candidates.len();
     let mut heaviest: Vec<usize> = (0..all).collect();
-    heaviest.sort_by(|&i, &j| candidates[j].error.abs().total_cmp(&candidates[i].error.abs()));
-    let other = |c: &Candidate| value_type.other_side(c.stored, c.logprob).map(|value| c.with_stored(value));
+    heaviest.sort_by(|&i, &j| {
+        candidates[j]
+            .error
+            .abs()
+            .total_cmp(&candidates[i].error.abs())
+    });
+    let other = |c: &Candidate| {
+        value_type
+            .other_side(c.stored, c.logprob)
+            .map(|value| c.with_stored(value))
+    };
     let mut best = totals.estimate(candidates, all).upper;
 
     let joint: Vec<(usize, [Candidate; 2])> = heaviest

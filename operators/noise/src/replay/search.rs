@@ -44,16 +44,28 @@ impl Totals {
         let a = 1.0 / (self.weight + shift);
         let g = shift * a / self.weight;
         let lower = positive(self.shift_x * a - self.weight_x * g)
-            + with.iter().map(|c| positive(c.error * a - c.weight * g)).sum::<f64>()
-            + without.iter().map(|c| positive(c.excess * a - c.weight * g)).sum::<f64>();
+            + with
+                .iter()
+                .map(|c| positive(c.error * a - c.weight * g))
+                .sum::<f64>()
+            + without
+                .iter()
+                .map(|c| positive(c.excess * a - c.weight * g))
+                .sum::<f64>();
         // Rounding may have made Ŝ < S. Then every other token gains, and the bound is exact.
         let rest = if g < 0.0 {
-            let weight = self.weight - self.weight_x - candidates.iter().map(|c| c.weight).sum::<f64>();
+            let weight =
+                self.weight - self.weight_x - candidates.iter().map(|c| c.weight).sum::<f64>();
             self.excess * a - positive(weight) * g
         } else {
             self.excess * a
         };
-        Estimate { lower, upper: lower + rest, a, g }
+        Estimate {
+            lower,
+            upper: lower + rest,
+            a,
+            g,
+        }
     }
 }
 
@@ -77,9 +89,21 @@ impl Encoder {
         let mut threshold = (target * totals.weight / 4.0) as f32;
         let give_up = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
         loop {
-            let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type };
+            let source = Source {
+                logits,
+                stream,
+                softmax: &self.softmax,
+                e0,
+                value_type: self.value_type,
+            };
             let arrays = (&mut self.w[..], &mut self.d[..]);
-            source.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
+            source.take_above(
+                threshold,
+                arrays,
+                &mut self.sums,
+                &mut self.found,
+                &mut self.candidates,
+            );
             totals.excess = self.sums.iter().map(|s| s.excess).sum();
             let all = self.candidates.len();
             if self.meets(&totals, all, target) {
@@ -93,7 +117,11 @@ impl Encoder {
                     break;
                 }
             }
-            if threshold <= give_up {
+            // With the rest already negligible, rounding errors alone are too large: no correction undoes them.
+            let estimate = totals.estimate(&self.candidates, all);
+            let rounding_alone =
+                estimate.lower > target && estimate.upper - estimate.lower < target / 10.0;
+            if rounding_alone || threshold <= give_up {
                 return Err(NoiseError::ToleranceUnreachable {
                     sequence_id: stream.sequence_id,
                     position: stream.position,
@@ -108,7 +136,10 @@ impl Encoder {
         let total_variation = self.measure(&totals, count);
         let kept = &mut self.candidates[..count];
         kept.sort_unstable_by_key(|c| c.index);
-        out.extend(kept.iter().map(|c| Correction { index: c.index, logprob: c.stored }));
+        out.extend(kept.iter().map(|c| Correction {
+            index: c.index,
+            logprob: c.stored,
+        }));
         Ok(total_variation)
     }
 
@@ -145,7 +176,8 @@ impl Encoder {
     /// tell.
     fn meets(&self, totals: &Totals, corrected: usize, target: f64) -> bool {
         let estimate = totals.estimate(&self.candidates, corrected);
-        estimate.upper <= target || (estimate.lower <= target && self.measure(totals, corrected) <= target)
+        estimate.upper <= target
+            || (estimate.lower <= target && self.measure(totals, corrected) <= target)
     }
 
     /// The total variation when the first `corrected` candidates are corrected: one pass over w and d.
@@ -154,8 +186,13 @@ impl Encoder {
         if estimate.g < 0.0 {
             return estimate.upper;
         }
-        let rest =
-            kernels::surplus(self.softmax.level(), &self.w, &self.d, estimate.a as f32, estimate.g as f32);
+        let rest = kernels::surplus(
+            self.softmax.level(),
+            &self.w,
+            &self.d,
+            estimate.a as f32,
+            estimate.g as f32,
+        );
         estimate.lower + rest
     }
 }

@@ -1,0 +1,205 @@
+//! The command line: verbs, their exit codes, and errors in words or as JSON.
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand};
+use serde_json::json;
+use stillhouse_pipeline::error::{ErrorKind, PipelineError};
+
+use crate::printer::{Color, Printer};
+use crate::verbs::{completions, inspect, plan, run, schema, verify};
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse plan jobs/examples/demo.yaml        what would run
+  stillhouse run jobs/examples/demo.yaml         run it; run it again to go on after an interruption
+  stillhouse inspect out/demo                    look at what came out
+  stillhouse verify out/demo --teacher           check it, the noise included
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or job file, 130 interrupted.
+Environment: NO_COLOR switches colours off; STILLHOUSE_LOG=debug (or a tracing filter) logs to stderr.";
+
+/// Turns raw corpora into training shards for parallel (discrete-diffusion) language models.
+#[derive(Debug, Parser)]
+#[command(name = "stillhouse", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub struct Cli {
+    /// When to use colours
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
+    pub color: Color,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Run(run::Args),
+    Plan(plan::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+    Schema(schema::Args),
+    Completions(completions::Args),
+}
+
+impl Verb {
+    fn json(&self) -> bool {
+        match self {
+            Self::Run(args) => args.json,
+            Self::Plan(args) => args.json,
+            Self::Inspect(args) => args.json,
+            Self::Verify(args) => args.json,
+            Self::Schema(_) | Self::Completions(_) => false,
+        }
+    }
+
+    fn call(self, printer: &Arc<Printer>) -> Result<(), Failure> {
+        match self {
+            Self::Run(args) => run::call(&args, printer),
+            Self::Plan(args) => plan::call(&args, printer),
+            Self::Inspect(args) => inspect::call(&args, printer),
+            Self::Verify(args) => verify::call(&args, printer),
+            Self::Schema(args) => schema::call(&args, printer),
+            Self::Completions(args) => completions::call(&args, printer),
+        }
+    }
+}
+
+/// Why a verb did not end with exit code 0.
+#[derive(Debug)]
+pub enum Failure {
+    /// The pipeline failed; the file that it was about, where one is to be named.
+    Pipeline(PipelineError, Option<String>),
+    /// The result is told already, and it is that something is wrong.
+    Told,
+    /// Stdout could not be written.
+    Stdout(io::Error),
+    /// This machine did not give what the program needs.
+    System(String),
+    /// Ctrl-C.
+    Interrupted(&'static str),
+}
+
+impl From<PipelineError> for Failure {
+    fn from(e: PipelineError) -> Self {
+        Self::Pipeline(e, None)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(e: io::Error) -> Self {
+        Self::Stdout(e)
+    }
+}
+
+impl Failure {
+    /// A closed stdout.
+    pub fn closed() -> Self {
+        Self::Stdout(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn code(&self) -> u8 {
+        match self {
+            Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,
+            Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
+            Self::Interrupted(_) => 130,
+            _ => 1,
+        }
+    }
+
+    fn tell(&self, json: bool, printer: &Printer) {
+        match self {
+            Self::Told => {}
+            Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
+            Self::Stdout(e) => printer.error(format!("cannot write to stdout: {e}")),
+            Self::System(message) => tell(message, &json!([]), json, printer),
+            Self::Interrupted(message) => tell(message, &json!([]), json, printer),
+            Self::Pipeline(e, about) => {
+                let message = match about {
+                    Some(about) => format!("{about}: {e}"),
+                    None => e.to_string(),
+                };
+                tell(&message, &json!(e.problems.as_ref().map_or(&[][..], |p| &p.0)), json, printer);
+            }
+        }
+    }
+}
+
+fn tell(message: &str, problems: &serde_json::Value, json: bool, printer: &Printer) {
+    if json {
+        let first = message.lines().next().unwrap_or_default();
+        // A script that has closed its end has no use for the error either.
+        let _ = printer.json_line(&json!({ "error": first, "problems": problems }));
+    }
+    printer.error(message);
+}
+
+/// Reads the command line and runs the verb.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = Printer::new(Color::Auto).help(&e);
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+        }
+    };
+    let printer = Arc::new(Printer::new(cli.color));
+    crate::verbs::log_to(&printer);
+    let json = cli.verb.json();
+    match cli.verb.call(&printer) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.tell(json, &printer);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use stillhouse_schemas::problems::{Problem, Problems};
+
+    use super::*;
+    use crate::printer::tests::captured;
+
+    #[test]
+    fn the_command_line_is_sound_and_every_verb_has_examples() {
+        Cli::command().debug_assert();
+        for verb in Cli::command().get_subcommands() {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.starts_with("Examples:"), "{} has no examples", verb.get_name());
+        }
+    }
+
+    #[test]
+    fn a_wrong_job_file_is_2_and_tells_every_problem() {
+        let problems = Problems(vec![
+            Problem::new("pack.length", 0, "too small; valid: 2 or more"),
+            Problem::missing("output.path", "is required and missing"),
+        ]);
+        let failure = Failure::Pipeline(problems.into(), Some("job.yaml".into()));
+        assert_eq!(failure.code(), 2);
+        let (printer, out, err) = captured();
+        failure.tell(true, &printer);
+        insta::assert_snapshot!(err.text(), @"");
+        insta::assert_snapshot!(out.text(), @"");
+    }
+
+    #[test]
+    fn exit_codes() {
+        let pipeline = |kind| Failure::from(PipelineError::new(kind, "x"));
+        assert_eq!(pipeline(ErrorKind::Usage).code(), 2);
+        assert_eq!(pipeline(ErrorKind::Input).code(), 1);
+        assert_eq!(Failure::Told.code(), 1);
+        assert_eq!(Failure::closed().code(), 0);
+        assert_eq!(Failure::from(io::Error::other("full")).code(), 1);
+    }
+
+    #[test]
+    fn teacher_options_need_the_teacher() {
+        assert!(Cli::try_parse_from(["stillhouse", "verify", "out", "--device", "cpu"]).is_err());
+        assert!(Cli::try_parse_from(["stillhouse", "verify", "out", "--teacher", "--device", "cpu"]).is_ok());
+        assert!(Cli::try_parse_from(["stillhouse", "run", "job.yaml", "--threads", "0"]).is_err());
+    }
+}

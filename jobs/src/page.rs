@@ -1,0 +1,256 @@
+//! Text for a terminal, in tones. What a corpus or a file name put into it can never act on the terminal.
+//!
+//! ```text
+//!   Page = lines;  Line = spans;  Span = (tone, text)
+//!                                          └─ control and format characters escaped where a span is made
+//! ```
+//!
+//! Colours exist only as [`Tone`]s until the printer writes them, so an escape sequence in a document is
+//! printed as `\u{1b}` whatever the renderer does with it. Widths are in terminal cells.
+
+use anstyle::{AnsiColor, Style};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::table::Table;
+
+/// What a piece of text is, and so how it is coloured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    /// As it stands.
+    Plain,
+    /// Headings and results.
+    Strong,
+    /// Labels, units, what matters less.
+    Dim,
+    /// Done, passed.
+    Good,
+    /// Errors and faults.
+    Bad,
+    /// What stands out of a list.
+    Accent,
+    /// Tokens of group 0.
+    GroupZero,
+    /// Tokens of group 1.
+    GroupOne,
+    /// Bars of charts.
+    Bar,
+}
+
+impl Tone {
+    fn style(self) -> Style {
+        let colour = |c: AnsiColor| Style::new().fg_color(Some(c.into()));
+        match self {
+            Self::Plain => Style::new(),
+            Self::Strong => Style::new().bold(),
+            Self::Dim => Style::new().dimmed(),
+            Self::Good => colour(AnsiColor::Green).bold(),
+            Self::Bad => colour(AnsiColor::Red).bold(),
+            Self::Accent => colour(AnsiColor::Yellow).bold(),
+            Self::GroupZero => colour(AnsiColor::Cyan),
+            Self::GroupOne => colour(AnsiColor::Magenta),
+            Self::Bar => colour(AnsiColor::Blue),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Span {
+    tone: Tone,
+    text: String,
+}
+
+/// One line of text in tones.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Line(Vec<Span>);
+
+impl Line {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Text without a tone.
+    pub fn plain(text: impl AsRef<str>) -> Self {
+        Self::new().with(Tone::Plain, text)
+    }
+
+    /// Adds text.
+    #[must_use]
+    pub fn with(mut self, tone: Tone, text: impl AsRef<str>) -> Self {
+        self.push(tone, text);
+        self
+    }
+
+    /// Adds text, escaped.
+    pub fn push(&mut self, tone: Tone, text: impl AsRef<str>) {
+        let text = escaped(text.as_ref());
+        match self.0.last_mut() {
+            Some(last) if last.tone == tone => last.text.push_str(&text),
+            _ => self.0.push(Span { tone, text }),
+        }
+    }
+
+    /// Adds another line's text.
+    pub fn append(&mut self, other: Line) {
+        self.0.extend(other.0);
+    }
+
+    /// Cells that it takes.
+    pub fn width(&self) -> usize {
+        self.0.iter().map(|s| s.text.width()).sum()
+    }
+
+    /// At most `cells` wide; what is cut off ends in `…`.
+    #[must_use]
+    pub fn cut(self, cells: usize) -> Self {
+        if self.width() <= cells {
+            return self;
+        }
+        let mut out = Line::new();
+        let mut left = cells.saturating_sub(1);
+        for span in self.0 {
+            let mut kept = String::new();
+            let mut full = false;
+            for c in span.text.chars() {
+                let width = c.width().unwrap_or(0);
+                if width > left {
+                    full = true;
+                    break;
+                }
+                left -= width;
+                kept.push(c);
+            }
+            if full {
+                kept.push('…');
+            }
+            out.0.push(Span { tone: span.tone, text: kept });
+            if full {
+                break;
+            }
+        }
+        out
+    }
+
+    fn write(&self, colour: bool, out: &mut String) {
+        for span in &self.0 {
+            if colour && span.tone != Tone::Plain {
+                let style = span.tone.style();
+                out.push_str(&format!("{style}{}{style:#}", span.text));
+            } else {
+                out.push_str(&span.text);
+            }
+        }
+    }
+}
+
+/// Lines of text, one below the other.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Page(Vec<Line>);
+
+impl Page {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a line.
+    pub fn line(&mut self, line: Line) {
+        self.0.push(line);
+    }
+
+    /// Adds an empty line.
+    pub fn blank(&mut self) {
+        self.0.push(Line::new());
+    }
+
+    /// Adds an empty line and a heading.
+    pub fn heading(&mut self, text: &str) {
+        self.blank();
+        self.line(Line::new().with(Tone::Strong, text));
+    }
+
+    /// Adds a table that is at most `cells` wide.
+    pub fn table(&mut self, table: Table, cells: usize) {
+        self.0.extend(table.lines(cells));
+    }
+
+    /// The text, with colours or without; spaces at the ends of lines are left out.
+    pub fn render(&self, colour: bool) -> String {
+        let mut out = String::new();
+        for line in &self.0 {
+            line.write(colour, &mut out);
+            out.truncate(out.trim_end_matches(' ').len());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// What a page may take up, and how it will be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// Cells per line.
+    pub width: usize,
+    /// Whether tones are shown as colours; without, what they say must be in the text.
+    pub colour: bool,
+}
+
+/// Text whose every character is shown: control characters, escapes, and what changes the direction of text
+/// stand as `\n`, `\u{1b}`, `\u{202e}`.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if shows(c) { out.push(c) } else { out.extend(c.escape_debug()) }
+    }
+    out
+}
+
+/// A token as text between quotes, where a space or a quote is part of it.
+pub fn quoted(text: &str) -> String {
+    format!("{text:?}")
+}
+
+fn shows(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    // `str::escape_debug` knows what can be shown, and lets combining marks stand after another character.
+    let mut buffer = [b'a'; 5];
+    let end = 1 + c.encode_utf8(&mut buffer[1..]).len();
+    std::str::from_utf8(&buffer[..end]).is_ok_and(|s| s.escape_debug().nth(1) == Some(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_span_reaches_the_terminal_as_a_command() {
+        let hostile = "a\x1b[2J\x1b]0;title\x07b\rc\u{9b}31m\u{202e}d\u{2028}\u{7f}\0\u{e0041}é 漢 e\u{301}";
+        let line = Line::plain(hostile);
+        let mut page = Page::new();
+        page.line(line);
+        let text = page.render(true);
+        assert_eq!(
+            text,
+            "a\\u{1b}[2J\\u{1b}]0;title\\u{7}b\\rc\\u{9b}31m\\u{202e}d\\u{2028}\\u{7f}\\0\\u{e0041}é 漢 e\u{301}\n"
+        );
+        for c in (0..=0x11_0000).filter_map(char::from_u32) {
+            assert!(!escaped(&c.to_string()).chars().any(char::is_control), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn tones_are_colours_only_when_asked() {
+        let mut page = Page::new();
+        page.line(Line::new().with(Tone::Bad, "x").with(Tone::Plain, "y  "));
+        assert_eq!(page.render(false), "xy\n");
+        assert_eq!(page.render(true), "\x1b[1m\x1b[31mx\x1b[0my\n");
+    }
+
+    #[test]
+    fn lines_are_cut_by_cells() {
+        assert_eq!(Line::plain("漢字漢字").cut(6), Line::plain("漢字…"));
+        assert_eq!(Line::plain("漢字漢字").cut(8), Line::plain("漢字漢字"));
+        let line = Line::plain("ab").with(Tone::Dim, "cd").cut(3);
+        assert_eq!(line.width(), 3);
+    }
+}

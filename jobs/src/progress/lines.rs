@@ -1,0 +1,141 @@
+//! Progress as log lines: every change of state, and the counters about every five seconds.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use stillhouse_pipeline::events::{Event, Progress};
+
+use super::gauge::{Gauge, Reading, Start};
+use super::ticker::{PATIENCE, Ticker};
+use crate::page::{Line, Page, Tone};
+use crate::printer::Printer;
+use crate::units;
+
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Writes log lines to stderr.
+pub struct LogLines {
+    state: Arc<Mutex<State>>,
+    ticker: Ticker,
+}
+
+struct State {
+    printer: Arc<Printer>,
+    began: Instant,
+    /// What is waited for, since when.
+    preparing: Option<(String, Instant)>,
+    told: Option<Instant>,
+    job: Option<(Gauge, bool, f64)>,
+    closed: bool,
+}
+
+impl LogLines {
+    pub fn new(printer: &Arc<Printer>) -> Self {
+        let state = Arc::new(Mutex::new(State {
+            printer: Arc::clone(printer),
+            began: Instant::now(),
+            preparing: None,
+            told: None,
+            job: None,
+            closed: false,
+        }));
+        let ticking = Arc::clone(&state);
+        Self { ticker: Ticker::start(move || lock(&ticking).tick()), state }
+    }
+
+    pub fn event(&self, event: &Event) {
+        lock(&self.state).event(event);
+    }
+
+    pub fn close(&self) {
+        self.ticker.stop();
+        lock(&self.state).closed = true;
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    fn event(&mut self, event: &Event) {
+        if self.closed {
+            return;
+        }
+        match event {
+            Event::Preparing { what } => {
+                let since = self.preparing.take().map_or_else(Instant::now, |(_, since)| since);
+                self.preparing = Some((what.clone(), since));
+            }
+            Event::JobStarted { name, output, splits, splits_done, input_bytes, teacher } => {
+                self.preparing = None;
+                let start = Start { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
+                self.job = Some((Gauge::new(start), start.teacher, 0.0));
+                let resumed = match splits_done {
+                    0 => String::new(),
+                    n => format!(", {} of them done before", units::count(*n)),
+                };
+                let with = teacher.as_ref().map_or(String::new(), |t| format!(", teacher {t}"));
+                self.say(&format!("{name}: {}{resumed}{with}, to {output}", units::counted(*splits, "split")));
+            }
+            Event::SplitStarted { .. } => {}
+            Event::SplitCommitted { shard, rows, tokens, bytes, .. } => self.say(&format!(
+                "{shard}: {}, {}, {}",
+                units::counted(*rows, "sequence"),
+                units::counted(*tokens, "token"),
+                units::bytes(*bytes)
+            )),
+            Event::Progress(progress) => self.counters(progress),
+            Event::JobFinished { .. } => self.say("done"),
+        }
+    }
+
+    fn counters(&mut self, now: &Progress) {
+        let Some((gauge, teacher, told)) = &mut self.job else { return };
+        let reading = gauge.read(now);
+        if now.seconds - *told < EVERY.as_secs_f64() {
+            return;
+        }
+        *told = now.seconds;
+        let text = counters(now, &reading, *teacher);
+        self.say(&text);
+    }
+
+    fn tick(&mut self) {
+        let quiet = self.told.is_none_or(|t| t.elapsed() >= EVERY);
+        if let Some((what, _)) = self.preparing.take_if(|(_, since)| quiet && since.elapsed() >= PATIENCE) {
+            self.say(&what);
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        if self.closed {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let clock = units::clock(self.began.elapsed().as_secs_f64());
+        let mut page = Page::new();
+        page.line(Line::new().with(Tone::Dim, format!("[{clock}]")).with(Tone::Plain, format!(" {text}")));
+        self.printer.note(&page);
+    }
+}
+
+fn counters(now: &Progress, reading: &Reading, teacher: bool) -> String {
+    let mut text = format!(
+        "{} of {}, {}, {}",
+        units::count(now.splits_done),
+        units::counted(now.splits, "split"),
+        units::counted(now.documents, "document"),
+        units::counted(now.tokens, "token"),
+    );
+    if teacher {
+        text += &format!(", {} by the teacher", units::count(now.teacher_tokens));
+    }
+    if let Some(rate) = reading.tokens_per_second {
+        text += &format!(", {} tokens/s", units::count(rate as u64));
+    }
+    if let Some(left) = reading.seconds_left {
+        text += &format!(", {} left", units::clock(left));
+    }
+    text
+}

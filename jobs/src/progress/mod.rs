@@ -1,0 +1,234 @@
+//! Progress of a job: bars on a terminal, log lines otherwise, JSON events for scripts; and the summary at the end.
+//!
+//! ```text
+//!   pipeline ─Event─► Watch ─► Bars | LogLines | JSON | nothing
+//!                       └─ keeps the last counters and the end, for the summary
+//! ```
+
+mod bars;
+mod gauge;
+mod lines;
+mod ticker;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stillhouse_pipeline::events::{Event, Observer, Progress};
+
+use crate::page::{Line, Page, Tone};
+use crate::printer::Printer;
+use crate::table::Table;
+use crate::units;
+
+/// How progress is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Bars on a terminal, log lines otherwise, on stderr.
+    Shown,
+    /// One JSON event per line on stdout.
+    Json,
+    /// Not at all.
+    Quiet,
+}
+
+/// Takes the events of a verb and shows them.
+pub struct Watch {
+    shown: Shown,
+    kept: Mutex<Kept>,
+}
+
+enum Shown {
+    Bars(bars::Bars),
+    Lines(lines::LogLines),
+    Json(Arc<Printer>),
+    Nothing,
+}
+
+#[derive(Default)]
+struct Kept {
+    last: Progress,
+    teacher: bool,
+    finished: Option<Finished>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Finished {
+    output: String,
+    rows: u64,
+    tokens: u64,
+    bytes: u64,
+    seconds: f64,
+    already_done: bool,
+}
+
+impl Watch {
+    /// A watch that shows events in this mode.
+    pub fn new(printer: &Arc<Printer>, mode: Mode) -> Self {
+        let shown = match (mode, printer.bars()) {
+            (Mode::Shown, Some(multi)) => Shown::Bars(bars::Bars::new(multi.clone())),
+            (Mode::Shown, None) => Shown::Lines(lines::LogLines::new(printer)),
+            (Mode::Json, _) => Shown::Json(Arc::clone(printer)),
+            (Mode::Quiet, _) => Shown::Nothing,
+        };
+        Self { shown, kept: Mutex::default() }
+    }
+
+    /// Takes bars off the terminal and ends what runs beside; later events are kept, not shown.
+    pub fn close(&self) {
+        match &self.shown {
+            Shown::Bars(bars) => bars.close(),
+            Shown::Lines(lines) => lines.close(),
+            Shown::Json(_) | Shown::Nothing => {}
+        }
+    }
+
+    /// What a finished job made, and how fast.
+    pub fn summary(&self) -> Option<Page> {
+        let kept = self.kept();
+        kept.finished.as_ref().map(|finished| summary(finished, &kept.last, kept.teacher))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Observer for Watch {
+    fn event(&self, event: &Event) {
+        match event {
+            Event::Progress(progress) => self.kept().last = *progress,
+            Event::JobStarted { teacher, .. } => self.kept().teacher = teacher.is_some(),
+            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
+                self.kept().finished = Some(Finished {
+                    output: output.clone(),
+                    rows: *rows,
+                    tokens: *tokens,
+                    bytes: *bytes,
+                    seconds: *seconds,
+                    already_done: *already_done,
+                });
+            }
+            _ => {}
+        }
+        match &self.shown {
+            Shown::Bars(bars) => bars.event(event),
+            Shown::Lines(lines) => lines.event(event),
+            // A closed stdout is told by the printer itself.
+            Shown::Json(printer) => drop(printer.json_line(event)),
+            Shown::Nothing => {}
+        }
+    }
+}
+
+fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
+    let mut table = Table::new("ll").indent(0);
+    let mut fact = |name: &str, value: String| table.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
+    let path = &finished.output;
+    fact("data set", if finished.already_done { format!("{path} (was complete already)") } else { path.clone() });
+    fact("sequences", units::count(finished.rows));
+    fact("tokens", units::count(finished.tokens));
+    let size = units::bytes(finished.bytes);
+    match finished.tokens {
+        0 => fact("size", size),
+        tokens => fact("size", format!("{size}, {:.2} bytes per token", finished.bytes as f64 / tokens as f64)),
+    }
+    let tokens = if teacher { run.teacher_tokens } else { run.tokens };
+    if !finished.already_done {
+        let time = units::clock(finished.seconds);
+        match tokens as f64 / finished.seconds {
+            speed if tokens > 0 && speed.is_finite() => {
+                fact("time", format!("{time} ({:.1} s), {} tokens/s in this run", finished.seconds, units::count(speed as u64)));
+            }
+            _ => fact("time", time),
+        }
+    }
+    let extraction = run.teacher_seconds + run.extract_seconds;
+    if extraction > 0.0 {
+        let share = units::share(run.extract_seconds / extraction);
+        fact("extraction", format!("{share} of it for log-probabilities, noise and top-k, the rest is the teacher's pass"));
+    }
+    let mut page = Page::new();
+    page.table(table, usize::MAX);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::printer::tests::captured;
+
+    fn finished() -> Event {
+        Event::JobFinished {
+            output: "out/demo".into(),
+            rows: 1234,
+            tokens: 1_263_616,
+            bytes: 11_549_450,
+            seconds: 125.0,
+            already_done: false,
+        }
+    }
+
+    fn started() -> Event {
+        Event::JobStarted {
+            name: "demo".into(),
+            output: "out/demo".into(),
+            splits: 3,
+            splits_done: 1,
+            input_bytes: 5_000_000,
+            teacher: Some("gpt2, 124.4M parameters, f32 on cpu".into()),
+        }
+    }
+
+    fn progress(seconds: f64) -> Event {
+        Event::Progress(Progress {
+            seconds,
+            splits_done: 1,
+            splits: 3,
+            documents: 1500,
+            text_bytes: 2_500_000,
+            tokens: 600_000,
+            sequences: 580,
+            teacher_tokens: 300_000,
+            teacher_seconds: 90.0,
+            extract_seconds: 10.0,
+        })
+    }
+
+    #[test]
+    fn the_summary_tells_what_was_made_and_how_fast() {
+        let (printer, _, _) = captured();
+        let watch = Watch::new(&printer, Mode::Quiet);
+        assert!(watch.summary().is_none());
+        for event in [started(), progress(100.0), finished()] {
+            watch.event(&event);
+        }
+        insta::assert_snapshot!(watch.summary().unwrap().render(false), @"");
+    }
+
+    #[test]
+    fn json_is_one_event_per_line() {
+        let (printer, out, err) = captured();
+        let watch = Watch::new(&printer, Mode::Json);
+        for event in [started(), progress(1.0), finished()] {
+            watch.event(&event);
+        }
+        let events: Vec<serde_json::Value> = out.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let names: Vec<&str> = events.iter().filter_map(|e| e["event"].as_str()).collect();
+        assert_eq!(names, ["job_started", "progress", "job_finished"]);
+        assert_eq!(events[1]["teacher_tokens"], 300_000);
+        assert_eq!(err.text(), "");
+    }
+
+    #[test]
+    fn log_lines_tell_changes_and_counters_now_and_then() {
+        let (printer, out, err) = captured();
+        let watch = Watch::new(&printer, Mode::Shown);
+        watch.event(&started());
+        for tick in 0..80 {
+            watch.event(&progress(f64::from(tick) * 0.25));
+        }
+        watch.event(&finished());
+        watch.close();
+        assert_eq!(out.text(), "");
+        insta::assert_snapshot!(err.text(), @"");
+    }
+}

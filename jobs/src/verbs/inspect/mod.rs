@@ -1,0 +1,83 @@
+//! `stillhouse inspect DATASET`: what a data set holds, and one sequence of it decoded.
+
+mod blueprints;
+mod overview;
+mod row;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use stillhouse_pipeline::dataset::Dataset;
+use stillhouse_pipeline::inspect::{InspectOptions, Inspection, inspect};
+
+use crate::cli::Failure;
+use crate::page::{Page, View};
+use crate::printer::Printer;
+use crate::verbs::Threads;
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse inspect out/demo                             totals, statistics, columns, the first row
+  stillhouse inspect out/demo --row 17 --view 1           another row, the groups of its second view
+  stillhouse inspect out/demo --position 3 40 --top 10    the noise blueprints of two tokens
+  stillhouse inspect out/demo --json | jq .row.tokens";
+
+/// Show a data set: schema, statistics, one sequence decoded, its noise blueprint
+///
+/// A blueprint is what a student sees of the noise at one position: the top entries of softmax(ξ).
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folder of the data set
+    dataset: PathBuf,
+    /// Row to decode, counted from 0 over all shards
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    row: u64,
+    /// View whose groups are shown, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    view: usize,
+    /// Draw whose noise is shown, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    draw: u32,
+    /// Positions whose noise blueprint is shown [default: a few of interest]
+    #[arg(long, value_name = "P", num_args = 1.., value_delimiter = ',')]
+    position: Vec<usize>,
+    /// Entries of each blueprint
+    #[arg(long, value_name = "K", default_value_t = 5)]
+    top: usize,
+    /// Write everything as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Looks at it.
+pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
+    let options = InspectOptions {
+        row: Some(args.row),
+        view: args.view,
+        draw: args.draw,
+        positions: args.position.clone(),
+        top: args.top,
+    };
+    let inspection = Threads::default().runtime()?.block_on(async {
+        let dataset = Dataset::open(&args.dataset).await?;
+        inspect(&dataset, &options).await
+    })?;
+    if args.json {
+        printer.json(&inspection)?;
+    } else {
+        printer.page(&render(&inspection, &options, printer.view()))?;
+    }
+    Ok(())
+}
+
+fn render(inspection: &Inspection, options: &InspectOptions, view: View) -> Page {
+    let mut page = Page::new();
+    overview::render(inspection, view, &mut page);
+    if let Some(row) = &inspection.row {
+        row::render(row, options.view, view, &mut page);
+        blueprints::render(&row.blueprints, options.draw, inspection.vocab_size, view, &mut page);
+    }
+    page
+}

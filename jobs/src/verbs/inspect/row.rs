@@ -1,0 +1,184 @@
+//! One sequence as text, with its groups and documents, and some of its tokens.
+
+use std::collections::BTreeSet;
+
+use stillhouse_pipeline::inspect::{DocumentView, RowView, TokenView};
+use stillhouse_schemas::ids::DocumentId;
+use unicode_width::UnicodeWidthChar;
+
+use crate::page::{Line, Page, Tone, View, escaped, quoted};
+use crate::table::Table;
+use crate::units;
+
+/// Tokens of the text that are shown; `--json` has them all.
+const TEXT_TOKENS: usize = 4096;
+/// Documents that are listed.
+const DOCUMENTS: usize = 12;
+/// Tokens at the beginning that are listed.
+const FIRST_TOKENS: usize = 8;
+
+pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut Page) {
+    page.heading(&format!("Row {} of {}", units::count(row.row), row.shard));
+    let padding = row.tokens.iter().filter(|t| !t.valid).count();
+    let mut facts = format!("sequence_id {}, {}", row.sequence_id, units::counted(row.tokens.len() as u64, "token"));
+    if padding > 0 {
+        facts += &format!(", {} of them padding", units::count(padding as u64));
+    }
+    page.line(Line::plain("  ").with(Tone::Dim, facts));
+    documents(&row.documents, view, page);
+    page.blank();
+    if let Some(t) = row.partition_t {
+        page.line(legend(row, view_number, t, view));
+    }
+    text(&row.tokens, view, page);
+    tokens(row, view, page);
+}
+
+fn documents(documents: &[DocumentView], view: View, page: &mut Page) {
+    let mut table = Table::new("rrl").header(&["from", "document", "record"]);
+    for document in documents.iter().take(DOCUMENTS) {
+        let (split, ordinal) = DocumentId(document.document_id).parts();
+        table.texts([
+            units::count(document.offset as u64),
+            document.document_id.to_string(),
+            format!("{ordinal} of split {}, {}", split.0, document.file),
+        ]);
+    }
+    if let Some(more) = documents.len().checked_sub(DOCUMENTS).filter(|n| *n > 0) {
+        table.texts(["…".into(), String::new(), format!("{} more", units::count(more as u64))]);
+    }
+    page.table(table, view.width);
+}
+
+fn legend(row: &RowView, view_number: usize, t: f32, view: View) -> Line {
+    let ones = row.tokens.iter().filter(|t| t.group == Some(true)).count();
+    let zeros = row.tokens.iter().filter(|t| t.group == Some(false)).count();
+    let (zero, one) = if view.colour { ("group 0", "group 1") } else { ("group 0", "‹group 1›") };
+    Line::plain("  ")
+        .with(Tone::Dim, format!("view {view_number}, t = {t:.4}: "))
+        .with(Tone::GroupZero, zero)
+        .with(Tone::Dim, format!(" {}, ", units::counted(zeros as u64, "token")))
+        .with(Tone::GroupOne, one)
+        .with(Tone::Dim, format!(" {}", units::counted(ones as u64, "token")))
+}
+
+fn text(tokens: &[TokenView], view: View, page: &mut Page) {
+    let mut wrap = Wrap { cells: view.width.saturating_sub(4).max(8), line: Line::new(), used: 0, lines: Vec::new() };
+    let mut group = None;
+    let mark = |wrap: &mut Wrap, from: Option<bool>, to: Option<bool>| {
+        if !view.colour && from != to {
+            if from == Some(true) {
+                wrap.push(Tone::GroupOne, "›");
+            }
+            if to == Some(true) {
+                wrap.push(Tone::GroupOne, "‹");
+            }
+        }
+    };
+    let valid = || tokens.iter().filter(|t| t.valid);
+    for token in valid().take(TEXT_TOKENS) {
+        mark(&mut wrap, group, token.group);
+        group = token.group;
+        let tone = match token.group {
+            None => Tone::Plain,
+            Some(false) => Tone::GroupZero,
+            Some(true) => Tone::GroupOne,
+        };
+        wrap.push(tone, &token.text.replace('\n', "↵"));
+    }
+    mark(&mut wrap, group, None);
+    let more = valid().count().saturating_sub(TEXT_TOKENS);
+    if more > 0 {
+        wrap.push(Tone::Dim, &format!(" … and {} more tokens", units::count(more as u64)));
+    }
+    for line in wrap.finish() {
+        let mut indented = Line::plain("  │ ");
+        indented.append(line);
+        page.line(indented);
+    }
+}
+
+/// Breaks text into lines of so many cells, between characters: a token may be a part of a word.
+struct Wrap {
+    cells: usize,
+    line: Line,
+    used: usize,
+    lines: Vec<Line>,
+}
+
+impl Wrap {
+    fn push(&mut self, tone: Tone, text: &str) {
+        let text = escaped(text);
+        let mut piece = String::new();
+        for c in text.chars() {
+            let width = c.width().unwrap_or(0);
+            if self.used + width > self.cells {
+                self.line.push(tone, std::mem::take(&mut piece));
+                self.lines.push(std::mem::take(&mut self.line));
+                self.used = 0;
+            }
+            self.used += width;
+            piece.push(c);
+        }
+        self.line.push(tone, piece);
+    }
+
+    fn finish(mut self) -> Vec<Line> {
+        if self.used > 0 {
+            self.lines.push(self.line);
+        }
+        self.lines
+    }
+}
+
+/// The first tokens and those whose blueprint is shown.
+fn tokens(row: &RowView, view: View, page: &mut Page) {
+    let mut chosen: BTreeSet<usize> = (0..row.tokens.len().min(FIRST_TOKENS)).collect();
+    chosen.extend(row.blueprints.iter().map(|b| b.position));
+    let has_group = row.partition_t.is_some();
+    let has_teacher = row.tokens.iter().any(|t| t.logprob.is_some());
+    let has_noise = row.tokens.iter().any(|t| t.corrections.is_some());
+    let base = row.subtoken_base.map(|b| format!("base {b}"));
+
+    let optional = [(has_group, "group", 'r'), (has_teacher, "ln p", 'r'), (has_noise, "corrections", 'r')];
+    let mut columns = String::from("rrl");
+    let mut names = vec!["position", "id", "text"];
+    for (_, name, align) in optional.into_iter().filter(|(has, _, _)| *has) {
+        columns.push(align);
+        names.push(name);
+    }
+    if let Some(base) = &base {
+        columns.push('l');
+        names.push(base);
+    }
+    let mut table = Table::new(&columns).header(&names);
+    let mut next = 0;
+    for position in chosen {
+        let Some(token) = row.tokens.get(position) else { continue };
+        if position > next {
+            table.texts(["…"]);
+        }
+        next = position + 1;
+        let mut cells = vec![units::count(position as u64), token.id.to_string(), shown_text(token)];
+        if has_group {
+            cells.push(token.group.map_or(String::new(), |g| u8::from(g).to_string()));
+        }
+        if has_teacher {
+            cells.push(token.logprob.map_or(String::new(), |l| format!("{l:.3}")));
+        }
+        if has_noise {
+            cells.push(token.corrections.map_or(String::new(), |n| n.to_string()));
+        }
+        if base.is_some() {
+            let digits: Vec<String> = token.subtokens.iter().map(u32::to_string).collect();
+            cells.push(digits.join(" "));
+        }
+        table.texts(cells);
+    }
+    page.heading("Tokens");
+    page.table(table, view.width);
+}
+
+fn shown_text(token: &TokenView) -> String {
+    if token.valid { quoted(&token.text) } else { format!("{} (padding)", quoted(&token.text)) }
+}

@@ -1,0 +1,164 @@
+use std::collections::BTreeMap;
+
+use stillhouse_pipeline::inspect::{Blueprint, BlueprintEntry, ColumnSummary, DocumentView, RowView, TokenView};
+use stillhouse_schemas::manifest::{Statistics, Totals};
+
+use super::*;
+
+const PLAIN: View = View { width: 90, colour: false };
+
+fn token(id: u32, text: &str, group: bool) -> TokenView {
+    TokenView {
+        id,
+        text: text.into(),
+        valid: true,
+        group: Some(group),
+        logprob: Some(-(id as f32) / 100.0),
+        corrections: Some(id % 5),
+        subtokens: vec![id / 225 % 15, id / 15 % 15, id % 15],
+    }
+}
+
+fn row() -> RowView {
+    let words = [" It", " was", " the", " best", " of", " times", ",\n", " it", " was", " 漢字", "\x1b[31m", " worst"];
+    let mut tokens: Vec<TokenView> =
+        words.iter().enumerate().map(|(i, w)| token(100 + 37 * i as u32, w, matches!(i, 1 | 2 | 5 | 11))).collect();
+    tokens.push(TokenView { valid: false, group: Some(false), logprob: Some(0.0), ..token(0, "<pad>", false) });
+    let entry = |id, text: &str, weight, xi| BlueprintEntry { id, text: text.into(), weight, xi };
+    let top = vec![entry(11, " of", 0.41, 9.21), entry(470, " \u{9b}31m", 0.25, 8.71), entry(7, "\"", 0.003, 4.3)];
+    let blueprint = |position, token, text: &str, weight, rank| Blueprint {
+        position,
+        token,
+        text: text.into(),
+        logprob: -1.234,
+        xi: 8.71,
+        weight,
+        rank,
+        top: top.clone(),
+    };
+    RowView {
+        shard: "data/train-00001-of-00003.parquet".into(),
+        row: 17,
+        sequence_id: (1 << 32) + 17,
+        documents: vec![
+            DocumentView { offset: 0, document_id: (1 << 32) + 4, record: 4, file: "corpus/prose.jsonl".into() },
+            DocumentView { offset: 9, document_id: (1 << 32) + 5, record: 5, file: "corpus/prose.jsonl".into() },
+        ],
+        partition_t: Some(0.3456),
+        tokens,
+        subtoken_base: Some(15),
+        blueprints: vec![
+            blueprint(10, 470, " \u{9b}31m", 0.25, 2),
+            blueprint(11, 507, " worst", 0.00002, 1234),
+        ],
+    }
+}
+
+fn inspection() -> Inspection {
+    let totals = |shards, rows| Totals { shards, rows, tokens: rows * 1024, bytes: rows * 9400 };
+    let column = |name: &str, data_type: &str, shape: Option<&str>, bytes: u64| ColumnSummary {
+        name: name.into(),
+        data_type: data_type.into(),
+        shape: shape.map(String::from),
+        bytes,
+        bytes_per_token: bytes as f64 / 1_263_616.0,
+    };
+    let statistics = Statistics {
+        documents: 1500,
+        skipped: BTreeMap::from([("invalid UTF-8".into(), 2), ("broken JSON".into(), 1)]),
+        text_bytes: 5_300_000,
+        text_tokens: 1_265_000,
+        dropped_tokens: 1384,
+        predicted_tokens: 1_262_382,
+        logprob_sum: -3_900_000.0,
+        corrections: 1_300_000,
+        corrections_histogram: vec![700_000, 200_000, 250_000, 100_000, 12_382],
+        corrections_max: 13,
+        total_variation_max: 9.98e-4,
+    };
+    Inspection {
+        name: "demo".into(),
+        job_hash: "0123456789abcdef".into(),
+        tokenizer: "assets/teacher-nano-gpt2 (50257 tokens)".into(),
+        teacher: Some("assets/teacher-nano-gpt2 (gpt2, 14.5M parameters, f32, cpu)".into()),
+        vocab_size: 50_257,
+        length: 1024,
+        totals: BTreeMap::from([("train".into(), totals(2, 1200)), ("validation".into(), totals(1, 34))]),
+        perplexity: statistics.perplexity(),
+        corrections_mean: Some(1.03),
+        statistics,
+        columns: vec![
+            column("sequence_id", "uint64", None, 1_500),
+            column("input_ids", "fixed_size_list<int32>[1024]", Some("[1024]"), 2_200_000),
+            column("noise_logprob", "list<halffloat>", None, 2_600_000),
+        ],
+        row: Some(row()),
+    }
+}
+
+fn rendered(inspection: &Inspection, view: View) -> String {
+    render(inspection, &InspectOptions::default(), view).render(view.colour)
+}
+
+#[test]
+fn everything_without_colours() {
+    insta::assert_snapshot!(rendered(&inspection(), PLAIN), @"");
+}
+
+#[test]
+fn a_data_set_without_teacher_views_and_rows() {
+    let inspection = Inspection {
+        teacher: None,
+        perplexity: None,
+        corrections_mean: None,
+        statistics: Statistics { documents: 1, text_bytes: 11, text_tokens: 2, dropped_tokens: 2, ..Statistics::default() },
+        totals: BTreeMap::from([("train".into(), Totals::default())]),
+        columns: Vec::new(),
+        row: None,
+        ..inspection()
+    };
+    insta::assert_snapshot!(rendered(&inspection, PLAIN), @"");
+}
+
+#[test]
+fn groups_are_brackets_without_colours_and_colours_with_them() {
+    let plain = rendered(&inspection(), PLAIN);
+    assert!(plain.contains("It‹ was the› best of‹ times›,↵ it was 漢字"), "{plain}");
+    let colour = rendered(&inspection(), View { colour: true, ..PLAIN });
+    assert!(colour.contains("\x1b[35m was the\x1b[0m\x1b[36m best of\x1b[0m"), "{colour:?}");
+    assert!(!colour.contains('‹'));
+}
+
+#[test]
+fn no_token_acts_on_the_terminal() {
+    let mut hostile = inspection();
+    let bomb = "\x1b]0;owned\x07\x1b[2J\r\u{9b}H\u{202e}\u{0}";
+    hostile.name = bomb.into();
+    hostile.tokenizer = bomb.into();
+    hostile.statistics.skipped.insert(bomb.into(), 1);
+    hostile.columns[0].name = bomb.into();
+    let row = hostile.row.as_mut().unwrap();
+    row.shard = bomb.into();
+    row.documents[0].file = bomb.into();
+    row.tokens.iter_mut().for_each(|t| t.text = bomb.into());
+    row.blueprints[0].text = bomb.into();
+    row.blueprints[0].top[0].text = bomb.into();
+    let acts = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+    assert!(!rendered(&hostile, PLAIN).contains(acts));
+    let colour = rendered(&hostile, View { colour: true, ..PLAIN });
+    for (at, _) in colour.match_indices('\x1b') {
+        let end = colour[at..].find('m').unwrap();
+        assert!(colour[at + 2..at + end].bytes().all(|b| b.is_ascii_digit() || b == b';'), "{:?}", &colour[at..at + end]);
+    }
+    assert!(!colour.replace('\x1b', "").contains(acts));
+}
+
+#[test]
+fn no_line_is_wider_than_the_terminal() {
+    for width in [60, 90, 120] {
+        for line in rendered(&inspection(), View { width, colour: false }).lines() {
+            let cells = unicode_width::UnicodeWidthStr::width(line);
+            assert!(cells <= width, "{cells} > {width}: {line}");
+        }
+    }
+}

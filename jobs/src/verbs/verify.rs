@@ -1,0 +1,174 @@
+//! `stillhouse verify DATASET`: reads a data set again and checks everything that can be checked.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use stillhouse_pipeline::dataset::Dataset;
+use stillhouse_pipeline::verify::{TeacherCheck, Verification, VerifyOptions, verify};
+
+use crate::cli::Failure;
+use crate::page::{Line, Page, Tone, View};
+use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
+use crate::table::Table;
+use crate::units;
+use crate::verbs::Threads;
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse verify out/demo                                   checksums, shapes, invariants of every row
+  stillhouse verify out/demo --teacher                         and the noise, recomputed on a sample
+  stillhouse verify out/demo --teacher --sample-batches 50     a larger sample
+  stillhouse verify out/demo --teacher --teacher-path ~/models/gpt2-large --device cuda
+
+Exit code 1 when anything is wrong. Another device than the job's computes slightly different log-probabilities.";
+
+/// Read a data set again and check it: checksums, shapes, invariants, with --teacher the noise itself
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folder of the data set
+    dataset: PathBuf,
+    /// Recompute log-probabilities and noise on a sample, and check argmax(l + ξ) = x and the tolerance
+    #[arg(long)]
+    teacher: bool,
+    /// Where the teacher is now [default: where the job found it]
+    #[arg(long, value_name = "PATH", requires = "teacher")]
+    teacher_path: Option<PathBuf>,
+    /// Device for the teacher: auto, cpu, cuda or cuda:N [default: the job's]
+    #[arg(long, value_name = "DEVICE", requires = "teacher")]
+    device: Option<String>,
+    /// Batches to recompute, spread over the data set
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "teacher")]
+    sample_batches: usize,
+    #[command(flatten)]
+    threads: Threads,
+    /// Write the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Verifies it.
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let runtime = args.threads.runtime()?;
+    let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
+    let options = VerifyOptions {
+        teacher: args.teacher,
+        teacher_path: args.teacher_path.clone(),
+        device: args.device.clone(),
+        teacher_batches: args.sample_batches,
+    };
+    let found = runtime.block_on(async {
+        let dataset = Dataset::open(&args.dataset).await?;
+        verify(&dataset, &options, &watch).await
+    });
+    watch.close();
+    let found = found?;
+    if args.json {
+        printer.json(&found)?;
+    } else {
+        printer.page(&render(&found, printer.view()))?;
+    }
+    if found.passed() { Ok(()) } else { Err(Failure::Told) }
+}
+
+fn render(found: &Verification, view: View) -> Page {
+    let mut page = Page::new();
+    let mut read = Table::new("ll").indent(0);
+    let mut fact = |name: &str, value: String| read.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
+    fact(
+        "read",
+        format!(
+            "{}, {}, {}, {}",
+            units::counted(found.shards, "shard"),
+            units::counted(found.rows, "row"),
+            units::counted(found.tokens, "token"),
+            units::bytes(found.bytes)
+        ),
+    );
+    if let Some(check) = &found.teacher {
+        teacher_facts(check, &mut fact);
+    }
+    page.table(read, view.width);
+    if found.passed() {
+        page.line(Line::new().with(Tone::Good, "passed"));
+        return page;
+    }
+    let heading = format!("FAILED: {}", units::counted(found.fault_count, "fault"));
+    page.line(Line::new().with(Tone::Bad, heading));
+    for fault in &found.faults {
+        page.line(Line::plain("  ").with(Tone::Strong, &fault.place).with(Tone::Plain, format!(": {}", fault.message)));
+    }
+    let more = found.fault_count.saturating_sub(found.faults.len() as u64);
+    if more > 0 {
+        page.line(Line::plain(format!("  … and {} more", units::count(more))));
+    }
+    page
+}
+
+fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
+    fact(
+        "teacher",
+        format!("{}, {} recomputed", units::counted(check.sequences, "sequence"), units::counted(check.tokens, "token")),
+    );
+    fact("ln p", format!("largest difference from what is stored {}", units::small(check.logprob_difference_max)));
+    if check.noises == 0 {
+        return;
+    }
+    fact(
+        "argmax(l + ξ) = x",
+        format!("{} of {}", units::count(check.argmax_hits), units::counted(check.noises, "noise")),
+    );
+    let promised = check.tolerance.map_or(String::new(), |t| format!("; tolerance {}", units::small(t)));
+    fact(
+        "total variation",
+        format!(
+            "largest {}, mean {}{promised}",
+            units::small(check.total_variation_max),
+            units::small(check.total_variation_mean)
+        ),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use stillhouse_pipeline::verify::Fault;
+
+    use super::*;
+
+    const VIEW: View = View { width: 100, colour: false };
+
+    fn found() -> Verification {
+        Verification { shards: 3, rows: 1234, tokens: 1_263_616, bytes: 11_549_450, ..Verification::default() }
+    }
+
+    #[test]
+    fn a_sound_data_set() {
+        let teacher = TeacherCheck {
+            sequences: 8,
+            tokens: 8184,
+            noises: 16_368,
+            logprob_difference_max: 2.4e-7,
+            argmax_hits: 16_368,
+            total_variation_max: 9.98e-4,
+            total_variation_mean: 3.1e-4,
+            tolerance: Some(1e-3),
+        };
+        let found = Verification { teacher: Some(teacher), ..found() };
+        insta::assert_snapshot!(render(&found, VIEW).render(false), @"");
+    }
+
+    #[test]
+    fn faults_are_listed_and_the_rest_counted() {
+        let fault = |place: &str, message: &str| Fault { place: place.into(), message: message.into() };
+        let found = Verification {
+            fault_count: 7,
+            faults: vec![
+                fault("data/train-00000-of-00003.parquet", "sha256 is 01…, should be 02…"),
+                fault("data/train-00001-of-00003.parquet, row 7", "token \x1b]0;x\x07 out of range"),
+            ],
+            ..found()
+        };
+        insta::assert_snapshot!(render(&found, VIEW).render(false), @"");
+    }
+}

@@ -1,0 +1,211 @@
+use arrow::array::{AsArray, Int32Array, UInt64Array};
+use arrow::datatypes::{Float32Type, Schema};
+
+use super::*;
+use crate::testing::drive;
+
+const SEQUENCES: u64 = 4000;
+
+fn config(views: u32, sampling: Sampling) -> PartitionsConfig {
+    PartitionsConfig::new(&spec::Partitions { views, sampling, ..Default::default() }, 20_261_121, Rows::Fixed(64))
+}
+
+/// Largest distance between the distribution function of the numbers and that of the uniform one, times √n.
+fn kolmogorov_smirnov(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let n = numbers.len() as f64;
+    let distance = numbers.iter().enumerate().map(|(i, &x)| (x - i as f64 / n).abs().max(((i + 1) as f64 / n - x).abs()));
+    distance.fold(0.0, f64::max) * n.sqrt()
+}
+
+/// The critical value of √n·D at p = 0.001. The seeds are fixed, so a pass stays a pass.
+const KS_LIMIT: f64 = 1.95;
+
+fn to_unit(t: f32, eps: f64) -> f64 {
+    (f64::from(t) - eps) / (1.0 - 2.0 * eps)
+}
+
+#[test]
+fn t_is_uniform_between_its_bounds() {
+    for sampling in [Sampling::Independent, Sampling::Stratified] {
+        for view in [0, 2] {
+            let config = config(3, sampling);
+            let ts = (0..SEQUENCES).map(|id| partition_row(&config, id, &[true; 8])[view].t);
+            let units: Vec<f64> = ts.map(|t| to_unit(t, config.eps)).collect();
+            assert!(units.iter().all(|u| (0.0..=1.0).contains(u)));
+            let distance = kolmogorov_smirnov(units);
+            assert!(distance < KS_LIMIT, "{sampling:?}, view {view}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn strata_hold_one_t_each_in_random_order() {
+    let config = config(4, Sampling::Stratified);
+    let mut first = [0u32; 4];
+    let mut within = Vec::new();
+    for id in 0..SEQUENCES {
+        let scaled: Vec<f64> =
+            partition_row(&config, id, &[true; 4]).iter().map(|view| to_unit(view.t, config.eps) * 4.0).collect();
+        let mut strata: Vec<usize> = scaled.iter().map(|&s| (s as usize).min(3)).collect();
+        first[strata[0]] += 1;
+        strata.sort_unstable();
+        assert_eq!(strata, [0, 1, 2, 3]);
+        within.push(scaled[1].fract());
+    }
+    let expected = SEQUENCES as f64 / 4.0;
+    let chi2: f64 = first.iter().map(|&n| (f64::from(n) - expected).powi(2) / expected).sum();
+    assert!(chi2 < 16.3, "{first:?}"); // p = 0.001 at three degrees of freedom
+    assert!(kolmogorov_smirnov(within) < KS_LIMIT);
+}
+
+#[test]
+fn group_one_has_its_share() {
+    for (schedule, power) in [(Schedule::Linear, 3.0), (Schedule::Polynomial, 3.0), (Schedule::Polynomial, 0.5)] {
+        let config = PartitionsConfig { schedule, power, ..config(2, Sampling::Stratified) };
+        // Σ (g_i − p) over all tokens has the variance Σ p(1 − p); 4 standard deviations.
+        let (mut sum, mut variance, mut by_t) = (0.0, 0.0, [(0.0, 0.0); 5]);
+        for id in 0..SEQUENCES {
+            for view in partition_row(&config, id, &[true; 256]) {
+                let p = group_share(schedule, power, f64::from(view.t));
+                // A group of 256 that would be empty gets one token.
+                let repaired = (1.0 - p).powi(256) - p.powi(256);
+                let excess = view.groups.iter().filter(|&&g| g).count() as f64 - 256.0 * p - repaired;
+                sum += excess;
+                variance += 256.0 * p * (1.0 - p);
+                let bin = &mut by_t[((view.t * 5.0) as usize).min(4)];
+                bin.0 += excess;
+                bin.1 += 256.0 * p * (1.0 - p);
+            }
+        }
+        assert!(sum.abs() < 4.0 * variance.sqrt(), "{schedule:?}: {}", sum / variance.sqrt());
+        for (excess, variance) in by_t {
+            assert!(excess.abs() < 4.0 * f64::sqrt(variance).max(20.0), "{schedule:?}: {excess} with variance {variance}");
+        }
+    }
+}
+
+#[test]
+fn shares_of_the_schedules() {
+    assert_eq!(group_share(Schedule::Linear, 3.0, 0.25), 0.25);
+    assert_eq!(group_share(Schedule::Polynomial, 3.0, 0.5), 0.875);
+    assert_eq!(group_share(Schedule::Polynomial, 1.0, 0.25), 0.25);
+    assert_eq!(group_share(Schedule::Polynomial, 0.01, 1.0), 1.0);
+}
+
+/// Pearson's correlation of two lists of 0 and 1, times √n: a standard normal where they are independent.
+fn correlation(pairs: &[(f64, f64)]) -> f64 {
+    let n = pairs.len() as f64;
+    let mean = |f: fn(&(f64, f64)) -> f64| pairs.iter().map(f).sum::<f64>() / n;
+    let (a, b) = (mean(|p| p.0), mean(|p| p.1));
+    let covariance = pairs.iter().map(|p| (p.0 - a) * (p.1 - b)).sum::<f64>();
+    let spread = |f: fn(&(f64, f64)) -> f64, m: f64| pairs.iter().map(|p| (f(p) - m).powi(2)).sum::<f64>();
+    covariance / (spread(|p| p.0, a) * spread(|p| p.1, b)).sqrt() * n.sqrt()
+}
+
+#[test]
+fn views_sequences_and_positions_are_independent() {
+    // Residuals: what is left of a group after its share.
+    let config = config(2, Sampling::Independent);
+    let residuals: Vec<Vec<Vec<f64>>> = (0..SEQUENCES)
+        .map(|id| {
+            let views = partition_row(&config, id, &[true; 32]);
+            views.iter().map(|v| v.groups.iter().map(|&g| f64::from(u8::from(g)) - f64::from(v.t)).collect()).collect()
+        })
+        .collect();
+    let between_views: Vec<_> = residuals.iter().flat_map(|r| r[0].iter().copied().zip(r[1].iter().copied())).collect();
+    let between_positions: Vec<_> = residuals.iter().map(|r| (r[0][3], r[0][4])).collect();
+    let between_sequences: Vec<_> = residuals.windows(2).map(|r| (r[0][1][7], r[1][1][7])).collect();
+    for (name, pairs) in [("views", between_views), ("positions", between_positions), ("sequences", between_sequences)] {
+        let z = correlation(&pairs);
+        assert!(z.abs() < 3.3, "{name}: {z}");
+    }
+    let ts: Vec<_> = (0..SEQUENCES)
+        .map(|id| partition_row(&config, id, &[true; 2]))
+        .map(|v| (f64::from(v[0].t), f64::from(v[1].t)))
+        .collect();
+    assert!(correlation(&ts).abs() < 3.3);
+}
+
+#[test]
+fn no_group_is_empty_and_padding_is_in_none() {
+    let config = PartitionsConfig { eps: 0.0, ..config(4, Sampling::Independent) };
+    let mut filled = [0u32; 4];
+    for id in 0..2000 {
+        for length in [2usize, 3, 9] {
+            let mask: Vec<bool> = (0..length + 3).map(|i| i < length).collect();
+            for view in partition_row(&config, id, &mask) {
+                let ones = view.groups.iter().filter(|&&g| g).count();
+                assert!(ones > 0 && ones < length, "{ones} of {length}");
+                assert!(view.groups[length..].iter().all(|&g| !g));
+                if length == 3 && ones == 1 {
+                    filled[view.groups.iter().position(|&g| g).unwrap()] += 1;
+                }
+            }
+        }
+    }
+    assert!(filled[..3].iter().all(|&n| n > 500), "{filled:?}");
+    assert_eq!(partition_row(&config, 1, &[false, false])[0].groups, [false, false]);
+    assert_eq!(partition_row(&config, 1, &[true, false]).len(), 4);
+}
+
+#[test]
+fn a_mask_changes_no_other_position() {
+    let config = PartitionsConfig { eps: 0.4, ..config(1, Sampling::Independent) };
+    for id in 0..200 {
+        let all = partition_row(&config, id, &[true; 64]);
+        let some = partition_row(&config, id, &[[true; 40].as_slice(), &[false; 24]].concat());
+        assert_eq!(all[0].groups[..40], some[0].groups[..40]);
+    }
+}
+
+#[test]
+fn t_stays_in_its_bounds_as_f32() {
+    for eps in [0.0, 1e-3, 0.1, 0.3, 0.49] {
+        for t in [eps, 1.0 - eps] {
+            let stored = f64::from(stored_t(t, eps));
+            assert!((eps..=1.0 - eps).contains(&stored), "{stored} for {t}");
+        }
+    }
+}
+
+#[test]
+fn columns_hold_the_views_of_each_row() {
+    for rows in [Rows::Fixed(4), Rows::UpTo(4)] {
+        let config = PartitionsConfig { rows, ..config(2, Sampling::Stratified) };
+        let mask = [true, true, true, true, true, true, false, false];
+        let fields = vec![
+            columns::sequence_id(),
+            rows.field(columns::INPUT_IDS, DataType::Int32, None, None),
+            rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None),
+        ];
+        let arrays = vec![
+            Arc::new(UInt64Array::from(vec![7, 8])) as ArrayRef,
+            list_column(&fields[1], Arc::new(Int32Array::from(vec![0; 8])), &[4, 4]).unwrap(),
+            list_column(&fields[2], Arc::new(BooleanArray::from(mask.to_vec())), &[4, 4]).unwrap(),
+        ];
+        let input = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap();
+        let output = drive(&mut config.build().unwrap(), &[input.clone(), input.slice(1, 1)]).unwrap();
+        assert_eq!(output[0].slice(1, 1).columns()[3].to_data(), output[1].columns()[3].to_data());
+        assert_eq!(output[0].schema().fields()[3..].iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(), config.fields());
+        let partitions = ListRows::of(&output[0], columns::PARTITION).unwrap();
+        let groups: &BooleanArray = partitions.values("x").unwrap();
+        for (row, id) in [7, 8].into_iter().enumerate() {
+            let expected = partition_row(&config, id, &mask[4 * row..4 * row + 4]);
+            let got: Vec<bool> = partitions.range(row).map(|i| groups.value(i)).collect();
+            assert_eq!(got, [expected[0].groups.as_slice(), &expected[1].groups].concat());
+            let ts = output[0].column(4).as_fixed_size_list().value(row);
+            assert_eq!(ts.as_primitive::<Float32Type>().values()[..], [expected[0].t, expected[1].t]);
+        }
+    }
+}
+
+#[test]
+fn known_values_do_not_change() {
+    let config = PartitionsConfig { seed: 42, ..config(2, Sampling::Stratified) };
+    let views = partition_row(&config, 3 << 32 | 5, &[true; 12]);
+    let shown: Vec<(f32, String)> =
+        views.iter().map(|v| (v.t, v.groups.iter().map(|&g| if g { '1' } else { '0' }).collect())).collect();
+    // Made with an independent Python version of Philox and of the table in the module's doc.
+    assert_eq!(shown, [(0.551_556_8, "011011100101".into()), (0.344_231_07, "110000100000".into())]);
+}

@@ -1,0 +1,143 @@
+use std::fs;
+
+use super::*;
+use crate::testing::{bert, fetched, gpt2, repository};
+
+const BERT: &str = "operators/testdata/bert-base-uncased";
+
+fn load(path: &Path, spec: &spec::Tokenizer, teacher: Option<TeacherSpecials>) -> Result<Vocabulary, VocabularyError> {
+    Vocabulary::load(path, "tok", spec, teacher)
+}
+
+fn ids(vocabulary: &Vocabulary) -> Vec<Option<u32>> {
+    Role::ALL.iter().map(|&role| vocabulary.special(role).map(|token| token.id)).collect()
+}
+
+#[test]
+fn gpt2_has_its_ids() {
+    let gpt2 = gpt2();
+    assert_eq!(gpt2.vocab_size(), 50_257);
+    assert_eq!(gpt2.encode("Hello world").unwrap(), [15496, 995]);
+    assert!(gpt2.encode("").unwrap().is_empty());
+    assert_eq!(gpt2.encode("a\n\nb<|endoftext|>").unwrap(), [64, 198, 198, 65, 50256]);
+    assert_eq!(ids(&gpt2), [Some(50256), Some(50256), Some(50256), None]);
+    assert_eq!(gpt2.decode(&[15496, 995, 50256]), "Hello world<|endoftext|>");
+    assert_eq!([995, 198, 50256].map(|id| gpt2.token_text(id)), [" world", "\\n", "<|endoftext|>"]);
+    assert_eq!(gpt2.token_text(447), "\\xe2\\x80");
+    assert_eq!(gpt2.token_text(60_000), "<id 60000>");
+}
+
+#[test]
+fn bert_has_its_ids() {
+    let bert = bert();
+    assert_eq!(bert.vocab_size(), 30_522);
+    assert_eq!(bert.encode("hello world").unwrap(), [7592, 2088]);
+    assert_eq!(bert.encode("Hello, WORLD").unwrap(), [7592, 1010, 2088]);
+    assert_eq!(ids(&bert), [Some(101), Some(102), Some(0), Some(103)]);
+    assert_eq!(bert.special(Role::Eos).unwrap().token, "[SEP]");
+    assert_eq!(bert.special_tokens()["mask"].token, "[MASK]");
+}
+
+#[test]
+fn truncation_and_padding_are_switched_off() {
+    let text = "word ".repeat(500);
+    assert_eq!(bert().encode(&text).unwrap().len(), 500);
+    assert_eq!(bert().encode("word").unwrap().len(), 1);
+}
+
+#[test]
+fn well_known_names_are_found_without_a_folder() {
+    let file = repository(BERT).join("tokenizer.json");
+    let bare = load(&file, &spec::Tokenizer::default(), None).unwrap();
+    assert_eq!(ids(&bare), [Some(101), Some(102), Some(0), Some(103)]);
+    let teacher = Some(TeacherSpecials { bos: Some(2000), eos: Some(9_999_999) });
+    let taught = load(&file, &spec::Tokenizer::default(), teacher).unwrap();
+    assert_eq!(ids(&taught), [Some(2000), Some(102), Some(0), Some(103)]);
+}
+
+#[test]
+fn the_job_decides_first_and_must_name_a_token() {
+    let spec = spec::Tokenizer { bos: Some("[unused0]".into()), pad: Some("the".into()), ..Default::default() };
+    let vocabulary = load(&repository(BERT), &spec, None).unwrap();
+    assert_eq!(ids(&vocabulary), [Some(1), Some(102), Some(1996), Some(103)]);
+
+    let spec = spec::Tokenizer { eos: Some("no such".into()), ..Default::default() };
+    let error = load(&repository(BERT), &spec, None).unwrap_err().to_string();
+    assert!(error.starts_with(r#"tokenizer.eos: got "no such", which is not one token of tok; valid: "[PAD]""#), "{error}");
+}
+
+#[test]
+fn configuration_files_are_read_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    fs::copy(repository(BERT).join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    write("tokenizer_config.json", r#"{"bos_token": null, "eos_token": {"content": "the"}, "pad_token": "not in there"}"#);
+    write("special_tokens_map.json", r#"{"bos_token": "a", "eos_token": "b"}"#);
+    write("generation_config.json", r#"{"bos_token_id": 7, "eos_token_id": [8, 9], "pad_token_id": 10}"#);
+    let vocabulary = load(folder.path(), &spec::Tokenizer::default(), None).unwrap();
+    assert_eq!(ids(&vocabulary), [Some(1037), Some(1996), Some(10), Some(103)]);
+
+    write("special_tokens_map.json", "{");
+    let error = load(folder.path(), &spec::Tokenizer::default(), None).unwrap_err().to_string();
+    assert!(error.contains("special_tokens_map.json: is not JSON"), "{error}");
+}
+
+#[test]
+fn a_missing_special_names_the_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":null,
+        "post_processor":null,"decoder":null,"model":{"type":"WordLevel","vocab":{"up":0,"down":5},"unk_token":"up"}}"#).unwrap();
+    let vocabulary = load(&path, &spec::Tokenizer::default(), None).unwrap();
+    assert_eq!(vocabulary.vocab_size(), 6);
+    let error = vocabulary.require(Role::Bos).unwrap_err().to_string();
+    assert!(error.starts_with("tokenizer.bos: is required here: tok names no bos token; valid:"), "{error}");
+    let spec = spec::Tokenizer { bos: Some("down".into()), ..Default::default() };
+    assert_eq!(load(&path, &spec, None).unwrap().require(Role::Bos).unwrap(), 5);
+}
+
+#[test]
+fn files_that_are_none_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = load(folder.path(), &spec::Tokenizer::default(), None).unwrap_err().to_string();
+    assert!(error.contains("cannot read") && error.contains("tokenizer.json"), "{error}");
+    let path = folder.path().join("tokenizer.json");
+    for text in ["", "{}", "{\"model\": {\"type\": \"BPE\"}}", "[1]"] {
+        fs::write(&path, text).unwrap();
+        let error = load(&path, &spec::Tokenizer::default(), None).unwrap_err().to_string();
+        assert!(error.contains("is not a tokenizer.json"), "{error}");
+    }
+}
+
+fn reloads(vocabulary: &Vocabulary) {
+    let json = vocabulary.to_json().unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert!(value["truncation"].is_null() && value["padding"].is_null());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, &json).unwrap();
+    let again = load(&path, &spec::Tokenizer::default(), None).unwrap();
+    assert_eq!(again.to_json().unwrap(), json);
+    assert_eq!(again.vocab_size(), vocabulary.vocab_size());
+    let text = "It's 3.5 miles, naïve “quotes”\n\n\tand 漢字 \u{1f600}  end";
+    assert_eq!(again.encode(text).unwrap(), vocabulary.encode(text).unwrap());
+}
+
+#[test]
+fn the_written_tokenizer_reloads_equal() {
+    reloads(&gpt2());
+    reloads(&bert());
+}
+
+#[test]
+fn the_tokenizer_of_a_gguf() {
+    let path = fetched("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let vocabulary = load(&path, &spec::Tokenizer::default(), None).unwrap();
+    assert_eq!(vocabulary.vocab_size(), 49_152);
+    let spec = spec::Tokenizer { bos: Some("<|endoftext|>".into()), eos: Some("<|endoftext|>".into()), ..Default::default() };
+    let vocabulary = load(&path, &spec, None).unwrap();
+    assert_eq!(ids(&vocabulary)[..2], [Some(0), Some(0)]);
+    let text = "Year 1790: the naïve world";
+    assert_eq!(vocabulary.decode(&vocabulary.encode(text).unwrap()), text);
+    reloads(&vocabulary);
+}

@@ -1,0 +1,168 @@
+//! `hf://` references: `hf://[org/]name[@revision][/file.gguf]`.
+
+use std::fmt;
+
+/// The scheme that marks a reference to the hub.
+const SCHEME: &str = "hf://";
+/// The revision of a reference that names none.
+const DEFAULT_REVISION: &str = "main";
+
+/// A model on the hub, with the revision wanted of it and, for GGUF, the file.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HubRef {
+    repo: String,
+    revision: Option<String>,
+    file: Option<String>,
+}
+
+impl HubRef {
+    /// Reads a reference; `None` when the text does not start with `hf://`.
+    ///
+    /// A revision is a branch, a tag or a commit; where it holds a slash, `%2F` stands for it, except in `refs/pr/1` and
+    /// `refs/convert/x`.
+    ///
+    /// # Errors
+    /// What is wrong with the reference, and what is valid.
+    pub fn parse(text: &str) -> Result<Option<Self>, String> {
+        let Some(rest) = text.strip_prefix(SCHEME) else { return Ok(None) };
+        Self::parse_rest(rest)
+            .map(Some)
+            .map_err(|problem| format!("{text:?}: {problem}; valid: hf://org/name[@revision][/file.gguf]"))
+    }
+
+    fn parse_rest(rest: &str) -> Result<Self, String> {
+        // an @ after the second slash belongs to the name of a file
+        let before_file = rest.match_indices('/').nth(1).map_or(rest, |(at, _)| &rest[..at]);
+        let (repo, revision, file) = match before_file.find('@') {
+            Some(at) => {
+                let (revision, file) = split_revision(&rest[at + 1..]);
+                (&rest[..at], Some(decode_slashes(revision)), file)
+            }
+            None => {
+                let (repo, file) = split_repo(rest);
+                (repo, None, file)
+            }
+        };
+        check_repo(repo)?;
+        if let Some(revision) = &revision {
+            check_revision(revision)?;
+        }
+        if let Some(file) = file {
+            check_file(file)?;
+            if !is_gguf(file) {
+                return Err(format!(
+                    "only a .gguf file can be named, not {file:?} (of other models name the repository)"
+                ));
+            }
+        }
+        Ok(Self { repo: repo.to_owned(), revision, file: file.map(str::to_owned) })
+    }
+
+    /// `org/name`, or `name` for the few models without an organisation.
+    pub fn repo(&self) -> &str {
+        &self.repo
+    }
+
+    /// The branch, tag or commit; `main` when none was named.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or(DEFAULT_REVISION)
+    }
+
+    /// The `.gguf` file, relative to the repository.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+
+    /// Whether the revision is a whole commit, which cannot move.
+    pub fn is_pinned(&self) -> bool {
+        is_commit(self.revision())
+    }
+}
+
+impl fmt::Display for HubRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.repo)?;
+        match &self.revision {
+            Some(revision) if split_revision(revision) == (revision, None) => write!(f, "@{revision}")?,
+            Some(revision) => write!(f, "@{}", revision.replace('/', "%2F"))?,
+            None => {}
+        }
+        self.file.as_ref().map_or(Ok(()), |file| write!(f, "/{file}"))
+    }
+}
+
+/// Whether this is a commit: 40 lowercase hexadecimal digits.
+pub(super) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+pub(super) fn is_gguf(file: &str) -> bool {
+    file.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Refuses names that would leave the folder they are joined to, on any system.
+pub(super) fn check_file(file: &str) -> Result<(), String> {
+    let whole = file.len() <= 1024 && !file.chars().any(|c| c.is_control() || matches!(c, '\\' | ':'));
+    if whole && file.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255) {
+        Ok(())
+    } else {
+        Err(format!("{file:?} is not the path of a file inside the repository"))
+    }
+}
+
+fn split_repo(rest: &str) -> (&str, Option<&str>) {
+    let mut slashes = rest.match_indices('/').map(|(at, _)| at);
+    match (slashes.next(), slashes.next()) {
+        // hf://gpt2/model.gguf: a repository without an organisation
+        (Some(first), None) if is_gguf(rest) => (&rest[..first], Some(&rest[first + 1..])),
+        (_, Some(second)) => (&rest[..second], Some(&rest[second + 1..])),
+        _ => (rest, None),
+    }
+}
+
+fn split_revision(text: &str) -> (&str, Option<&str>) {
+    let parts = if text.starts_with("refs/pr/") || text.starts_with("refs/convert/") { 3 } else { 1 };
+    match text.match_indices('/').nth(parts - 1) {
+        Some((at, _)) => (&text[..at], Some(&text[at + 1..])),
+        None => (text, None),
+    }
+}
+
+fn decode_slashes(revision: &str) -> String {
+    revision.replace("%2F", "/").replace("%2f", "/")
+}
+
+fn check_repo(repo: &str) -> Result<(), String> {
+    if let Some((kind @ ("datasets" | "spaces" | "buckets" | "models"), _)) = repo.split_once('/') {
+        return Err(format!("models are named without a kind, as org/name, and {kind}/ is not an organisation"));
+    }
+    let part_is_fine = |part: &str| {
+        !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+            && !part.contains("..")
+            && !part.contains("--")
+    };
+    if repo.len() <= 96 && repo.split('/').count() <= 2 && repo.split('/').all(part_is_fine) {
+        Ok(())
+    } else {
+        Err(format!("{repo:?} is not the name of a repository (letters, digits, '-', '_', '.'; no '--' or '..')"))
+    }
+}
+
+/// The rules of git for the name of a reference, as far as they keep paths and addresses safe.
+fn check_revision(revision: &str) -> Result<(), String> {
+    let part_is_fine = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
+    let refused = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\%\"<>|".contains(c);
+    if revision.len() <= 200
+        && !revision.contains(refused)
+        && !revision.contains("..")
+        && !revision.contains("@{")
+        && revision.split('/').all(part_is_fine)
+    {
+        Ok(())
+    } else {
+        Err(format!("{revision:?} is not a branch, a tag or a commit"))
+    }
+}

@@ -1,0 +1,248 @@
+//! Decoding one row for a person.
+
+use arrow::array::{BooleanArray, RecordBatch, UInt64Array};
+use stillhouse_noise::{Correction, DrawKey, NoiseStream, StoredToken, decode, prior_noise};
+use stillhouse_operators::extract::{Sequence, sequences};
+use stillhouse_operators::invariants::{float_column, unsigned_column};
+use stillhouse_operators::rows::ListRows;
+use stillhouse_operators::vocabulary::Vocabulary;
+use stillhouse_schemas::columns;
+use stillhouse_schemas::ids::DocumentId;
+use stillhouse_schemas::manifest::{Manifest, ShardRecord};
+use stillhouse_schemas::spec;
+
+use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, RowView, TokenView};
+use crate::dataset::Dataset;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::TOKENIZER;
+
+/// Blueprints that are shown where no position was asked for.
+const DEFAULT_BLUEPRINTS: usize = 3;
+
+pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOptions) -> Result<Option<RowView>> {
+    let manifest = dataset.manifest();
+    let Some((shard, offset)) = find(manifest, row)? else { return Ok(None) };
+    let Some(batch) = dataset.rows(shard, offset as usize, 1).await? else { return Ok(None) };
+    let vocabulary = Vocabulary::load(
+        &dataset.output().root().join(TOKENIZER),
+        TOKENIZER,
+        &spec::Tokenizer::default(),
+        None,
+    )
+    .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
+    let view = Decoder { manifest, options, vocabulary: &vocabulary, batch: &batch };
+    view.row(shard, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))
+}
+
+/// The shard and the row in it; `None` in an empty data set.
+fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord, u64)>> {
+    let mut rest = row;
+    for shard in &manifest.shards {
+        if rest < shard.rows {
+            return Ok(Some((shard, rest)));
+        }
+        rest -= shard.rows;
+    }
+    match row - rest {
+        0 => Ok(None),
+        rows => Err(PipelineError::new(ErrorKind::Usage, format!("--row: got {row}, valid: 0 to {}", rows - 1))),
+    }
+}
+
+type Fallible<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+struct Decoder<'a> {
+    manifest: &'a Manifest,
+    options: &'a InspectOptions,
+    vocabulary: &'a Vocabulary,
+    batch: &'a RecordBatch,
+}
+
+/// The stored noise of one row.
+enum StoredNoise {
+    Replay { counts: Vec<u32>, indices: Vec<u32>, logprobs: Vec<f32> },
+    Dense(Vec<f32>),
+}
+
+impl Decoder<'_> {
+    fn row(&self, shard: &ShardRecord, row: u64) -> Fallible<RowView> {
+        let sequence = sequences(self.batch)?.remove(0);
+        let logprobs = match self.batch.column_by_name(columns::LOGPROB) {
+            Some(_) => Some(float_column(self.batch, columns::LOGPROB)?.row(0).to_vec()),
+            None => None,
+        };
+        let noise = self.noise()?;
+        let (groups, t) = self.groups(&sequence)?;
+        let digits = match self.manifest.subtokens {
+            Some(_) => Some(unsigned_column(self.batch, columns::SUBTOKENS)?.row(0).to_vec()),
+            None => None,
+        };
+        let per_token = self.manifest.subtokens.map_or(0, |s| s.length as usize);
+        let tokens: Vec<TokenView> = (0..sequence.tokens.len())
+            .map(|i| TokenView {
+                id: sequence.tokens[i],
+                text: self.vocabulary.token_text(sequence.tokens[i]),
+                valid: i < sequence.valid,
+                group: groups.as_ref().map(|g| g[i]),
+                logprob: logprobs.as_ref().map(|l| l[i]),
+                corrections: self.corrections(noise.as_ref(), &sequence, i).map(|c| c.len() as u32),
+                subtokens: digits.as_ref().map_or(Vec::new(), |d| d[i * per_token..(i + 1) * per_token].to_vec()),
+            })
+            .collect();
+        let blueprints = match (&noise, &logprobs) {
+            (Some(noise), Some(logprobs)) => self.blueprints(noise, &sequence, logprobs, &tokens)?,
+            _ => Vec::new(),
+        };
+        Ok(RowView {
+            shard: shard.path.clone(),
+            row,
+            sequence_id: sequence.id,
+            documents: self.documents(&sequence)?,
+            partition_t: t,
+            tokens,
+            subtoken_base: self.manifest.subtokens.map(|s| s.base),
+            blueprints,
+        })
+    }
+
+    fn documents(&self, sequence: &Sequence) -> Fallible<Vec<DocumentView>> {
+        let ids = ListRows::of(self.batch, columns::DOCUMENT_IDS)?;
+        let values = ids.values::<UInt64Array>(columns::DOCUMENT_IDS)?;
+        Ok(sequence
+            .offsets
+            .iter()
+            .zip(ids.range(0))
+            .map(|(&offset, i)| {
+                let id = values.value(i);
+                let (split, record) = DocumentId(id).parts();
+                let pieces = self.manifest.splits.iter().find(|s| s.split == split).map(|s| s.pieces.as_slice());
+                let file = match pieces {
+                    Some([one]) => one.file.clone(),
+                    Some([first, rest @ ..]) => format!("{} (or one of {} after it)", first.file, rest.len()),
+                    _ => String::new(),
+                };
+                DocumentView { offset, document_id: id, record, file }
+            })
+            .collect())
+    }
+
+    fn groups(&self, sequence: &Sequence) -> Fallible<(Option<Vec<bool>>, Option<f32>)> {
+        let Some(config) = &self.manifest.job.partitions else { return Ok((None, None)) };
+        let view = self.options.view;
+        if view >= config.views as usize {
+            return Err(format!("--view: got {view}, valid: 0 to {}", config.views - 1).into());
+        }
+        let rows = ListRows::of(self.batch, columns::PARTITION)?;
+        let values = rows.values::<BooleanArray>(columns::PARTITION)?;
+        let length = sequence.tokens.len();
+        let groups = rows.range(0).skip(view * length).take(length).map(|i| values.value(i)).collect();
+        let t = float_column(self.batch, columns::PARTITION_T)?.row(0)[view];
+        Ok((Some(groups), Some(t)))
+    }
+
+    fn noise(&self) -> Fallible<Option<StoredNoise>> {
+        if let Some(noise) = self.manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref())
+            && self.options.draw >= noise.draws
+        {
+            return Err(format!("--draw: got {}, valid: 0 to {}", self.options.draw, noise.draws - 1).into());
+        }
+        if self.batch.column_by_name(columns::NOISE_COUNT).is_some() {
+            return Ok(Some(StoredNoise::Replay {
+                counts: unsigned_column(self.batch, columns::NOISE_COUNT)?.row(0).to_vec(),
+                indices: unsigned_column(self.batch, columns::NOISE_INDEX)?.row(0).to_vec(),
+                logprobs: float_column(self.batch, columns::NOISE_LOGPROB)?.row(0).to_vec(),
+            }));
+        }
+        if self.batch.column_by_name(columns::NOISE).is_some() {
+            return Ok(Some(StoredNoise::Dense(float_column(self.batch, columns::NOISE)?.row(0).to_vec())));
+        }
+        Ok(None)
+    }
+
+    fn corrections(&self, noise: Option<&StoredNoise>, sequence: &Sequence, position: usize) -> Option<Vec<Correction>> {
+        let StoredNoise::Replay { counts, indices, logprobs } = noise? else { return None };
+        let at = self.options.draw as usize * sequence.tokens.len() + position;
+        let start: usize = counts[..at].iter().map(|&c| c as usize).sum();
+        let range = start..start + counts[at] as usize;
+        let list = indices[range.clone()].iter().zip(&logprobs[range]);
+        Some(list.map(|(&index, &logprob)| Correction { index, logprob }).collect())
+    }
+
+    /// Positions worth a look: the asked ones, or those with the most corrections, or the least likely tokens.
+    fn chosen(&self, sequence: &Sequence, tokens: &[TokenView]) -> Fallible<Vec<usize>> {
+        let asked = &self.options.positions;
+        if let Some(bad) = asked.iter().find(|&&p| p >= tokens.len()) {
+            return Err(format!("--position: got {bad}, valid: 0 to {}", tokens.len() - 1).into());
+        }
+        if !asked.is_empty() {
+            return Ok(asked.clone());
+        }
+        let mut all: Vec<usize> = (0..sequence.valid).filter(|&i| tokens[i].logprob.is_some_and(|l| l < 0.0)).collect();
+        let likely = |i: &usize| ordered(tokens[*i].logprob.unwrap_or(0.0));
+        let mut chosen: Vec<usize> = all.iter().copied().max_by_key(likely).into_iter().collect();
+        all.sort_by_key(|&i| (std::cmp::Reverse(tokens[i].corrections.unwrap_or(0)), likely(&i)));
+        chosen.extend(all.into_iter().filter(|i| chosen.first() != Some(i)).take(DEFAULT_BLUEPRINTS - 1).collect::<Vec<_>>());
+        chosen.sort_unstable();
+        Ok(chosen)
+    }
+
+    fn blueprints(
+        &self,
+        noise: &StoredNoise,
+        sequence: &Sequence,
+        logprobs: &[f32],
+        tokens: &[TokenView],
+    ) -> Fallible<Vec<Blueprint>> {
+        let vocab = self.manifest.vocab_size as usize;
+        let key = DrawKey::new(self.manifest.noise_seed.unwrap_or_default(), self.options.draw);
+        let mut blueprints = Vec::new();
+        for position in self.chosen(sequence, tokens)? {
+            let x = sequence.tokens[position];
+            let stream = NoiseStream::new(key, sequence.id, position as u32);
+            let mut xi = vec![0.0; vocab];
+            match noise {
+                StoredNoise::Dense(values) => {
+                    let start = (self.options.draw as usize * sequence.tokens.len() + position) * vocab;
+                    xi.copy_from_slice(&values[start..start + vocab]);
+                }
+                StoredNoise::Replay { .. } if logprobs[position] == 0.0 => prior_noise(x, &stream, &mut xi)?,
+                StoredNoise::Replay { .. } => {
+                    let corrections = self.corrections(Some(noise), sequence, position).unwrap_or_default();
+                    let stored = StoredToken { token: x, logprob: logprobs[position], corrections: &corrections };
+                    decode(&stored, &stream, &mut xi)?;
+                }
+            }
+            blueprints.push(self.blueprint(position, x, logprobs[position], &xi));
+        }
+        Ok(blueprints)
+    }
+
+    fn blueprint(&self, position: usize, token: u32, logprob: f32, xi: &[f32]) -> Blueprint {
+        let max = xi.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        let sum: f64 = xi.iter().map(|v| f64::from(v - max).exp()).sum();
+        let weight = |k: usize| f64::from(xi[k] - max).exp() / sum;
+        let mut order: Vec<usize> = (0..xi.len()).collect();
+        order.sort_by(|&a, &b| xi[b].total_cmp(&xi[a]).then(a.cmp(&b)));
+        let x = token as usize;
+        Blueprint {
+            position,
+            token,
+            text: self.vocabulary.token_text(token),
+            logprob,
+            xi: xi[x],
+            weight: weight(x),
+            rank: order.iter().position(|&k| k == x).unwrap_or(0) + 1,
+            top: order
+                .into_iter()
+                .take(self.options.top)
+                .map(|k| BlueprintEntry { id: k as u32, text: self.vocabulary.token_text(k as u32), weight: weight(k), xi: xi[k] })
+                .collect(),
+        }
+    }
+}
+
+/// A float as a key to sort by.
+fn ordered(value: f32) -> i64 {
+    let bits = i64::from(value.to_bits() as i32);
+    if bits < 0 { i64::from(i32::MIN) - bits } else { bits }
+}

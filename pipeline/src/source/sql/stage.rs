@@ -1,0 +1,223 @@
+//! Runs the query and writes its text column to Parquet files.
+//!
+//! Files and row groups are cut by bytes of text, row by row, so that they do not depend on the batches that the query gives.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::spec::Input;
+
+use super::super::error::SourceError;
+use super::super::list::InputFile;
+use super::super::store::Store;
+use super::{plan, session, sql_error};
+
+const FILE_BYTES: u64 = 256_000_000;
+const GROUP_BYTES: u64 = 16_000_000;
+const RECORD: &str = "staged.json";
+
+/// What the query gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Staged {
+    /// Parquet files with one column, named by `input.text`; none where the query gave no rows. Plan and read them with
+    /// `input.format` set to Parquet and a store of local files.
+    pub files: Vec<InputFile>,
+    /// Rows in them.
+    pub rows: u64,
+    /// Bad records of text files that were skipped on the way, by reason.
+    pub skipped: BTreeMap<String, u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    rows: u64,
+    files: Vec<(String, u64)>,
+    skipped: BTreeMap<String, u64>,
+}
+
+fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
+    move |source| SourceError::Temporary { place: path.display().to_string(), source }
+}
+
+/// Runs `input.sql` and stages its text column in `dir`, which is made and may hold what an earlier run left.
+///
+/// # Errors
+/// When the query is not valid or fails, or when the files cannot be written.
+pub fn stage_sql(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    memory_bytes: u64,
+    dir: &Path,
+    extra_udfs: impl FnOnce(&SessionContext),
+) -> Result<Staged, SourceError> {
+    let spill = dir.join("spill");
+    std::fs::create_dir_all(&spill).map_err(temporary(&spill))?;
+    let record = dir.join(RECORD);
+    match std::fs::remove_file(&record) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(temporary(&record)(e)),
+        _ => {}
+    }
+    let mut parts = Parts::new(dir, &input.text)?;
+    let skipped = store.wait(async {
+        let (context, skipped) = session(store, files, input, memory_bytes, Some(&spill), extra_udfs).await?;
+        let plan = plan(&context, input).await?;
+        let frame = context.execute_logical_plan(plan).await.map_err(sql_error)?;
+        let mut stream = frame.execute_stream().await.map_err(sql_error)?;
+        while let Some(batch) = stream.next().await {
+            let batch = batch.map_err(sql_error)?;
+            let column = batch.column_by_name(&input.text).ok_or_else(|| SourceError::Sql {
+                message: format!("the result has no column {:?}", input.text),
+                retryable: false,
+            })?;
+            let column = cast(column, &DataType::LargeUtf8).map_err(|e| sql_error(e.into()))?;
+            parts.write(&column)?;
+        }
+        Ok::<_, SourceError>(skipped)
+    })?;
+    let (files, rows) = parts.finish()?;
+    let written = Record { rows, files, skipped: skipped.take() };
+    let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
+    let partial = dir.join("staged.json.partial");
+    std::fs::write(&partial, text).map_err(temporary(&partial))?;
+    std::fs::rename(&partial, &record).map_err(temporary(&record))?;
+    let _ = std::fs::remove_dir_all(&spill);
+    named(dir, written)
+}
+
+/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end and all files are still there.
+///
+/// That it was the same job on the same files is for the caller to know.
+pub fn staged(dir: &Path) -> Option<Staged> {
+    let record: Record = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
+    let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
+    record.files.iter().all(whole).then(|| named(dir, record).ok()).flatten()
+}
+
+fn named(dir: &Path, record: Record) -> Result<Staged, SourceError> {
+    let mut files = Vec::new();
+    for (name, size) in record.files {
+        let path = dir.join(&name);
+        let location = object_store::path::Path::from_filesystem_path(&path)
+            .map_err(|e| temporary(&path)(std::io::Error::other(e)))?;
+        files.push(InputFile { path: format!("sql/{name}"), location, size });
+    }
+    Ok(Staged { files, rows: record.rows, skipped: record.skipped })
+}
+
+/// The files that are written.
+struct Parts<'a> {
+    dir: &'a Path,
+    schema: SchemaRef,
+    writer: Option<ArrowWriter<File>>,
+    group_bytes: u64,
+    file_bytes: u64,
+    rows: u64,
+    files: Vec<(String, u64)>,
+}
+
+impl<'a> Parts<'a> {
+    fn new(dir: &'a Path, text: &str) -> Result<Self, SourceError> {
+        for entry in std::fs::read_dir(dir).map_err(temporary(dir))? {
+            let path = entry.map_err(temporary(dir))?.path();
+            if path.extension().is_some_and(|e| e == "parquet") {
+                std::fs::remove_file(&path).map_err(temporary(&path))?;
+            }
+        }
+        let schema = Arc::new(Schema::new(vec![Field::new(text, DataType::LargeUtf8, true)]));
+        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, rows: 0, files: Vec::new() })
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.join(self.name())
+    }
+
+    fn name(&self) -> String {
+        format!("part-{:05}.parquet", self.files.len())
+    }
+
+    fn wrong(&self) -> impl Fn(parquet::errors::ParquetError) -> SourceError + 'static {
+        let path = self.path();
+        move |e| temporary(&path)(std::io::Error::other(e))
+    }
+
+    fn write(&mut self, column: &ArrayRef) -> Result<(), SourceError> {
+        let lengths: Vec<u64> = {
+            let texts = column.as_string::<i64>();
+            (0..texts.len()).map(|i| if texts.is_null(i) { 0 } else { texts.value(i).len() as u64 }).collect()
+        };
+        let mut start = 0;
+        for (i, length) in lengths.iter().enumerate() {
+            // four bytes more for each row, so that short and null rows count too
+            self.group_bytes += length + 4;
+            self.file_bytes += length + 4;
+            if self.group_bytes >= GROUP_BYTES {
+                self.append(&column.slice(start, i + 1 - start))?;
+                start = i + 1;
+                self.group_bytes = 0;
+                let wrong = self.wrong();
+                if let Some(writer) = &mut self.writer {
+                    writer.flush().map_err(wrong)?;
+                }
+                if self.file_bytes >= FILE_BYTES {
+                    self.close()?;
+                }
+            }
+        }
+        if start < column.len() {
+            self.append(&column.slice(start, column.len() - start))?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, rows: &ArrayRef) -> Result<(), SourceError> {
+        let wrong = self.wrong();
+        if self.writer.is_none() {
+            let path = self.path();
+            let file = File::create(&path).map_err(temporary(&path))?;
+            let properties = WriterProperties::builder()
+                .set_compression(Compression::ZSTD(ZstdLevel::default()))
+                .set_dictionary_enabled(false)
+                .set_statistics_enabled(EnabledStatistics::None)
+                .set_write_batch_size(32)
+                .set_max_row_group_row_count(None)
+                .build();
+            self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&wrong)?);
+        }
+        let batch = RecordBatch::try_new(self.schema.clone(), vec![rows.clone()]).map_err(|e| wrong(e.into()))?;
+        self.rows += rows.len() as u64;
+        match &mut self.writer {
+            Some(writer) => writer.write(&batch).map_err(wrong),
+            None => Ok(()),
+        }
+    }
+
+    fn close(&mut self) -> Result<(), SourceError> {
+        let path = self.path();
+        let wrong = self.wrong();
+        if let Some(writer) = self.writer.take() {
+            let file = writer.into_inner().map_err(wrong)?;
+            file.sync_all().map_err(temporary(&path))?;
+            let size = file.metadata().map_err(temporary(&path))?.len();
+            self.files.push((self.name(), size));
+        }
+        (self.group_bytes, self.file_bytes) = (0, 0);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(Vec<(String, u64)>, u64), SourceError> {
+        self.close()?;
+        Ok((self.files, self.rows))
+    }
+}

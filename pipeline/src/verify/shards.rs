@@ -1,0 +1,146 @@
+//! Checks that need no teacher: the folder, checksums, schemas, rows.
+
+use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use sha2::{Digest, Sha256};
+use stillhouse_operators::invariants;
+use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
+
+use super::Verification;
+use crate::dataset::{Dataset, Selection};
+use crate::error::{PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::finish;
+use crate::operators;
+use crate::output::TOKENIZER;
+use crate::shard::hex;
+
+/// Rows that are checked at once.
+const BATCH_ROWS: usize = 64;
+
+/// Files that should be there, and files that should not.
+pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) -> Result<()> {
+    let manifest = dataset.manifest();
+    let store = dataset.output().store();
+    let listed: Vec<_> = store
+        .list(Some(&Path::from("data")))
+        .try_collect()
+        .await
+        .map_err(PipelineError::dataset(dataset.shown("data")))?;
+    for meta in listed {
+        if !manifest.shards.iter().any(|s| s.path == meta.location.as_ref()) {
+            found.fault(meta.location.to_string(), "is not in the manifest");
+        }
+    }
+    match dataset.output().size(TOKENIZER).await? {
+        None => found.fault(TOKENIZER, "is missing"),
+        Some(_) => {
+            let digest = checksum(dataset, TOKENIZER).await?;
+            if digest != manifest.tokenizer.sha256 {
+                found.fault(TOKENIZER, format!("sha256 {digest}, the manifest has {}", manifest.tokenizer.sha256));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// sha256 of a file, streamed.
+async fn checksum(dataset: &Dataset, name: &str) -> Result<String> {
+    let context = || dataset.shown(name);
+    let got = dataset.output().store().get(&Path::from(name)).await.map_err(PipelineError::dataset(context()))?;
+    let mut stream = got.into_stream();
+    let mut hasher = Sha256::new();
+    while let Some(bytes) = stream.try_next().await.map_err(PipelineError::dataset(context()))? {
+        hasher.update(&bytes);
+    }
+    Ok(hex(&hasher.finalize()))
+}
+
+/// One shard: size, checksum, schema, every row.
+pub(super) async fn check_shard(
+    dataset: &Dataset,
+    shard: &ShardRecord,
+    found: &mut Verification,
+    observer: &dyn Observer,
+) -> Result<()> {
+    observer.event(&Event::Preparing { what: format!("verifying {}", shard.path) });
+    found.shards += 1;
+    match dataset.output().size(&shard.path).await? {
+        None => {
+            found.fault(&shard.path, "is missing");
+            return Ok(());
+        }
+        Some(bytes) if bytes != shard.bytes => {
+            found.fault(&shard.path, format!("has {bytes} bytes, the manifest has {}", shard.bytes));
+            return Ok(());
+        }
+        Some(bytes) => found.bytes += bytes,
+    }
+    let digest = checksum(dataset, &shard.path).await?;
+    if digest != shard.sha256 {
+        found.fault(&shard.path, format!("sha256 {digest}, the manifest has {}", shard.sha256));
+        return Ok(());
+    }
+    if let Err(e) = check_rows(dataset, shard, found).await {
+        found.fault(&shard.path, e.to_string());
+    }
+    Ok(())
+}
+
+async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verification) -> Result<()> {
+    let manifest = dataset.manifest();
+    let selection = Selection { batch_rows: BATCH_ROWS, ..Selection::default() };
+    let mut batches = dataset.read(shard, &selection).await?;
+    let columns = finish::columns(batches.schema());
+    if columns != manifest.columns {
+        found.fault(&shard.path, "its schema is not the manifest's");
+    }
+    let limits = operators::limits(&manifest.job, manifest.vocab_size as usize, shard.split);
+    let mut rows = 0;
+    let mut tokens = 0;
+    while let Some(batch) = batches.try_next().await.map_err(PipelineError::dataset(dataset.shown(&shard.path)))? {
+        let context = || dataset.shown(&shard.path);
+        for broken in invariants::check(&batch, &limits).map_err(PipelineError::dataset(context()))? {
+            found.fault(format!("{} row {}", shard.path, rows + broken.row as u64), broken.message);
+        }
+        rows += batch.num_rows() as u64;
+        tokens += stillhouse_operators::extract::sequences(&batch)
+            .map_err(PipelineError::dataset(context()))?
+            .iter()
+            .map(|s| s.valid as u64)
+            .sum::<u64>();
+    }
+    if (rows, tokens) != (shard.rows, shard.tokens) {
+        found.fault(
+            &shard.path,
+            format!("{rows} rows and {tokens} tokens, the manifest has {} and {}", shard.rows, shard.tokens),
+        );
+    }
+    found.rows += rows;
+    found.tokens += tokens;
+    Ok(())
+}
+
+/// The manifest's sums must be the sums of its shards.
+pub(super) fn check_totals(manifest: &Manifest, found: &mut Verification) {
+    let mut statistics = Statistics::default();
+    for shard in &manifest.shards {
+        statistics.add(&shard.statistics);
+    }
+    if statistics != manifest.statistics {
+        found.fault("manifest.json", "statistics are not the sums over the shards");
+    }
+    for (split, totals) in &manifest.totals {
+        let mut sum = Totals::default();
+        for shard in manifest.shards.iter().filter(|s| s.dataset_split == *split) {
+            sum.shards += 1;
+            sum.rows += shard.rows;
+            sum.tokens += shard.tokens;
+            sum.bytes += shard.bytes;
+        }
+        if sum != *totals {
+            found.fault("manifest.json", format!("totals of {split} are not the sums over its shards"));
+        }
+    }
+}
