@@ -70,7 +70,7 @@ impl Verb {
 pub enum Failure {
     /// The pipeline failed; the file that it was about, where one is to be named.
     Pipeline(PipelineError, Option<String>),
-    /// The result is told already, and it is that something is wrong.
+    /// Something is wrong, and it is told already or there is nobody to tell.
     Told,
     /// Stdout could not be written.
     Stdout(io::Error),
@@ -93,11 +93,6 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    /// A closed stdout.
-    pub fn closed() -> Self {
-        Self::Stdout(io::ErrorKind::BrokenPipe.into())
-    }
-
     fn code(&self) -> u8 {
         match self {
             Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,
@@ -182,8 +177,14 @@ mod tests {
         assert_eq!(failure.code(), 2);
         let (printer, out, err) = captured();
         failure.tell(true, &printer);
-        insta::assert_snapshot!(err.text(), @"");
-        insta::assert_snapshot!(out.text(), @"");
+        insta::assert_snapshot!(err.text(), @r"
+        error: job.yaml: the job file has 2 problems
+          pack.length: got 0: too small; valid: 2 or more
+          output.path: is required and missing
+        ");
+        insta::assert_snapshot!(out.text(), @r#"
+        {"error":"job.yaml: the job file has 2 problems","problems":[{"field":"pack.length","got":"0","message":"too small; valid: 2 or more"},{"field":"output.path","message":"is required and missing"}]}
+        "#);
     }
 
     #[test]
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(pipeline(ErrorKind::Usage).code(), 2);
         assert_eq!(pipeline(ErrorKind::Input).code(), 1);
         assert_eq!(Failure::Told.code(), 1);
-        assert_eq!(Failure::closed().code(), 0);
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).code(), 0);
         assert_eq!(Failure::from(io::Error::other("full")).code(), 1);
     }
 

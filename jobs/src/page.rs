@@ -167,9 +167,15 @@ impl Page {
         self.line(Line::new().with(Tone::Strong, text));
     }
 
-    /// Adds a table that is at most `cells` wide.
-    pub fn table(&mut self, table: Table, cells: usize) {
+    /// Adds a table, as wide as the view allows.
+    pub fn table(&mut self, table: Table, view: View) {
+        let cells = if view.terminal { view.width } else { usize::MAX };
         self.0.extend(table.lines(cells));
+    }
+
+    /// Adds a table of names and values. Values are never cut: paths and descriptions matter to their end.
+    pub fn facts(&mut self, table: Table) {
+        self.0.extend(table.lines(usize::MAX));
     }
 
     /// The text, with colours or without; spaces at the ends of lines are left out.
@@ -187,8 +193,10 @@ impl Page {
 /// What a page may take up, and how it will be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
-    /// Cells per line.
+    /// Cells per line of running text.
     pub width: usize,
+    /// Whether a terminal shows it: tables are then cut at `width`. A file or a pipe gets them whole.
+    pub terminal: bool,
     /// Whether tones are shown as colours; without, what they say must be in the text.
     pub colour: bool,
 }

@@ -38,6 +38,7 @@ pub struct Printer {
     out: Mutex<Stream>,
     err: Mutex<Stream>,
     width: usize,
+    terminal: bool,
     bars: Option<MultiProgress>,
     closed: Notify,
 }
@@ -62,6 +63,7 @@ impl Printer {
         let width = terminal_size::terminal_size_of(&out).map_or(WIDTH, |(w, _)| usize::from(w.0));
         Self {
             width,
+            terminal: out.is_terminal(),
             bars: (err.is_terminal() && !dumb).then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr())),
             closed: Notify::new(),
             out: Mutex::new(Stream { colour: colour(out.is_terminal()), to: Box::new(out) }),
@@ -73,18 +75,23 @@ impl Printer {
     #[cfg(test)]
     pub fn into(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>) -> Self {
         let stream = |to| Mutex::new(Stream { to, colour: false });
-        Self { out: stream(out), err: stream(err), width: WIDTH, bars: None, closed: Notify::new() }
+        Self { out: stream(out), err: stream(err), width: WIDTH, terminal: false, bars: None, closed: Notify::new() }
     }
 
     /// What a page on stdout may take up.
     pub fn view(&self) -> View {
         let colour = self.out.lock().unwrap_or_else(PoisonError::into_inner).colour;
-        View { width: self.width.clamp(40, WIDEST), colour }
+        View { width: self.width.clamp(40, WIDEST), terminal: self.terminal, colour }
     }
 
     /// Where progress bars are drawn; `None` where stderr is not a terminal.
     pub fn bars(&self) -> Option<&MultiProgress> {
         self.bars.as_ref()
+    }
+
+    /// Whether bars may have colours.
+    pub fn colour_of_bars(&self) -> bool {
+        self.err.lock().unwrap_or_else(PoisonError::into_inner).colour
     }
 
     /// Ends when stdout was found closed.

@@ -90,7 +90,9 @@ impl Table {
         let gaps = self.indent + GAP * widths.len().saturating_sub(1);
         let mut excess = (widths.iter().sum::<usize>() + gaps).saturating_sub(width);
         while excess > 0 {
-            let Some(widest) = widths.iter_mut().max() else { break };
+            let Some(widest) = widths.iter_mut().max() else {
+                break;
+            };
             if *widest <= NARROWEST {
                 break;
             }
@@ -104,7 +106,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Page;
+    use crate::page::{Page, View};
 
     #[test]
     fn columns_line_up_by_cells_and_the_widest_gives_way() {
@@ -112,7 +114,12 @@ mod tests {
         table.texts(["漢字", "7", "a/very/long/path/to/some/file.jsonl"]);
         table.texts(["abc", "1,234", "b"]);
         let mut page = Page::new();
-        page.table(table, 40);
-        insta::assert_snapshot!(page.render(false), @"");
+        let view = View { width: 40, terminal: true, colour: false };
+        page.table(table, view);
+        insta::assert_snapshot!(page.render(false), @r"
+        text      n  where
+        漢字      7  a/very/long/path/to/some…
+        abc   1,234  b
+        ");
     }
 }

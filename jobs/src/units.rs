@@ -46,11 +46,11 @@ pub fn share(part: f64) -> String {
     }
 }
 
-/// A small quantity such as a total variation: `0`, `9.8e-4`, `0.0123`.
+/// A small quantity such as a total variation: `0`, `9.98e-4`, `0.0123`.
 pub fn small(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
-        v if v < 1e-2 => format!("{value:.1e}"),
+        v if v < 1e-2 => format!("{value:.2e}"),
         _ => format!("{value:.4}"),
     }
 }
@@ -85,11 +85,14 @@ mod tests {
     #[test]
     fn numbers() {
         assert_eq!([count(0), count(999), count(1000), count(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([bytes(999), bytes(1000), bytes(999_960), bytes(12_345_678)], ["999 B", "1.0 kB", "1.0 MB", "12.3 MB"]);
+        assert_eq!(
+            [bytes(999), bytes(1000), bytes(999_960), bytes(12_345_678)],
+            ["999 B", "1.0 kB", "1.0 MB", "12.3 MB"]
+        );
         assert_eq!(bytes(u64::MAX), "18446.7 PB");
         assert_eq!([clock(34.6), clock(3723.0), clock(183_600.0)], ["00:35", "1:02:03", "2 d 03 h"]);
         assert_eq!([share(0.1234), share(0.0005), share(1e-9), share(0.0)], ["12.3 %", "0.050 %", "1e-7 %", "0.0 %"]);
-        assert_eq!([small(0.0), small(9.8e-4), small(0.0123)], ["0", "9.8e-4", "0.0123"]);
+        assert_eq!([small(0.0), small(9.98e-4), small(0.0123)], ["0", "9.98e-4", "0.0123"]);
     }
 
     #[test]

@@ -3,9 +3,7 @@
 //!
 //! Cost: one pass over the columns; nothing here needs the teacher.
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, Float32Array, Int32Array, RecordBatch, UInt64Array,
-};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float32Array, Int32Array, RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Float16Type, UInt8Type, UInt16Type, UInt32Type};
 use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
@@ -43,12 +41,14 @@ pub struct Broken {
     pub message: String,
 }
 
+type Check = fn(&RecordBatch, &Limits, &mut Vec<Broken>) -> Result<(), ArrowError>;
+
 /// Checks every rule on every row.
 ///
 /// # Errors
 /// When a column is missing or has another type than the format says.
 pub fn check(batch: &RecordBatch, limits: &Limits) -> Result<Vec<Broken>, ArrowError> {
-    let checks: [fn(&RecordBatch, &Limits, &mut Vec<Broken>) -> Result<(), ArrowError>; 7] =
+    let checks: [Check; 7] =
         [check_ids, check_tokens, check_documents, check_logprobs, check_noise, check_topk, check_views];
     let mut broken = Vec::new();
     for check in checks {
@@ -82,7 +82,11 @@ fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) 
     for row in 0..rows.len() {
         let tokens = &values[rows.range(row)];
         if tokens.len() > limits.length || (tokens.len() < limits.length && !short) || tokens.is_empty() {
-            tell(broken, row, format!("{} tokens, valid: {}{}", tokens.len(), limits.length, if short { " or fewer" } else { "" }));
+            tell(
+                broken,
+                row,
+                format!("{} tokens, valid: {}{}", tokens.len(), limits.length, if short { " or fewer" } else { "" }),
+            );
         }
         if let Some(id) = tokens.iter().find(|&&id| id < 0 || id as usize >= limits.vocab_size) {
             tell(broken, row, format!("token {id}, valid: 0 to {}", limits.vocab_size - 1));
@@ -98,7 +102,11 @@ fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) 
                 tell(broken, row, "attention_mask is not a prefix".into());
             }
             if range.len() != rows.range(row).len() {
-                tell(broken, row, format!("attention_mask has {} values for {} tokens", range.len(), rows.range(row).len()));
+                tell(
+                    broken,
+                    row,
+                    format!("attention_mask has {} values for {} tokens", range.len(), rows.range(row).len()),
+                );
             }
         }
     }
@@ -135,7 +143,11 @@ fn check_logprobs(batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> 
     let values = rows.values::<Float32Array>(columns::LOGPROB)?.values();
     for row in 0..rows.len() {
         if rows.range(row).len() != tokens.range(row).len() {
-            tell(broken, row, format!("{} log-probabilities for {} tokens", rows.range(row).len(), tokens.range(row).len()));
+            tell(
+                broken,
+                row,
+                format!("{} log-probabilities for {} tokens", rows.range(row).len(), tokens.range(row).len()),
+            );
         }
         if let Some(bad) = values[rows.range(row)].iter().find(|v| !v.is_finite() || **v > 0.0) {
             tell(broken, row, format!("logprob {bad}, valid: finite, at most 0"));
@@ -173,8 +185,9 @@ pub struct Widened<T> {
 impl<T> Widened<T> {
     fn new(batch: &RecordBatch, name: &str, widen: fn(&ArrayRef) -> Option<Vec<T>>) -> Result<Self, ArrowError> {
         let rows = ListRows::of(batch, name)?;
-        let values = widen(rows.all_values())
-            .ok_or_else(|| ArrowError::SchemaError(format!("column {name} has items of type {}", rows.all_values().data_type())))?;
+        let values = widen(rows.all_values()).ok_or_else(|| {
+            ArrowError::SchemaError(format!("column {name} has items of type {}", rows.all_values().data_type()))
+        })?;
         Ok(Self { values, ranges: (0..rows.len()).map(|row| rows.range(row)).collect() })
     }
 
@@ -223,10 +236,18 @@ fn check_noise(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -
         let row_ids = &ids[tokens.range(row)];
         let sum: usize = counts.iter().map(|&c| c as usize).sum();
         if counts.len() != limits.draws * row_ids.len() || sum != indices.len() || sum != logprobs.len() {
-            tell(broken, row, format!(
-                "{} counts that add up to {sum}, {} indices, {} values, for {} draws of {} tokens",
-                counts.len(), indices.len(), logprobs.len(), limits.draws, row_ids.len()
-            ));
+            tell(
+                broken,
+                row,
+                format!(
+                    "{} counts that add up to {sum}, {} indices, {} values, for {} draws of {} tokens",
+                    counts.len(),
+                    indices.len(),
+                    logprobs.len(),
+                    limits.draws,
+                    row_ids.len()
+                ),
+            );
             continue;
         }
         let mut rest = indices;
@@ -234,10 +255,18 @@ fn check_noise(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -
             let (list, after) = rest.split_at(count as usize);
             rest = after;
             let token = row_ids[i % row_ids.len()] as u32;
-            let sound = list.is_sorted_by(|a, b| a < b)
-                && list.iter().all(|&k| (k as usize) < limits.vocab_size && k != token);
+            let sound =
+                list.is_sorted_by(|a, b| a < b) && list.iter().all(|&k| (k as usize) < limits.vocab_size && k != token);
             if !sound {
-                tell(broken, row, format!("corrections {list:?} of position {} do not ascend below {} without {token}", i % row_ids.len(), limits.vocab_size));
+                tell(
+                    broken,
+                    row,
+                    format!(
+                        "corrections {list:?} of position {} do not ascend below {} without {token}",
+                        i % row_ids.len(),
+                        limits.vocab_size
+                    ),
+                );
             }
         }
         if let Some(bad) = logprobs.iter().find(|v| !v.is_finite() || **v > 0.0) {

@@ -22,11 +22,7 @@ impl<'a> ListRows<'a> {
     pub fn new(name: &str, array: &'a ArrayRef) -> Result<Self, ArrowError> {
         if let Some(list) = array.as_any().downcast_ref::<FixedSizeListArray>() {
             let width = list.value_length() as usize;
-            let first = list.offset();
-            let absolute = (0..=list.len()).map(|i| (first + i) * width);
-            // `values()` of a sliced fixed-size list is already sliced.
-            let base = if list.values().len() == list.len() * width { first * width } else { 0 };
-            let offsets = absolute.map(|o| o - base).collect();
+            let offsets = (0..=list.len()).map(|i| i * width).collect();
             return Ok(Self { values: list.values(), offsets });
         }
         if let Some(list) = array.as_any().downcast_ref::<ListArray>() {

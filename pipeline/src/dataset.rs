@@ -70,7 +70,10 @@ impl Dataset {
         let manifest = serde_json::from_value(version)
             .map_err(|e| PipelineError::caused(ErrorKind::DataSet, format!("{shown}/manifest.json"), e))?;
         if !output.exists(SUCCESS).await? {
-            return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no _SUCCESS; `stillhouse run` its job file again")));
+            return Err(PipelineError::new(
+                ErrorKind::DataSet,
+                format!("{shown}: no _SUCCESS; `stillhouse run` its job file again"),
+            ));
         }
         Ok(Self { output, manifest })
     }

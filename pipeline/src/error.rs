@@ -58,13 +58,17 @@ impl PipelineError {
     }
 
     /// For `map_err`: an error of the output, with what was tried.
-    pub fn output<E: Into<Box<dyn std::error::Error + Send + Sync>>>(context: impl Into<String>) -> impl FnOnce(E) -> Self {
+    pub fn output<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        context: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
         let context = context.into();
         move |e| Self::caused(ErrorKind::Output, context, e).retryable()
     }
 
     /// For `map_err`: an error of a data set, with what was tried.
-    pub fn dataset<E: Into<Box<dyn std::error::Error + Send + Sync>>>(context: impl Into<String>) -> impl FnOnce(E) -> Self {
+    pub fn dataset<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        context: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
         let context = context.into();
         move |e| Self::caused(ErrorKind::DataSet, context, e)
     }

@@ -7,8 +7,8 @@ use arrow::datatypes::Schema;
 use stillhouse_operators::operator::{OperatorSpec, documents_schema};
 use stillhouse_schemas::columns::{FORMAT_VERSION, SHAPE};
 use stillhouse_schemas::manifest::{
-    ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord,
-    TokenizerRecord, Totals,
+    ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord, TokenizerRecord,
+    Totals,
 };
 use stillhouse_teacher::TeacherInfo;
 
@@ -141,10 +141,9 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
 /// # Errors
 /// When the manifest cannot be read.
 pub async fn already_done(output: &Output, observer: &dyn Observer) -> Result<()> {
-    let manifest: Manifest = output
-        .get_json(MANIFEST)
-        .await?
-        .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output.root().display())))?;
+    let manifest: Manifest = output.get_json(MANIFEST).await?.ok_or_else(|| {
+        PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output.root().display()))
+    })?;
     report(output, &manifest, 0.0, true, observer);
     Ok(())
 }
@@ -158,7 +157,12 @@ pub fn card(manifest: &Manifest) -> String {
     let tokens: u64 = manifest.totals.values().map(|t| t.tokens).sum();
     let rows: u64 = manifest.totals.values().map(|t| t.rows).sum();
     let bytes: u64 = manifest.totals.values().map(|t| t.bytes).sum();
-    let _ = writeln!(text, "tags:\n- stillhouse\nsize_categories:\n- {}\n---\n\n# {}\n", size_category(rows), manifest.job.name);
+    let _ = writeln!(
+        text,
+        "tags:\n- stillhouse\nsize_categories:\n- {}\n---\n\n# {}\n",
+        size_category(rows),
+        manifest.job.name
+    );
     let _ = writeln!(
         text,
         "Training shards for parallel language models, made by Stillhouse: {rows} sequences of up to {} tokens, {tokens} tokens, {:.1} MB ({:.2} bytes per token).\n",
@@ -178,7 +182,9 @@ pub fn card(manifest: &Manifest) -> String {
     if let Some(perplexity) = manifest.statistics.perplexity() {
         let _ = writeln!(text, "- perplexity of the text under the teacher: {perplexity:.2}");
     }
-    if let (Some(seed), Some(noise)) = (manifest.noise_seed, manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref())) {
+    if let (Some(seed), Some(noise)) =
+        (manifest.noise_seed, manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref()))
+    {
         let _ = writeln!(
             text,
             "- posterior Gumbel noise: codec {:?}, {} draw(s), seed {seed}, total variation at most {}",
@@ -196,7 +202,10 @@ pub fn card(manifest: &Manifest) -> String {
     for c in &manifest.columns {
         let _ = writeln!(text, "| `{}` | {} | {} |", c.name, c.data_type, c.shape.as_deref().unwrap_or(""));
     }
-    let _ = writeln!(text, "\n```python\nfrom datasets import load_dataset\nds = load_dataset(\"path/to/this/folder\")\n```");
+    let _ = writeln!(
+        text,
+        "\n```python\nfrom datasets import load_dataset\nds = load_dataset(\"path/to/this/folder\")\n```"
+    );
     text
 }
 

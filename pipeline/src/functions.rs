@@ -33,17 +33,18 @@ pub fn register(context: &SessionContext) {
 /// The functions.
 pub fn all() -> Vec<ScalarUDF> {
     let int = || DataType::Int64;
-    let udf = |name: &'static str, arguments: usize, returns: DataType, body: fn(&[&Int64Array]) -> Result<ArrayRef>| {
-        let run = move |values: &[ColumnarValue]| {
-            let arrays = ColumnarValue::values_to_arrays(values)?;
-            let integers = arrays.iter().map(|a| as_int64_array(a)).collect::<Result<Vec<_>>>()?;
-            if integers.iter().any(|a| a.null_count() > 0) {
-                return exec_err!("{name}: got null, valid: integers; filter with IS NOT NULL");
-            }
-            body(&integers).map(ColumnarValue::Array)
+    let udf =
+        |name: &'static str, arguments: usize, returns: DataType, body: fn(&[&Int64Array]) -> Result<ArrayRef>| {
+            let run = move |values: &[ColumnarValue]| {
+                let arrays = ColumnarValue::values_to_arrays(values)?;
+                let integers = arrays.iter().map(|a| as_int64_array(a)).collect::<Result<Vec<_>>>()?;
+                if integers.iter().any(|a| a.null_count() > 0) {
+                    return exec_err!("{name}: got null, valid: integers; filter with IS NOT NULL");
+                }
+                body(&integers).map(ColumnarValue::Array)
+            };
+            create_udf(name, vec![int(); arguments], returns, Volatility::Immutable, Arc::new(run))
         };
-        create_udf(name, vec![int(); arguments], returns, Volatility::Immutable, Arc::new(run))
-    };
     vec![
         udf("subtokens", 3, list_type(DataType::Int32), subtoken_lists),
         udf("subtoken_base", 2, DataType::Int64, subtoken_bases),

@@ -80,13 +80,16 @@ pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<
     let Parsed { spec, mut problems } = Parsed::from_yaml(text);
     let Some(spec) = spec else { return Err(problems.into()) };
     let store = Store::local(Handle::current());
-    let mut checks = Checks { spec: &spec, base, observer, problems: &mut problems };
+    let mut checks = Checks { spec: &spec, base, observer, problems: &mut problems, failure: None };
     let files = checks.input(&store);
     let teacher = checks.teacher();
     let vocabulary = checks.tokenizer(teacher.as_ref());
     if let Some(vocabulary) = &vocabulary {
         checks.special_tokens(vocabulary);
         checks.vocabularies(vocabulary, teacher.as_ref());
+    }
+    if let Some(failure) = checks.failure {
+        return Err(failure);
     }
     let bos = vocabulary.as_ref().and_then(|v| v.special(Role::Bos).or(v.special(Role::Eos))).map(|t| t.id);
     problems.into_result()?;
@@ -123,6 +126,8 @@ struct Checks<'a> {
     base: &'a Path,
     observer: &'a dyn Observer,
     problems: &'a mut Problems,
+    /// What failed for a reason that is not the job's, such as a lost connection.
+    failure: Option<PipelineError>,
 }
 
 impl Checks<'_> {
@@ -166,9 +171,17 @@ impl Checks<'_> {
                 self.push(Problem::new(field, format!("{path:?}"), format!("no file or folder {}", local.display())));
             }
             Ok(Some(reference)) => {
-                self.observer.event(&Event::Preparing { what: format!("fetching {path}") });
-                match hub::fetch(&reference, wanted, &|_, _, _| {}) {
+                let observer = self.observer;
+                let told = std::cell::Cell::new(u64::MAX);
+                let progress = |file: &str, done: u64, total: u64| {
+                    let percent = (done * 100).checked_div(total).unwrap_or(0);
+                    if told.replace(percent) != percent {
+                        observer.event(&Event::Preparing { what: format!("fetching {path}: {file}, {percent} %") });
+                    }
+                };
+                match hub::fetch(&reference, wanted, &progress) {
                     Ok(fetched) => return Some((fetched.path, format!("{path} ({})", fetched.commit))),
+                    Err(e) if e.retryable => self.failure = Some(e),
                     Err(e) => self.push(Problem::new(field, format!("{path:?}"), e.to_string())),
                 }
             }

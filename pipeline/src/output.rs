@@ -42,6 +42,9 @@ pub struct PlanRecord {
     pub job_hash: String,
     /// Name of the job, for messages.
     pub name: String,
+    /// The folder that the job's relative paths are relative to, as seen from the output folder.
+    #[serde(default)]
+    pub job_folder: String,
     /// The splits.
     pub splits: Vec<SplitRecord>,
 }
@@ -80,7 +83,8 @@ impl Output {
     /// When it cannot be made.
     pub fn create(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
-        fs::create_dir_all(root.join(STATE)).map_err(PipelineError::output(format!("cannot make {}", root.display())))?;
+        fs::create_dir_all(root.join(STATE))
+            .map_err(PipelineError::output(format!("cannot make {}", root.display())))?;
         Self::open(root)
     }
 
@@ -146,7 +150,9 @@ impl Output {
             }
             return Err(PipelineError::new(
                 ErrorKind::Usage,
-                format!("output.path: {root} holds {entries} files that are not of a Stillhouse job; choose an empty folder"),
+                format!(
+                    "output.path: {root} holds {entries} files that are not of a Stillhouse job; choose an empty folder"
+                ),
             ));
         };
         if plan.job_hash != job_hash {
@@ -231,6 +237,12 @@ impl Output {
         self.remove_under("data").await?;
         self.clean_state().await?;
         self.delete(&format!("{STATE}/plan.json")).await
+    }
+
+    /// The folder of the job file, as far as it can be found from here.
+    pub async fn job_folder(&self) -> Option<PathBuf> {
+        let plan = self.get_json::<PlanRecord>(&format!("{STATE}/plan.json")).await.ok()??;
+        Some(self.root.join(plan.job_folder))
     }
 
     /// Folder for the rows of `input.sql` while the job runs.
@@ -332,6 +344,14 @@ impl Output {
             .and_then(|f| f.sync_all())
             .map_err(PipelineError::output(format!("cannot sync {}", path.display())))
     }
+}
+
+/// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.
+pub fn relative(from: &FsPath, to: &FsPath) -> Option<PathBuf> {
+    let (from, to) = (from.canonicalize().ok()?, to.canonicalize().ok()?);
+    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
+    let up = from.components().skip(common).map(|_| std::path::Component::ParentDir);
+    Some(up.chain(to.components().skip(common)).collect())
 }
 
 fn split_record(split: SplitId) -> String {

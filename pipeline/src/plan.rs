@@ -142,8 +142,8 @@ pub struct JobHash {
 /// # Errors
 /// When a file of the teacher cannot be read.
 pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash> {
-    let mut job = serde_json::to_value(&prepared.spec)
-        .map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
+    let mut job =
+        serde_json::to_value(&prepared.spec).map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
     for (section, key) in [("output", "path"), ("", "engine"), ("", "name")] {
         let map = if section.is_empty() { Some(&mut job) } else { job.get_mut(section) };
         if let Some(Value::Object(map)) = map {

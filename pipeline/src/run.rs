@@ -28,7 +28,7 @@ use crate::events::{Event, Observer, Progress};
 use crate::exec::{Corpus, DocumentsExec, OperatorExec};
 use crate::finish;
 use crate::job::{Prepared, chain};
-use crate::output::{Found, Output, PlanRecord};
+use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::source::{self, Staged};
 use crate::{functions, operators, shard};
@@ -51,7 +51,10 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
     let root = prepared.output_root();
     let mut found = Output::at(&root).look(&hash.hash).await;
-    if options.overwrite && matches!(&found, Err(e) if e.kind == ErrorKind::Usage) && root.join("_stillhouse/plan.json").exists() {
+    if options.overwrite
+        && matches!(&found, Err(e) if e.kind == ErrorKind::Usage)
+        && root.join("_stillhouse/plan.json").exists()
+    {
         Output::open(&root)?.remove().await?;
         found = Output::at(&root).look(&hash.hash).await;
     }
@@ -120,7 +123,15 @@ impl Job {
                 blocking(&prepared, &observer, move |p, o| plan::splits(p, &files, o)).await?
             }
         };
-        let record = PlanRecord { job_hash: hash.hash.clone(), name: prepared.spec.name.clone(), splits: splits.clone() };
+        let record = PlanRecord {
+            job_hash: hash.hash.clone(),
+            name: prepared.spec.name.clone(),
+            job_folder: output::relative(output.root(), &prepared.base)
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            splits: splits.clone(),
+        };
         output.begin(&record).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let teacher = if prepared.teacher.is_some() {
@@ -136,10 +147,17 @@ impl Job {
             input_bytes: plan::text_bytes(&pending_splits(&splits, &done)),
             teacher: teacher.as_ref().map(|t| {
                 let info = t.info();
-                format!("{}, {:.1}M parameters, {} on {}", info.architecture.name(), info.parameters as f64 / 1e6, info.arithmetic, info.device)
+                format!(
+                    "{}, {:.1}M parameters, {} on {}",
+                    info.architecture.name(),
+                    info.parameters as f64 / 1e6,
+                    info.arithmetic,
+                    info.device
+                )
             }),
         });
-        let corpus = Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
+        let corpus =
+            Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
         Ok(Self {
             prepared,
             hash,
@@ -317,7 +335,8 @@ fn load_teacher(prepared: &Prepared, pending: bool, observer: &dyn Observer) -> 
 /// # Errors
 /// When its files or the device cannot be had.
 pub fn load(path: &Path, device: &str, dtype: Dtype) -> Result<Arc<dyn Teacher>> {
-    let fail = |e: stillhouse_teacher::TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
+    let fail =
+        |e: stillhouse_teacher::TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
     let options = LoadOptions {
         device: device.parse().map_err(fail)?,
         dtype: match dtype {

@@ -61,7 +61,9 @@ pub async fn write(
     let schema = batches.schema();
     let sink = HashingSink::new(output, staged);
     let digest = Arc::clone(&sink.digest);
-    let to_output = |e: ParquetError| PipelineError::caused(ErrorKind::Output, format!("{context}: cannot write {staged}"), e).retryable();
+    let to_output = |e: ParquetError| {
+        PipelineError::caused(ErrorKind::Output, format!("{context}: cannot write {staged}"), e).retryable()
+    };
     let options = ArrowWriterOptions::new().with_properties(properties(&schema, spec)?);
     let mut writer = AsyncArrowWriter::try_new_with_options(sink, Arc::clone(&schema), options).map_err(to_output)?;
     let limit = spec.row_group_megabytes as usize * 1_000_000;
@@ -131,7 +133,7 @@ fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
     if batch.column_by_name(columns::ATTENTION_MASK).is_some() {
         let mask = ListRows::of(batch, columns::ATTENTION_MASK)?;
         let values = mask.values::<BooleanArray>(columns::ATTENTION_MASK)?;
-        return Ok((0..mask.len()).map(|r| mask.range(r)).flatten().filter(|&i| values.value(i)).count() as u64);
+        return Ok((0..mask.len()).flat_map(|r| mask.range(r)).filter(|&i| values.value(i)).count() as u64);
     }
     let ids = ListRows::of(batch, columns::INPUT_IDS)?;
     Ok((0..ids.len()).map(|r| ids.range(r).len() as u64).sum())
@@ -162,12 +164,12 @@ fn encode(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBu
         other => (ColumnPath::new(vec![field.name().clone()]), other),
     };
     match (field.name().as_str(), item) {
-        (_, DataType::Float32) => {
-            builder.set_column_dictionary_enabled(path.clone(), false).set_column_encoding(path, Encoding::BYTE_STREAM_SPLIT)
-        }
-        (_, DataType::UInt64) => {
-            builder.set_column_dictionary_enabled(path.clone(), false).set_column_encoding(path, Encoding::DELTA_BINARY_PACKED)
-        }
+        (_, DataType::Float32) => builder
+            .set_column_dictionary_enabled(path.clone(), false)
+            .set_column_encoding(path, Encoding::BYTE_STREAM_SPLIT),
+        (_, DataType::UInt64) => builder
+            .set_column_dictionary_enabled(path.clone(), false)
+            .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED),
         _ => builder,
     }
 }

@@ -10,8 +10,15 @@ use crate::spec::{
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 7] =
-        [later_capabilities, store_urls, input_combinations, holdout_names, pack_combinations, extract_combinations, tokenizer_source];
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 7] = [
+        later_capabilities,
+        store_urls,
+        input_combinations,
+        holdout_names,
+        pack_combinations,
+        extract_combinations,
+        tokenizer_source,
+    ];
     let mut problems = Vec::new();
     for check in checks {
         check(job, &mut problems);
@@ -76,10 +83,8 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     if matches!(input.format, InputFormat::Parquet | InputFormat::Arrow)
         && matches!(input.compression, Compression::Gzip | Compression::Zstd)
     {
-        problems.push(Problem::missing(
-            "input.compression",
-            "Parquet and Arrow files compress inside; valid: auto, none",
-        ));
+        problems
+            .push(Problem::missing("input.compression", "Parquet and Arrow files compress inside; valid: auto, none"));
     }
     if input.sql.is_some() && input.format == InputFormat::Text && input.document != TextDocument::Line {
         problems.push(Problem::missing("input.sql", "reads text files line by line; valid document: line"));
@@ -109,11 +114,11 @@ fn holdout_names(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let pack = &job.pack;
-    if pack.mode == PackMode::Wrap && pack.boundary == Boundary::BosEos && pack.length < 3 {
+    if pack.boundary == Boundary::BosEos && pack.length < 3 {
         problems.push(Problem::new(
             "pack.length",
             pack.length,
-            "wrap with boundary bos_eos needs one token between bos and eos; valid: 3 or more",
+            "boundary bos_eos needs one token between bos and eos; valid: 3 or more",
         ));
     }
     if pack.mode == PackMode::Pad {
@@ -136,14 +141,15 @@ fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
-    if noise.codec == NoiseCodec::Replay
-        && noise.resolved_precision() == NoisePrecision::F16
-        && noise.tolerance < 2e-4
+    if noise.codec == NoiseCodec::Replay && noise.resolved_precision() == NoisePrecision::F16 && noise.tolerance < 2e-4
     {
         problems.push(Problem::new(
             "extract.noise.precision",
             "f16",
-            format!("half precision cannot hold tolerance {}; valid: f32, or a tolerance of 0.0002 or more", noise.tolerance),
+            format!(
+                "half precision cannot hold tolerance {}; valid: f32, or a tolerance of 0.0002 or more",
+                noise.tolerance
+            ),
         ));
     }
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {

@@ -32,10 +32,7 @@ impl Parsed {
     pub fn from_yaml(text: &str) -> Self {
         match serde_yaml_ng::from_str::<Value>(text) {
             Ok(value) => Self::from_value(value),
-            Err(e) => Self {
-                spec: None,
-                problems: Problems(vec![Problem::missing("", format!("is not YAML: {e}"))]),
-            },
+            Err(e) => Self { spec: None, problems: Problems(vec![Problem::missing("", format!("is not YAML: {e}"))]) },
         }
     }
 
@@ -185,11 +182,7 @@ fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, problems: &mut
             for key in unexpected {
                 let value = got.get(key).map(shown).unwrap_or_default();
                 let valid = known_keys(field).join(", ");
-                problems.push(Problem::new(
-                    join(field, key),
-                    value,
-                    format!("unknown key; valid keys here: {valid}"),
-                ));
+                problems.push(Problem::new(join(field, key), value, format!("unknown key; valid keys here: {valid}")));
             }
         }
         K::Required { property } => {
@@ -234,10 +227,7 @@ fn known_keys(field: &str) -> Vec<String> {
             .unwrap_or(Value::Null);
         node = resolve(&next);
     }
-    node.get("properties")
-        .and_then(Value::as_object)
-        .map(|m| m.keys().cloned().collect())
-        .unwrap_or_default()
+    node.get("properties").and_then(Value::as_object).map(|m| m.keys().cloned().collect()).unwrap_or_default()
 }
 
 /// `/input/paths/0` as `input.paths[0]`.
@@ -375,11 +365,23 @@ mod tests {
         let problems = Parsed::from_yaml(text).into_result().unwrap_err();
         let shown = problems.to_string();
         for field in [
-            "version: got 2", "name: got \"A b\"", "frob: got 1: unknown key", "input.format: got \"xml\"",
-            "input.paths: got []", "input.sql: got 3", "input.holdout.validation.last_documents: is required",
-            "pack.length: got \"two\"", "extract.teacher.path: is required", "extract.teacher.device: got \"gpu\"",
-            "extract.topk: got -1", "extract.noise.tolerance: got 2", "extract.noise.drawz: got 3: unknown key",
-            "subtokens.length: got 99", "orders.kind: got strided", "engine.kind: got ballista", "output: is required",
+            "version: got 2",
+            "name: got \"A b\"",
+            "frob: got 1: unknown key",
+            "input.format: got \"xml\"",
+            "input.paths: got []",
+            "input.sql: got 3",
+            "input.holdout.validation.last_documents: is required",
+            "pack.length: got \"two\"",
+            "extract.teacher.path: is required",
+            "extract.teacher.device: got \"gpu\"",
+            "extract.topk: got -1",
+            "extract.noise.tolerance: got 2",
+            "extract.noise.drawz: got 3: unknown key",
+            "subtokens.length: got 99",
+            "orders.kind: got strided",
+            "engine.kind: got ballista",
+            "output: is required",
         ] {
             assert!(shown.contains(field), "{field} not in:\n{shown}");
         }

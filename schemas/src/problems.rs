@@ -53,8 +53,7 @@ impl Problems {
     pub fn touches(&self, field: &str) -> bool {
         self.0.iter().any(|p| {
             p.field == field
-                || (field.starts_with(&p.field)
-                    && matches!(field.as_bytes().get(p.field.len()), Some(b'.' | b'[')))
+                || (field.starts_with(&p.field) && matches!(field.as_bytes().get(p.field.len()), Some(b'.' | b'[')))
                 || p.field.is_empty()
         })
     }

@@ -572,9 +572,7 @@ impl JobSpec {
 
     /// Every remainder rule that some data set split of the job uses.
     pub fn remainders(&self) -> Vec<Remainder> {
-        std::iter::once(self.pack.remainder)
-            .chain(self.input.holdout.values().filter_map(|h| h.remainder))
-            .collect()
+        std::iter::once(self.pack.remainder).chain(self.input.holdout.values().filter_map(|h| h.remainder)).collect()
     }
 
     /// Whether rows may be shorter than `pack.length`, so that columns of shape [L] are lists of any length.
@@ -589,10 +587,6 @@ impl JobSpec {
 
     /// Seed of the replayed noise.
     pub fn noise_seed(&self) -> u64 {
-        self.extract
-            .as_ref()
-            .and_then(|e| e.noise.as_ref())
-            .and_then(|n| n.seed)
-            .unwrap_or(self.seed)
+        self.extract.as_ref().and_then(|e| e.noise.as_ref()).and_then(|n| n.seed).unwrap_or(self.seed)
     }
 }

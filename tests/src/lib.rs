@@ -1,1 +1,283 @@
-//! tests
+//! Fixtures of the end-to-end tests: the program under test, a scratch folder with a small corpus, job files.
+//!
+//! ```text
+//!   assets/corpus ─► corpus (a few speeches, cut short) ─► job (JSON, which is YAML) ─► `stillhouse …` ─► files, text
+//! ```
+//!
+//! The tests start the program as a user does. It is built here once per test run, whatever the number of test
+//! processes, so that this crate links none of it and `cargo nextest run -p stillhouse-tests` is never stale.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use flate2::read::MultiGzDecoder;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+/// The repository.
+pub fn root() -> PathBuf {
+    fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap()
+}
+
+/// The GPT-2-architecture teacher with the real vocabulary of 50,257.
+pub fn nano_teacher() -> PathBuf {
+    root().join("assets/teacher-nano-gpt2")
+}
+
+/// The program under test, built if it is missing or older than its sources.
+///
+/// `STILLHOUSE_BIN` names another one. Within one nextest run all test processes share one build, by a file lock and
+/// a stamp, and a hard link to it, so that a build next door does not swap the program under a running test.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("STILLHOUSE_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => build(),
+    })
+}
+
+fn build() -> PathBuf {
+    // <target>/<profile>/deps/<this test>
+    let this = std::env::current_exe().unwrap();
+    let profile = this.ancestors().nth(2).unwrap();
+    let target = profile.parent().unwrap();
+    let run = std::env::var("NEXTEST_RUN_ID").unwrap_or_else(|_| format!("process-{}", std::process::id()));
+    let folder = target.join("tmp/stillhouse-tests");
+    fs::create_dir_all(&folder).unwrap();
+    let lock = File::create(folder.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let program = folder.join(format!("stillhouse-{run}"));
+    if program.exists() {
+        return program;
+    }
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root()).args(["build", "--quiet", "-p", "stillhouse", "--target-dir"]).arg(target);
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.output().expect("cargo starts");
+    assert!(built.status.success(), "the program does not build:\n{}", String::from_utf8_lossy(&built.stderr));
+    for old in fs::read_dir(&folder).unwrap().filter_map(Result::ok) {
+        if old.file_name().to_string_lossy().starts_with("stillhouse-") && is_old(&old.path()) {
+            let _ = fs::remove_file(old.path());
+        }
+    }
+    fs::hard_link(profile.join("stillhouse"), &program).unwrap();
+    // The age of the link tells which run made it; the file itself keeps the age of the build.
+    File::create(folder.join(format!("{run}.stamp"))).unwrap();
+    program
+}
+
+/// Whether a link is of a run that began over an hour ago (runs side by side keep theirs).
+fn is_old(link: &Path) -> bool {
+    let Some(run) = link.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix("stillhouse-")) else {
+        return false;
+    };
+    let stamp = link.with_file_name(format!("{run}.stamp"));
+    let age = fs::metadata(&stamp).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+    let old = age.is_none_or(|age| age.as_secs() > 3600);
+    if old {
+        let _ = fs::remove_file(stamp);
+    }
+    old
+}
+
+/// What a program did.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Asserts the exit code, showing what was said.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Asserts that standard error says all of these.
+    #[track_caller]
+    pub fn says(self, parts: &[&str]) -> Self {
+        for part in parts {
+            assert!(self.stderr.contains(part), "{part:?} is not in:\n{}", self.stderr);
+        }
+        self
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", self.stdout))
+    }
+}
+
+/// Runs a command to its end.
+pub fn ran(command: &mut Command) -> Ran {
+    let out = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    Ran {
+        code: out.status.code(),
+        stdout: String::from_utf8(out.stdout).unwrap(),
+        stderr: String::from_utf8(out.stderr).unwrap(),
+    }
+}
+
+/// A folder that goes with the test: job files, corpora, data sets.
+pub struct Scratch(TempDir);
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Scratch {
+    /// An empty folder.
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    /// A folder with `corpus.jsonl`: the first speeches, each cut to so many bytes.
+    pub fn with_corpus(speeches: usize, bytes: usize) -> Self {
+        let scratch = Self::new();
+        scratch.write("corpus.jsonl", &corpus(speeches, bytes));
+        scratch
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a file.
+    pub fn write(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Writes a job file.
+    pub fn job(&self, name: &str, job: &Value) -> PathBuf {
+        self.write(name, &serde_json::to_string_pretty(job).unwrap())
+    }
+
+    /// The program, to be started in this folder, with nothing of the user's environment that changes what it says.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.current_dir(self.0.path()).args(arguments);
+        for name in ["NO_COLOR", "STILLHOUSE_LOG", "RUST_LOG", "CLICOLOR_FORCE", "FORCE_COLOR"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// Runs the program to its end.
+    pub fn stillhouse(&self, arguments: &[&str]) -> Ran {
+        ran(&mut self.command(arguments))
+    }
+
+    /// Writes a job and runs it; the data set is in `out` unless the job says otherwise.
+    #[track_caller]
+    pub fn make(&self, job: &Value) -> PathBuf {
+        let file = self.job("job.yaml", job);
+        self.stillhouse(&["run", file.to_str().unwrap(), "--quiet"]).expect(0);
+        self.path(job["output"]["path"].as_str().unwrap())
+    }
+}
+
+/// The first speeches of the corpus as JSON lines, each cut to so many bytes.
+pub fn corpus(speeches: usize, bytes: usize) -> String {
+    let file = File::open(root().join("assets/corpus/sotu-small.jsonl.gz")).unwrap();
+    let lines = BufReader::new(MultiGzDecoder::new(file)).lines();
+    let mut out = String::new();
+    for line in lines.take(speeches) {
+        let speech: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let text = speech["text"].as_str().unwrap();
+        let text = &text[..text.floor_char_boundary(bytes)];
+        out += &json!({"id": speech["id"], "text": text}).to_string();
+        out.push('\n');
+    }
+    out
+}
+
+/// A small job over `corpus.jsonl` with the nano teacher and everything that this version makes.
+pub fn job() -> Value {
+    let teacher = nano_teacher();
+    json!({
+        "version": 1,
+        "name": "small",
+        "seed": 42,
+        "input": {"format": "jsonl", "paths": ["corpus.jsonl"]},
+        "pack": {"length": 64},
+        "extract": {
+            "teacher": {"path": teacher, "device": "cpu", "batch_tokens": 512},
+            "noise": {"codec": "replay", "tolerance": 1e-3},
+            "topk": 4
+        },
+        "subtokens": {"length": 4},
+        "partitions": {"views": 2},
+        "output": {"path": "out"}
+    })
+}
+
+/// `value` with another one merged over it, as JSON merge patch does (null removes).
+pub fn with(mut value: Value, patch: &Value) -> Value {
+    merge(&mut value, patch);
+    value
+}
+
+fn merge(value: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *value = patch.clone();
+        return;
+    };
+    if !value.is_object() {
+        *value = json!({});
+    }
+    let object = value.as_object_mut().unwrap();
+    for (key, patch) in patch {
+        if patch.is_null() {
+            object.remove(key);
+        } else {
+            merge(object.entry(key).or_insert(Value::Null), patch);
+        }
+    }
+}
+
+/// sha256 of a file, in hexadecimal.
+pub fn sha256(path: &Path) -> String {
+    Sha256::digest(fs::read(path).unwrap()).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// sha256 of every shard by name; a data set that has none gives an empty map.
+pub fn shards(dataset: &Path) -> BTreeMap<String, String> {
+    let Ok(entries) = fs::read_dir(dataset.join("data")) else { return BTreeMap::new() };
+    entries.map(|entry| entry.unwrap()).map(|e| (e.file_name().into_string().unwrap(), sha256(&e.path()))).collect()
+}
+
+/// sha256 of every file under a folder, by path.
+pub fn files(folder: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else {
+                found.insert(entry.path().strip_prefix(folder).unwrap().to_owned(), sha256(&entry.path()));
+            }
+        }
+    }
+    found
+}

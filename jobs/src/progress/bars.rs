@@ -22,6 +22,7 @@ pub struct Bars {
 
 struct State {
     multi: MultiProgress,
+    colour: bool,
     /// What is waited for, since when.
     preparing: Option<(String, Instant)>,
     spinner: Option<ProgressBar>,
@@ -38,8 +39,8 @@ struct Job {
 }
 
 impl Bars {
-    pub fn new(multi: MultiProgress) -> Self {
-        let state = State { multi, preparing: None, spinner: None, job: None, closed: false };
+    pub fn new(multi: MultiProgress, colour: bool) -> Self {
+        let state = State { multi, colour, preparing: None, spinner: None, job: None, closed: false };
         let state = Arc::new(Mutex::new(state));
         let ticking = Arc::clone(&state);
         Self { ticker: Ticker::start(move || lock(&ticking).tick()), state }
@@ -78,7 +79,7 @@ impl State {
             Event::JobStarted { splits, splits_done, input_bytes, teacher, .. } => {
                 self.clear();
                 let start = Start { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
-                self.job = Some(Job::new(&self.multi, start, *splits));
+                self.job = Some(Job::new(&self.multi, start, *splits, self.colour));
             }
             Event::Progress(progress) => {
                 if let Some(job) = &mut self.job {
@@ -98,7 +99,7 @@ impl State {
         match (&self.spinner, &self.preparing) {
             (Some(spinner), _) => spinner.tick(),
             (None, Some((what, since))) if since.elapsed() >= PATIENCE => {
-                let spinner = self.multi.add(ProgressBar::new_spinner().with_style(style(SPINNER)));
+                let spinner = self.multi.add(ProgressBar::new_spinner().with_style(style(SPINNER, self.colour)));
                 spinner.set_message(what.clone());
                 self.spinner = Some(spinner);
             }
@@ -126,9 +127,9 @@ const BAR: &str = "{prefix:>9.dim} {bar:24.cyan/dim} {wide_msg}";
 const COUNTER: &str = "{prefix:>9.dim} {wide_msg}";
 
 impl Job {
-    fn new(multi: &MultiProgress, start: Start, splits: u64) -> Self {
+    fn new(multi: &MultiProgress, start: Start, splits: u64, colour: bool) -> Self {
         let add = |template: &str, name: &'static str, length: u64| {
-            let bar = ProgressBar::new(length).with_style(style(template)).with_prefix(name);
+            let bar = ProgressBar::new(length).with_style(style(template, colour)).with_prefix(name);
             multi.add(bar)
         };
         let tokens = if start.teacher { COUNTER } else { BAR };
@@ -147,7 +148,11 @@ impl Job {
         let reading = self.gauge.read(now);
         self.splits.set_position(now.splits_done);
         self.splits.set_message(format!("{} of {}", units::count(now.splits_done), units::count(now.splits)));
-        self.documents.set_message(format!("{}, {} of text", units::count(now.documents), units::bytes(now.text_bytes)));
+        self.documents.set_message(format!(
+            "{}, {} of text",
+            units::count(now.documents),
+            units::bytes(now.text_bytes)
+        ));
         let pace = pace(&reading);
         let position = (reading.fraction * STEPS as f64) as u64;
         let tokens = format!("{} in {}", units::count(now.tokens), units::counted(now.sequences, "sequence"));
@@ -177,7 +182,9 @@ fn pace(reading: &Reading) -> String {
     text
 }
 
-fn style(template: &str) -> ProgressStyle {
+fn style(template: &str, colour: bool) -> ProgressStyle {
+    let plain = template.replace(".cyan/dim", "").replace(".cyan", "").replace(".dim", "");
+    let template = if colour { template } else { &plain };
     // The templates are this file's own, and a test reads each of them.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     style.progress_chars("━╸─")
@@ -193,7 +200,7 @@ mod tests {
     fn bars_show_counters_rate_and_time_left() {
         let start = Start { splits_done: 1, input_bytes: 4_000_000, teacher: true };
         let multi = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
-        let mut job = Job::new(&multi, start, 4);
+        let mut job = Job::new(&multi, start, 4, true);
         for seconds in [0.0, 100.0] {
             let done = (seconds * 3000.0) as u64;
             job.show(&Progress {
@@ -225,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_wait_becomes_a_spinner_until_the_job_starts() {
-        let bars = Bars::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()));
+        let bars = Bars::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), true);
         bars.event(&Event::Preparing { what: "loading\x1b[2J".into() });
         assert!(lock(&bars.state).spinner.is_none());
         std::thread::sleep(PATIENCE * 2);

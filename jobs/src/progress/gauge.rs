@@ -103,7 +103,8 @@ mod tests {
     fn splits_count_where_the_size_is_not_known_those_of_earlier_runs_left_out() {
         let mut gauge = Gauge::new(Start { splits_done: 6, input_bytes: 0, teacher: true });
         gauge.read(&Progress { splits_done: 6, ..now(0.0) });
-        let reading = gauge.read(&Progress { splits_done: 7, tokens: 100, teacher_tokens: 70, text_bytes: 400, ..now(10.0) });
+        let reading =
+            gauge.read(&Progress { splits_done: 7, tokens: 100, teacher_tokens: 70, text_bytes: 400, ..now(10.0) });
         assert_eq!(reading.fraction, 0.25);
         assert_eq!(reading.seconds_left, Some(30.0));
     }

@@ -91,7 +91,9 @@ impl State {
     }
 
     fn counters(&mut self, now: &Progress) {
-        let Some((gauge, teacher, told)) = &mut self.job else { return };
+        let Some((gauge, teacher, told)) = &mut self.job else {
+            return;
+        };
         let reading = gauge.read(now);
         if now.seconds - *told < EVERY.as_secs_f64() {
             return;

@@ -64,7 +64,7 @@ impl Watch {
     /// A watch that shows events in this mode.
     pub fn new(printer: &Arc<Printer>, mode: Mode) -> Self {
         let shown = match (mode, printer.bars()) {
-            (Mode::Shown, Some(multi)) => Shown::Bars(bars::Bars::new(multi.clone())),
+            (Mode::Shown, Some(multi)) => Shown::Bars(bars::Bars::new(multi.clone(), printer.colour_of_bars())),
             (Mode::Shown, None) => Shown::Lines(lines::LogLines::new(printer)),
             (Mode::Json, _) => Shown::Json(Arc::clone(printer)),
             (Mode::Quiet, _) => Shown::Nothing,
@@ -133,10 +133,13 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     }
     let tokens = if teacher { run.teacher_tokens } else { run.tokens };
     if !finished.already_done {
-        let time = units::clock(finished.seconds);
+        let time = match finished.seconds {
+            short if short < 60.0 => format!("{short:.1} s"),
+            long => units::clock(long),
+        };
         match tokens as f64 / finished.seconds {
             speed if tokens > 0 && speed.is_finite() => {
-                fact("time", format!("{time} ({:.1} s), {} tokens/s in this run", finished.seconds, units::count(speed as u64)));
+                fact("time", format!("{time}, {} tokens/s in this run", units::count(speed as u64)));
             }
             _ => fact("time", time),
         }
@@ -144,10 +147,13 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     let extraction = run.teacher_seconds + run.extract_seconds;
     if extraction > 0.0 {
         let share = units::share(run.extract_seconds / extraction);
-        fact("extraction", format!("{share} of it for log-probabilities, noise and top-k, the rest is the teacher's pass"));
+        fact(
+            "extraction",
+            format!("{share} of it for log-probabilities, noise and top-k, the rest is the teacher's pass"),
+        );
     }
     let mut page = Page::new();
-    page.table(table, usize::MAX);
+    page.facts(table);
     page
 }
 
@@ -201,7 +207,14 @@ mod tests {
         for event in [started(), progress(100.0), finished()] {
             watch.event(&event);
         }
-        insta::assert_snapshot!(watch.summary().unwrap().render(false), @"");
+        insta::assert_snapshot!(watch.summary().unwrap().render(false), @r"
+        data set    out/demo
+        sequences   1,234
+        tokens      1,263,616
+        size        11.5 MB, 9.14 bytes per token
+        time        02:05, 2,400 tokens/s in this run
+        extraction  10.0 % of it for log-probabilities, noise and top-k, the rest is the teacher's pass
+        ");
     }
 
     #[test]
@@ -229,6 +242,12 @@ mod tests {
         watch.event(&finished());
         watch.close();
         assert_eq!(out.text(), "");
-        insta::assert_snapshot!(err.text(), @"");
+        insta::assert_snapshot!(err.text(), @r"
+        [00:00] demo: 3 splits, 1 of them done before, teacher gpt2, 124.4M parameters, f32 on cpu, to out/demo
+        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 60,000 tokens/s, 00:15 left
+        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 30,000 tokens/s, 00:30 left
+        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 20,000 tokens/s, 00:45 left
+        [00:00] done
+        ");
     }
 }

@@ -65,14 +65,17 @@ fn render(plan: &Plan, output: &Path, view: View) -> Page {
     let mut fact = |name: &str, value: String| facts.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
     let chain = ["read"].into_iter().chain(plan.operators.iter().map(String::as_str)).chain(["shard"]);
     fact("path", chain.collect::<Vec<_>>().join(" → "));
-    fact("input", format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)));
+    fact(
+        "input",
+        format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
+    );
     fact("output", output.display().to_string());
     fact("splits", split_counts(&plan.splits));
     fact("estimate", estimate(plan));
-    page.table(facts, view.width);
+    page.facts(facts);
     if !plan.splits.is_empty() {
         page.blank();
-        page.table(splits_table(&plan.splits), view.width);
+        page.table(splits_table(&plan.splits), view);
     }
     page
 }
@@ -100,19 +103,16 @@ fn estimate(plan: &Plan) -> String {
 }
 
 fn splits_table(splits: &[SplitRecord]) -> Table {
-    let mut table = Table::new("rlrl").header(&["split", "data set", "size", "input"]);
+    let mut table = Table::new("rlrll").header(&["split", "data set", "size", "range", "file"]);
     let shown = |i: usize| splits.len() <= 2 * ENDS + 1 || i < ENDS || i >= splits.len() - ENDS;
     for (i, split) in splits.iter().enumerate() {
         if shown(i) {
-            table.texts([
-                split.split.0.to_string(),
-                split.dataset_split.clone(),
-                size(&split.pieces),
-                input(&split.pieces),
-            ]);
+            let name = split.dataset_split.clone();
+            let (range, file) = (range(&split.pieces), file(&split.pieces));
+            table.texts([split.split.0.to_string(), name, size(&split.pieces), range, file]);
         } else if i == ENDS {
             let left_out = units::count((splits.len() - 2 * ENDS) as u64);
-            table.texts(["…".into(), String::new(), String::new(), format!("{left_out} more")]);
+            table.texts(["…", &format!("{left_out} more")]);
         }
     }
     table
@@ -126,20 +126,30 @@ fn size(pieces: &[Piece]) -> String {
             Range::Rows { start, end } => rows += end.saturating_sub(start),
         }
     }
-    if rows > 0 { units::counted(rows, "row") } else { units::bytes(bytes) }
+    match rows {
+        0 => units::bytes(bytes),
+        rows => units::counted(rows, "row"),
+    }
 }
 
-fn input(pieces: &[Piece]) -> String {
-    let Some(first) = pieces.first() else { return String::new() };
-    let (unit, start, end) = match first.range {
-        Range::Bytes { start, end, .. } => ("bytes", start, end),
-        Range::Rows { start, end } => ("rows", start, end),
+/// Where the first piece begins and ends in its file.
+fn range(pieces: &[Piece]) -> String {
+    let (unit, start, end) = match pieces.first().map(|p| p.range) {
+        Some(Range::Bytes { start, end, .. }) => ("bytes", start, end),
+        Some(Range::Rows { start, end }) => ("rows", start, end),
+        None => return String::new(),
     };
-    let more = match pieces.len() {
-        1 => String::new(),
-        n => format!(" and {}", units::counted(n as u64 - 1, "more file")),
-    };
-    format!("{} {unit} {}–{}{more}", first.file, units::count(start), units::count(end))
+    format!("{unit} {}–{}", units::count(start), units::count(end))
+}
+
+fn file(pieces: &[Piece]) -> String {
+    match pieces {
+        [] => String::new(),
+        [one] => one.file.clone(),
+        [first, rest @ ..] => {
+            format!("{} and {} after it", first.file, units::count(rest.len() as u64))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -148,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    const VIEW: View = View { width: 90, colour: false };
+    const VIEW: View = View { width: 90, terminal: true, colour: false };
 
     fn plan(splits: u32) -> Plan {
         let split = |n: u32| SplitRecord {
@@ -174,19 +184,47 @@ mod tests {
 
     #[test]
     fn a_long_plan_shows_both_ends() {
-        insta::assert_snapshot!(render(&plan(42), Path::new("out/demo"), VIEW).render(false), @"");
+        insta::assert_snapshot!(render(&plan(42), Path::new("out/demo"), VIEW).render(false), @r"
+        demo  job 0123456789ab
+          path      read → clean → tokenize → pack → extract → shard
+          input     1 file, 12.3 MB as stored
+          output    out/demo
+          splits    42 (train 41, validation 1); a split becomes one shard
+          estimate  about 2,939,447 tokens, 26.9 MB (9.1 bytes per token)
+
+          split  data set      size  range                        file
+              0  train       1.0 MB  bytes 0–1,000,000            corpus/prose\u{1b}[2J.jsonl
+              1  train       1.0 MB  bytes 1,000,000–2,000,000    corpus/prose\u{1b}[2J.jsonl
+              2  train       1.0 MB  bytes 2,000,000–3,000,000    corpus/prose\u{1b}[2J.jsonl
+              3  train       1.0 MB  bytes 3,000,000–4,000,000    corpus/prose\u{1b}[2J.jsonl
+              …  34 more
+             38  train       1.0 MB  bytes 38,000,000–39,000,000  corpus/prose\u{1b}[2J.jsonl
+             39  train       1.0 MB  bytes 39,000,000–40,000,000  corpus/prose\u{1b}[2J.jsonl
+             40  train       1.0 MB  bytes 40,000,000–41,000,000  corpus/prose\u{1b}[2J.jsonl
+             41  validation  1.0 MB  bytes 41,000,000–42,000,000  corpus/prose\u{1b}[2J.jsonl
+        ");
     }
 
     #[test]
     fn a_query_has_no_splits_yet() {
         let plan = Plan { estimated_tokens: None, estimated_bytes: None, ..plan(0) };
-        insta::assert_snapshot!(render(&plan, Path::new("out/demo"), VIEW).render(false), @"");
+        insta::assert_snapshot!(render(&plan, Path::new("out/demo"), VIEW).render(false), @r"
+        demo  job 0123456789ab
+          path      read → clean → tokenize → pack → extract → shard
+          input     1 file, 12.3 MB as stored
+          output    out/demo
+          splits    known once input.sql has run
+          estimate  9.1 bytes per token; the size of the text is not known before it is read
+        ");
     }
 
     #[test]
     fn rows_of_several_files() {
         let piece = |file: &str| Piece { file: file.into(), range: Range::Rows { start: 0, end: 1000 } };
         let pieces = [piece("a.parquet"), piece("b.parquet")];
-        assert_eq!((size(&pieces), input(&pieces)), ("2,000 rows".into(), "a.parquet rows 0–1,000 and 1 more file".into()));
+        assert_eq!(
+            [size(&pieces), range(&pieces), file(&pieces)],
+            ["2,000 rows", "rows 0–1,000", "a.parquet and 1 after it"]
+        );
     }
 }

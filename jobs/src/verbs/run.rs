@@ -67,9 +67,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let options = RunOptions { overwrite: args.overwrite };
         runtime.block_on(async {
             tokio::select! {
+                biased;
                 result = run::run(Arc::new(prepared), options, observer) => result.map_err(about),
                 _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(RESUME)),
-                () = printer.closed() => Err(Failure::closed()),
+                () = printer.closed() => Err(Failure::Told),
             }
         })
     });
@@ -77,7 +78,9 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     // What still computes after an interruption is not waited for: nothing of it is visible until committed.
     runtime.shutdown_background();
     result?;
-    if mode == Mode::Shown && let Some(summary) = watch.summary() {
+    if mode == Mode::Shown
+        && let Some(summary) = watch.summary()
+    {
         printer.page(&summary)?;
     }
     Ok(())

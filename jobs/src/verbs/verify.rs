@@ -7,7 +7,7 @@ use stillhouse_pipeline::dataset::Dataset;
 use stillhouse_pipeline::verify::{TeacherCheck, Verification, VerifyOptions, verify};
 
 use crate::cli::Failure;
-use crate::page::{Line, Page, Tone, View};
+use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
@@ -67,12 +67,12 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if args.json {
         printer.json(&found)?;
     } else {
-        printer.page(&render(&found, printer.view()))?;
+        printer.page(&render(&found))?;
     }
     if found.passed() { Ok(()) } else { Err(Failure::Told) }
 }
 
-fn render(found: &Verification, view: View) -> Page {
+fn render(found: &Verification) -> Page {
     let mut page = Page::new();
     let mut read = Table::new("ll").indent(0);
     let mut fact = |name: &str, value: String| read.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
@@ -89,7 +89,7 @@ fn render(found: &Verification, view: View) -> Page {
     if let Some(check) = &found.teacher {
         teacher_facts(check, &mut fact);
     }
-    page.table(read, view.width);
+    page.facts(read);
     if found.passed() {
         page.line(Line::new().with(Tone::Good, "passed"));
         return page;
@@ -109,7 +109,11 @@ fn render(found: &Verification, view: View) -> Page {
 fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
     fact(
         "teacher",
-        format!("{}, {} recomputed", units::counted(check.sequences, "sequence"), units::counted(check.tokens, "token")),
+        format!(
+            "{}, {} recomputed",
+            units::counted(check.sequences, "sequence"),
+            units::counted(check.tokens, "token")
+        ),
     );
     fact("ln p", format!("largest difference from what is stored {}", units::small(check.logprob_difference_max)));
     if check.noises == 0 {
@@ -119,7 +123,7 @@ fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
         "argmax(l + ξ) = x",
         format!("{} of {}", units::count(check.argmax_hits), units::counted(check.noises, "noise")),
     );
-    let promised = check.tolerance.map_or(String::new(), |t| format!("; tolerance {}", units::small(t)));
+    let promised = check.tolerance.map_or(String::new(), |t| format!("; tolerance {t:e}"));
     fact(
         "total variation",
         format!(
@@ -135,8 +139,6 @@ mod tests {
     use stillhouse_pipeline::verify::Fault;
 
     use super::*;
-
-    const VIEW: View = View { width: 100, colour: false };
 
     fn found() -> Verification {
         Verification { shards: 3, rows: 1234, tokens: 1_263_616, bytes: 11_549_450, ..Verification::default() }
@@ -155,7 +157,14 @@ mod tests {
             tolerance: Some(1e-3),
         };
         let found = Verification { teacher: Some(teacher), ..found() };
-        insta::assert_snapshot!(render(&found, VIEW).render(false), @"");
+        insta::assert_snapshot!(render(&found).render(false), @r"
+        read               3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
+        teacher            8 sequences, 8,184 tokens recomputed
+        ln p               largest difference from what is stored 2.40e-7
+        argmax(l + ξ) = x  16,368 of 16,368 noises
+        total variation    largest 9.98e-4, mean 3.10e-4; tolerance 1e-3
+        passed
+        ");
     }
 
     #[test]
@@ -169,6 +178,12 @@ mod tests {
             ],
             ..found()
         };
-        insta::assert_snapshot!(render(&found, VIEW).render(false), @"");
+        insta::assert_snapshot!(render(&found).render(false), @r"
+        read  3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
+        FAILED: 7 faults
+          data/train-00000-of-00003.parquet: sha256 is 01…, should be 02…
+          data/train-00001-of-00003.parquet, row 7: token \u{1b}]0;x\u{7} out of range
+          … and 5 more
+        ");
     }
 }

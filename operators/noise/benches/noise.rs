@@ -8,8 +8,8 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use stillhouse_noise::{
-    DrawKey, Encoder, NoiseStream, Softmax, StoredToken, Tolerance, ValueType, decode_softmax,
-    dense_noise, exponentials, keyed_uniforms, philox_words, sample_sequential, top_k,
+    DrawKey, Encoder, NoiseStream, Softmax, StoredToken, Tolerance, ValueType, decode_softmax, dense_noise,
+    exponentials, keyed_uniforms, philox_words, sample_sequential, top_k,
 };
 
 /// Rows of Zipf-like logits, and a token drawn from each.
@@ -22,9 +22,7 @@ fn rows(vocab: usize, n: usize) -> Vec<(Vec<f32>, u32)> {
             let sharpness = 1.2 + uniforms.next_f64();
             let logits: Vec<f32> = ranks
                 .iter()
-                .map(|&rank| {
-                    (-sharpness * (f64::from(rank) + 1.0).ln() + 2.0 * uniforms.next_f64()) as f32
-                })
+                .map(|&rank| (-sharpness * (f64::from(rank) + 1.0).ln() + 2.0 * uniforms.next_f64()) as f32)
                 .collect();
             let stream = NoiseStream::new(DrawKey::new(99, 0), row as u64, 0);
             let x = sample_sequential(&logits, &stream, &mut vec![0.0; vocab]).unwrap();
@@ -41,10 +39,7 @@ fn benches(c: &mut Criterion) {
         let mut at = 0u32;
         let mut next = || {
             at += 1;
-            (
-                &rows[at as usize % rows.len()],
-                NoiseStream::new(DrawKey::new(42, 0), u64::from(at / 1024), at % 1024),
-            )
+            (&rows[at as usize % rows.len()], NoiseStream::new(DrawKey::new(42, 0), u64::from(at / 1024), at % 1024))
         };
         let mut row = vec![0f32; vocab];
         let mut words = vec![0u32; vocab.next_multiple_of(1024)];
@@ -72,26 +67,21 @@ fn benches(c: &mut Criterion) {
         });
         for tolerance in [1e-2, 1e-3, 2e-4] {
             for value_type in [ValueType::F16, ValueType::F32] {
-                let mut encoder =
-                    Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), value_type).unwrap();
+                let mut encoder = Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), value_type).unwrap();
                 let mut corrections = Vec::new();
-                let (mut tokens, mut stored, mut unreachable, mut total) =
-                    (0usize, 0usize, 0usize, 0f64);
-                group.bench_function(
-                    format!("encode {value_type} tolerance={tolerance:e}"),
-                    |b| {
-                        b.iter(|| {
-                            let ((logits, x), stream) = next();
-                            corrections.clear();
-                            tokens += 1;
-                            match encoder.encode(logits, *x, &stream, &mut corrections) {
-                                Ok(encoded) => total += encoded.total_variation,
-                                Err(_) => unreachable += 1,
-                            }
-                            stored += corrections.len();
-                        });
-                    },
-                );
+                let (mut tokens, mut stored, mut unreachable, mut total) = (0usize, 0usize, 0usize, 0f64);
+                group.bench_function(format!("encode {value_type} tolerance={tolerance:e}"), |b| {
+                    b.iter(|| {
+                        let ((logits, x), stream) = next();
+                        corrections.clear();
+                        tokens += 1;
+                        match encoder.encode(logits, *x, &stream, &mut corrections) {
+                            Ok(encoded) => total += encoded.total_variation,
+                            Err(_) => unreachable += 1,
+                        }
+                        stored += corrections.len();
+                    });
+                });
                 println!(
                     "    {:.2} corrections per token, mean TV {:.2e}, {unreachable} of {tokens} unreachable",
                     stored as f64 / tokens as f64,
@@ -102,11 +92,7 @@ fn benches(c: &mut Criterion) {
         group.bench_function("decode softmax", |b| {
             b.iter(|| {
                 let ((_, x), stream) = next();
-                let stored = StoredToken {
-                    token: *x,
-                    logprob: -3.0,
-                    corrections: &[],
-                };
+                let stored = StoredToken { token: *x, logprob: -3.0, corrections: &[] };
                 decode_softmax(&stored, &stream, black_box(&mut row)).unwrap();
             });
         });

@@ -40,19 +40,12 @@ pub(crate) fn weight_of_token(logprob: f64, e0: f32) -> f64 {
 }
 
 /// Ê of every entry; of x it leaves e_x. Returns e_0.
-fn decode_totals(
-    stored: &StoredToken<'_>,
-    stream: &NoiseStream,
-    out: &mut [f32],
-) -> Result<f32, NoiseError> {
+fn decode_totals(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<f32, NoiseError> {
     check_token(stored.token, out.len(), stream)?;
     let e0 = exponentials(stream, out);
     for c in stored.corrections {
         let vocab = out.len();
-        let Some(total) = out
-            .get_mut(c.index as usize)
-            .filter(|_| c.logprob.is_finite())
-        else {
+        let Some(total) = out.get_mut(c.index as usize).filter(|_| c.logprob.is_finite()) else {
             return Err(NoiseError::Correction {
                 sequence_id: stream.sequence_id,
                 position: stream.position,
@@ -70,11 +63,7 @@ fn decode_totals(
 ///
 /// # Errors
 /// If the token or a correction is not in a vocabulary of `out.len()` entries.
-pub fn decode(
-    stored: &StoredToken<'_>,
-    stream: &NoiseStream,
-    out: &mut [f32],
-) -> Result<(), NoiseError> {
+pub fn decode(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<(), NoiseError> {
     let e0 = decode_totals(stored, stream, out)?;
     kernels::negative_ln(Level::detect(), out);
     out[stored.token as usize] = (-f64::from(stored.logprob) - libm::log(f64::from(e0))) as f32;
@@ -85,17 +74,9 @@ pub fn decode(
 ///
 /// # Errors
 /// As [`decode`].
-pub fn decode_softmax(
-    stored: &StoredToken<'_>,
-    stream: &NoiseStream,
-    out: &mut [f32],
-) -> Result<(), NoiseError> {
+pub fn decode_softmax(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<(), NoiseError> {
     let e0 = decode_totals(stored, stream, out)?;
-    softmax_of_totals(
-        out,
-        stored.token,
-        weight_of_token(f64::from(stored.logprob), e0),
-    );
+    softmax_of_totals(out, stored.token, weight_of_token(f64::from(stored.logprob), e0));
     Ok(())
 }
 

@@ -40,11 +40,7 @@ impl Level {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                 {
-                    levels = [
-                        Some(Self(Kind::Avx512)),
-                        Some(Self(Kind::Avx2)),
-                        Some(Self(Kind::Baseline)),
-                    ];
+                    levels = [Some(Self(Kind::Avx512)), Some(Self(Kind::Avx2)), Some(Self(Kind::Baseline))];
                 }
             }
         }

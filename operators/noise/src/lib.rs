@@ -43,8 +43,7 @@ pub use error::NoiseError;
 pub use math::exponential_from_word;
 pub use philox::{DrawKey, NoiseStream, philox4x32_10};
 pub use posterior::{
-    Row, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential,
-    sequential_noise,
+    Row, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential, sequential_noise,
 };
 pub use replay::{Encoded, Encoder, Tolerance, ValueType};
 pub use rows::{RowEncoder, Rows, RowsEncoded};

@@ -28,13 +28,7 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 0.5;
     let y = (p * r * r + r) + 1.0;
-    let scale = f32::from_bits(
-        shifted
-            .to_bits()
-            .wrapping_sub(MAGIC.to_bits())
-            .wrapping_add(127)
-            << 23,
-    );
+    let scale = f32::from_bits(shifted.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23);
     if x < EXP_FLUSH { 0.0 } else { y * scale }
 }
 
@@ -113,9 +107,7 @@ mod tests {
     fn exponentials_stay_within_four_ulp() {
         let step = 997; // prime: every residue of the low bits is met
         let strided = (0..u32::MAX / step).map(|i| i * step);
-        let words = (0..200_000)
-            .chain((0..200_000).map(|i| u32::MAX - i))
-            .chain(strided);
+        let words = (0..200_000).chain((0..200_000).map(|i| u32::MAX - i)).chain(strided);
         let near_seam = 1_257_966_796 - 100_000..1_257_966_796 + 100_000;
         let (worst, at) = words
             .chain(near_seam)
@@ -128,9 +120,7 @@ mod tests {
     #[test]
     fn exponentials_are_monotone_over_the_extremes() {
         assert_eq!(exponential_from_word(0), 2f32.powi(-33));
-        assert!(
-            exponential_from_word(u32::MAX) < 22.875 && exponential_from_word(u32::MAX) > 22.873
-        );
+        assert!(exponential_from_word(u32::MAX) < 22.875 && exponential_from_word(u32::MAX) > 22.873);
         assert!((0..100_000).all(|r| exponential_from_word(r) < exponential_from_word(r + 1)));
     }
 

@@ -44,12 +44,7 @@ fn round_keys(key: [u32; 2]) -> [[u64; 2]; 10] {
 fn round(c: [u64; 4], key: [u64; 2]) -> [u64; 4] {
     let p0 = (c[0] & LOW).wrapping_mul(M0);
     let p1 = (c[2] & LOW).wrapping_mul(M1);
-    [
-        (p1 >> 32) ^ c[1] ^ key[0],
-        p1,
-        (p0 >> 32) ^ c[3] ^ key[1],
-        p0,
-    ]
+    [(p1 >> 32) ^ c[1] ^ key[0], p1, (p0 >> 32) ^ c[3] ^ key[1], p0]
 }
 
 #[inline(always)]
@@ -131,20 +126,11 @@ impl NoiseStream {
     /// The stream of one token.
     #[must_use]
     pub const fn new(key: DrawKey, sequence_id: u64, position: u32) -> Self {
-        Self {
-            key,
-            sequence_id,
-            position,
-        }
+        Self { key, sequence_id, position }
     }
 
     const fn counter(&self, c0: u32) -> [u32; 4] {
-        [
-            c0,
-            self.position,
-            self.sequence_id as u32,
-            (self.sequence_id >> 32) as u32,
-        ]
+        [c0, self.position, self.sequence_id as u32, (self.sequence_id >> 32) as u32]
     }
 
     /// The random word of vocabulary entry `k`.

@@ -44,14 +44,7 @@ impl Softmax {
         if vocab == 0 || vocab as u64 > 1 << 32 {
             return Err(NoiseError::Vocabulary { vocab });
         }
-        Ok(Self {
-            vocab,
-            level,
-            u: kernels::zeros(vocab),
-            max: 0.0,
-            z: 1.0,
-            ln_z: 0.0,
-        })
+        Ok(Self { vocab, level, u: kernels::zeros(vocab), max: 0.0, z: 1.0, ln_z: 0.0 })
     }
 
     /// Takes in a row of logits.
@@ -60,19 +53,12 @@ impl Softmax {
     /// If the row has another length, or a logit that is NaN or infinite.
     pub fn load(&mut self, logits: &[f32]) -> Result<(), NoiseError> {
         if logits.len() != self.vocab {
-            return Err(NoiseError::Length {
-                what: "a row of logits",
-                got: logits.len(),
-                expected: self.vocab,
-            });
+            return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: self.vocab });
         }
         let (max, finite) = kernels::max_finite(self.level, logits);
         if !finite {
             let index = logits.iter().position(|l| !l.is_finite()).unwrap_or(0);
-            return Err(NoiseError::NonFinite {
-                index,
-                value: logits[index],
-            });
+            return Err(NoiseError::NonFinite { index, value: logits[index] });
         }
         self.max = max;
         self.z = kernels::exp_sum(self.level, logits, max, &mut self.u);
@@ -124,12 +110,9 @@ pub struct Row {
 /// Puts the position into an error about the row alone.
 pub(crate) fn locate(error: NoiseError, stream: &NoiseStream) -> NoiseError {
     match error {
-        NoiseError::NonFinite { index, value } => NoiseError::NonFiniteLogit {
-            sequence_id: stream.sequence_id,
-            position: stream.position,
-            index,
-            value,
-        },
+        NoiseError::NonFinite { index, value } => {
+            NoiseError::NonFiniteLogit { sequence_id: stream.sequence_id, position: stream.position, index, value }
+        }
         other => other,
     }
 }
@@ -138,12 +121,7 @@ pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<
     if (x as usize) < vocab {
         return Ok(());
     }
-    Err(NoiseError::Token {
-        sequence_id: stream.sequence_id,
-        position: stream.position,
-        token: x,
-        vocab,
-    })
+    Err(NoiseError::Token { sequence_id: stream.sequence_id, position: stream.position, token: x, vocab })
 }
 
 /// e_k of every vocabulary entry into `out` ([V]); returns e_0. Independent Exp(1) variates, fixed by the stream.
@@ -192,16 +170,9 @@ pub fn dense_noise_of_loaded(
 ) -> Result<Row, NoiseError> {
     let vocab = softmax.vocab();
     check_token(x, vocab, stream)?;
-    for (what, got) in [
-        ("a row of logits", logits.len()),
-        ("the noise of a token", out.len()),
-    ] {
+    for (what, got) in [("a row of logits", logits.len()), ("the noise of a token", out.len())] {
         if got != vocab {
-            return Err(NoiseError::Length {
-                what,
-                got,
-                expected: vocab,
-            });
+            return Err(NoiseError::Length { what, got, expected: vocab });
         }
     }
     let level = softmax.level();
@@ -211,10 +182,7 @@ pub fn dense_noise_of_loaded(
     kernels::negative_ln(level, out);
     let logprob = softmax.logprob(logits[x as usize]);
     out[x as usize] = (-logprob - libm::log(f64::from(e0))) as f32;
-    Ok(Row {
-        logprob_x: logprob as f32,
-        logsumexp: softmax.logsumexp() as f32,
-    })
+    Ok(Row { logprob_x: logprob as f32, logsumexp: softmax.logsumexp() as f32 })
 }
 
 /// Noise of a position that is given or padding, not predicted: p is one-hot at `x`, so ξ_k = −ln e_k for k ≠ x and
@@ -241,26 +209,12 @@ pub fn sequential_noise(stream: &NoiseStream, out: &mut [f32]) {
 ///
 /// # Errors
 /// On a wrong length, or a logit that is NaN or infinite.
-pub fn sample_sequential(
-    logits: &[f32],
-    stream: &NoiseStream,
-    noise: &mut [f32],
-) -> Result<u32, NoiseError> {
+pub fn sample_sequential(logits: &[f32], stream: &NoiseStream, noise: &mut [f32]) -> Result<u32, NoiseError> {
     if noise.len() != logits.len() {
-        return Err(NoiseError::Length {
-            what: "the noise of a token",
-            got: noise.len(),
-            expected: logits.len(),
-        });
+        return Err(NoiseError::Length { what: "the noise of a token", got: noise.len(), expected: logits.len() });
     }
     if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
-        return Err(locate(
-            NoiseError::NonFinite {
-                index,
-                value: logits[index],
-            },
-            stream,
-        ));
+        return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
     }
     sequential_noise(stream, noise);
     let mut best = (0, f32::NEG_INFINITY);

@@ -82,10 +82,7 @@ struct Loan<'a> {
 impl Drop for Loan<'_> {
     fn drop(&mut self) {
         if let Some(encoder) = self.encoder.take() {
-            self.spare
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(encoder);
+            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(encoder);
         }
     }
 }
@@ -95,67 +92,36 @@ impl RowEncoder {
     ///
     /// # Errors
     /// If no index type of the format addresses `vocab` entries.
-    pub fn new(
-        vocab: usize,
-        tolerance: Tolerance,
-        value_type: ValueType,
-    ) -> Result<Self, NoiseError> {
+    pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
         let first = Encoder::new(vocab, tolerance, value_type)?;
-        Ok(Self {
-            vocab,
-            tolerance,
-            value_type,
-            spare: Mutex::new(vec![first]),
-        })
+        Ok(Self { vocab, tolerance, value_type, spare: Mutex::new(vec![first]) })
     }
 
     fn borrow(&self) -> Loan<'_> {
-        let encoder = self
-            .spare
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
-        Loan {
-            encoder,
-            spare: &self.spare,
-        }
+        let encoder = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Loan { encoder, spare: &self.spare }
     }
 
     /// Encodes n rows under the draws' keys, on rayon's current thread pool.
     ///
     /// # Errors
     /// The error of the first row that has one, or a column of the wrong length.
-    pub fn encode_rows(
-        &self,
-        rows: &Rows<'_>,
-        keys: &[DrawKey],
-    ) -> Result<RowsEncoded, NoiseError> {
+    pub fn encode_rows(&self, rows: &Rows<'_>, keys: &[DrawKey]) -> Result<RowsEncoded, NoiseError> {
         let n = rows.tokens.len();
         let lengths = [
             ("logits", rows.logits.len(), n * self.vocab),
             ("positions", rows.positions.len(), n),
             ("sequence ids", rows.sequence_ids.len(), n),
-            (
-                "the mask of certain positions",
-                rows.certain.len(),
-                if rows.certain.is_empty() { 0 } else { n },
-            ),
+            ("the mask of certain positions", rows.certain.len(), if rows.certain.is_empty() { 0 } else { n }),
         ];
         for (what, got, expected) in lengths {
             if got != expected {
-                return Err(NoiseError::Length {
-                    what,
-                    got,
-                    expected,
-                });
+                return Err(NoiseError::Length { what, got, expected });
             }
         }
         let results: Vec<Result<RowEncoded, NoiseError>> = (0..n)
             .into_par_iter()
-            .map_init(
-                || self.borrow(),
-                |loan, row| self.encode_row(loan, rows, row, keys),
-            )
+            .map_init(|| self.borrow(), |loan, row| self.encode_row(loan, rows, row, keys))
             .collect();
         gather(results, keys.len())
     }
@@ -168,10 +134,7 @@ impl RowEncoder {
         keys: &[DrawKey],
     ) -> Result<RowEncoded, NoiseError> {
         if rows.certain.get(row).copied().unwrap_or(false) {
-            return Ok(RowEncoded {
-                counts: vec![0; keys.len()],
-                ..RowEncoded::default()
-            });
+            return Ok(RowEncoded { counts: vec![0; keys.len()], ..RowEncoded::default() });
         }
         let encoder = match &mut loan.encoder {
             Some(encoder) => encoder,
@@ -183,15 +146,8 @@ impl RowEncoder {
         encoder.load(logits, &stream(DrawKey::new(0, 0)))?;
         for &key in keys {
             let before = result.corrections.len();
-            let encoded = encoder.encode_loaded(
-                logits,
-                rows.tokens[row],
-                &stream(key),
-                &mut result.corrections,
-            )?;
-            result
-                .counts
-                .push((result.corrections.len() - before) as u32);
+            let encoded = encoder.encode_loaded(logits, rows.tokens[row], &stream(key), &mut result.corrections)?;
+            result.counts.push((result.corrections.len() - before) as u32);
             result.logprob = encoded.logprob;
             result.total_variation.push(encoded.total_variation);
         }
@@ -199,15 +155,8 @@ impl RowEncoder {
     }
 }
 
-fn gather(
-    results: Vec<Result<RowEncoded, NoiseError>>,
-    draws: usize,
-) -> Result<RowsEncoded, NoiseError> {
-    let mut all = RowsEncoded {
-        draws,
-        offsets: vec![0],
-        ..RowsEncoded::default()
-    };
+fn gather(results: Vec<Result<RowEncoded, NoiseError>>, draws: usize) -> Result<RowsEncoded, NoiseError> {
+    let mut all = RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() };
     let (mut sum, mut measured) = (0.0, 0usize);
     for result in results {
         let row = result?;
@@ -218,8 +167,7 @@ fn gather(
         }
         all.counts.extend(&row.counts);
         all.indices.extend(row.corrections.iter().map(|c| c.index));
-        all.logprobs
-            .extend(row.corrections.iter().map(|c| c.logprob));
+        all.logprobs.extend(row.corrections.iter().map(|c| c.logprob));
         for tv in row.total_variation {
             all.max_total_variation = f64::max(all.max_total_variation, tv);
             sum += tv;

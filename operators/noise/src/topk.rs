@@ -45,25 +45,16 @@ pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32,
             continue;
         }
         let full = best.len() >= k;
-        let fresh = group
-            .iter()
-            .enumerate()
-            .filter(|&(_, &l)| !full || l > floor);
+        let fresh = group.iter().enumerate().filter(|&(_, &l)| !full || l > floor);
         best.extend(fresh.map(|(i, &l)| at(g * GROUP + i, l)));
         if best.len() >= 2 * k || !full {
             prune(&mut best, &mut floor);
         }
     }
-    best.extend(
-        tail.iter()
-            .enumerate()
-            .map(|(i, &l)| at(groups.len() * GROUP + i, l)),
-    );
+    best.extend(tail.iter().enumerate().map(|(i, &l)| at(groups.len() * GROUP + i, l)));
     best.sort_unstable_by(rank);
     best.truncate(k);
-    best.into_iter()
-        .map(|(i, l)| (i, softmax.logprob(l) as f32))
-        .collect()
+    best.into_iter().map(|(i, l)| (i, softmax.logprob(l) as f32)).collect()
 }
 
 #[cfg(test)]
@@ -74,29 +65,12 @@ mod tests {
     #[test]
     fn agrees_with_a_full_sort_also_under_ties() {
         let mut uniforms = keyed_uniforms(3, "top-k", 0, 0);
-        for (vocab, levels) in [
-            (1usize, 3u32),
-            (5, 2),
-            (64, 4),
-            (130, 1),
-            (1000, 40),
-            (5000, 1 << 30),
-        ] {
-            let logits: Vec<f32> = (0..vocab)
-                .map(|_| uniforms.below(levels) as f32 * 0.1 - 1.0)
-                .collect();
-            let mut sorted: Vec<(u32, f32)> = logits
-                .iter()
-                .enumerate()
-                .map(|(i, &l)| (i as u32, l))
-                .collect();
+        for (vocab, levels) in [(1usize, 3u32), (5, 2), (64, 4), (130, 1), (1000, 40), (5000, 1 << 30)] {
+            let logits: Vec<f32> = (0..vocab).map(|_| uniforms.below(levels) as f32 * 0.1 - 1.0).collect();
+            let mut sorted: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, l)).collect();
             sorted.sort_by(rank);
             for k in [0, 1, 2, 7, 64, 100, 6000] {
-                let got: Vec<u32> = top_k(&logits, k)
-                    .unwrap()
-                    .into_iter()
-                    .map(|t| t.0)
-                    .collect();
+                let got: Vec<u32> = top_k(&logits, k).unwrap().into_iter().map(|t| t.0).collect();
                 let expected: Vec<u32> = sorted.iter().take(k).map(|t| t.0).collect();
                 assert_eq!(got, expected, "V = {vocab}, k = {k}");
             }
@@ -109,13 +83,7 @@ mod tests {
         assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 0, 2]);
         let z: f64 = 3.0 + 1f64.exp();
         assert!((f64::from(top[0].1) - (1.0 - z.ln())).abs() < 1e-6);
-        assert!(matches!(
-            top_k(&[0.0, f32::NAN], 1),
-            Err(NoiseError::NonFinite { index: 1, .. })
-        ));
-        assert!(matches!(
-            top_k(&[], 1),
-            Err(NoiseError::Vocabulary { vocab: 0 })
-        ));
+        assert!(matches!(top_k(&[0.0, f32::NAN], 1), Err(NoiseError::NonFinite { index: 1, .. })));
+        assert!(matches!(top_k(&[], 1), Err(NoiseError::Vocabulary { vocab: 0 })));
     }
 }

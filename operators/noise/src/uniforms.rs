@@ -49,12 +49,7 @@ pub struct KeyedUniforms {
 /// assert!((0.0..1.0).contains(&uniforms.next_f64()));
 /// ```
 #[must_use]
-pub fn keyed_uniforms(
-    seed: u64,
-    purpose: &'static str,
-    sequence_id: u64,
-    stream: u32,
-) -> KeyedUniforms {
+pub fn keyed_uniforms(seed: u64, purpose: &'static str, sequence_id: u64, stream: u32) -> KeyedUniforms {
     let s = splitmix64(seed ^ fnv1a64(purpose.as_bytes()));
     KeyedUniforms {
         key: [s as u32, (s >> 32) as u32],
@@ -140,10 +135,7 @@ mod tests {
         for _ in 0..60_000 {
             counts[uniforms.below(6) as usize] += 1;
         }
-        let chi2: f64 = counts
-            .iter()
-            .map(|&c| (f64::from(c) - 1e4).powi(2) / 1e4)
-            .sum();
+        let chi2: f64 = counts.iter().map(|&c| (f64::from(c) - 1e4).powi(2) / 1e4).sum();
         assert!(chi2 < 20.5, "{counts:?}"); // p = 0.001 at five degrees of freedom
         assert_eq!((uniforms.below(0), uniforms.below(1)), (0, 0));
         let mut order: Vec<u32> = (0..100).collect();

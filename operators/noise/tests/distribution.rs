@@ -3,8 +3,7 @@
 mod common;
 
 use stillhouse_noise::{
-    DrawKey, NoiseStream, Softmax, dense_noise, exponentials, keyed_uniforms, sample_sequential,
-    sequential_noise,
+    DrawKey, NoiseStream, Softmax, dense_noise, exponentials, keyed_uniforms, sample_sequential, sequential_noise,
 };
 
 /// Kolmogorov–Smirnov statistic √n·D against a distribution function. Its 0.1 % point is 1.95.
@@ -14,9 +13,7 @@ fn kolmogorov_smirnov(values: &mut [f64], cdf: impl Fn(f64) -> f64) -> f64 {
     let mut d = 0f64;
     for (i, &v) in values.iter().enumerate() {
         let f = cdf(v);
-        d = d
-            .max((f - i as f64 / n).abs())
-            .max(((i + 1) as f64 / n - f).abs());
+        d = d.max((f - i as f64 / n).abs()).max(((i + 1) as f64 / n - f).abs());
     }
     d * n.sqrt()
 }
@@ -31,20 +28,15 @@ fn posterior_noise_is_gumbel_and_chooses_the_observed_token() {
     let rows = 40_000u32;
     let mut uniforms = keyed_uniforms(21, "test-posterior", 0, 0);
     let mut softmax = Softmax::new(vocab).unwrap();
-    let (mut pooled, mut at_x, mut elsewhere, mut fixed) =
-        (vec![], vec![], vec![], vec![vec![]; vocab]);
+    let (mut pooled, mut at_x, mut elsewhere, mut fixed) = (vec![], vec![], vec![], vec![vec![]; vocab]);
     let mut noise = vec![0f32; vocab];
     for row in 0..rows {
-        let logits: Vec<f32> = (0..vocab)
-            .map(|_| uniforms.next_f64() as f32 * 6.0)
-            .collect();
+        let logits: Vec<f32> = (0..vocab).map(|_| uniforms.next_f64() as f32 * 6.0).collect();
         // x from randomness of its own, as real text is
         let x = common::sample(&logits, uniforms.next_f64()) as usize;
         let stream = NoiseStream::new(DrawKey::new(5, 0), u64::from(row / 1000), row % 1000);
         dense_noise(&mut softmax, &logits, x as u32, &stream, &mut noise).unwrap();
-        let best = (0..vocab)
-            .max_by(|&a, &b| (logits[a] + noise[a]).total_cmp(&(logits[b] + noise[b])))
-            .unwrap();
+        let best = (0..vocab).max_by(|&a, &b| (logits[a] + noise[a]).total_cmp(&(logits[b] + noise[b]))).unwrap();
         assert_eq!(best, x, "row {row}");
         pooled.extend(noise.iter().map(|&v| f64::from(v)));
         at_x.push(f64::from(noise[x]));
@@ -94,22 +86,12 @@ fn the_observed_token_wins_however_unlikely() {
             let stream = NoiseStream::new(DrawKey::new(seed, shape), 3, 9);
             let x = (seed * 31) as usize % 777;
             let mut noise = vec![0f32; 777];
-            dense_noise(
-                &mut Softmax::new(777).unwrap(),
-                &logits,
-                x as u32,
-                &stream,
-                &mut noise,
-            )
-            .unwrap();
+            dense_noise(&mut Softmax::new(777).unwrap(), &logits, x as u32, &stream, &mut noise).unwrap();
             let score = |k: usize| f64::from(logits[k]) + f64::from(noise[k]);
             assert!(noise.iter().all(|n| n.is_finite()));
             // f32 rounding of a noise of a thousand is 6e-5
             let slack = 1e-6 + 2.0 * f64::from(f32::EPSILON) * f64::from(noise[x].abs());
-            assert!(
-                (0..777).all(|k| score(k) <= score(x) + slack),
-                "shape {shape}, seed {seed}"
-            );
+            assert!((0..777).all(|k| score(k) <= score(x) + slack), "shape {shape}, seed {seed}");
         }
     }
 }
@@ -124,19 +106,10 @@ fn tails_keep_their_precision() {
     for position in 0..200 {
         exponentials(&NoiseStream::new(DrawKey::new(8, 0), 1, position), &mut e);
         count += vocab;
-        tail.extend(
-            e.iter()
-                .map(|&v| f64::from(v))
-                .filter(|&v| v < t)
-                .map(|v| (-v).exp_m1() / (-t).exp_m1()),
-        );
+        tail.extend(e.iter().map(|&v| f64::from(v)).filter(|&v| v < t).map(|v| (-v).exp_m1() / (-t).exp_m1()));
     }
     let expected = -(-t).exp_m1() * count as f64;
-    assert!(
-        (tail.len() as f64 - expected).abs() < 4.0 * expected.sqrt(),
-        "{} of {expected}",
-        tail.len()
-    );
+    assert!((tail.len() as f64 - expected).abs() < 4.0 * expected.sqrt(), "{} of {expected}", tail.len());
     assert!(tail.iter().copied().fold(1.0, f64::min) < 1e-3);
     let statistic = kolmogorov_smirnov(&mut tail, |v| v);
     assert!(statistic < 1.95, "{statistic}");
@@ -148,43 +121,23 @@ fn exponentials_are_exponential_and_uncorrelated() {
     let (mut a, mut b) = (vec![0f32; vocab], vec![0f32; vocab]);
     let mut auxiliary = vec![];
     for position in 0..2000 {
-        auxiliary.push(f64::from(
-            NoiseStream::new(DrawKey::new(9, 0), 0, position).auxiliary_exponential(),
-        ));
+        auxiliary.push(f64::from(NoiseStream::new(DrawKey::new(9, 0), 0, position).auxiliary_exponential()));
     }
     let cdf = |v: f64| -(-v).exp_m1();
     assert!(kolmogorov_smirnov(&mut auxiliary, cdf) < 1.95);
     let base = NoiseStream::new(DrawKey::new(9, 0), 0, 0);
     exponentials(&base, &mut a);
     let others = [
-        NoiseStream {
-            key: DrawKey::new(9, 1),
-            ..base
-        },
-        NoiseStream {
-            sequence_id: 1 << 32,
-            ..base
-        },
-        NoiseStream {
-            sequence_id: 1,
-            ..base
-        },
-        NoiseStream {
-            position: 1,
-            ..base
-        },
+        NoiseStream { key: DrawKey::new(9, 1), ..base },
+        NoiseStream { sequence_id: 1 << 32, ..base },
+        NoiseStream { sequence_id: 1, ..base },
+        NoiseStream { position: 1, ..base },
     ];
     for other in others {
         exponentials(&other, &mut b);
-        let products = a
-            .iter()
-            .zip(&b)
-            .map(|(&p, &q)| (f64::from(p) - 1.0) * (f64::from(q) - 1.0));
+        let products = a.iter().zip(&b).map(|(&p, &q)| (f64::from(p) - 1.0) * (f64::from(q) - 1.0));
         let correlation = products.sum::<f64>() / vocab as f64;
-        assert!(
-            correlation.abs() < 4.0 / (vocab as f64).sqrt(),
-            "{other:?}: {correlation}"
-        );
+        assert!(correlation.abs() < 4.0 / (vocab as f64).sqrt(), "{other:?}: {correlation}");
     }
     let mut all: Vec<f64> = a.iter().map(|&v| f64::from(v)).collect();
     assert!(kolmogorov_smirnov(&mut all, cdf) < 1.95);
@@ -204,8 +157,7 @@ fn sequential_text_follows_the_teacher() {
         sequential_noise(&stream, &mut again);
         assert_eq!(noise, again);
     }
-    let chi2: f64 = (0..4)
-        .map(|k| (counts[k] / f64::from(n) - logp[k].exp()).powi(2) * f64::from(n) / logp[k].exp())
-        .sum();
+    let chi2: f64 =
+        (0..4).map(|k| (counts[k] / f64::from(n) - logp[k].exp()).powi(2) * f64::from(n) / logp[k].exp()).sum();
     assert!(chi2 < 16.3, "{counts:?}"); // p = 0.001 at three degrees of freedom
 }

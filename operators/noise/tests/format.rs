@@ -4,9 +4,9 @@ mod common;
 
 use serde::Deserialize;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, Level, NoiseError, NoiseStream, RowEncoder, Rows, Softmax,
-    StoredToken, Tolerance, ValueType, decode, decode_softmax, dense_noise, exponential_from_word,
-    exponentials, philox4x32_10, prior_noise, sequential_noise, total_variation_of,
+    Correction, DrawKey, Encoder, Level, NoiseError, NoiseStream, RowEncoder, Rows, Softmax, StoredToken, Tolerance,
+    ValueType, decode, decode_softmax, dense_noise, exponential_from_word, exponentials, philox4x32_10, prior_noise,
+    sequential_noise, total_variation_of,
 };
 
 #[derive(Deserialize)]
@@ -62,10 +62,7 @@ fn philox_known_answers() {
     let cases = vectors().philox4x32_10;
     assert_eq!(cases.len(), 3);
     for case in cases {
-        let got = philox4x32_10(
-            case.counter.each_ref().map(word),
-            case.key.each_ref().map(word),
-        );
+        let got = philox4x32_10(case.counter.each_ref().map(word), case.key.each_ref().map(word));
         assert_eq!(got, case.words.each_ref().map(word));
     }
 }
@@ -74,79 +71,42 @@ fn philox_known_answers() {
 fn exponential_words() {
     for case in vectors().exponential {
         let got = exponential_from_word(case.word);
-        assert!(
-            ulp_distance(got, case.e) <= 4.0,
-            "word {}: {got} against {}",
-            case.word,
-            case.e
-        );
+        assert!(ulp_distance(got, case.e) <= 4.0, "word {}: {got} against {}", case.word, case.e);
     }
 }
 
 #[test]
 fn reference_tokens() {
     for t in vectors().tokens {
-        let stream = NoiseStream::new(
-            DrawKey::new(t.noise_seed, t.draw),
-            t.sequence_id,
-            t.position,
-        );
+        let stream = NoiseStream::new(DrawKey::new(t.noise_seed, t.draw), t.sequence_id, t.position);
         let mut e = vec![0f32; t.vocab];
         let e0 = exponentials(&stream, &mut e);
         assert!(ulp_distance(e0, t.e0) <= 4.0);
         for (&k, &exact) in t.entries.iter().zip(&t.e) {
-            assert!(
-                ulp_distance(e[k], exact) <= 4.0,
-                "e[{k}]: {} against {exact}",
-                e[k]
-            );
+            assert!(ulp_distance(e[k], exact) <= 4.0, "e[{k}]: {} against {exact}", e[k]);
             assert_eq!(e[k], stream.exponential(k as u32));
         }
-        let corrections: Vec<Correction> = t
-            .corrections
-            .iter()
-            .map(|&(index, logprob)| Correction { index, logprob })
-            .collect();
-        let stored = StoredToken {
-            token: t.token,
-            logprob: t.logprob as f32,
-            corrections: &corrections,
-        };
+        let corrections: Vec<Correction> =
+            t.corrections.iter().map(|&(index, logprob)| Correction { index, logprob }).collect();
+        let stored = StoredToken { token: t.token, logprob: t.logprob as f32, corrections: &corrections };
         let mut xi = vec![0f32; t.vocab];
         decode(&stored, &stream, &mut xi).unwrap();
         for (&k, &exact) in t.entries.iter().zip(&t.decoded_xi) {
-            assert!(
-                (f64::from(xi[k]) - exact).abs() < 2e-6 * exact.abs().max(1.0),
-                "decoded xi[{k}]"
-            );
+            assert!((f64::from(xi[k]) - exact).abs() < 2e-6 * exact.abs().max(1.0), "decoded xi[{k}]");
         }
         let Some(logits) = t.logits.as_array() else {
             continue; // the vectors hold no logits of the large rows
         };
         let logits: Vec<f32> = logits.iter().map(|l| l.as_f64().unwrap() as f32).collect();
-        let row = dense_noise(
-            &mut Softmax::new(t.vocab).unwrap(),
-            &logits,
-            t.token,
-            &stream,
-            &mut xi,
-        )
-        .unwrap();
+        let row = dense_noise(&mut Softmax::new(t.vocab).unwrap(), &logits, t.token, &stream, &mut xi).unwrap();
         assert!((f64::from(row.logprob_x) - t.logprob).abs() < 1e-6);
         for (i, &k) in t.entries.iter().enumerate() {
-            assert!(
-                (f64::from(xi[k]) - t.xi[i]).abs() < 2e-6 * t.xi[i].abs().max(1.0),
-                "xi[{k}]"
-            );
+            assert!((f64::from(xi[k]) - t.xi[i]).abs() < 2e-6 * t.xi[i].abs().max(1.0), "xi[{k}]");
             let logp = f64::from(logits[k]) - f64::from(row.logsumexp);
             assert!((logp - t.logprobs[i]).abs() < 1e-6);
         }
         let tv = total_variation_of(&logits, &stored, &stream).unwrap();
-        assert!(
-            (tv - t.total_variation).abs() < 1e-7,
-            "{tv} against {}",
-            t.total_variation
-        );
+        assert!((tv - t.total_variation).abs() < 1e-7, "{tv} against {}", t.total_variation);
     }
 }
 
@@ -155,11 +115,8 @@ fn reference_tokens() {
 fn reference_posterior_of_large_rows() {
     for t in vectors().tokens {
         for (i, &k) in t.entries.iter().enumerate() {
-            let total = if k == t.token as usize {
-                t.logprob.exp() * t.e0
-            } else {
-                t.e[i] + t.logprobs[i].exp() * t.e0
-            };
+            let total =
+                if k == t.token as usize { t.logprob.exp() * t.e0 } else { t.e[i] + t.logprobs[i].exp() * t.e0 };
             assert!((-total.ln() - t.xi[i]).abs() < 1e-9);
         }
     }
@@ -169,15 +126,8 @@ fn reference_posterior_of_large_rows() {
 fn all_levels_give_the_same_bits() {
     let levels: Vec<Level> = Level::available().into_iter().flatten().collect();
     println!("{levels:?}");
-    for (case, vocab) in [2usize, 5, 63, 1000, 1024, 1025, 5003, 50_257]
-        .into_iter()
-        .enumerate()
-    {
-        for (shape, value_type) in [
-            (1, ValueType::F16),
-            (5, ValueType::F32),
-            (6, ValueType::F16),
-        ] {
+    for (case, vocab) in [2usize, 5, 63, 1000, 1024, 1025, 5003, 50_257].into_iter().enumerate() {
+        for (shape, value_type) in [(1, ValueType::F16), (5, ValueType::F32), (6, ValueType::F16)] {
             let logits = common::shaped_logits(vocab, case as u64, shape);
             let stream = NoiseStream::new(DrawKey::new(3, 1), case as u64, shape);
             let x = (vocab / 3) as u32;
@@ -185,27 +135,17 @@ fn all_levels_give_the_same_bits() {
                 .iter()
                 .map(|&level| {
                     let tolerance = Tolerance::new(1e-3).unwrap();
-                    let mut encoder =
-                        Encoder::at_level(vocab, tolerance, value_type, level).unwrap();
+                    let mut encoder = Encoder::at_level(vocab, tolerance, value_type, level).unwrap();
                     let mut corrections = Vec::new();
-                    let encoded = encoder
-                        .encode(&logits, x, &stream, &mut corrections)
-                        .unwrap();
+                    let encoded = encoder.encode(&logits, x, &stream, &mut corrections).unwrap();
                     let mut softmax = Softmax::at_level(vocab, level).unwrap();
                     let mut noise = vec![0f32; vocab];
                     let row = dense_noise(&mut softmax, &logits, x, &stream, &mut noise).unwrap();
                     let bits: Vec<u32> = noise.into_iter().map(f32::to_bits).collect();
-                    (
-                        encoded.total_variation.to_bits(),
-                        format!("{encoded:?} {corrections:?} {row:?}"),
-                        bits,
-                    )
+                    (encoded.total_variation.to_bits(), format!("{encoded:?} {corrections:?} {row:?}"), bits)
                 })
                 .collect();
-            assert!(
-                results.windows(2).all(|pair| pair[0] == pair[1]),
-                "V = {vocab}, shape {shape}"
-            );
+            assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "V = {vocab}, shape {shape}");
         }
     }
 }
@@ -213,14 +153,9 @@ fn all_levels_give_the_same_bits() {
 #[test]
 fn certain_positions_are_prior_noise() {
     let stream = NoiseStream::new(DrawKey::new(1, 0), 2, 3);
-    let (mut prior, mut decoded, mut sequential) =
-        (vec![0f32; 300], vec![0f32; 300], vec![0f32; 300]);
+    let (mut prior, mut decoded, mut sequential) = (vec![0f32; 300], vec![0f32; 300], vec![0f32; 300]);
     prior_noise(17, &stream, &mut prior).unwrap();
-    let stored = StoredToken {
-        token: 17,
-        logprob: 0.0,
-        corrections: &[],
-    };
+    let stored = StoredToken { token: 17, logprob: 0.0, corrections: &[] };
     decode(&stored, &stream, &mut decoded).unwrap();
     assert_eq!(prior, decoded);
     sequential_noise(&stream, &mut sequential);
@@ -235,14 +170,8 @@ fn softmax_of_noise_needs_no_logarithm() {
     let mut encoder = Encoder::new(2000, Tolerance::default(), ValueType::F16).unwrap();
     for x in [0, 1999] {
         let mut corrections = Vec::new();
-        let encoded = encoder
-            .encode(&logits, x, &stream, &mut corrections)
-            .unwrap();
-        let stored = StoredToken {
-            token: x,
-            logprob: encoded.logprob,
-            corrections: &corrections,
-        };
+        let encoded = encoder.encode(&logits, x, &stream, &mut corrections).unwrap();
+        let stored = StoredToken { token: x, logprob: encoded.logprob, corrections: &corrections };
         let (mut xi, mut direct) = (vec![0f32; 2000], vec![0f32; 2000]);
         decode(&stored, &stream, &mut xi).unwrap();
         decode_softmax(&stored, &stream, &mut direct).unwrap();
@@ -256,9 +185,7 @@ fn softmax_of_noise_needs_no_logarithm() {
 #[test]
 fn rows_are_in_order_and_do_not_depend_on_threads() {
     let (vocab, n) = (700usize, 37usize);
-    let logits: Vec<f32> = (0..n)
-        .flat_map(|row| common::zipf_logits(vocab, row as u64, 1.1))
-        .collect();
+    let logits: Vec<f32> = (0..n).flat_map(|row| common::zipf_logits(vocab, row as u64, 1.1)).collect();
     let tokens: Vec<u32> = (0..n as u32).map(|row| row * 13 % vocab as u32).collect();
     let positions: Vec<u32> = (0..n as u32).collect();
     let sequence_ids = vec![u64::MAX - 3; n];
@@ -275,27 +202,11 @@ fn rows_are_in_order_and_do_not_depend_on_threads() {
     let encoder = RowEncoder::new(vocab, Tolerance::new(1e-3).unwrap(), ValueType::F16).unwrap();
     let encoded = encoder.encode_rows(&rows, &keys).unwrap();
     for threads in [1, 4] {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .unwrap();
-        assert_eq!(
-            pool.install(|| encoder.encode_rows(&rows, &keys)).unwrap(),
-            encoded
-        );
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool.install(|| encoder.encode_rows(&rows, &keys)).unwrap(), encoded);
     }
-    assert_eq!(
-        (
-            encoded.logprob.len(),
-            encoded.counts.len(),
-            encoded.offsets.len()
-        ),
-        (n, 3 * n, 3 * n + 1)
-    );
-    assert_eq!(
-        (encoded.logprob[0], &encoded.counts[..3]),
-        (0.0, &[0u32, 0, 0][..])
-    );
+    assert_eq!((encoded.logprob.len(), encoded.counts.len(), encoded.offsets.len()), (n, 3 * n, 3 * n + 1));
+    assert_eq!((encoded.logprob[0], &encoded.counts[..3]), (0.0, &[0u32, 0, 0][..]));
     assert!(encoded.max_total_variation <= 1e-3 && encoded.mean_total_variation > 0.0);
     let mut single = Encoder::new(vocab, Tolerance::new(1e-3).unwrap(), ValueType::F16).unwrap();
     for row in 1..n {
@@ -303,23 +214,11 @@ fn rows_are_in_order_and_do_not_depend_on_threads() {
             let mut corrections = Vec::new();
             let stream = NoiseStream::new(key, sequence_ids[row], positions[row]);
             let one = &logits[row * vocab..(row + 1) * vocab];
-            let token = single
-                .encode(one, tokens[row], &stream, &mut corrections)
-                .unwrap();
+            let token = single.encode(one, tokens[row], &stream, &mut corrections).unwrap();
             assert_eq!(token.logprob, encoded.logprob[row]);
             let (indices, logprobs) = encoded.corrections(row, draw);
-            assert!(
-                corrections
-                    .iter()
-                    .map(|c| c.index)
-                    .eq(indices.iter().copied())
-            );
-            assert!(
-                corrections
-                    .iter()
-                    .map(|c| c.logprob)
-                    .eq(logprobs.iter().copied())
-            );
+            assert!(corrections.iter().map(|c| c.index).eq(indices.iter().copied()));
+            assert!(corrections.iter().map(|c| c.logprob).eq(logprobs.iter().copied()));
         }
     }
 }
@@ -330,62 +229,21 @@ fn errors_name_the_position() {
     let stream = NoiseStream::new(DrawKey::new(0, 0), 12, 34);
     let mut out = Vec::new();
     let error = encoder.encode(&[0.0; 4], 4, &stream, &mut out).unwrap_err();
-    assert!(matches!(
-        error,
-        NoiseError::Token {
-            sequence_id: 12,
-            position: 34,
-            token: 4,
-            vocab: 4
-        }
-    ));
+    assert!(matches!(error, NoiseError::Token { sequence_id: 12, position: 34, token: 4, vocab: 4 }));
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let error = encoder
-            .encode(&[0.0, 1.0, bad, 0.0], 0, &stream, &mut out)
-            .unwrap_err();
-        assert!(matches!(
-            error,
-            NoiseError::NonFiniteLogit {
-                sequence_id: 12,
-                position: 34,
-                index: 2,
-                ..
-            }
-        ));
+        let error = encoder.encode(&[0.0, 1.0, bad, 0.0], 0, &stream, &mut out).unwrap_err();
+        assert!(matches!(error, NoiseError::NonFiniteLogit { sequence_id: 12, position: 34, index: 2, .. }));
     }
     let error = encoder.encode(&[0.0; 3], 0, &stream, &mut out).unwrap_err();
-    assert!(matches!(
-        error,
-        NoiseError::Length {
-            got: 3,
-            expected: 4,
-            ..
-        }
-    ));
-    for bad in [
-        Correction {
-            index: 4,
-            logprob: -1.0,
-        },
-        Correction {
-            index: 0,
-            logprob: f32::NAN,
-        },
-    ] {
-        let stored = StoredToken {
-            token: 1,
-            logprob: -1.0,
-            corrections: &[bad],
-        };
+    assert!(matches!(error, NoiseError::Length { got: 3, expected: 4, .. }));
+    for bad in [Correction { index: 4, logprob: -1.0 }, Correction { index: 0, logprob: f32::NAN }] {
+        let stored = StoredToken { token: 1, logprob: -1.0, corrections: &[bad] };
         let error = decode(&stored, &stream, &mut [0.0; 4]).unwrap_err();
         assert!(matches!(error, NoiseError::Correction { vocab: 4, .. }));
         assert!(total_variation_of(&[0.0; 4], &stored, &stream).is_err());
     }
     for bad in [0.0, -1.0, f64::NAN, 0.6, 1e-6] {
-        assert!(matches!(
-            Tolerance::new(bad),
-            Err(NoiseError::Tolerance { .. })
-        ));
+        assert!(matches!(Tolerance::new(bad), Err(NoiseError::Tolerance { .. })));
     }
     assert!(Encoder::new(0, Tolerance::default(), ValueType::F16).is_err());
 
@@ -394,23 +252,10 @@ fn errors_name_the_position() {
     logits[4 * 70] = f32::NAN;
     logits[4 * 30 + 1] = f32::NAN;
     let positions: Vec<u32> = (0..100).collect();
-    let slice = Rows {
-        logits: &logits,
-        tokens: &[0; 100],
-        positions: &positions,
-        sequence_ids: &[5; 100],
-        certain: &[],
-    };
+    let slice =
+        Rows { logits: &logits, tokens: &[0; 100], positions: &positions, sequence_ids: &[5; 100], certain: &[] };
     for _ in 0..10 {
         let error = rows.encode_rows(&slice, &DrawKey::draws(0, 1)).unwrap_err();
-        assert!(matches!(
-            error,
-            NoiseError::NonFiniteLogit {
-                sequence_id: 5,
-                position: 30,
-                index: 1,
-                ..
-            }
-        ));
+        assert!(matches!(error, NoiseError::NonFiniteLogit { sequence_id: 5, position: 30, index: 1, .. }));
     }
 }

@@ -64,44 +64,24 @@ fn default_tolerance_is_reachable_in_16_bits() {
         for draw in 0..100 {
             let stream = NoiseStream::new(DrawKey::new(4, draw), row, 1);
             let x = common::sample(&logits, f64::from(draw) / 100.0);
-            failed += usize::from(
-                encoder
-                    .encode(&logits, x, &stream, &mut Vec::new())
-                    .is_err(),
-            );
+            failed += usize::from(encoder.encode(&logits, x, &stream, &mut Vec::new()).is_err());
         }
     }
     assert_eq!(failed, 0, "of 4,000");
 }
 
 /// Corrections needed when they are the m most likely tokens instead (the top-k habit).
-fn most_likely_needed(
-    logits: &[f32],
-    x: u32,
-    logprob: f32,
-    stream: &NoiseStream,
-    tolerance: f64,
-) -> usize {
+fn most_likely_needed(logits: &[f32], x: u32, logprob: f32, stream: &NoiseStream, tolerance: f64) -> usize {
     let logp = common::log_softmax(logits);
     let mut order: Vec<u32> = (0..logits.len() as u32).filter(|&k| k != x).collect();
     order.sort_by(|&a, &b| logp[b as usize].total_cmp(&logp[a as usize]));
-    let all: Vec<Correction> = order
-        .iter()
-        .map(|&index| Correction {
-            index,
-            logprob: ValueType::F32.round(logp[index as usize]),
-        })
-        .collect();
-    let meets =
-        |m: usize| common::total_variation(logits, x, logprob, &all[..m], stream) <= tolerance;
+    let all: Vec<Correction> =
+        order.iter().map(|&index| Correction { index, logprob: ValueType::F32.round(logp[index as usize]) }).collect();
+    let meets = |m: usize| common::total_variation(logits, x, logprob, &all[..m], stream) <= tolerance;
     let (mut low, mut high) = (0, all.len());
     while low < high {
         let middle = (low + high) / 2;
-        if meets(middle) {
-            high = middle
-        } else {
-            low = middle + 1
-        }
+        if meets(middle) { high = middle } else { low = middle + 1 }
     }
     low
 }
@@ -116,18 +96,12 @@ fn far_fewer_corrections_than_the_most_likely_tokens() {
         let stream = NoiseStream::new(DrawKey::new(11, 0), row, 0);
         let x = common::sample(&logits, row as f64 / 60.0);
         let mut corrections = Vec::new();
-        let encoded = encoder
-            .encode(&logits, x, &stream, &mut corrections)
-            .unwrap();
+        let encoded = encoder.encode(&logits, x, &stream, &mut corrections).unwrap();
         ours += corrections.len();
         habit += most_likely_needed(&logits, x, encoded.logprob, &stream, 1e-3);
         rows += 1;
     }
-    println!(
-        "mean corrections: {:.2}, by p {:.2}",
-        ours as f64 / rows as f64,
-        habit as f64 / rows as f64
-    );
+    println!("mean corrections: {:.2}, by p {:.2}", ours as f64 / rows as f64, habit as f64 / rows as f64);
     assert!(habit > 10 * ours, "{ours} against {habit}");
 }
 
@@ -135,25 +109,21 @@ fn far_fewer_corrections_than_the_most_likely_tokens() {
 #[test]
 fn no_correction_is_idle() {
     let (vocab, tolerance) = (1000, 1e-3);
-    let mut encoder =
-        Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), ValueType::F16).unwrap();
+    let mut encoder = Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), ValueType::F16).unwrap();
     let (mut idle, mut total) = (0, 0);
     for row in 0..200u64 {
         let logits = common::zipf_logits(vocab, row, 0.9);
         let stream = NoiseStream::new(DrawKey::new(12, 0), row, 0);
         let x = common::sample(&logits, row as f64 / 200.0);
         let mut corrections = Vec::new();
-        let encoded = encoder
-            .encode(&logits, x, &stream, &mut corrections)
-            .unwrap();
+        let encoded = encoder.encode(&logits, x, &stream, &mut corrections).unwrap();
         for skip in 0..corrections.len() {
             let mut fewer = corrections.clone();
             fewer.remove(skip);
             total += 1;
             // below the encoder's own margin
             idle += usize::from(
-                common::total_variation(&logits, x, encoded.logprob, &fewer, &stream)
-                    <= tolerance * 0.999 - 3e-6,
+                common::total_variation(&logits, x, encoded.logprob, &fewer, &stream) <= tolerance * 0.999 - 3e-6,
             );
         }
     }
@@ -165,47 +135,25 @@ fn no_correction_is_idle() {
 #[test]
 fn readers_four_ulp_away_stay_within_tolerance() {
     let (vocab, tolerance) = (1500, 1e-4);
-    let mut encoder =
-        Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), ValueType::F32).unwrap();
+    let mut encoder = Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), ValueType::F32).unwrap();
     for row in 0..40u64 {
         let logits = common::zipf_logits(vocab, row, 1.0);
         let stream = NoiseStream::new(DrawKey::new(13, 0), row, 0);
         let x = common::sample(&logits, row as f64 / 40.0);
         let mut corrections = Vec::new();
-        let encoded = encoder
-            .encode(&logits, x, &stream, &mut corrections)
-            .unwrap();
+        let encoded = encoder.encode(&logits, x, &stream, &mut corrections).unwrap();
         let logp = common::log_softmax(&logits);
-        let exact = common::softmax_of(&common::ln_totals(
-            |k| logp[k],
-            vocab,
-            x as usize,
-            logp[x as usize],
-            &stream,
-        ));
+        let exact = common::softmax_of(&common::ln_totals(|k| logp[k], vocab, x as usize, logp[x as usize], &stream));
         let mut stored = vec![f64::NEG_INFINITY; vocab];
-        corrections
-            .iter()
-            .for_each(|c| stored[c.index as usize] = f64::from(c.logprob));
-        let mut ln_totals = common::ln_totals(
-            |k| stored[k],
-            vocab,
-            x as usize,
-            f64::from(encoded.logprob),
-            &stream,
-        );
+        corrections.iter().for_each(|c| stored[c.index as usize] = f64::from(c.logprob));
+        let mut ln_totals = common::ln_totals(|k| stored[k], vocab, x as usize, f64::from(encoded.logprob), &stream);
         let decoded = common::softmax_of(&ln_totals);
         for k in 0..vocab {
             let worse = if decoded[k] > exact[k] { -1.0 } else { 1.0 };
             ln_totals[k] += worse * 4.0 * 2f64.powi(-24);
         }
         let off = common::softmax_of(&ln_totals);
-        let tv = exact
-            .iter()
-            .zip(&off)
-            .map(|(a, b)| (a - b).abs())
-            .sum::<f64>()
-            / 2.0;
+        let tv = exact.iter().zip(&off).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0;
         assert!(tv <= tolerance, "{tv}");
     }
 }

@@ -81,13 +81,7 @@ struct Task<'a> {
 
 impl Clean {
     /// Takes a piece; hands on what can be cleaned now.
-    fn take<'a>(
-        &mut self,
-        id: u64,
-        text: &'a str,
-        end: bool,
-        tasks: &mut Vec<Task<'a>>,
-    ) -> Result<(), OperatorError> {
+    fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
         let mut carried = match self.carried.take() {
             Some(carried) if carried.id != id => return Err(unfinished(NAME, carried.id)),
             Some(carried) => carried,

@@ -10,13 +10,15 @@ fn vectors(json: &str) -> Vec<(Detokenizer, String, String)> {
     let all: Vec<BTreeMap<String, Value>> = serde_json::from_str(json).unwrap();
     let text = |v: &Value| v.as_str().unwrap().to_owned();
     all.iter()
-        .map(|v| {
-            (serde_json::from_value(v["detokenizer"].clone()).unwrap(), text(&v["raw"]), text(&v["expected"]))
-        })
+        .map(|v| (serde_json::from_value(v["detokenizer"].clone()).unwrap(), text(&v["raw"]), text(&v["expected"])))
         .collect()
 }
 
-fn clean(detokenizer: Detokenizer, piece_bytes: usize, batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, OperatorError> {
+fn clean(
+    detokenizer: Detokenizer,
+    piece_bytes: usize,
+    batches: &[RecordBatch],
+) -> Result<Vec<RecordBatch>, OperatorError> {
     drive(&mut CleanConfig { detokenizer, piece_bytes }.build(&context(&gpt2())), batches)
 }
 
@@ -92,7 +94,8 @@ fn statistics_count_the_text_after_cleaning() {
 fn a_long_document_is_cut_after_lines() {
     let text = "( a )\n( b\n)\n( c ) ( d )";
     let output = clean(Detokenizer::Wikitext, 12, &[documents(&[(1, text, true)])]).unwrap();
-    let pieces: Vec<_> = output.iter().flat_map(|b| pieces(b, "test").unwrap().map(|p| p.text.to_owned()).collect::<Vec<_>>()).collect();
+    let pieces: Vec<_> =
+        output.iter().flat_map(|b| pieces(b, "test").unwrap().map(|p| p.text.to_owned()).collect::<Vec<_>>()).collect();
     assert_eq!(pieces, ["(a)\n(b)\n", "(c) (d)"]);
 }
 

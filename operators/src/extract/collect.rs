@@ -262,7 +262,9 @@ impl<'a> Collector<'a> {
         let fields = self.config.fields();
         let mut fields = fields.iter();
         let mut next = move || {
-            fields.next().ok_or_else(|| OperatorError::Config { operator: NAME, message: "a column has no field".into() })
+            fields
+                .next()
+                .ok_or_else(|| OperatorError::Config { operator: NAME, message: "a column has no field".into() })
         };
         let error = OperatorError::arrow(NAME);
         let mut arrays = Vec::new();
@@ -332,11 +334,13 @@ fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, OperatorError> 
     };
     Ok(match item_type(field) {
         DataType::UInt8 => {
-            let values: Result<Vec<u8>, _> = values.into_iter().map(|v| u8::try_from(v).map_err(|_| too_large(v))).collect();
+            let values: Result<Vec<u8>, _> =
+                values.into_iter().map(|v| u8::try_from(v).map_err(|_| too_large(v))).collect();
             Arc::new(UInt8Array::from(values?))
         }
         DataType::UInt16 => {
-            let values: Result<Vec<u16>, _> = values.into_iter().map(|v| u16::try_from(v).map_err(|_| too_large(v))).collect();
+            let values: Result<Vec<u16>, _> =
+                values.into_iter().map(|v| u16::try_from(v).map_err(|_| too_large(v))).collect();
             Arc::new(UInt16Array::from(values?))
         }
         _ => Arc::new(UInt32Array::from(values)),
@@ -349,4 +353,3 @@ fn floats(field: &Field, values: Vec<f32>) -> ArrayRef {
         _ => Arc::new(Float32Array::from(values)),
     }
 }
-

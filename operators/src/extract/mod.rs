@@ -15,6 +15,8 @@
 
 mod collect;
 pub mod pass;
+#[cfg(test)]
+mod tests;
 
 pub use pass::Sequence;
 
@@ -139,7 +141,9 @@ impl ExtractConfig {
             Tolerance::new(noise.tolerance).map_err(|e| config(e.to_string()))?;
             let values = noise.draws as usize * self.rows.length() * self.vocab_size;
             if noise.codec == NoiseCodec::Dense && i32::try_from(values).is_err() {
-                return Err(config(format!("dense noise of {values} values per row does not fit a list; use codec replay")));
+                return Err(config(format!(
+                    "dense noise of {values} values per row does not fit a list; use codec replay"
+                )));
             }
         }
         Ok(Extract { config: self.clone(), teacher, context: context.clone() })

@@ -44,6 +44,9 @@ pub struct Predicted {
     pub position: usize,
 }
 
+/// Takes n predicted positions and their logits [n, V].
+pub type Visit<'a> = dyn FnMut(&[Predicted], &[f32]) -> Result<(), OperatorError> + 'a;
+
 /// How the pass runs.
 pub struct TeacherPass<'a> {
     /// The teacher.
@@ -74,11 +77,7 @@ impl TeacherPass<'_> {
     ///
     /// # Errors
     /// When the teacher fails or `visit` does.
-    pub fn run(
-        &self,
-        sequences: &[Sequence],
-        visit: &mut dyn FnMut(&[Predicted], &[f32]) -> Result<(), OperatorError>,
-    ) -> Result<(), OperatorError> {
+    pub fn run(&self, sequences: &[Sequence], visit: &mut Visit<'_>) -> Result<(), OperatorError> {
         let mut runs = self.runs(sequences);
         if self.context == TeacherContext::Document {
             // Documents of like length share a forward pass, so that little of it is padding.
@@ -123,7 +122,7 @@ impl TeacherPass<'_> {
         sequences: &[Sequence],
         group: &[Run],
         logits: &mut Vec<f32>,
-        visit: &mut dyn FnMut(&[Predicted], &[f32]) -> Result<(), OperatorError>,
+        visit: &mut Visit<'_>,
     ) -> Result<(), OperatorError> {
         let length = group.iter().map(|run| run.length).max().unwrap_or(0);
         let (inputs, wanted) = self.inputs(sequences, group, length);
@@ -155,9 +154,10 @@ impl TeacherPass<'_> {
             }
             inputs.extend_from_slice(&tokens[..tokens.len() - (1 - given)]);
             inputs.resize((b + 1) * length, self.bos);
-            wanted.extend((given..run.length).map(|i| {
-                ((b * length + i - given) as u32, Predicted { row: run.row, position: run.start + i })
-            }));
+            wanted.extend(
+                (given..run.length)
+                    .map(|i| ((b * length + i - given) as u32, Predicted { row: run.row, position: run.start + i })),
+            );
         }
         (inputs, wanted)
     }

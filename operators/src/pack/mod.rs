@@ -101,8 +101,7 @@ impl PackConfig {
 
     /// Schema of the output.
     pub fn schema(&self) -> SchemaRef {
-        let mut fields =
-            vec![columns::sequence_id(), self.rows.field(columns::INPUT_IDS, DataType::Int32, None, None)];
+        let mut fields = vec![columns::sequence_id(), self.rows.field(columns::INPUT_IDS, DataType::Int32, None, None)];
         if self.has_mask {
             fields.push(self.mask_field());
         }

@@ -105,7 +105,10 @@ impl RowWriter {
                     list_column(field, Arc::new(Int32Array::from(std::mem::take(&mut self.ids))), &lengths)
                 }
                 columns::ATTENTION_MASK => {
-                    let mask = lengths.iter().zip(&valid).flat_map(|(&length, &valid)| (0..length).map(move |i| Some(i < valid)));
+                    let mask = lengths
+                        .iter()
+                        .zip(&valid)
+                        .flat_map(|(&length, &valid)| (0..length).map(move |i| Some(i < valid)));
                     list_column(field, Arc::new(mask.collect::<BooleanArray>()), &lengths)
                 }
                 columns::DOCUMENT_OFFSETS => {

@@ -178,7 +178,8 @@ fn padded_rows() {
         assert!(rows.iter().all(|row| row.offsets == [0]));
         assert_eq!(rows.iter().map(|row| row.documents[0]).collect::<Vec<_>>(), [10, 12]);
         assert_eq!(statistics(&context).skipped["empty document"], 1);
-        let valid = rows.iter().map(|row| row.mask.as_ref().unwrap().iter().filter(|&&m| m).count()).collect::<Vec<_>>();
+        let valid =
+            rows.iter().map(|row| row.mask.as_ref().unwrap().iter().filter(|&&m| m).count()).collect::<Vec<_>>();
         (rows.into_iter().map(|row| row.tokens).collect::<Vec<_>>(), valid, statistics(&context).dropped_tokens)
     };
     let expected = (vec![vec![900, 1, 2, 901, 902], vec![900, 3, 4, 5, 901]], vec![4, 5], 3);
@@ -214,7 +215,10 @@ fn configs_that_cannot_work_are_refused() {
         (PackConfig { has_mask: false, ..good.clone() }, "has_mask: got false"),
         (PackConfig { rows: Rows::Fixed(6), ..good.clone() }, "rows: got length 6, valid: 5"),
         (PackConfig { length: 2, rows: Rows::Fixed(2), ..good.clone() }, "length: got 2, valid: 3 or more"),
-        (PackConfig { mode: PackMode::Pad, length: 2, rows: Rows::Fixed(2), ..good.clone() }, "length: got 2, valid: 3"),
+        (
+            PackConfig { mode: PackMode::Pad, length: 2, rows: Rows::Fixed(2), ..good.clone() },
+            "length: got 2, valid: 3",
+        ),
         (PackConfig { remainder: Remainder::Keep, ..good.clone() }, "rows: got fixed"),
     ];
     for (config, message) in bad {
@@ -241,7 +245,9 @@ fn pieces(documents: &[Vec<u32>], sizes: &[usize], per_batch: usize) -> Vec<Reco
     let mut all = Vec::new();
     for (id, tokens) in (10..).zip(documents) {
         let mut rest = tokens.as_slice();
-        while let Some((piece, later)) = sizes.next().and_then(|&size| rest.split_at_checked(size)).filter(|s| !s.1.is_empty()) {
+        while let Some((piece, later)) =
+            sizes.next().and_then(|&size| rest.split_at_checked(size)).filter(|s| !s.1.is_empty())
+        {
             all.push((id, piece.to_vec(), false));
             rest = later;
         }

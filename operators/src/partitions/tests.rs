@@ -14,7 +14,8 @@ fn config(views: u32, sampling: Sampling) -> PartitionsConfig {
 fn kolmogorov_smirnov(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let n = numbers.len() as f64;
-    let distance = numbers.iter().enumerate().map(|(i, &x)| (x - i as f64 / n).abs().max(((i + 1) as f64 / n - x).abs()));
+    let distance =
+        numbers.iter().enumerate().map(|(i, &x)| (x - i as f64 / n).abs().max(((i + 1) as f64 / n - x).abs()));
     distance.fold(0.0, f64::max) * n.sqrt()
 }
 
@@ -80,7 +81,10 @@ fn group_one_has_its_share() {
         }
         assert!(sum.abs() < 4.0 * variance.sqrt(), "{schedule:?}: {}", sum / variance.sqrt());
         for (excess, variance) in by_t {
-            assert!(excess.abs() < 4.0 * f64::sqrt(variance).max(20.0), "{schedule:?}: {excess} with variance {variance}");
+            assert!(
+                excess.abs() < 4.0 * f64::sqrt(variance).max(20.0),
+                "{schedule:?}: {excess} with variance {variance}"
+            );
         }
     }
 }
@@ -116,7 +120,8 @@ fn views_sequences_and_positions_are_independent() {
     let between_views: Vec<_> = residuals.iter().flat_map(|r| r[0].iter().copied().zip(r[1].iter().copied())).collect();
     let between_positions: Vec<_> = residuals.iter().map(|r| (r[0][3], r[0][4])).collect();
     let between_sequences: Vec<_> = residuals.windows(2).map(|r| (r[0][1][7], r[1][1][7])).collect();
-    for (name, pairs) in [("views", between_views), ("positions", between_positions), ("sequences", between_sequences)] {
+    for (name, pairs) in [("views", between_views), ("positions", between_positions), ("sequences", between_sequences)]
+    {
         let z = correlation(&pairs);
         assert!(z.abs() < 3.3, "{name}: {z}");
     }
@@ -187,7 +192,10 @@ fn columns_hold_the_views_of_each_row() {
         let input = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap();
         let output = drive(&mut config.build().unwrap(), &[input.clone(), input.slice(1, 1)]).unwrap();
         assert_eq!(output[0].slice(1, 1).columns()[3].to_data(), output[1].columns()[3].to_data());
-        assert_eq!(output[0].schema().fields()[3..].iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(), config.fields());
+        assert_eq!(
+            output[0].schema().fields()[3..].iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(),
+            config.fields()
+        );
         let partitions = ListRows::of(&output[0], columns::PARTITION).unwrap();
         let groups: &BooleanArray = partitions.values("x").unwrap();
         for (row, id) in [7, 8].into_iter().enumerate() {

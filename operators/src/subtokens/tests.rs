@@ -7,8 +7,14 @@ use crate::testing::drive;
 #[test]
 fn bases_of_the_paper() {
     let published = [
-        (50_257, 2, 225), (50_257, 3, 37), (50_257, 4, 15), (50_257, 6, 7), (50_257, 8, 4),
-        (256, 2, 16), (256, 3, 7), (256, 4, 4),
+        (50_257, 2, 225),
+        (50_257, 3, 37),
+        (50_257, 4, 15),
+        (50_257, 6, 7),
+        (50_257, 8, 4),
+        (256, 2, 16),
+        (256, 3, 7),
+        (256, 4, 4),
     ];
     for (vocab_size, length, expected) in published {
         assert_eq!(base(vocab_size, length), expected, "C = {vocab_size}, ℓ = {length}");
@@ -17,7 +23,9 @@ fn bases_of_the_paper() {
 
 #[test]
 fn bases_at_exact_powers() {
-    for (power, length) in [(65_536u64, 2u32), (65_536, 4), (65_536, 16), (1 << 32, 2), (59_049, 10), (1_000_000, 6), (3_486_784_401, 20)] {
+    for (power, length) in
+        [(65_536u64, 2u32), (65_536, 4), (65_536, 16), (1 << 32, 2), (59_049, 10), (1_000_000, 6), (3_486_784_401, 20)]
+    {
         let exact = base(power, length);
         assert_eq!(exact.pow(length), power, "{power} is {exact}^{length}");
         assert_eq!(base(power - 1, length), exact);
@@ -32,7 +40,12 @@ fn bases_at_exact_powers() {
 #[test]
 fn the_strings_of_the_paper() {
     let mut digits = [0; 3];
-    let valid: Vec<_> = (0..7).map(|id| { encode(id, 2, &mut digits); digits }).collect();
+    let valid: Vec<_> = (0..7)
+        .map(|id| {
+            encode(id, 2, &mut digits);
+            digits
+        })
+        .collect();
     assert_eq!(valid[..4], [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]);
     assert_eq!(decode(&[1, 1, 1], 2, 7), None);
     assert_eq!(decode(&[1, 1, 0], 2, 7), Some(6));
@@ -43,7 +56,10 @@ fn the_strings_of_the_paper() {
 #[test]
 fn a_base_that_is_too_large_names_a_length() {
     let error = SubtokensConfig::new(100_000, 1, Rows::Fixed(4)).unwrap_err().to_string();
-    assert!(error.contains("subtokens.length: got 1, which needs base 100000") && error.contains("valid: 2 or more"), "{error}");
+    assert!(
+        error.contains("subtokens.length: got 1, which needs base 100000") && error.contains("valid: 2 or more"),
+        "{error}"
+    );
     assert!(SubtokensConfig::new(65_536, 1, Rows::Fixed(4)).is_ok());
     let wrong = SubtokensConfig { base: 9, ..SubtokensConfig::new(50_257, 4, Rows::Fixed(4)).unwrap() };
     assert!(wrong.build().unwrap_err().to_string().contains("base: got 9, valid: 15"));
@@ -54,7 +70,8 @@ fn batch(rows: Rows, ids: &[Vec<i32>]) -> RecordBatch {
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let values = list_column(&fields[1], Arc::new(Int32Array::from(ids.concat())), &lengths).unwrap();
     let sequences = arrow::array::UInt64Array::from_iter_values(40..40 + ids.len() as u64);
-    RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(fields.to_vec())), vec![Arc::new(sequences), values]).unwrap()
+    RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(fields.to_vec())), vec![Arc::new(sequences), values])
+        .unwrap()
 }
 
 #[test]
@@ -81,10 +98,8 @@ fn columns_have_their_type_and_shape() {
             DataType::UInt8 => digits.values::<UInt8Array>("x").unwrap().values().iter().map(|&d| d.into()).collect(),
             _ => digits.values::<UInt16Array>("x").unwrap().values().to_vec(),
         };
-        let decoded: Vec<i32> = digits
-            .chunks(length as usize)
-            .map(|d| decode(d, config.base, vocab_size).unwrap() as i32)
-            .collect();
+        let decoded: Vec<i32> =
+            digits.chunks(length as usize).map(|d| decode(d, config.base, vocab_size).unwrap() as i32).collect();
         assert_eq!(decoded, ids.concat());
         if length == 4 {
             assert_eq!(digits[..4], [14, 13, 5, 6]);
@@ -96,7 +111,8 @@ fn columns_have_their_type_and_shape() {
 fn an_id_past_the_vocabulary_names_the_sequence() {
     let config = SubtokensConfig::new(100, 2, Rows::Fixed(2)).unwrap();
     for id in [100, -1] {
-        let error = drive(&mut config.build().unwrap(), &[batch(Rows::Fixed(2), &[vec![1, 2], vec![3, id]])]).unwrap_err();
+        let error =
+            drive(&mut config.build().unwrap(), &[batch(Rows::Fixed(2), &[vec![1, 2], vec![3, id]])]).unwrap_err();
         assert_eq!(error.to_string(), format!("subtokens: sequence 41, position 1: got token id {id}, valid: 0 to 99"));
     }
 }

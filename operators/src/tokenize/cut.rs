@@ -87,7 +87,9 @@ fn verify(text: &str, at: usize, vocabulary: &Vocabulary) -> Result<Option<Cut>,
     let end = text.floor_char_boundary((at + CONTEXT).min(text.len()));
     let whole = vocabulary.encode(&text[start..end])?;
     let head = vocabulary.encode(&text[start..at])?;
-    let Some(rest) = whole.strip_prefix(head.as_slice()) else { return Ok(None) };
+    let Some(rest) = whole.strip_prefix(head.as_slice()) else {
+        return Ok(None);
+    };
     let mut tails = vec![at];
     if text[at..].starts_with(' ') {
         tails.push(at + 1);

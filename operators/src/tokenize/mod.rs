@@ -7,7 +7,7 @@
 //!
 //! The ids of a document are those of its whole text, whatever pieces it comes in and however many threads work: a long
 //! document is cut only where the tokenizer itself says, on some kilobytes to both sides, that the cut changes nothing
-//! (see [`cut`]). No special tokens are added; `pack` does that.
+//! (see `cut.rs`). No special tokens are added; `pack` does that.
 //!
 //! Cost: the tokenizer's own (a few MB of text per second and core), and for long documents about 1 % of it for the cuts.
 //! Memory: one input batch, its ids (u32), and one piece carried over.
@@ -46,7 +46,10 @@ impl TokenizeConfig {
     /// When `piece_bytes` is 0.
     pub fn build(&self, context: &SplitContext) -> Result<Tokenize, OperatorError> {
         if self.piece_bytes == 0 {
-            return Err(OperatorError::Config { operator: NAME, message: "piece_bytes: got 0, valid: 1 or more".into() });
+            return Err(OperatorError::Config {
+                operator: NAME,
+                message: "piece_bytes: got 0, valid: 1 or more".into(),
+            });
         }
         Ok(Tokenize {
             piece_bytes: self.piece_bytes,
@@ -86,13 +89,7 @@ struct Task<'a> {
 
 impl Tokenize {
     /// Takes a piece; hands on what can be encoded now.
-    fn take<'a>(
-        &mut self,
-        id: u64,
-        text: &'a str,
-        end: bool,
-        tasks: &mut Vec<Task<'a>>,
-    ) -> Result<(), OperatorError> {
+    fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
         let first_try = self.piece_bytes + cut::CONTEXT_AFTER;
         let mut carried = match self.carried.take() {
             Some(carried) if carried.id != id => return Err(unfinished(NAME, carried.id)),

@@ -41,7 +41,11 @@ fn tokens(batches: &[RecordBatch]) -> (Vec<(u64, Vec<u32>)>, usize) {
     (documents, pieces)
 }
 
-fn tokenize(vocabulary: &Arc<Vocabulary>, piece_bytes: usize, batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, OperatorError> {
+fn tokenize(
+    vocabulary: &Arc<Vocabulary>,
+    piece_bytes: usize,
+    batches: &[RecordBatch],
+) -> Result<Vec<RecordBatch>, OperatorError> {
     drive(&mut TokenizeConfig { piece_bytes }.build(&context(vocabulary)).unwrap(), batches)
 }
 
@@ -74,7 +78,8 @@ fn prefixing() -> Vocabulary {
         vocab.entry(c).or_insert(id.into());
     }
     let mut merges = Vec::new();
-    for (a, b) in [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "▁"), ("i", "n"), ("▁", "a"), ("e", "r"), (".", "▁")] {
+    for (a, b) in [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "▁"), ("i", "n"), ("▁", "a"), ("e", "r"), (".", "▁")]
+    {
         let id = vocab.len();
         vocab.insert(format!("{a}{b}"), id.into());
         merges.push(format!("{a} {b}"));
@@ -107,13 +112,17 @@ fn text_without_a_safe_cut_is_refused_with_the_document() {
     let text = "a".repeat(200_000);
     let rows: Vec<_> = cut(&text, &[5000]).into_iter().map(|piece| (1 << 32 | 7, piece, false)).collect();
     let error = tokenize(&gpt2(), 5000, &[documents(&rows)]).unwrap_err().to_string();
-    assert!(error.starts_with("tokenize: document 7 of split 1: got ") && error.contains("input.piece_kilobytes"), "{error}");
+    assert!(
+        error.starts_with("tokenize: document 7 of split 1: got ") && error.contains("input.piece_kilobytes"),
+        "{error}"
+    );
     assert_eq!(same_in_pieces(&gpt2(), &text[..20_000], &[5000], 5000), 1);
 }
 
 #[test]
 fn order_and_empty_documents_are_kept_for_any_number_of_threads() {
-    let texts: Vec<String> = (0..300).map(|i| if i % 7 == 0 { String::new() } else { prose()[i * 50..i * 90].to_owned() }).collect();
+    let texts: Vec<String> =
+        (0..300).map(|i| if i % 7 == 0 { String::new() } else { prose()[i * 50..i * 90].to_owned() }).collect();
     let rows: Vec<_> = (0..).zip(&texts).map(|(id, text)| (id, text.as_str(), true)).collect();
     let expected: Vec<_> = rows.iter().map(|row| (row.0, gpt2().encode(row.1).unwrap())).collect();
     for threads in [1, 3] {
@@ -139,7 +148,8 @@ fn text() -> impl Strategy<Value = String> {
         1 => "[一-十]{1,4}", 1 => "(don't|it's|<\\|endoftext\\|>|\\[SEP\\]|e\u{301}|\u{1f600})",
     ];
     let gap = prop_oneof![8 => Just(" "), 2 => Just(""), 1 => Just("  "), 1 => Just("\n"), 1 => Just("\n\n"), 1 => Just("\t "), 1 => Just("\u{a0}")];
-    prop::collection::vec((word, gap), 200..900).prop_map(|all| all.into_iter().flat_map(|(w, g)| [w, g.to_owned()]).collect())
+    prop::collection::vec((word, gap), 200..900)
+        .prop_map(|all| all.into_iter().flat_map(|(w, g)| [w, g.to_owned()]).collect())
 }
 
 proptest! {

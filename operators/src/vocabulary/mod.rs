@@ -241,15 +241,15 @@ impl Vocabulary {
 
     /// The text of ids, special tokens included, as the tokenizer's decoder has it.
     pub fn decode(&self, ids: &[u32]) -> String {
-        self.tokenizer
-            .decode(ids, false)
-            .unwrap_or_else(|_| ids.iter().map(|&id| self.token_text(id)).collect())
+        self.tokenizer.decode(ids, false).unwrap_or_else(|_| ids.iter().map(|&id| self.token_text(id)).collect())
     }
 
     /// One token, to show: byte-level tokens as the text that they stand for, with control characters and bytes that are no
     /// whole character escaped (`\n`, `\xe2`). An id without a token is shown as `<id 7>`.
     pub fn token_text(&self, id: u32) -> String {
-        let Some(token) = self.tokenizer.id_to_token(id) else { return format!("<id {id}>") };
+        let Some(token) = self.tokenizer.id_to_token(id) else {
+            return format!("<id {id}>");
+        };
         let bytes = if self.byte_level { byte_level::bytes(&token) } else { None };
         byte_level::shown(bytes.as_deref().unwrap_or(token.as_bytes()))
     }
@@ -259,20 +259,18 @@ impl Vocabulary {
     /// # Errors
     /// When the tokenizer cannot be serialized.
     pub fn to_json(&self) -> Result<Vec<u8>, VocabularyError> {
-        let json = self.tokenizer.to_string(true).map_err(|e| VocabularyError::Write {
-            tokenizer: self.source.clone(),
-            message: e.to_string(),
-        })?;
+        let json = self
+            .tokenizer
+            .to_string(true)
+            .map_err(|e| VocabularyError::Write { tokenizer: self.source.clone(), message: e.to_string() })?;
         Ok((json + "\n").into_bytes())
     }
 }
 
 fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
-    Tokenizer::from_bytes(bytes).map_err(|e| VocabularyError::Damaged {
-        path: path.into(),
-        message: format!("is not a tokenizer.json: {e}"),
-    })
+    Tokenizer::from_bytes(bytes)
+        .map_err(|e| VocabularyError::Damaged { path: path.into(), message: format!("is not a tokenizer.json: {e}") })
 }
 
 fn has_byte_level(decoder: &DecoderWrapper) -> bool {

@@ -29,7 +29,9 @@ impl Hints {
     /// Reads the configuration files that a folder has; none of them is required.
     pub(super) fn add_folder(&mut self, folder: &Path) -> Result<(), VocabularyError> {
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-            let Some(config) = read_object(&folder.join(file))? else { continue };
+            let Some(config) = read_object(&folder.join(file))? else {
+                continue;
+            };
             for role in Role::ALL {
                 for key in name_keys(role) {
                     self.0.extend(token_name(&config[*key]).map(|name| (role, Hint::Name(name))));
@@ -37,7 +39,9 @@ impl Hints {
             }
         }
         for file in ["generation_config.json", "config.json"] {
-            let Some(config) = read_object(&folder.join(file))? else { continue };
+            let Some(config) = read_object(&folder.join(file))? else {
+                continue;
+            };
             for role in Role::ALL {
                 self.add_id(role, token_id(&config[format!("{role}_token_id")]));
             }
@@ -70,7 +74,9 @@ fn read_object(path: &Path) -> Result<Option<Value>, VocabularyError> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(VocabularyError::Io { path: path.into(), source }),
+        Err(source) => {
+            return Err(VocabularyError::Io { path: path.into(), source });
+        }
     };
     match serde_json::from_slice(&bytes) {
         Ok(value @ Value::Object(_)) => Ok(Some(value)),

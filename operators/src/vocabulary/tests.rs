@@ -63,7 +63,10 @@ fn the_job_decides_first_and_must_name_a_token() {
 
     let spec = spec::Tokenizer { eos: Some("no such".into()), ..Default::default() };
     let error = load(&repository(BERT), &spec, None).unwrap_err().to_string();
-    assert!(error.starts_with(r#"tokenizer.eos: got "no such", which is not one token of tok; valid: "[PAD]""#), "{error}");
+    assert!(
+        error.starts_with(r#"tokenizer.eos: got "no such", which is not one token of tok; valid: "[PAD]""#),
+        "{error}"
+    );
 }
 
 #[test]
@@ -71,7 +74,10 @@ fn configuration_files_are_read_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     fs::copy(repository(BERT).join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    write("tokenizer_config.json", r#"{"bos_token": null, "eos_token": {"content": "the"}, "pad_token": "not in there"}"#);
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": null, "eos_token": {"content": "the"}, "pad_token": "not in there"}"#,
+    );
     write("special_tokens_map.json", r#"{"bos_token": "a", "eos_token": "b"}"#);
     write("generation_config.json", r#"{"bos_token_id": 7, "eos_token_id": [8, 9], "pad_token_id": 10}"#);
     let vocabulary = load(folder.path(), &spec::Tokenizer::default(), None).unwrap();
@@ -86,8 +92,12 @@ fn configuration_files_are_read_in_order() {
 fn a_missing_special_names_the_key() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
-    fs::write(&path, r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":null,
-        "post_processor":null,"decoder":null,"model":{"type":"WordLevel","vocab":{"up":0,"down":5},"unk_token":"up"}}"#).unwrap();
+    fs::write(
+        &path,
+        r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":null,
+        "post_processor":null,"decoder":null,"model":{"type":"WordLevel","vocab":{"up":0,"down":5},"unk_token":"up"}}"#,
+    )
+    .unwrap();
     let vocabulary = load(&path, &spec::Tokenizer::default(), None).unwrap();
     assert_eq!(vocabulary.vocab_size(), 6);
     let error = vocabulary.require(Role::Bos).unwrap_err().to_string();
@@ -134,7 +144,8 @@ fn the_tokenizer_of_a_gguf() {
     let path = fetched("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
     let vocabulary = load(&path, &spec::Tokenizer::default(), None).unwrap();
     assert_eq!(vocabulary.vocab_size(), 49_152);
-    let spec = spec::Tokenizer { bos: Some("<|endoftext|>".into()), eos: Some("<|endoftext|>".into()), ..Default::default() };
+    let spec =
+        spec::Tokenizer { bos: Some("<|endoftext|>".into()), eos: Some("<|endoftext|>".into()), ..Default::default() };
     let vocabulary = load(&path, &spec, None).unwrap();
     assert_eq!(ids(&vocabulary)[..2], [Some(0), Some(0)]);
     let text = "Year 1790: the naïve world";

@@ -20,9 +20,7 @@ fn write_nano(folder: &Path) {
     let mut tensors = HashMap::new();
     let mut add = |name: String, shape: &[usize]| {
         let count = shape.iter().product::<usize>();
-        let values = (0..count)
-            .map(|i| ((i % 9973) as f32 * 0.37).sin() * 0.05)
-            .collect::<Vec<_>>();
+        let values = (0..count).map(|i| ((i % 9973) as f32 * 0.37).sin() * 0.05).collect::<Vec<_>>();
         tensors.insert(name, Tensor::from_vec(values, shape, &Device::Cpu).unwrap());
     };
     add("wte.weight".into(), &[50257, 64]);
@@ -30,12 +28,8 @@ fn write_nano(folder: &Path) {
     add("ln_f.weight".into(), &[64]);
     add("ln_f.bias".into(), &[64]);
     for i in 0..4 {
-        let linear = [
-            ("attn.c_attn", 64, 192),
-            ("attn.c_proj", 64, 64),
-            ("mlp.c_fc", 64, 256),
-            ("mlp.c_proj", 256, 64),
-        ];
+        let linear =
+            [("attn.c_attn", 64, 192), ("attn.c_proj", 64, 64), ("mlp.c_fc", 64, 256), ("mlp.c_proj", 256, 64)];
         for (name, inputs, outputs) in linear {
             add(format!("h.{i}.{name}.weight"), &[inputs, outputs]);
             add(format!("h.{i}.{name}.bias"), &[outputs]);
@@ -49,22 +43,10 @@ fn write_nano(folder: &Path) {
     std::fs::write(folder.join("config.json"), CONFIG).unwrap();
 }
 
-fn prefill(
-    teacher: &dyn Teacher,
-    tokens: &[u32],
-    batch: usize,
-    length: usize,
-    logits: &mut Vec<f32>,
-) {
-    let hidden = teacher
-        .hidden(tokens, batch, length)
-        .unwrap()
-        .flatten(0, 1)
-        .unwrap();
+fn prefill(teacher: &dyn Teacher, tokens: &[u32], batch: usize, length: usize, logits: &mut Vec<f32>) {
+    let hidden = teacher.hidden(tokens, batch, length).unwrap().flatten(0, 1).unwrap();
     for first in (0..tokens.len()).step_by(ROWS) {
-        teacher
-            .logits_into(&hidden.narrow(0, first, ROWS).unwrap(), logits)
-            .unwrap();
+        teacher.logits_into(&hidden.narrow(0, first, ROWS).unwrap(), logits).unwrap();
     }
 }
 
@@ -73,18 +55,13 @@ fn bench(criterion: &mut Criterion) {
     write_nano(folder.path());
     let mut models = vec![("nano", folder.path().to_path_buf())];
     models.extend(std::env::var_os("STILLHOUSE_SMOLLM2").map(|path| ("smollm2", path.into())));
-    let options = LoadOptions {
-        device: DeviceChoice::Auto,
-        dtype: Precision::F32,
-    };
+    let options = LoadOptions { device: DeviceChoice::Auto, dtype: Precision::F32 };
     for (name, path) in models {
         let teacher = load(&path, &options).unwrap();
         let mut group = criterion.benchmark_group(name);
         group.sample_size(10);
         for (batch, length) in [(4, 256), (1, 1024), (4, 1024)] {
-            let tokens: Vec<u32> = (0..(batch * length) as u32)
-                .map(|i| i * 7919 % 49_000)
-                .collect();
+            let tokens: Vec<u32> = (0..(batch * length) as u32).map(|i| i * 7919 % 49_000).collect();
             group.throughput(Throughput::Elements(tokens.len() as u64));
             let shape = format!("{batch}x{length}");
             group.bench_function(BenchmarkId::new("hidden", &shape), |bencher| {

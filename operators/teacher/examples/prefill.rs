@@ -25,9 +25,7 @@ fn main() -> Result<(), Failure> {
     };
     let (text, shape) = (option("--text"), option("--shape"));
     let [model, rest @ ..] = arguments.as_slice() else {
-        return Err(
-            "usage: prefill MODEL [DEVICE] [DTYPE] [--shape BATCHxLENGTH | --text FILE]".into(),
-        );
+        return Err("usage: prefill MODEL [DEVICE] [DTYPE] [--shape BATCHxLENGTH | --text FILE]".into());
     };
     let device = rest.first().map_or("auto", String::as_str).parse()?;
     let dtype = rest.get(1).map_or("f32", String::as_str).parse()?;
@@ -47,28 +45,20 @@ fn main() -> Result<(), Failure> {
         Some(text) => perplexities(teacher.as_ref(), &model, &std::fs::read_to_string(text)?),
         None => match shape.as_deref().and_then(|shape| shape.split_once('x')) {
             Some((batch, length)) => speeds(teacher.as_ref(), &[(length.parse()?, batch.parse()?)]),
-            None => speeds(
-                teacher.as_ref(),
-                &[(256, 1), (256, 4), (1024, 1), (1024, 4)],
-            ),
+            None => speeds(teacher.as_ref(), &[(256, 1), (256, 4), (1024, 1), (1024, 4)]),
         },
     }
 }
 
 fn speeds(teacher: &dyn Teacher, shapes: &[(usize, usize)]) -> Result<(), Failure> {
-    println!(
-        "{:>6} {:>6} {:>14} {:>14}",
-        "length", "batch", "hidden tok/s", "+ logits tok/s"
-    );
+    println!("{:>6} {:>6} {:>14} {:>14}", "length", "batch", "hidden tok/s", "+ logits tok/s");
     let mut logits = Vec::new();
     for &(length, batch) in shapes {
         if length > teacher.info().max_positions {
             continue;
         }
         let vocab = teacher.info().vocab_size as u32;
-        let tokens: Vec<u32> = (0..(batch * length) as u32)
-            .map(|i| i.wrapping_mul(2_654_435_761) % vocab)
-            .collect();
+        let tokens: Vec<u32> = (0..(batch * length) as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
         teacher.hidden(&tokens, batch, length)?;
         let (mut hidden_s, mut all_s) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..3 {
@@ -82,11 +72,7 @@ fn speeds(teacher: &dyn Teacher, shapes: &[(usize, usize)]) -> Result<(), Failur
             all_s = all_s.min(start.elapsed().as_secs_f64());
         }
         let count = tokens.len() as f64;
-        println!(
-            "{length:>6} {batch:>6} {:>14.0} {:>14.0}",
-            count / hidden_s,
-            count / all_s
-        );
+        println!("{length:>6} {batch:>6} {:>14.0} {:>14.0}", count / hidden_s, count / all_s);
     }
     Ok(())
 }
@@ -106,10 +92,7 @@ fn perplexities(teacher: &dyn Teacher, model: &Path, text: &str) -> Result<(), F
         state ^= state << 17;
         words.swap(i, (state % (i as u64 + 1)) as usize);
     }
-    println!(
-        "perplexity {:.2} with the words shuffled",
-        perplexity(teacher, &tokenizer, &words.join(" "))?
-    );
+    println!("perplexity {:.2} with the words shuffled", perplexity(teacher, &tokenizer, &words.join(" "))?);
     Ok(())
 }
 
@@ -123,10 +106,7 @@ fn perplexity(teacher: &dyn Teacher, tokenizer: &Tokenizer, text: &str) -> Resul
         for first in (0..length - 1).step_by(ROWS) {
             let rows = ROWS.min(length - 1 - first);
             teacher.logits_into(&hidden.narrow(0, first, rows)?, &mut logits)?;
-            for (row, next) in logits
-                .chunks_exact(teacher.info().vocab_size)
-                .zip(&window[first + 1..])
-            {
+            for (row, next) in logits.chunks_exact(teacher.info().vocab_size).zip(&window[first + 1..]) {
                 let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
                 nats += sum.ln() + f64::from(max - row[*next as usize]);

@@ -81,8 +81,7 @@ impl TeacherConfig {
 }
 
 pub(crate) fn is_gguf(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"))
+    path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"))
 }
 
 /// A `config.json` whose every complaint names the file and the field.
@@ -108,29 +107,21 @@ impl ConfigFile {
 
     /// `field`, where dots lead into objects; null is the same as absent.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
-        field
-            .split('.')
-            .try_fold(&self.json, |json, part| json.get(part))
-            .filter(|value| !value.is_null())
+        field.split('.').try_fold(&self.json, |json, part| json.get(part)).filter(|value| !value.is_null())
     }
 
     pub(crate) fn invalid(&self, field: &str, valid: &str) -> TeacherError {
         TeacherError::Field {
             path: self.path.clone(),
             field: field.into(),
-            got: self
-                .get(field)
-                .map_or_else(|| "nothing".into(), Value::to_string),
+            got: self.get(field).map_or_else(|| "nothing".into(), Value::to_string),
             valid: valid.into(),
         }
     }
 
     fn architecture(&self) -> Result<Architecture> {
         let name = self.get("model_type").and_then(Value::as_str);
-        let class = self
-            .get("architectures")
-            .and_then(|list| list.get(0))
-            .and_then(Value::as_str);
+        let class = self.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         match (name, class) {
             (Some("gpt2"), _) | (None, Some("GPT2LMHeadModel")) => Ok(Architecture::Gpt2),
             (Some("llama"), _) | (None, Some("LlamaForCausalLM")) => Ok(Architecture::Llama),
@@ -147,17 +138,10 @@ impl ConfigFile {
     /// A whole number of at least 1; `default` where the field is absent (0: it may not be).
     pub(crate) fn size_or(&self, field: &str, default: usize) -> Result<usize> {
         let value = match self.get(field) {
-            Some(value) => value
-                .as_u64()
-                .and_then(|n| usize::try_from(n).ok())
-                .unwrap_or(0),
+            Some(value) => value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
             None => default,
         };
-        if value == 0 {
-            Err(self.invalid(field, "a whole number of at least 1"))
-        } else {
-            Ok(value)
-        }
+        if value == 0 { Err(self.invalid(field, "a whole number of at least 1")) } else { Ok(value) }
     }
 
     pub(crate) fn float_or(&self, field: &str, default: f64) -> Result<f64> {
@@ -173,9 +157,7 @@ impl ConfigFile {
     pub(crate) fn flag_or(&self, field: &str, default: bool) -> Result<bool> {
         match self.get(field) {
             None => Ok(default),
-            Some(value) => value
-                .as_bool()
-                .ok_or_else(|| self.invalid(field, "true, false")),
+            Some(value) => value.as_bool().ok_or_else(|| self.invalid(field, "true, false")),
         }
     }
 
@@ -208,10 +190,7 @@ impl ConfigFile {
 }
 
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|source| TeacherError::Io {
-        path: path.into(),
-        source,
-    })
+    std::fs::read(path).map_err(|source| TeacherError::Io { path: path.into(), source })
 }
 
 /// The shards named by `model.safetensors.index.json`, else `model.safetensors`, else every `*.safetensors`.
@@ -221,20 +200,12 @@ fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
     if index.is_file() {
         let index = ConfigFile::read(&index)?;
         let map = index.get("weight_map").and_then(Value::as_object);
-        let map = map
-            .ok_or_else(|| index.invalid("weight_map", "an object of tensor name to file name"))?;
-        files.extend(
-            map.values()
-                .filter_map(Value::as_str)
-                .map(|name| folder.join(name)),
-        );
+        let map = map.ok_or_else(|| index.invalid("weight_map", "an object of tensor name to file name"))?;
+        files.extend(map.values().filter_map(Value::as_str).map(|name| folder.join(name)));
     } else if folder.join("model.safetensors").is_file() {
         files.push(folder.join("model.safetensors"));
     } else {
-        let io = |source| TeacherError::Io {
-            path: folder.into(),
-            source,
-        };
+        let io = |source| TeacherError::Io { path: folder.into(), source };
         for entry in std::fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
             if path.extension().is_some_and(|ext| ext == "safetensors") {
@@ -248,10 +219,7 @@ fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
         files.push(folder.join("model.safetensors"));
     }
     for path in &files {
-        std::fs::metadata(path).map_err(|source| TeacherError::Io {
-            path: path.clone(),
-            source,
-        })?;
+        std::fs::metadata(path).map_err(|source| TeacherError::Io { path: path.clone(), source })?;
     }
     Ok(files)
 }

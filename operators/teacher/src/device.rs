@@ -28,15 +28,11 @@ impl FromStr for DeviceChoice {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
-            _ => text
-                .strip_prefix("cuda:")
-                .and_then(|n| n.parse().ok())
-                .map(Self::Cuda)
-                .ok_or_else(|| TeacherError::Input {
-                    what: "device",
-                    got: format!("`{text}`"),
-                    valid: DEVICES.into(),
-                }),
+            _ => {
+                text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(|| {
+                    TeacherError::Input { what: "device", got: format!("`{text}`"), valid: DEVICES.into() }
+                })
+            }
         }
     }
 }
@@ -74,10 +70,9 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => Ok(cuda(0).unwrap_or(Device::Cpu)),
-            Self::Cuda(ordinal) => cuda(ordinal).map_err(|message| TeacherError::Device {
-                device: self.to_string(),
-                message,
-            }),
+            Self::Cuda(ordinal) => {
+                cuda(ordinal).map_err(|message| TeacherError::Device { device: self.to_string(), message })
+            }
         }
     }
 }
@@ -130,11 +125,7 @@ impl FromStr for Precision {
             "f32" => Ok(Self::F32),
             "bf16" => Ok(Self::Bf16),
             "f16" => Ok(Self::F16),
-            _ => Err(TeacherError::Input {
-                what: "dtype",
-                got: format!("`{text}`"),
-                valid: "f32, bf16, f16".into(),
-            }),
+            _ => Err(TeacherError::Input { what: "dtype", got: format!("`{text}`"), valid: "f32, bf16, f16".into() }),
         }
     }
 }

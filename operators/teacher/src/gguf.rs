@@ -31,10 +31,7 @@ impl Gguf {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut reader = BufReader::with_capacity(1 << 20, open(path)?);
         let content = Content::read(&mut reader).map_err(|error| damaged(path, &error))?;
-        Ok(Self {
-            path: path.into(),
-            content,
-        })
+        Ok(Self { path: path.into(), content })
     }
 
     /// A value of the metadata.
@@ -43,9 +40,7 @@ impl Gguf {
     }
 
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
-        self.value(key)
-            .and_then(|value| value.to_string().ok())
-            .map(String::as_str)
+        self.value(key).and_then(|value| value.to_string().ok()).map(String::as_str)
     }
 
     /// A whole number, whatever width it is stored in.
@@ -69,19 +64,11 @@ impl Gguf {
             Some(Value::Array(items)) => format!("an array of {}", items.len()),
             Some(value) => format!("{value:?}"),
         };
-        TeacherError::Field {
-            path: self.path.clone(),
-            field: key.into(),
-            got,
-            valid: valid.into(),
-        }
+        TeacherError::Field { path: self.path.clone(), field: key.into(), got, valid: valid.into() }
     }
 
     fn size(&self, key: &str) -> Result<usize> {
-        let size = self
-            .number(key)
-            .and_then(|n| usize::try_from(n).ok())
-            .filter(|n| *n > 0);
+        let size = self.number(key).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
         size.ok_or_else(|| self.invalid(key, "a whole number of at least 1"))
     }
 
@@ -98,10 +85,7 @@ impl Gguf {
         // The embedding is the truth; `llama.vocab_size` and the list of tokens are often left out or padded.
         let embedding = self.content.tensor_infos.get("token_embd.weight");
         let rows = embedding.and_then(|info| info.shape.dims().first().copied());
-        rows.ok_or_else(|| TeacherError::MissingTensor {
-            path: self.path.clone(),
-            name: "token_embd.weight".into(),
-        })
+        rows.ok_or_else(|| TeacherError::MissingTensor { path: self.path.clone(), name: "token_embd.weight".into() })
     }
 
     pub(crate) fn config(&self) -> Result<TeacherConfig> {
@@ -138,15 +122,10 @@ impl Gguf {
             }
         }
         if self.number("llama.expert_count").is_some_and(|n| n > 0) {
-            return Err(self.invalid(
-                "llama.expert_count",
-                "0 (mixtures of experts are not supported)",
-            ));
+            return Err(self.invalid("llama.expert_count", "0 (mixtures of experts are not supported)"));
         }
         let eps = self.float("llama.attention.layer_norm_rms_epsilon")?;
-        let eps = eps.ok_or_else(|| {
-            self.invalid("llama.attention.layer_norm_rms_epsilon", "a number above 0")
-        })?;
+        let eps = eps.ok_or_else(|| self.invalid("llama.attention.layer_norm_rms_epsilon", "a number above 0"))?;
         let mut scaling = json!({"rope_type": "default"});
         match self.text("llama.rope.scaling.type") {
             None | Some("none") => {}
@@ -186,10 +165,7 @@ impl Gguf {
     pub(crate) fn tensor(&self, name: &str, shape: &[usize], device: &Device) -> Result<Tensor> {
         let stored = gguf_name(name);
         let info = self.content.tensor_infos.get(&stored);
-        let info = info.ok_or_else(|| TeacherError::MissingTensor {
-            path: self.path.clone(),
-            name: stored.clone(),
-        })?;
+        let info = info.ok_or_else(|| TeacherError::MissingTensor { path: self.path.clone(), name: stored.clone() })?;
         check_shape(&self.path, &stored, info.shape.dims(), shape)?;
         let mut reader = open(&self.path)?;
         let tensor = info
@@ -204,22 +180,13 @@ impl Gguf {
             },
             _ => return Ok(tensor.to_device(device)?),
         };
-        let (rows, rest) = (
-            shape.first().copied().unwrap_or(0),
-            shape.iter().skip(1).product::<usize>(),
-        );
-        let halves = tensor
-            .reshape((heads, rows / heads / 2, 2, rest))?
-            .transpose(1, 2)?;
+        let (rows, rest) = (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product::<usize>());
+        let halves = tensor.reshape((heads, rows / heads / 2, 2, rest))?.transpose(1, 2)?;
         Ok(halves.reshape(shape)?.to_device(device)?)
     }
 
     pub(crate) fn stored_types(&self) -> Vec<String> {
-        self.content
-            .tensor_infos
-            .values()
-            .map(|info| ggml_name(&format!("{:?}", info.ggml_dtype)))
-            .collect()
+        self.content.tensor_infos.values().map(|info| ggml_name(&format!("{:?}", info.ggml_dtype))).collect()
     }
 }
 
@@ -232,10 +199,7 @@ fn ggml_name(candle: &str) -> String {
 }
 
 fn gguf_name(name: &str) -> String {
-    let Some((layer, rest)) = name
-        .strip_prefix("layers.")
-        .and_then(|rest| rest.split_once('.'))
-    else {
+    let Some((layer, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
         return match name {
             "embed_tokens.weight" => "token_embd.weight".into(),
             "norm.weight" => "output_norm.weight".into(),
@@ -260,16 +224,9 @@ fn gguf_name(name: &str) -> String {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| TeacherError::Io {
-        path: path.into(),
-        source,
-    })
+    File::open(path).map_err(|source| TeacherError::Io { path: path.into(), source })
 }
 
 fn damaged(path: &Path, error: &dyn std::fmt::Display) -> TeacherError {
-    TeacherError::Damaged {
-        path: path.into(),
-        format: "gguf",
-        message: error.to_string(),
-    }
+    TeacherError::Damaged { path: path.into(), format: "gguf", message: error.to_string() }
 }

@@ -18,7 +18,8 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const PRE: &str = "gpt-2, smollm, llama-bpe, qwen2";
 
@@ -45,28 +46,17 @@ pub struct GgufTokenizer {
 /// Names the file and the field; kinds of tokenizer other than those known are refused, with the list.
 pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
     let gguf = Gguf::open(path)?;
-    let fail = |error: &dyn std::fmt::Display| TeacherError::Tokenizer {
-        path: path.into(),
-        message: error.to_string(),
-    };
+    let fail =
+        |error: &dyn std::fmt::Display| TeacherError::Tokenizer { path: path.into(), message: error.to_string() };
     if gguf.text("tokenizer.ggml.model") != Some("gpt2") {
         return Err(gguf.invalid("tokenizer.ggml.model", "gpt2 (byte-level BPE)"));
     }
     let tokens = texts(&gguf, "tokenizer.ggml.tokens")?;
     let merges = texts(&gguf, "tokenizer.ggml.merges")?
         .into_iter()
-        .map(|merge| {
-            merge
-                .split_once(' ')
-                .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                .ok_or(merge)
-        })
+        .map(|merge| merge.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).ok_or(merge))
         .collect::<std::result::Result<Vec<_>, _>>()
-        .map_err(|merge| {
-            fail(&format!(
-                "merge `{merge}` is not two tokens with a space between"
-            ))
-        })?;
+        .map_err(|merge| fail(&format!("merge `{merge}` is not two tokens with a space between")))?;
     let vocab: Vocab = tokens.iter().cloned().zip(0..).collect();
     let pre = gguf.text("tokenizer.ggml.pre");
     let pieces = words(pre).map_err(|error| fail(&error))?;
@@ -80,9 +70,7 @@ pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
 
     let mut tokenizer = Tokenizer::new(bpe);
     if pre == Some("qwen2") {
-        tokenizer
-            .with_normalizer(Some(NFC))
-            .map_err(|error| fail(&error))?;
+        tokenizer.with_normalizer(Some(NFC)).map_err(|error| fail(&error))?;
     }
     tokenizer.with_pre_tokenizer(Some(Sequence::new(pieces)));
     tokenizer.with_decoder(Some(ByteLevel::new(false, false, false)));
@@ -91,26 +79,15 @@ pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
         tokenizer,
         bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
         eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
-        add_bos: gguf
-            .value("tokenizer.ggml.add_bos_token")
-            .and_then(|flag| flag.to_bool().ok())
-            .unwrap_or(false),
+        add_bos: gguf.value("tokenizer.ggml.add_bos_token").and_then(|flag| flag.to_bool().ok()).unwrap_or(false),
     })
 }
 
 /// How text is cut before BPE; nothing for a way that is not known.
 fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper>>> {
-    let split = |pattern: &str| {
-        Split::new(
-            SplitPattern::Regex(pattern.into()),
-            SplitDelimiterBehavior::Isolated,
-            false,
-        )
-    };
-    let (plain, gpt2) = (
-        ByteLevel::new(false, true, false),
-        ByteLevel::new(false, true, true),
-    );
+    let split =
+        |pattern: &str| Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false);
+    let (plain, gpt2) = (ByteLevel::new(false, true, false), ByteLevel::new(false, true, true));
     Ok(Some(match pre {
         Some("gpt-2") => vec![gpt2.into()],
         Some("smollm") => vec![Digits::new(true).into(), gpt2.into()],
@@ -121,9 +98,7 @@ fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper
 }
 
 fn add_tokens(gguf: &Gguf, tokens: &[String], tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
-    let kinds = gguf
-        .value("tokenizer.ggml.token_type")
-        .and_then(|kinds| kinds.to_vec().ok());
+    let kinds = gguf.value("tokenizer.ggml.token_type").and_then(|kinds| kinds.to_vec().ok());
     for (token, kind) in tokens.iter().zip(kinds.into_iter().flatten()) {
         let kind = match kind {
             Value::I32(kind) => u64::try_from(*kind).unwrap_or(0),
@@ -141,11 +116,6 @@ fn add_tokens(gguf: &Gguf, tokens: &[String], tokenizer: &mut Tokenizer) -> toke
 
 fn texts(gguf: &Gguf, key: &str) -> Result<Vec<String>> {
     let items = gguf.value(key).and_then(|value| value.to_vec().ok());
-    let texts = items.and_then(|items| {
-        items
-            .iter()
-            .map(|item| item.to_string().ok().cloned())
-            .collect()
-    });
+    let texts = items.and_then(|items| items.iter().map(|item| item.to_string().ok().cloned()).collect());
     texts.ok_or_else(|| gguf.invalid(key, "an array of strings"))
 }

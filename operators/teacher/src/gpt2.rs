@@ -41,27 +41,17 @@ pub(crate) struct Gpt2 {
 
 impl Gpt2 {
     pub(crate) fn load(config: &ConfigFile, weights: &Weights) -> Result<Self> {
-        config.only(
-            "activation_function",
-            &[json!("gelu_new"), json!("gelu_pytorch_tanh")],
-        )?;
+        config.only("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")])?;
         config.only("scale_attn_weights", &[json!(true)])?;
         config.only("scale_attn_by_inverse_layer_idx", &[json!(false)])?;
         config.only("add_cross_attention", &[json!(false)])?;
         let (vocab, width) = (config.size("vocab_size")?, config.size("n_embd")?);
-        let (heads, inner) = (
-            config.size_or("n_head", 12)?,
-            config.size_or("n_inner", 4 * width)?,
-        );
+        let (heads, inner) = (config.size_or("n_head", 12)?, config.size_or("n_inner", 4 * width)?);
         if width % heads != 0 {
             return Err(config.invalid("n_head", &format!("a divisor of n_embd = {width}")));
         }
         let eps = config.float_or("layer_norm_epsilon", 1e-5)?;
-        let attention = CausalAttention {
-            heads,
-            kv_heads: heads,
-            head_dim: width / heads,
-        };
+        let attention = CausalAttention { heads, kv_heads: heads, head_dim: width / heads };
         let block = |i: usize| -> Result<Block> {
             let at = |name: &str| format!("h.{i}.{name}");
             Ok(Block {
@@ -76,16 +66,10 @@ impl Gpt2 {
         };
         let wte = weights.get("wte.weight", &[vocab, width])?;
         let tied = config.flag_or("tie_word_embeddings", true)?;
-        let head = if tied {
-            wte.clone()
-        } else {
-            weights.get_bare("lm_head.weight", &[vocab, width])?
-        };
+        let head = if tied { wte.clone() } else { weights.get_bare("lm_head.weight", &[vocab, width])? };
         Ok(Self {
             wpe: weights.get("wpe.weight", &[config.size("n_positions")?, width])?,
-            blocks: (0..config.size("n_layer")?)
-                .map(block)
-                .collect::<Result<_>>()?,
+            blocks: (0..config.size("n_layer")?).map(block).collect::<Result<_>>()?,
             ln_f: LayerNorm::load(weights, "ln_f", width, eps)?,
             head: Head::new(head),
             wte,
@@ -96,14 +80,10 @@ impl Gpt2 {
         let (batch, length) = tokens.dims2()?;
         let x = self.wte.embedding(&tokens.flatten_all()?)?;
         let width = x.dim(1)?;
-        let x = x
-            .reshape((batch, length, width))?
-            .broadcast_add(&self.wpe.narrow(0, 0, length)?)?;
+        let x = x.reshape((batch, length, width))?.broadcast_add(&self.wpe.narrow(0, 0, length)?)?;
         let mut x = x.reshape((batch * length, width))?;
         for block in &self.blocks {
-            let CausalAttention {
-                heads, head_dim, ..
-            } = block.attention;
+            let CausalAttention { heads, head_dim, .. } = block.attention;
             let qkv = block.c_attn.forward(&block.ln_1.forward(&x)?)?;
             let qkv = qkv.reshape((batch, length, 3 * heads, head_dim))?;
             let part = |i: usize| qkv.narrow(2, i * heads, heads);

@@ -108,11 +108,7 @@ impl CustomOp1 for Swiglu {
         "swiglu"
     }
 
-    fn cpu_fwd(
-        &self,
-        storage: &CpuStorage,
-        layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let (rows, twice) = layout.shape().dims2()?;
         let width = twice / 2;
         let src = contiguous(storage, layout)?;
@@ -129,16 +125,10 @@ impl CustomOp1 for GeluNew {
         "gelu_new"
     }
 
-    fn cpu_fwd(
-        &self,
-        storage: &CpuStorage,
-        layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let src = contiguous(storage, layout)?;
         let mut dst = vec![0f32; src.len()];
-        src.par_chunks(1 << 14)
-            .zip(dst.par_chunks_mut(1 << 14))
-            .for_each(|(src, dst)| gelu_rows(src, dst));
+        src.par_chunks(1 << 14).zip(dst.par_chunks_mut(1 << 14)).for_each(|(src, dst)| gelu_rows(src, dst));
         Ok((CpuStorage::F32(dst), layout.shape().clone()))
     }
 }
@@ -167,11 +157,7 @@ pub(crate) fn swiglu(x: &Tensor) -> candle_core::Result<Tensor> {
 
 /// GELU with the tanh approximation, as GPT-2 was trained with.
 pub(crate) fn gelu_new(x: &Tensor) -> candle_core::Result<Tensor> {
-    if applies(x) {
-        x.apply_op1_no_bwd(&GeluNew)
-    } else {
-        x.gelu()
-    }
+    if applies(x) { x.apply_op1_no_bwd(&GeluNew) } else { x.gelu() }
 }
 
 #[cfg(test)]
@@ -183,18 +169,14 @@ mod tests {
         for i in -870_000..880_000 {
             let x = i as f32 * 1e-4;
             let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
-            assert!(
-                (got / want - 1.0).abs() < 2.4e-7,
-                "exp({x}) = {got}, not {want}"
-            );
+            assert!((got / want - 1.0).abs() < 2.4e-7, "exp({x}) = {got}, not {want}");
         }
     }
 
     #[test]
     fn fused_activations_equal_candle_ones() -> candle_core::Result<()> {
         let x = Tensor::randn(0f32, 4.0, (7, 38), &candle_core::Device::Cpu)?;
-        let worst =
-            |a: Tensor, b: Tensor| (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();
+        let worst = |a: Tensor, b: Tensor| (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();
         assert!(worst(gelu_new(&x)?, x.gelu()?)? < 1e-5);
         let (gate, up) = (x.narrow(1, 0, 19)?, x.narrow(1, 19, 19)?);
         assert!(worst(swiglu(&x)?, (gate.silu()? * up)?)? < 1e-5);

@@ -19,40 +19,19 @@ pub(crate) struct Linear {
 impl Linear {
     /// `weight` is `[out, in]`, as PyTorch's `nn.Linear` stores it.
     pub(crate) fn new(weight: &Tensor, bias: Option<Tensor>) -> Result<Self> {
-        Ok(Self {
-            weight: weight.t()?,
-            bias,
-        })
+        Ok(Self { weight: weight.t()?, bias })
     }
 
-    pub(crate) fn load(
-        weights: &Weights,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        bias: bool,
-    ) -> Result<Self> {
+    pub(crate) fn load(weights: &Weights, name: &str, inputs: usize, outputs: usize, bias: bool) -> Result<Self> {
         let weight = weights.get(&format!("{name}.weight"), &[outputs, inputs])?;
-        let bias = if bias {
-            Some(weights.get(&format!("{name}.bias"), &[outputs])?)
-        } else {
-            None
-        };
+        let bias = if bias { Some(weights.get(&format!("{name}.bias"), &[outputs])?) } else { None };
         Self::new(&weight, bias)
     }
 
     /// GPT-2's `Conv1D`: the weight is stored `[in, out]`, and there is always a bias.
-    pub(crate) fn load_conv1d(
-        weights: &Weights,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Self> {
+    pub(crate) fn load_conv1d(weights: &Weights, name: &str, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = weights.get(&format!("{name}.weight"), &[inputs, outputs])?;
-        Ok(Self {
-            weight,
-            bias: Some(weights.get(&format!("{name}.bias"), &[outputs])?),
-        })
+        Ok(Self { weight, bias: Some(weights.get(&format!("{name}.bias"), &[outputs])?) })
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
@@ -71,23 +50,13 @@ pub(crate) struct GatedMlp {
 }
 
 impl GatedMlp {
-    pub(crate) fn load(
-        weights: &Weights,
-        name: &str,
-        width: usize,
-        inner: usize,
-        bias: bool,
-    ) -> Result<Self> {
+    pub(crate) fn load(weights: &Weights, name: &str, width: usize, inner: usize, bias: bool) -> Result<Self> {
         let pair = |kind: &str, shape: &[usize]| -> Result<Tensor> {
             let gate = weights.get(&format!("{name}.gate_proj.{kind}"), shape)?;
             let up = weights.get(&format!("{name}.up_proj.{kind}"), shape)?;
             Ok(Tensor::cat(&[gate, up], 0)?)
         };
-        let gate_up_bias = if bias {
-            Some(pair("bias", &[inner])?)
-        } else {
-            None
-        };
+        let gate_up_bias = if bias { Some(pair("bias", &[inner])?) } else { None };
         Ok(Self {
             gate_up: Linear::new(&pair("weight", &[inner, width])?, gate_up_bias)?,
             down: Linear::load(weights, &format!("{name}.down_proj"), inner, width, bias)?,
@@ -95,8 +64,7 @@ impl GatedMlp {
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.down
-            .forward(&kernels::swiglu(&self.gate_up.forward(x)?)?)
+        self.down.forward(&kernels::swiglu(&self.gate_up.forward(x)?)?)
     }
 }
 
@@ -108,10 +76,7 @@ pub(crate) struct RmsNorm {
 
 impl RmsNorm {
     pub(crate) fn load(weights: &Weights, name: &str, width: usize, eps: f64) -> Result<Self> {
-        Ok(Self {
-            weight: weights.get(&format!("{name}.weight"), &[width])?,
-            eps: eps as f32,
-        })
+        Ok(Self { weight: weights.get(&format!("{name}.weight"), &[width])?, eps: eps as f32 })
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
@@ -129,11 +94,7 @@ pub(crate) struct LayerNorm {
 impl LayerNorm {
     pub(crate) fn load(weights: &Weights, name: &str, width: usize, eps: f64) -> Result<Self> {
         let weight = weights.get(&format!("{name}.weight"), &[width])?;
-        Ok(Self {
-            weight,
-            bias: weights.get(&format!("{name}.bias"), &[width])?,
-            eps: eps as f32,
-        })
+        Ok(Self { weight, bias: weights.get(&format!("{name}.bias"), &[width])?, eps: eps as f32 })
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
@@ -157,40 +118,22 @@ impl Rope {
     /// a tensor `rope_freqs.weight` (GGUF) divides the frequencies.
     pub(crate) fn load(config: &ConfigFile, weights: &Weights, head_dim: usize) -> Result<Self> {
         let (dtype, device) = (weights.dtype(), weights.device());
-        let group = if config.get("rope_parameters").is_some() {
-            "rope_parameters"
-        } else {
-            "rope_scaling"
-        };
+        let group = if config.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
         let inside = format!("{group}.rope_theta");
-        let field = if config.get(&inside).is_some() {
-            inside.as_str()
-        } else {
-            "rope_theta"
-        };
+        let field = if config.get(&inside).is_some() { inside.as_str() } else { "rope_theta" };
         let theta = config.float_or(field, 10_000.0)?;
-        let mut frequencies: Vec<f64> = (0..head_dim / 2)
-            .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64))
-            .collect();
+        let mut frequencies: Vec<f64> =
+            (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
         scale_frequencies(config, group, &mut frequencies)?;
         if weights.has("rope_freqs.weight") {
             let factors = weights.get_bare("rope_freqs.weight", &[head_dim / 2])?;
             let factors = factors.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            frequencies
-                .iter_mut()
-                .zip(factors)
-                .for_each(|(f, factor)| *f /= f64::from(factor));
+            frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= f64::from(factor));
         }
         let frequencies: Vec<f32> = frequencies.into_iter().map(|f| f as f32).collect();
-        let positions = config
-            .size("max_position_embeddings")?
-            .min(CACHED_POSITIONS);
+        let positions = config.size("max_position_embeddings")?.min(CACHED_POSITIONS);
         let cached = tables(&frequencies, positions, dtype, device)?;
-        Ok(Self {
-            frequencies,
-            cached,
-            dtype,
-        })
+        Ok(Self { frequencies, cached, dtype })
     }
 
     /// Cosines and sines `[length, D/2]`.
@@ -209,9 +152,7 @@ fn tables(
     dtype: DType,
     device: &Device,
 ) -> candle_core::Result<(Tensor, Tensor)> {
-    let angles: Vec<f32> = (0..positions)
-        .flat_map(|p| frequencies.iter().map(move |f| p as f32 * f))
-        .collect();
+    let angles: Vec<f32> = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f)).collect();
     let of = |f: fn(f32) -> f32| {
         let values = angles.iter().map(|a| f(*a)).collect();
         Tensor::from_vec(values, (positions, frequencies.len()), device)?.to_dtype(dtype)
@@ -221,33 +162,21 @@ fn tables(
 
 fn scale_frequencies(config: &ConfigFile, group: &str, frequencies: &mut [f64]) -> Result<()> {
     let at = |name: &str| format!("{group}.{name}");
-    let kind = if config.get(&at("rope_type")).is_some() {
-        at("rope_type")
-    } else {
-        at("type")
-    };
+    let kind = if config.get(&at("rope_type")).is_some() { at("rope_type") } else { at("type") };
     let number = |name: &str| -> Result<f64> {
         match config.get(&at(name)) {
             Some(_) => config.float_or(&at(name), 1.0),
             None => Err(config.invalid(&at(name), "a number above 0")),
         }
     };
-    match config
-        .get(&kind)
-        .and_then(|kind| kind.as_str())
-        .unwrap_or("default")
-    {
+    match config.get(&kind).and_then(|kind| kind.as_str()).unwrap_or("default") {
         "default" => {}
         "linear" => {
             let factor = number("factor")?;
             frequencies.iter_mut().for_each(|f| *f /= factor);
         }
         "llama3" => {
-            let (factor, low, high) = (
-                number("factor")?,
-                number("low_freq_factor")?,
-                number("high_freq_factor")?,
-            );
+            let (factor, low, high) = (number("factor")?, number("low_freq_factor")?, number("high_freq_factor")?);
             let context = number("original_max_position_embeddings")?;
             for f in frequencies {
                 // Turns that the frequency makes over the context of the pretraining.
@@ -293,24 +222,9 @@ impl Head {
         let (weight, weight_layout) = self.weight.storage_and_layout();
         let x = floats(&storage, layout.start_offset(), count * width)?;
         let w = floats(&weight, weight_layout.start_offset(), vocab * width)?;
-        let x = Matrix {
-            data: x,
-            shape: (count, width),
-            strides: (width, 1),
-        };
-        let w = Matrix {
-            data: w,
-            shape: (vocab, width),
-            strides: (width, 1),
-        };
-        Ok(product(
-            out,
-            vocab,
-            1.0,
-            &x,
-            &w.transposed(),
-            Threads::Pool,
-        )?)
+        let x = Matrix { data: x, shape: (count, width), strides: (width, 1) };
+        let w = Matrix { data: w, shape: (vocab, width), strides: (width, 1) };
+        Ok(product(out, vocab, 1.0, &x, &w.transposed(), Threads::Pool)?)
     }
 
     fn check(&self, rows: &Tensor) -> Result<usize> {
@@ -319,10 +233,7 @@ impl Head {
             (got, valid) => Err(TeacherError::Input {
                 what: "shape of the hidden rows",
                 got: format!("{got:?}"),
-                valid: format!(
-                    "[n, {}] with n at least 1",
-                    valid.last().copied().unwrap_or(0)
-                ),
+                valid: format!("[n, {}] with n at least 1", valid.last().copied().unwrap_or(0)),
             }),
         }
     }
@@ -330,9 +241,7 @@ impl Head {
 
 fn floats(storage: &Storage, start: usize, count: usize) -> candle_core::Result<&[f32]> {
     match storage {
-        Storage::Cpu(CpuStorage::F32(data)) if data.len() >= start + count => {
-            Ok(&data[start..start + count])
-        }
+        Storage::Cpu(CpuStorage::F32(data)) if data.len() >= start + count => Ok(&data[start..start + count]),
         _ => candle_core::bail!("expected {count} floats on the cpu"),
     }
 }

@@ -44,16 +44,9 @@ impl Llama {
     pub(crate) fn load(config: &ConfigFile, weights: &Weights) -> Result<Self> {
         config.only("hidden_act", &[json!("silu")])?;
         let (vocab, width) = (config.size("vocab_size")?, config.size("hidden_size")?);
-        let (inner, eps) = (
-            config.size("intermediate_size")?,
-            config.float_or("rms_norm_eps", 1e-6)?,
-        );
+        let (inner, eps) = (config.size("intermediate_size")?, config.float_or("rms_norm_eps", 1e-6)?);
         let attention = heads(config)?;
-        let CausalAttention {
-            heads,
-            kv_heads,
-            head_dim,
-        } = attention;
+        let CausalAttention { heads, kv_heads, head_dim } = attention;
         let bias = config.flag_or("attention_bias", false)?;
         let mlp_bias = config.flag_or("mlp_bias", false)?;
         let block = |i: usize| -> Result<Block> {
@@ -73,9 +66,7 @@ impl Llama {
         let embed_tokens = weights.get("embed_tokens.weight", &[vocab, width])?;
         Ok(Self {
             rope: Rope::load(config, weights, head_dim)?,
-            blocks: (0..config.size("num_hidden_layers")?)
-                .map(block)
-                .collect::<Result<_>>()?,
+            blocks: (0..config.size("num_hidden_layers")?).map(block).collect::<Result<_>>()?,
             norm: RmsNorm::load(weights, "norm", width, eps)?,
             head: head(config, weights, &embed_tokens)?,
             embed_tokens,
@@ -87,24 +78,11 @@ impl Llama {
         let (cos, sin) = self.rope.tables(length)?;
         let mut x = self.embed_tokens.embedding(&tokens.flatten_all()?)?;
         for block in &self.blocks {
-            let CausalAttention {
-                heads,
-                kv_heads,
-                head_dim,
-            } = block.attention;
+            let CausalAttention { heads, kv_heads, head_dim } = block.attention;
             let n = block.input_norm.forward(&x)?;
-            let q = block
-                .q_proj
-                .forward(&n)?
-                .reshape((batch, length, heads, head_dim))?;
-            let k = block
-                .k_proj
-                .forward(&n)?
-                .reshape((batch, length, kv_heads, head_dim))?;
-            let v = block
-                .v_proj
-                .forward(&n)?
-                .reshape((batch, length, kv_heads, head_dim))?;
+            let q = block.q_proj.forward(&n)?.reshape((batch, length, heads, head_dim))?;
+            let k = block.k_proj.forward(&n)?.reshape((batch, length, kv_heads, head_dim))?;
+            let v = block.v_proj.forward(&n)?.reshape((batch, length, kv_heads, head_dim))?;
             let (q, k) = (rope_thd(&q, &cos, &sin)?, rope_thd(&k, &cos, &sin)?);
             let a = block.attention.forward(&q, &k, &v)?;
             x = (x + block.o_proj.forward(&a)?)?;
@@ -116,32 +94,19 @@ impl Llama {
 
 /// The heads that `config.json` describes; `head_dim` may be left to be derived.
 pub(crate) fn heads(config: &ConfigFile) -> Result<CausalAttention> {
-    let (width, heads) = (
-        config.size("hidden_size")?,
-        config.size("num_attention_heads")?,
-    );
+    let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
     let kv_heads = config.size_or("num_key_value_heads", heads)?;
     if heads % kv_heads != 0 {
-        return Err(config.invalid(
-            "num_key_value_heads",
-            &format!("a divisor of num_attention_heads = {heads}"),
-        ));
+        return Err(config.invalid("num_key_value_heads", &format!("a divisor of num_attention_heads = {heads}")));
     }
     if config.get("head_dim").is_none() && width % heads != 0 {
-        return Err(config.invalid(
-            "num_attention_heads",
-            &format!("a divisor of hidden_size = {width}"),
-        ));
+        return Err(config.invalid("num_attention_heads", &format!("a divisor of hidden_size = {width}")));
     }
     let head_dim = config.size_or("head_dim", width / heads)?;
     if head_dim % 2 != 0 {
         return Err(config.invalid("head_dim", "an even number"));
     }
-    Ok(CausalAttention {
-        heads,
-        kv_heads,
-        head_dim,
-    })
+    Ok(CausalAttention { heads, kv_heads, head_dim })
 }
 
 /// `lm_head.weight`, or the embedding where they are tied.
@@ -149,7 +114,5 @@ pub(crate) fn head(config: &ConfigFile, weights: &Weights, embedding: &Tensor) -
     if config.flag_or("tie_word_embeddings", false)? {
         return Ok(Head::new(embedding.clone()));
     }
-    Ok(Head::new(
-        weights.get_bare("lm_head.weight", embedding.dims())?,
-    ))
+    Ok(Head::new(weights.get_bare("lm_head.weight", embedding.dims())?))
 }

@@ -50,18 +50,10 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let config = TeacherConfig::read(path)?;
     let (json, weights, format) = if is_gguf(path) {
         let gguf = Gguf::open(path)?;
-        (
-            gguf.config_file()?,
-            Weights::gguf(gguf, &device, dtype),
-            "gguf",
-        )
+        (gguf.config_file()?, Weights::gguf(gguf, &device, dtype), "gguf")
     } else {
         let json = ConfigFile::read(&path.join("config.json"))?;
-        (
-            json,
-            Weights::safetensors(&config.weights, &device, dtype)?,
-            "safetensors",
-        )
+        (json, Weights::safetensors(&config.weights, &device, dtype)?, "safetensors")
     };
     let (net, weights) = match config.architecture {
         Architecture::Gpt2 => {
@@ -78,10 +70,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
         }
     };
     let stored = weights.stored_types();
-    let name = |path: &Path| {
-        path.file_name()
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-    };
+    let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let info = TeacherInfo {
         architecture: config.architecture,
         vocab_size: config.vocab_size,
@@ -91,11 +80,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
         parameters: weights.parameters(),
         bos_token_id: config.bos_token_id,
         eos_token_id: config.eos_token_id,
-        weights: config
-            .weights
-            .iter()
-            .map(|path| (name(path), path.clone()))
-            .collect(),
+        weights: config.weights.iter().map(|path| (name(path), path.clone())).collect(),
         dtype: options.dtype,
         device: match device.location() {
             candle_core::DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
@@ -104,11 +89,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
         arithmetic: if stored.eq_ignore_ascii_case(&options.dtype.to_string()) {
             format!("{} ({format})", options.dtype)
         } else {
-            format!(
-                "{} ({} from {stored} {format})",
-                options.dtype,
-                change(options.dtype, &stored)
-            )
+            format!("{} ({} from {stored} {format})", options.dtype, change(options.dtype, &stored))
         },
     };
     Ok(Box::new(Model { info, device, net }))
@@ -131,28 +112,16 @@ impl Model {
     }
 
     fn check(&self, tokens: &[u32], batch: usize, length: usize) -> Result<()> {
-        let invalid =
-            |what, got: String, valid: String| Err(TeacherError::Input { what, got, valid });
+        let invalid = |what, got: String, valid: String| Err(TeacherError::Input { what, got, valid });
         if length == 0 || length > self.info.max_positions {
-            return invalid(
-                "sequence length",
-                length.to_string(),
-                format!("1 to {}", self.info.max_positions),
-            );
+            return invalid("sequence length", length.to_string(), format!("1 to {}", self.info.max_positions));
         }
         if batch == 0 || batch.checked_mul(length) != Some(tokens.len()) {
             let valid = format!("{batch} sequences of {length}, at least one");
             return invalid("number of tokens", tokens.len().to_string(), valid);
         }
-        match tokens
-            .iter()
-            .find(|token| **token as usize >= self.info.vocab_size)
-        {
-            Some(token) => invalid(
-                "token",
-                token.to_string(),
-                format!("0 to {}", self.info.vocab_size - 1),
-            ),
+        match tokens.iter().find(|token| **token as usize >= self.info.vocab_size) {
+            Some(token) => invalid("token", token.to_string(), format!("0 to {}", self.info.vocab_size - 1)),
             None => Ok(()),
         }
     }
@@ -165,11 +134,7 @@ impl Teacher for Model {
 
     fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor> {
         self.check(tokens, batch, length)?;
-        let at_once = if self.device.is_cpu() {
-            (CPU_TOKENS / length).max(1)
-        } else {
-            batch
-        };
+        let at_once = if self.device.is_cpu() { (CPU_TOKENS / length).max(1) } else { batch };
         let mut parts = Vec::with_capacity(batch.div_ceil(at_once));
         for part in tokens.chunks(at_once * length) {
             let rows = part.len() / length;

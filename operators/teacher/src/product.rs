@@ -19,11 +19,7 @@ pub(crate) enum Threads {
 impl Matrix<'_> {
     pub(crate) fn transposed(self) -> Self {
         let ((rows, columns), (row, column)) = (self.shape, self.strides);
-        Self {
-            data: self.data,
-            shape: (columns, rows),
-            strides: (column, row),
-        }
+        Self { data: self.data, shape: (columns, rows), strides: (column, row) }
     }
 
     fn fits(&self) -> bool {
@@ -46,8 +42,7 @@ pub(crate) fn product(
     threads: Threads,
 ) -> candle_core::Result<()> {
     let ((rows, inner), (inner_b, columns)) = (a.shape, b.shape);
-    let dst_fits = last((rows, columns), (stride, 1)).is_some_and(|last| last < dst.len())
-        && stride >= columns;
+    let dst_fits = last((rows, columns), (stride, 1)).is_some_and(|last| last < dst.len()) && stride >= columns;
     if inner != inner_b || !a.fits() || !b.fits() || !dst_fits {
         candle_core::bail!(
             "product of {:?} and {:?} does not fit its memory ({}, {} and {} floats)",

@@ -49,16 +49,9 @@ impl Qwen3 {
         config.only("attention_bias", &[json!(false)])?;
         config.only("use_sliding_window", &[json!(false)])?;
         let (vocab, width) = (config.size("vocab_size")?, config.size("hidden_size")?);
-        let (inner, eps) = (
-            config.size("intermediate_size")?,
-            config.float_or("rms_norm_eps", 1e-6)?,
-        );
+        let (inner, eps) = (config.size("intermediate_size")?, config.float_or("rms_norm_eps", 1e-6)?);
         let attention = heads(config)?;
-        let CausalAttention {
-            heads,
-            kv_heads,
-            head_dim,
-        } = attention;
+        let CausalAttention { heads, kv_heads, head_dim } = attention;
         let block = |i: usize| -> Result<Block> {
             let at = |name: &str| format!("layers.{i}.{name}");
             let (q, kv) = (heads * head_dim, kv_heads * head_dim);
@@ -78,9 +71,7 @@ impl Qwen3 {
         let embed_tokens = weights.get("embed_tokens.weight", &[vocab, width])?;
         Ok(Self {
             rope: Rope::load(config, weights, head_dim)?,
-            blocks: (0..config.size("num_hidden_layers")?)
-                .map(block)
-                .collect::<Result<_>>()?,
+            blocks: (0..config.size("num_hidden_layers")?).map(block).collect::<Result<_>>()?,
             norm: RmsNorm::load(weights, "norm", width, eps)?,
             head: head(config, weights, &embed_tokens)?,
             embed_tokens,
@@ -92,24 +83,11 @@ impl Qwen3 {
         let (cos, sin) = self.rope.tables(length)?;
         let mut x = self.embed_tokens.embedding(&tokens.flatten_all()?)?;
         for block in &self.blocks {
-            let CausalAttention {
-                heads,
-                kv_heads,
-                head_dim,
-            } = block.attention;
+            let CausalAttention { heads, kv_heads, head_dim } = block.attention;
             let n = block.input_norm.forward(&x)?;
-            let q = block
-                .q_proj
-                .forward(&n)?
-                .reshape((batch, length, heads, head_dim))?;
-            let k = block
-                .k_proj
-                .forward(&n)?
-                .reshape((batch, length, kv_heads, head_dim))?;
-            let v = block
-                .v_proj
-                .forward(&n)?
-                .reshape((batch, length, kv_heads, head_dim))?;
+            let q = block.q_proj.forward(&n)?.reshape((batch, length, heads, head_dim))?;
+            let k = block.k_proj.forward(&n)?.reshape((batch, length, kv_heads, head_dim))?;
+            let v = block.v_proj.forward(&n)?.reshape((batch, length, kv_heads, head_dim))?;
             let q = rope_thd(&block.q_norm.forward(&q)?, &cos, &sin)?;
             let k = rope_thd(&block.k_norm.forward(&k)?, &cos, &sin)?;
             let a = block.attention.forward(&q, &k, &v)?;

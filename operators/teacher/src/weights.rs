@@ -14,10 +14,7 @@ use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 
 enum Store {
-    Safetensors {
-        files: Vec<(PathBuf, MmapedSafetensors)>,
-        routing: HashMap<String, usize>,
-    },
+    Safetensors { files: Vec<(PathBuf, MmapedSafetensors)>, routing: HashMap<String, usize> },
     Gguf(Gguf),
 }
 
@@ -34,30 +31,18 @@ impl Weights {
         let mut files = Vec::with_capacity(paths.len());
         let mut routing = HashMap::new();
         for path in paths {
-            std::fs::File::open(path).map_err(|source| TeacherError::Io {
-                path: path.clone(),
-                source,
-            })?;
+            std::fs::File::open(path).map_err(|source| TeacherError::Io { path: path.clone(), source })?;
             // SAFETY: the map lives only while the weights are copied out of it; changing a model's files meanwhile
             // is undefined for every reader that maps them.
-            let file =
-                unsafe { MmapedSafetensors::new(path) }.map_err(|error| TeacherError::Damaged {
-                    path: path.clone(),
-                    format: "safetensors",
-                    message: error.to_string(),
-                })?;
-            routing.extend(
-                file.tensors()
-                    .into_iter()
-                    .map(|(name, _)| (name, files.len())),
-            );
+            let file = unsafe { MmapedSafetensors::new(path) }.map_err(|error| TeacherError::Damaged {
+                path: path.clone(),
+                format: "safetensors",
+                message: error.to_string(),
+            })?;
+            routing.extend(file.tensors().into_iter().map(|(name, _)| (name, files.len())));
             files.push((path.clone(), file));
         }
-        Ok(Self::new(
-            Store::Safetensors { files, routing },
-            device,
-            dtype,
-        ))
+        Ok(Self::new(Store::Safetensors { files, routing }, device, dtype))
     }
 
     pub(crate) fn gguf(file: Gguf, device: &Device, dtype: DType) -> Self {
@@ -65,13 +50,7 @@ impl Weights {
     }
 
     fn new(store: Store, device: &Device, dtype: DType) -> Self {
-        Self {
-            store,
-            device: device.clone(),
-            dtype,
-            prefix: "",
-            parameters: AtomicU64::new(0),
-        }
+        Self { store, device: device.clone(), dtype, prefix: "", parameters: AtomicU64::new(0) }
     }
 
     /// From here on `name` means `prefix` + `name`, if `probe` is there with it (checkpoints of a bare model lack it).
@@ -98,22 +77,15 @@ impl Weights {
     pub(crate) fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = match &self.store {
             Store::Safetensors { files, routing } => {
-                let missing = || TeacherError::MissingTensor {
-                    path: folder_of(files),
-                    name: name.into(),
-                };
-                let (path, file) = routing
-                    .get(name)
-                    .and_then(|i| files.get(*i))
-                    .ok_or_else(missing)?;
+                let missing = || TeacherError::MissingTensor { path: folder_of(files), name: name.into() };
+                let (path, file) = routing.get(name).and_then(|i| files.get(*i)).ok_or_else(missing)?;
                 let view = file.get(name)?;
                 check_shape(path, name, view.shape(), shape)?;
                 view.load(&self.device)?
             }
             Store::Gguf(gguf) => gguf.tensor(name, shape, &self.device)?,
         };
-        self.parameters
-            .fetch_add(tensor.elem_count() as u64, Ordering::Relaxed);
+        self.parameters.fetch_add(tensor.elem_count() as u64, Ordering::Relaxed);
         Ok(tensor.to_dtype(self.dtype)?)
     }
 
@@ -135,9 +107,7 @@ impl Weights {
         let mut names: Vec<String> = match &self.store {
             Store::Safetensors { files, .. } => {
                 let views = files.iter().flat_map(|(_, file)| file.tensors());
-                views
-                    .map(|(_, view)| format!("{:?}", view.dtype()))
-                    .collect()
+                views.map(|(_, view)| format!("{:?}", view.dtype())).collect()
             }
             Store::Gguf(gguf) => gguf.stored_types(),
         };
@@ -159,10 +129,5 @@ pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize
     if got == valid {
         return Ok(());
     }
-    Err(TeacherError::Shape {
-        path: path.into(),
-        name: name.into(),
-        got: got.into(),
-        valid: valid.into(),
-    })
+    Err(TeacherError::Shape { path: path.into(), name: name.into(), got: got.into(), valid: valid.into() })
 }

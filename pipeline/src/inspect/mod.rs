@@ -179,7 +179,14 @@ pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Insp
         job_hash: manifest.job_hash.clone(),
         tokenizer: format!("{} ({} tokens)", manifest.tokenizer.source, manifest.tokenizer.vocab_size),
         teacher: manifest.teacher.as_ref().map(|t| {
-            format!("{} ({}, {:.1}M parameters, {}, {})", t.source, t.architecture, t.parameters as f64 / 1e6, t.arithmetic, t.device)
+            format!(
+                "{} ({}, {:.1}M parameters, {}, {})",
+                t.source,
+                t.architecture,
+                t.parameters as f64 / 1e6,
+                t.arithmetic,
+                t.device
+            )
         }),
         vocab_size: manifest.vocab_size,
         length: manifest.job.pack.length,

@@ -23,13 +23,9 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
     let manifest = dataset.manifest();
     let Some((shard, offset)) = find(manifest, row)? else { return Ok(None) };
     let Some(batch) = dataset.rows(shard, offset as usize, 1).await? else { return Ok(None) };
-    let vocabulary = Vocabulary::load(
-        &dataset.output().root().join(TOKENIZER),
-        TOKENIZER,
-        &spec::Tokenizer::default(),
-        None,
-    )
-    .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
+    let vocabulary =
+        Vocabulary::load(&dataset.output().root().join(TOKENIZER), TOKENIZER, &spec::Tokenizer::default(), None)
+            .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
     let view = Decoder { manifest, options, vocabulary: &vocabulary, batch: &batch };
     view.row(shard, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))
 }
@@ -159,7 +155,12 @@ impl Decoder<'_> {
         Ok(None)
     }
 
-    fn corrections(&self, noise: Option<&StoredNoise>, sequence: &Sequence, position: usize) -> Option<Vec<Correction>> {
+    fn corrections(
+        &self,
+        noise: Option<&StoredNoise>,
+        sequence: &Sequence,
+        position: usize,
+    ) -> Option<Vec<Correction>> {
         let StoredNoise::Replay { counts, indices, logprobs } = noise? else { return None };
         let at = self.options.draw as usize * sequence.tokens.len() + position;
         let start: usize = counts[..at].iter().map(|&c| c as usize).sum();
@@ -181,7 +182,9 @@ impl Decoder<'_> {
         let likely = |i: &usize| ordered(tokens[*i].logprob.unwrap_or(0.0));
         let mut chosen: Vec<usize> = all.iter().copied().max_by_key(likely).into_iter().collect();
         all.sort_by_key(|&i| (std::cmp::Reverse(tokens[i].corrections.unwrap_or(0)), likely(&i)));
-        chosen.extend(all.into_iter().filter(|i| chosen.first() != Some(i)).take(DEFAULT_BLUEPRINTS - 1).collect::<Vec<_>>());
+        chosen.extend(
+            all.into_iter().filter(|i| chosen.first() != Some(i)).take(DEFAULT_BLUEPRINTS - 1).collect::<Vec<_>>(),
+        );
         chosen.sort_unstable();
         Ok(chosen)
     }
@@ -235,7 +238,12 @@ impl Decoder<'_> {
             top: order
                 .into_iter()
                 .take(self.options.top)
-                .map(|k| BlueprintEntry { id: k as u32, text: self.vocabulary.token_text(k as u32), weight: weight(k), xi: xi[k] })
+                .map(|k| BlueprintEntry {
+                    id: k as u32,
+                    text: self.vocabulary.token_text(k as u32),
+                    weight: weight(k),
+                    xi: xi[k],
+                })
                 .collect(),
         }
     }

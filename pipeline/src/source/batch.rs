@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use arrow::array::{BooleanBuilder, RecordBatch, StringBuilder, UInt64Builder};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
+use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::DocumentId;
 
 use super::error::{SourceError, Stopped};
@@ -16,15 +17,6 @@ const LARGEST_BYTES: usize = 4 << 20;
 
 /// Takes a batch to the next stage; blocks while that stage is busy.
 pub(crate) type Emit<'a> = dyn FnMut(RecordBatch) -> Result<(), Stopped> + 'a;
-
-/// Pieces of documents: `document_id` uint64, `text` utf8, `end` bool. The same as the operators' schema of documents.
-pub(crate) fn documents_schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![
-        Field::new("document_id", DataType::UInt64, false),
-        Field::new("text", DataType::Utf8, false),
-        Field::new("end", DataType::Boolean, false),
-    ]))
-}
 
 /// Collects pieces and emits batches.
 pub(crate) struct Batches<'a, 'b> {
@@ -71,13 +63,10 @@ impl<'a, 'b> Batches<'a, 'b> {
             return Ok(());
         }
         (self.rows, self.bytes) = (0, 0);
-        let columns: Vec<arrow::array::ArrayRef> = vec![
-            Arc::new(self.ids.finish()),
-            Arc::new(self.texts.finish()),
-            Arc::new(self.ends.finish()),
-        ];
-        let batch = RecordBatch::try_new(self.schema.clone(), columns)
-            .map_err(|e| SourceError::corrupt("documents", e))?;
+        let columns: Vec<arrow::array::ArrayRef> =
+            vec![Arc::new(self.ids.finish()), Arc::new(self.texts.finish()), Arc::new(self.ends.finish())];
+        let batch =
+            RecordBatch::try_new(self.schema.clone(), columns).map_err(|e| SourceError::corrupt("documents", e))?;
         (self.emit)(batch)?;
         Ok(())
     }

@@ -7,7 +7,7 @@ use stillhouse_schemas::spec::{Input, InputFormat};
 
 use super::list::InputFile;
 use super::store::Store;
-use super::{csv, ipc, parquet};
+use super::{csv, ipc, parquet_rows};
 
 const MOST: usize = 5;
 
@@ -23,7 +23,7 @@ pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Vec<P
             break;
         }
         let columns = match input.format {
-            InputFormat::Parquet => parquet::columns(store, file),
+            InputFormat::Parquet => parquet_rows::columns(store, file),
             InputFormat::Arrow => ipc::columns(store, file),
             _ => csv::columns(store, file, input)
                 .map(|names| names.into_iter().map(|n| (n, true, "text".to_string())).collect()),

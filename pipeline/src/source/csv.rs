@@ -146,7 +146,11 @@ impl CsvRecords {
             None => {
                 return Err(SourceError::corrupt(
                     &file.path,
-                    format!("line 1: no column {:?}, which `input.text` names; columns: {}", input.text, names.join(", ")),
+                    format!(
+                        "line 1: no column {:?}, which `input.text` names; columns: {}",
+                        input.text,
+                        names.join(", ")
+                    ),
                 ));
             }
         };
@@ -185,11 +189,17 @@ impl Records for CsvRecords {
         }
         let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
         if passed.unterminated {
-            return bad(reason::QUOTE, "a quoted field begins in this record and the file ends in it; valid: a closing quote".into());
+            return bad(
+                reason::QUOTE,
+                "a quoted field begins in this record and the file ends in it; valid: a closing quote".into(),
+            );
         }
         if passed.fields != self.fields {
             let names = self.names.join(", ");
-            return bad(reason::FIELDS, format!("got {} fields; valid: {}, as in the header ({names})", passed.fields, self.fields));
+            return bad(
+                reason::FIELDS,
+                format!("got {} fields; valid: {}, as in the header ({names})", passed.fields, self.fields),
+            );
         }
         if !valid || !text.is_whole() {
             return bad(reason::UTF8, "got bytes in the text field that are not UTF-8; valid: text in UTF-8".into());

@@ -49,13 +49,17 @@ impl Cursor {
         }
         if file.size == 0 {
             let name = if how == Compression::Gzip { "gzip" } else { "Zstandard" };
-            return Err(SourceError::corrupt(&file.path, format!("is cut off: got 0 bytes, which is not a {name} file")));
+            return Err(SourceError::corrupt(
+                &file.path,
+                format!("is cut off: got 0 bytes, which is not a {name} file"),
+            ));
         }
         let raw = ObjectReader::new(store, &file.location, file.size, 0);
         let reader: Box<dyn BufRead + Send> = match how {
             Compression::Gzip => Box::new(BufReader::with_capacity(DECODED_BUFFER, MultiGzDecoder::new(raw))),
             _ => {
-                let decoder = zstd::stream::read::Decoder::with_buffer(raw).map_err(|e| SourceError::from_io(&file.path, e))?;
+                let decoder =
+                    zstd::stream::read::Decoder::with_buffer(raw).map_err(|e| SourceError::from_io(&file.path, e))?;
                 Box::new(BufReader::with_capacity(DECODED_BUFFER, decoder))
             }
         };

@@ -58,7 +58,9 @@ pub enum SourceError {
         message: String,
     },
     /// The plan names a file that the listing does not have.
-    #[error("{file}: is in the plan but not in the listing of the input; the input has changed since the plan was made")]
+    #[error(
+        "{file}: is in the plan but not in the listing of the input; the input has changed since the plan was made"
+    )]
     Unlisted {
         /// The file, as the plan names it.
         file: String,

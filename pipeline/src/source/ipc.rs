@@ -1,10 +1,12 @@
 //! Rows of Arrow IPC: the file format and the stream format (what Hugging Face `datasets` writes), bodies compressed or not.
 //!
-//! Both are sequences of messages. A walk over the headers (bodies are not read) tells where each record batch is and how many
-//! rows it has; then the batches that a range needs are read one at a time, and only the text column is decoded.
+//! Both are messages, of which the headers (bodies are not read) tell where each record batch is and how many rows it has; then
+//! the batches that a range needs are read one at a time, and only the text column is decoded.
 //!
 //! Memory: one record batch with all its columns, as stored, and the dictionaries of the file.
 //! Invalid UTF-8 inside a string column breaks the Arrow format itself: the file is corrupt, whatever `on_error` says.
+
+use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::buffer::Buffer;
@@ -13,13 +15,12 @@ use arrow::datatypes::{DataType, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::FileDecoder;
-use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_message};
-use std::sync::Arc;
+use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_message};
 
 use super::error::SourceError;
 use super::list::InputFile;
-use super::parquet::{EachCell, RowGroup};
-use super::store::Store;
+use super::parquet_rows::{EachCell, RowGroup};
+use super::store::{Chunks, FIRST_CHUNK, Store};
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
@@ -43,65 +44,102 @@ fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
     SourceError::corrupt(&file.path, format!("cannot be read as Arrow IPC: {error}"))
 }
 
-fn get(store: &Store, file: &InputFile, start: u64, length: u64) -> Result<Buffer, SourceError> {
+fn unread(file: &InputFile, source: object_store::Error) -> SourceError {
+    SourceError::Store { file: file.path.clone(), source: Box::new(source) }
+}
+
+fn within(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {
     let end = start.saturating_add(length);
-    if end > file.size {
-        return Err(wrong(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size)));
+    match end <= file.size {
+        true => Ok(end),
+        false => Err(wrong(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size))),
     }
-    store
-        .get(&file.location, start, end)
-        .map(Buffer::from)
-        .map_err(|source| SourceError::Store { file: file.path.clone(), source: Box::new(source) })
+}
+
+fn get(store: &Store, file: &InputFile, start: u64, length: u64) -> Result<Buffer, SourceError> {
+    let end = within(file, start, length)?;
+    store.get(&file.location, start, end).map(Buffer::from).map_err(|e| unread(file, e))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Where the footer of the file format begins.
-fn footer(store: &Store, file: &InputFile) -> Result<u64, SourceError> {
-    let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
-    let length = u32_at(&tail, 0).map_or(0, u64::from) + 10;
-    match tail.ends_with(MAGIC) && length + 8 <= file.size {
-        true => Ok(file.size - length),
-        false => Err(wrong(file, "is cut off: it begins as an Arrow file, but does not end with its footer")),
+/// A message's header, and where its body is.
+fn message(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
+    if at.saturating_add(4) > file.size {
+        return Ok(None);
     }
+    let get = |start: u64, length: u64| {
+        within(file, start, length)?;
+        chunks.fetch(start, length, FIRST_CHUNK).map_err(|e| unread(file, e))
+    };
+    let prefix = get(at, 8.min(file.size - at))?;
+    let prefix_length = if prefix.starts_with(&CONTINUATION) { 8 } else { 4 };
+    let length = u32_at(&prefix, prefix_length - 4).map_or(0, u64::from);
+    if length == 0 {
+        return Ok(None);
+    }
+    if length > LARGEST_HEADER {
+        return Err(wrong(file, format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?")));
+    }
+    let header = Buffer::from(get(at + prefix_length as u64, length)?);
+    let body = root_as_message(&header).map_err(|e| wrong(file, e))?.bodyLength().max(0);
+    Ok(Some((header, Block::new(at as i64, (prefix_length as u64 + length) as i32, body))))
 }
 
-/// Walks over the messages from the start; in the file format they are followed by a footer, which repeats what they say.
+fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, SourceError> {
+    let message = root_as_message(header).map_err(|e| wrong(file, e))?;
+    let dictionary = message.header_type() == MessageHeader::DictionaryBatch;
+    let rows = message.header_as_record_batch().map_or(0, |b| b.length().max(0) as u64);
+    Ok(Message { block, dictionary, rows })
+}
+
+/// What is in a file.
 fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
-    let (mut at, limit) = if is_stream(store, file)? { (0, file.size) } else { (8, footer(store, file)?) };
+    if is_stream(store, file)? { walk(store, file) } else { footer(store, file) }
+}
+
+/// The file format: its footer tells where the schema, the dictionaries and the record batches are.
+fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
+    let length = u32_at(&tail, 0).map_or(0, u64::from);
+    if !tail.ends_with(MAGIC) || length + 18 > file.size {
+        return Err(wrong(file, "is cut off: it begins as an Arrow file, but does not end with its footer"));
+    }
+    let bytes = get(store, file, file.size - length - 10, length)?;
+    let footer = root_as_footer(&bytes).map_err(|e| wrong(file, e))?;
+    let schema = footer.schema().ok_or_else(|| wrong(file, "its footer has no schema"))?;
+    let chunks = Chunks::new(store, &file.location, file.size);
+    let blocks = footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
+    let mut messages = Vec::new();
+    for block in blocks {
+        let (header, _) = message(&chunks, file, block.offset().max(0) as u64)?
+            .ok_or_else(|| wrong(file, format_args!("no message at byte {}, where its footer says", block.offset())))?;
+        messages.push(entry(file, &header, *block)?);
+    }
+    Ok(Index { schema: Arc::new(fb_to_schema(schema)), version: footer.version(), messages })
+}
+
+/// The stream format: one message after another.
+fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let chunks = Chunks::new(store, &file.location, file.size);
+    let mut at = 0_u64;
     let mut schema: Option<(SchemaRef, MetadataVersion)> = None;
     let mut messages = Vec::new();
-    while at + 4 <= limit {
-        let prefix = get(store, file, at, 8.min(file.size - at))?;
-        let continued = prefix.starts_with(&CONTINUATION);
-        let prefix_length = if continued { 8 } else { 4 };
-        let length = u32_at(&prefix, prefix_length - 4).map_or(0, u64::from);
-        if length == 0 {
-            break;
-        }
-        if length > LARGEST_HEADER {
-            return Err(wrong(file, format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?")));
-        }
-        let header = get(store, file, at + prefix_length as u64, length)?;
+    while let Some((header, block)) = message(&chunks, file, at)? {
         let message = root_as_message(&header).map_err(|e| wrong(file, e))?;
-        let total = prefix_length as u64 + length;
-        let body = message.bodyLength().max(0) as u64;
-        if message.header_type() == MessageHeader::Schema {
-            let fields = message.header_as_schema().ok_or_else(|| wrong(file, "the schema message has no schema"))?;
-            schema = Some((Arc::new(fb_to_schema(fields)), message.version()));
-        } else {
-            let dictionary = message.header_type() == MessageHeader::DictionaryBatch;
-            let rows = message.header_as_record_batch().map_or(0, |b| b.length().max(0) as u64);
-            messages.push(Message { block: Block::new(at as i64, total as i32, body as i64), dictionary, rows });
+        match message.header_as_schema() {
+            Some(fields) => schema = Some((Arc::new(fb_to_schema(fields)), message.version())),
+            None => messages.push(entry(file, &header, block)?),
         }
-        at = at.saturating_add(total).saturating_add(body);
+        at = at.saturating_add(block.metaDataLength() as u64).saturating_add(block.bodyLength() as u64);
     }
     if at > file.size {
         return Err(wrong(file, format_args!("is cut off: a message ends at byte {at}, the file at {}", file.size)));
     }
-    let (schema, version) = schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
+    let (schema, version) =
+        schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
     Ok(Index { schema, version, messages })
 }
 
@@ -145,13 +183,14 @@ pub(crate) fn read_rows(
     each: &mut EachCell<'_>,
 ) -> Result<(), SourceError> {
     let index = index(store, file)?;
-    let column = index.schema.fields().iter().position(|f| f.name() == text && is_string(f.data_type())).ok_or_else(|| {
-        let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
-        SourceError::corrupt(
-            &file.path,
-            format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
-        )
-    })?;
+    let column =
+        index.schema.fields().iter().position(|f| f.name() == text && is_string(f.data_type())).ok_or_else(|| {
+            let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
+            SourceError::corrupt(
+                &file.path,
+                format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+            )
+        })?;
     let mut decoder = FileDecoder::new(index.schema.clone(), index.version).with_projection(vec![column]);
     let mut first = 0;
     for message in &index.messages {

@@ -82,9 +82,10 @@ impl From<ReaderError> for Wrong {
 
 impl From<io::Error> for Wrong {
     fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::InvalidData => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
-            _ => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
+        // the reader of a string value wraps the same error once more, and its kind is lost
+        match error.kind() == io::ErrorKind::InvalidData || error.to_string().contains("invalid UTF-8 data") {
+            true => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
+            false => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
         }
     }
 }

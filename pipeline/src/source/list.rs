@@ -67,7 +67,9 @@ fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input)
         if found.is_empty() {
             return Err(match children(store, &location)?.is_empty() {
                 true => format!("no such file or folder (looked for /{location})"),
-                false => format!("the folder has no files with an ending of the format; valid: {}", endings(input.format)),
+                false => {
+                    format!("the folder has no files with an ending of the format; valid: {}", endings(input.format))
+                }
             });
         }
         return Ok(found);

@@ -37,7 +37,7 @@ mod ipc;
 mod json;
 mod lines;
 mod list;
-mod parquet;
+mod parquet_rows;
 mod plan;
 mod read;
 mod records;

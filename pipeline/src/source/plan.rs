@@ -24,7 +24,7 @@ use super::decode::Cursor;
 use super::error::SourceError;
 use super::list::InputFile;
 use super::store::Store;
-use super::{holdout, ipc, parquet, records};
+use super::{holdout, ipc, parquet_rows, records};
 
 /// How far planning has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,19 +97,13 @@ fn group(
                 field: "input.split_megabytes".into(),
                 message: format!("the input makes more than {} splits; make them larger", u32::MAX),
             })?;
-            splits.push(SplitRecord {
-                split: SplitId(split),
-                dataset_split: dataset_split.into(),
-                pieces: Vec::new(),
-            });
+            splits.push(SplitRecord { split: SplitId(split), dataset_split: dataset_split.into(), pieces: Vec::new() });
         }
         filled = Some(joined.unwrap_or(segment.weight));
         if let Some(split) = splits.last_mut() {
             let file = &files[segment.file].path;
-            let joined = split
-                .pieces
-                .last_mut()
-                .is_some_and(|last| last.file == *file && join(&mut last.range, segment.range));
+            let joined =
+                split.pieces.last_mut().is_some_and(|last| last.file == *file && join(&mut last.range, segment.range));
             if !joined {
                 split.pieces.push(Piece { file: file.clone(), range: segment.range });
             }
@@ -140,14 +134,14 @@ fn segments(
     let next = AtomicUsize::new(0);
     let (done, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
     let bytes_total = files.iter().map(|f| f.size).sum();
-    let found: Vec<Mutex<Option<Result<Vec<Segment>, SourceError>>>> = files.iter().map(|_| Mutex::new(None)).collect();
+    let found: Vec<Mutex<Option<Result<_, _>>>> = files.iter().map(|_| Mutex::new(None)).collect();
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
                 while let i = next.fetch_add(1, Ordering::Relaxed)
                     && let Some(file) = files.get(i)
                 {
-                    let result = file_segments(store, i, file, input, target);
+                    let result: Result<Vec<Segment>, SourceError> = file_segments(store, i, file, input, target);
                     if result.is_err() {
                         next.store(files.len(), Ordering::Relaxed);
                     }
@@ -164,7 +158,7 @@ fn segments(
     });
     let mut all = Vec::new();
     for result in found {
-        // `None` only after the error of another file, and that file comes either before or after
+        // files are begun in order, so what an error has kept from being begun comes after it
         if let Some(result) = result.into_inner().unwrap_or_else(PoisonError::into_inner) {
             all.extend(result?);
         }
@@ -180,12 +174,12 @@ fn file_segments(
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
     let columnar = match input.format {
-        InputFormat::Parquet => Some(parquet::row_groups(store, file, &input.text)?),
+        InputFormat::Parquet => Some(parquet_rows::row_groups(store, file, &input.text)?),
         InputFormat::Arrow => Some(ipc::row_groups(store, file)?),
         _ => None,
     };
     if let Some(groups) = columnar {
-        let cut = parquet::cut_rows(&groups, target).into_iter();
+        let cut = parquet_rows::cut_rows(&groups, target).into_iter();
         return Ok(cut
             .map(|(start, end, weight)| Segment {
                 file: index,

@@ -14,7 +14,7 @@ use super::list::InputFile;
 use super::records::{self, Fault};
 use super::spool::{Spool, cut};
 use super::store::Store;
-use super::{ipc, parquet};
+use super::{ipc, parquet_rows};
 
 /// What a split held.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl SplitReader<'_, '_> {
 
     fn rows(&mut self, file: &InputFile, rows: (u64, u64)) -> Result<(), SourceError> {
         let (store, input) = (self.store, self.input);
-        let each = &mut |row: u64, cell: parquet::Cell<'_>| {
+        let each = &mut |row: u64, cell: parquet_rows::Cell<'_>| {
             let id = self.next_id()?;
             let place = || Ok(Place::Row(row));
             let Some(bytes) = cell else {
@@ -164,7 +164,7 @@ impl SplitReader<'_, '_> {
         };
         match input.format {
             InputFormat::Arrow => ipc::read_rows(store, file, &input.text, rows, each),
-            _ => parquet::read_rows(store, file, &input.text, rows, each),
+            _ => parquet_rows::read_rows(store, file, &input.text, rows, each),
         }
     }
 }

@@ -13,7 +13,7 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use tokio::runtime::Handle;
 
-const FIRST_CHUNK: u64 = 64 << 10;
+pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
 const LARGEST_CHUNK: u64 = 4 << 20;
 const PAGE_CHUNK: u64 = 1 << 20;
 
@@ -109,7 +109,8 @@ impl Chunks {
         Self { store: store.clone(), location: location.clone(), size, ahead: Mutex::new((0, Bytes::new())) }
     }
 
-    fn fetch(&self, start: u64, length: u64, ahead: u64) -> Result<Bytes, object_store::Error> {
+    /// Bytes of the object, and up to `ahead` bytes for the next call, where they are not here already.
+    pub fn fetch(&self, start: u64, length: u64, ahead: u64) -> Result<Bytes, object_store::Error> {
         let mut cached = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, bytes) = &*cached;
         if start < *at || start + length > at + bytes.len() as u64 {

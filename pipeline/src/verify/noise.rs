@@ -3,6 +3,7 @@
 //! For each predicted token: the stored ln p against the recomputed one, argmax_k(l_k + ξ_k) = x with ξ exact, and the
 //! total variation between softmax(ξ) and what is stored (replayed and corrected, or dense).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -23,6 +24,7 @@ use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
+use crate::job::local_path;
 use crate::{operators, plan, run};
 
 /// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did.
@@ -43,9 +45,11 @@ pub(super) async fn check(
         return Err(PipelineError::new(ErrorKind::Usage, "--teacher: this data set was made without a teacher"));
     };
     observer.event(&Event::Preparing { what: format!("loading the teacher {}", record.source) });
-    let teacher = load(dataset, options, extract, found)?;
+    let job_folder = dataset.output().job_folder().await;
+    let teacher = tokio::task::block_in_place(|| load(dataset, options, extract, job_folder, found))?;
     let per_batch = operators::rows_per_batch(&manifest.job);
-    let picked = pick(manifest, per_batch, options.teacher_batches.max(if options.teacher_batches == 0 { DEFAULT_BATCHES } else { 1 }));
+    let wanted = if options.teacher_batches == 0 { DEFAULT_BATCHES } else { options.teacher_batches };
+    let picked = pick(manifest, per_batch, wanted);
     let mut check = TeacherCheck {
         tolerance: extract.noise.as_ref().filter(|n| n.codec == NoiseCodec::Replay).map(|n| n.tolerance),
         ..TeacherCheck::default()
@@ -76,6 +80,7 @@ fn load(
     dataset: &Dataset,
     options: &VerifyOptions,
     extract: &Extract,
+    job_folder: Option<PathBuf>,
     found: &mut Verification,
 ) -> Result<Arc<dyn Teacher>> {
     let record = dataset.manifest().teacher.as_ref();
@@ -83,13 +88,19 @@ fn load(
         Some(path) => path.clone(),
         None => match HubRef::parse(&extract.teacher.path) {
             Ok(Some(reference)) => hub::fetch(&reference, Wanted::Teacher, &|_, _, _| {})?.path,
-            _ => extract.teacher.path.clone().into(),
+            _ => {
+                let folder = job_folder.unwrap_or_default();
+                [local_path(&folder, &extract.teacher.path), PathBuf::from(&extract.teacher.path)]
+                    .into_iter()
+                    .find(|p| p.exists())
+                    .unwrap_or_else(|| local_path(&folder, &extract.teacher.path))
+            }
         },
     };
     if !path.exists() {
         return Err(PipelineError::new(
             ErrorKind::Usage,
-            format!("no teacher at {} (the job's path, relative to where you are); name it with --teacher-path", path.display()),
+            format!("no teacher at {}, where the job had it; name it with --teacher-path", path.display()),
         ));
     }
     let device = options.device.as_deref().unwrap_or(&extract.teacher.device);
@@ -198,11 +209,21 @@ impl Recomputed<'_> {
         Ok(())
     }
 
-    fn judge(&self, p: Predicted, result: &TokenCheck, check: &mut TeacherCheck, sum: &mut f64, found: &mut Verification) {
+    fn judge(
+        &self,
+        p: Predicted,
+        result: &TokenCheck,
+        check: &mut TeacherCheck,
+        sum: &mut f64,
+        found: &mut Verification,
+    ) {
         let place = || format!("{} row {} position {}", self.place, self.offset + p.row, p.position);
         check.logprob_difference_max = check.logprob_difference_max.max(result.logprob_difference);
         if result.logprob_difference > LOGPROB_TOLERANCE {
-            found.fault(place(), format!("logprob differs by {:.3e} from the recomputed one", result.logprob_difference));
+            found.fault(
+                place(),
+                format!("logprob differs by {:.3e} from the recomputed one", result.logprob_difference),
+            );
         }
         if let Some(variation) = result.variation {
             check.noises += 1;
@@ -273,16 +294,19 @@ impl Recomputed<'_> {
     }
 
     /// Positions that are not predicted must be stored as certain.
-    fn check_certain(&self, sequences: &[Sequence], stored: &Stored, predicted: &[Vec<bool>], found: &mut Verification) {
+    fn check_certain(
+        &self,
+        sequences: &[Sequence],
+        stored: &Stored,
+        predicted: &[Vec<bool>],
+        found: &mut Verification,
+    ) {
         for (row, sequence) in sequences.iter().enumerate() {
-            for position in 0..sequence.tokens.len() {
-                if predicted[row][position] {
-                    continue;
-                }
+            let certain = predicted[row].iter().enumerate().filter(|(_, predicted)| !**predicted);
+            for (position, _) in certain {
                 let counts = stored.replay.as_ref().map(|(counts, ..)| counts.row(row));
-                let corrected = counts.is_some_and(|c| {
-                    c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0)
-                });
+                let corrected =
+                    counts.is_some_and(|c| c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0));
                 if stored.logprob.row(row)[position] != 0.0 || corrected {
                     found.fault(
                         format!("{} row {} position {position}", self.place, self.offset + row),

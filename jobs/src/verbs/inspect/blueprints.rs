@@ -13,7 +13,7 @@ pub(super) fn render(blueprints: &[Blueprint], draw: u32, vocab_size: u64, view:
     if blueprints.is_empty() {
         return;
     }
-    page.heading(&format!("Noise blueprints, draw {draw}: the top entries of softmax(ξ); ► the observed token"));
+    page.heading(&format!("Noise blueprints, draw {draw}: top of softmax(ξ), ► observed"));
     for (i, blueprint) in blueprints.iter().enumerate() {
         if i > 0 {
             page.blank();
@@ -23,24 +23,26 @@ pub(super) fn render(blueprints: &[Blueprint], draw: u32, vocab_size: u64, view:
 }
 
 fn one(blueprint: &Blueprint, vocab_size: u64, view: View, page: &mut Page) {
-    page.line(
-        Line::plain("  ")
-            .with(Tone::Dim, "position ")
-            .with(Tone::Strong, units::count(blueprint.position as u64))
-            .with(Tone::Dim, ", observed ")
-            .with(Tone::Accent, quoted(&blueprint.text))
-            .with(
-                Tone::Dim,
-                format!(
-                    ": rank {} of {}, weight {}, ξ {:.3}, ln p {:.3}",
-                    units::count(blueprint.rank as u64),
-                    units::count(vocab_size),
-                    units::share(blueprint.weight),
-                    blueprint.xi,
-                    blueprint.logprob
-                ),
-            ),
+    let head = Line::plain("  ")
+        .with(Tone::Dim, "position ")
+        .with(Tone::Strong, units::count(blueprint.position as u64))
+        .with(Tone::Dim, ", observed ")
+        .with(Tone::Accent, quoted(&blueprint.text));
+    let standing = format!(
+        "rank {} of {}, weight {}, ξ {:.3}, ln p {:.3}",
+        units::count(blueprint.rank as u64),
+        units::count(vocab_size),
+        units::share(blueprint.weight),
+        blueprint.xi,
+        blueprint.logprob
     );
+    let joined = head.clone().with(Tone::Dim, ": ").with(Tone::Dim, &standing);
+    if joined.width() <= view.width {
+        page.line(joined);
+    } else {
+        page.line(head.cut(view.width));
+        page.line(Line::plain("    ").with(Tone::Dim, standing));
+    }
     let largest = blueprint.top.iter().map(|e| e.weight).fold(blueprint.weight, f64::max);
     let mut table = Table::new("rllrlrr").indent(4).header(&["rank", "", "token", "id", "", "weight", "ξ"]);
     for (i, entry) in blueprint.top.iter().enumerate() {
@@ -58,7 +60,7 @@ fn one(blueprint: &Blueprint, vocab_size: u64, view: View, page: &mut Page) {
         };
         table.row(entry_row(blueprint.rank, &observed, true, largest));
     }
-    page.table(table, view.width);
+    page.table(table, view);
 }
 
 fn entry_row(rank: usize, entry: &BlueprintEntry, observed: bool, largest: f64) -> [Line; 7] {

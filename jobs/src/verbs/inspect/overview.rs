@@ -11,14 +11,14 @@ use crate::units;
 const BAR: usize = 30;
 
 pub(super) fn render(inspection: &Inspection, view: View, page: &mut Page) {
-    header(inspection, view, page);
+    header(inspection, page);
     totals(inspection, view, page);
-    statistics(inspection, view, page);
+    statistics(inspection, page);
     histogram(&inspection.statistics.corrections_histogram, view, page);
     columns(inspection, view, page);
 }
 
-fn header(inspection: &Inspection, view: View, page: &mut Page) {
+fn header(inspection: &Inspection, page: &mut Page) {
     let hash = format!("  job {:.12}", inspection.job_hash);
     page.line(Line::new().with(Tone::Strong, &inspection.name).with(Tone::Dim, hash));
     let mut table = Table::new("ll");
@@ -27,8 +27,11 @@ fn header(inspection: &Inspection, view: View, page: &mut Page) {
         table.row(fact("teacher", teacher.clone()));
     }
     let vocabulary = units::count(inspection.vocab_size);
-    table.row(fact("shape", format!("L = {} tokens per sequence, V = {vocabulary}", units::count(inspection.length.into()))));
-    page.table(table, view.width);
+    table.row(fact(
+        "shape",
+        format!("L = {} tokens per sequence, V = {vocabulary}", units::count(inspection.length.into())),
+    ));
+    page.facts(table);
 }
 
 fn totals(inspection: &Inspection, view: View, page: &mut Page) {
@@ -45,7 +48,7 @@ fn totals(inspection: &Inspection, view: View, page: &mut Page) {
     if inspection.totals.len() > 1 {
         table.row(totals_row("all", &sum).map(|text| Line::new().with(Tone::Strong, text)));
     }
-    page.table(table, view.width);
+    page.table(table, view);
 }
 
 fn totals_row(name: &str, totals: &Totals) -> [String; 5] {
@@ -58,7 +61,7 @@ fn totals_row(name: &str, totals: &Totals) -> [String; 5] {
     ]
 }
 
-fn statistics(inspection: &Inspection, view: View, page: &mut Page) {
+fn statistics(inspection: &Inspection, page: &mut Page) {
     let s = &inspection.statistics;
     page.heading("Statistics");
     let mut table = Table::new("ll");
@@ -83,7 +86,7 @@ fn statistics(inspection: &Inspection, view: View, page: &mut Page) {
         let most = units::count(s.corrections_max);
         table.row(fact("corrections", format!("{mean:.2} per token on average, {most} at most")));
     }
-    page.table(table, view.width);
+    page.facts(table);
 }
 
 /// Corrections per token, in bins 0, 1, 2–3, 4–7, …
@@ -104,7 +107,7 @@ fn histogram(bins: &[u64], view: View, page: &mut Page) {
             Line::new().with(Tone::Bar, bar),
         ]);
     }
-    page.table(table, view.width);
+    page.table(table, view);
 }
 
 fn bin_name(bin: usize) -> String {
@@ -118,6 +121,9 @@ fn bin_name(bin: usize) -> String {
 }
 
 fn columns(inspection: &Inspection, view: View, page: &mut Page) {
+    if inspection.columns.is_empty() {
+        return;
+    }
     page.heading("Columns");
     let all: u64 = inspection.columns.iter().map(|c| c.bytes).sum();
     let mut table = Table::new("lllrr").header(&["name", "type", "shape", "bytes/token", "share"]);
@@ -130,7 +136,7 @@ fn columns(inspection: &Inspection, view: View, page: &mut Page) {
             units::share(column.bytes as f64 / all.max(1) as f64),
         ]);
     }
-    page.table(table, view.width);
+    page.table(table, view);
 }
 
 fn fact(name: &str, value: String) -> [Line; 2] {

@@ -25,7 +25,7 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
         facts += &format!(", {} of them padding", units::count(padding as u64));
     }
     page.line(Line::plain("  ").with(Tone::Dim, facts));
-    documents(&row.documents, view, page);
+    documents(&row.documents, page);
     page.blank();
     if let Some(t) = row.partition_t {
         page.line(legend(row, view_number, t, view));
@@ -34,7 +34,7 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
     tokens(row, view, page);
 }
 
-fn documents(documents: &[DocumentView], view: View, page: &mut Page) {
+fn documents(documents: &[DocumentView], page: &mut Page) {
     let mut table = Table::new("rrl").header(&["from", "document", "record"]);
     for document in documents.iter().take(DOCUMENTS) {
         let (split, ordinal) = DocumentId(document.document_id).parts();
@@ -47,7 +47,7 @@ fn documents(documents: &[DocumentView], view: View, page: &mut Page) {
     if let Some(more) = documents.len().checked_sub(DOCUMENTS).filter(|n| *n > 0) {
         table.texts(["…".into(), String::new(), format!("{} more", units::count(more as u64))]);
     }
-    page.table(table, view.width);
+    page.facts(table);
 }
 
 fn legend(row: &RowView, view_number: usize, t: f32, view: View) -> Line {
@@ -63,7 +63,7 @@ fn legend(row: &RowView, view_number: usize, t: f32, view: View) -> Line {
 }
 
 fn text(tokens: &[TokenView], view: View, page: &mut Page) {
-    let mut wrap = Wrap { cells: view.width.saturating_sub(4).max(8), line: Line::new(), used: 0, lines: Vec::new() };
+    let mut wrap = Wrap::new(view.width.saturating_sub(4).max(8));
     let mut group = None;
     let mark = |wrap: &mut Wrap, from: Option<bool>, to: Option<bool>| {
         if !view.colour && from != to {
@@ -98,37 +98,53 @@ fn text(tokens: &[TokenView], view: View, page: &mut Page) {
     }
 }
 
-/// Breaks text into lines of so many cells, between characters: a token may be a part of a word.
+/// Breaks text into lines of so many cells, after a space where there is one near the end.
 struct Wrap {
     cells: usize,
-    line: Line,
+    line: Vec<(Tone, char)>,
     used: usize,
     lines: Vec<Line>,
 }
 
 impl Wrap {
+    fn new(cells: usize) -> Self {
+        Self { cells, line: Vec::new(), used: 0, lines: Vec::new() }
+    }
+
     fn push(&mut self, tone: Tone, text: &str) {
-        let text = escaped(text);
-        let mut piece = String::new();
-        for c in text.chars() {
+        for c in escaped(text).chars() {
             let width = c.width().unwrap_or(0);
             if self.used + width > self.cells {
-                self.line.push(tone, std::mem::take(&mut piece));
-                self.lines.push(std::mem::take(&mut self.line));
-                self.used = 0;
+                self.end_line();
             }
             self.used += width;
-            piece.push(c);
+            self.line.push((tone, c));
         }
-        self.line.push(tone, piece);
+    }
+
+    fn end_line(&mut self) {
+        let half = self.line.len() / 2;
+        let space = self.line.iter().rposition(|(_, c)| *c == ' ').filter(|at| *at >= half);
+        let rest = self.line.split_off(space.map_or(self.line.len(), |at| at + 1));
+        self.used = rest.iter().map(|(_, c)| c.width().unwrap_or(0)).sum();
+        let full = std::mem::replace(&mut self.line, rest);
+        self.lines.push(joined(&full));
     }
 
     fn finish(mut self) -> Vec<Line> {
-        if self.used > 0 {
-            self.lines.push(self.line);
+        if !self.line.is_empty() {
+            self.lines.push(joined(&self.line));
         }
         self.lines
     }
+}
+
+fn joined(characters: &[(Tone, char)]) -> Line {
+    let mut line = Line::new();
+    for (tone, c) in characters {
+        line.push(*tone, c.encode_utf8(&mut [0; 4]));
+    }
+    line
 }
 
 /// The first tokens and those whose blueprint is shown.
@@ -154,7 +170,9 @@ fn tokens(row: &RowView, view: View, page: &mut Page) {
     let mut table = Table::new(&columns).header(&names);
     let mut next = 0;
     for position in chosen {
-        let Some(token) = row.tokens.get(position) else { continue };
+        let Some(token) = row.tokens.get(position) else {
+            continue;
+        };
         if position > next {
             table.texts(["…"]);
         }
@@ -176,9 +194,31 @@ fn tokens(row: &RowView, view: View, page: &mut Page) {
         table.texts(cells);
     }
     page.heading("Tokens");
-    page.table(table, view.width);
+    page.table(table, view);
 }
 
 fn shown_text(token: &TokenView) -> String {
     if token.valid { quoted(&token.text) } else { format!("{} (padding)", quoted(&token.text)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrapped(cells: usize, text: &str) -> Vec<String> {
+        let mut wrap = Wrap::new(cells);
+        wrap.push(Tone::Plain, text);
+        let mut page = Page::new();
+        wrap.finish().into_iter().for_each(|line| page.line(line));
+        page.render(false).lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn lines_break_after_spaces_and_long_words_anywhere() {
+        assert_eq!(wrapped(10, "one two three four"), ["one two", "three four"]);
+        assert_eq!(wrapped(5, "abcdefghijk l"), ["abcde", "fghij", "k l"]);
+        assert_eq!(wrapped(5, "漢字漢字"), ["漢字", "漢字"]);
+        assert_eq!(wrapped(8, "\x1b\x1b\x1b"), ["\\u{1b}\\u", "{1b}\\u{1", "b}"]);
+        assert!(wrapped(5, "").is_empty());
+    }
 }

@@ -5,7 +5,7 @@ use stillhouse_schemas::manifest::{Statistics, Totals};
 
 use super::*;
 
-const PLAIN: View = View { width: 90, colour: false };
+const PLAIN: View = View { width: 90, terminal: true, colour: false };
 
 fn token(id: u32, text: &str, group: bool) -> TokenView {
     TokenView {
@@ -47,10 +47,7 @@ fn row() -> RowView {
         partition_t: Some(0.3456),
         tokens,
         subtoken_base: Some(15),
-        blueprints: vec![
-            blueprint(10, 470, " \u{9b}31m", 0.25, 2),
-            blueprint(11, 507, " worst", 0.00002, 1234),
-        ],
+        blueprints: vec![blueprint(10, 470, " \u{9b}31m", 0.25, 2), blueprint(11, 507, " worst", 0.00002, 1234)],
     }
 }
 
@@ -102,7 +99,79 @@ fn rendered(inspection: &Inspection, view: View) -> String {
 
 #[test]
 fn everything_without_colours() {
-    insta::assert_snapshot!(rendered(&inspection(), PLAIN), @"");
+    insta::assert_snapshot!(rendered(&inspection(), PLAIN), @r#"
+    demo  job 0123456789ab
+      tokenizer  assets/teacher-nano-gpt2 (50257 tokens)
+      teacher    assets/teacher-nano-gpt2 (gpt2, 14.5M parameters, f32, cpu)
+      shape      L = 1,024 tokens per sequence, V = 50,257
+
+      data set    shards  sequences     tokens      size
+      train            2      1,200  1,228,800   11.3 MB
+      validation       1         34     34,816  319.6 kB
+      all              3      1,234  1,263,616   11.6 MB
+
+    Statistics
+      documents    1,500 read, 3 skipped
+                   1 broken JSON
+                   2 invalid UTF-8
+      text         5.3 MB, 1,265,000 tokens, 4.19 bytes per token
+      remainders   1,384 tokens dropped
+      perplexity   21.96 under the teacher, over 1,262,382 predicted tokens
+      noise        largest total variation 9.98e-4
+      corrections  1.03 per token on average, 13 at most
+        corrections   tokens   share
+                  0  700,000  55.5 %  ██████████████████████████████
+                  1  200,000  15.8 %  ████████▋
+                2–3  250,000  19.8 %  ██████████▊
+                4–7  100,000   7.9 %  ████▎
+               8–15   12,382   1.0 %  ▌
+
+    Columns
+      name           type                          shape   bytes/token    share
+      sequence_id    uint64                                      0.001  0.031 %
+      input_ids      fixed_size_list<int32>[1024]  [1024]        1.741   45.8 %
+      noise_logprob  list<halffloat>                             2.058   54.1 %
+
+    Row 17 of data/train-00001-of-00003.parquet
+      sequence_id 4294967313, 13 tokens, 1 of them padding
+      from    document  record
+         0  4294967300  4 of split 1, corpus/prose.jsonl
+         9  4294967301  5 of split 1, corpus/prose.jsonl
+
+      view 0, t = 0.3456: group 0 9 tokens, ‹group 1› 4 tokens
+      │  It‹ was the› best of‹ times›,↵ it was 漢字\u{1b}[31m‹ worst›
+
+    Tokens
+      position   id  text          group    ln p  corrections  base 15
+             0  100  " It"             0  -1.000            0  0 6 10
+             1  137  " was"            1  -1.370            2  0 9 2
+             2  174  " the"            1  -1.740            4  0 11 9
+             3  211  " best"           0  -2.110            1  0 14 1
+             4  248  " of"             0  -2.480            3  1 1 8
+             5  285  " times"          1  -2.850            0  1 4 0
+             6  322  ",\n"             0  -3.220            2  1 6 7
+             7  359  " it"             0  -3.590            4  1 8 14
+             …
+            10  470  "\u{1b}[31m"      0  -4.700            0  2 1 5
+            11  507  " worst"          1  -5.070            2  2 3 12
+
+    Noise blueprints, draw 0: top of softmax(ξ), ► observed
+      position 10, observed " \u{9b}31m"
+        rank 2 of 50,257, weight 25.0 %, ξ 8.710, ln p -1.234
+        rank     token          id                            weight      ξ
+           1     " of"          11  ████████████████████████  41.0 %  9.210
+           2  ►  " \u{9b}31m"  470  ██████████████▋           25.0 %  8.710
+           3     "\""            7  ▏                          0.3 %  4.300
+
+      position 11, observed " worst"
+        rank 1,234 of 50,257, weight 0.002 %, ξ 8.710, ln p -1.234
+         rank     token          id                             weight      ξ
+            1     " of"          11  ████████████████████████   41.0 %  9.210
+            2     " \u{9b}31m"  470  ██████████████▋            25.0 %  8.710
+            3     "\""            7  ▏                           0.3 %  4.300
+            …
+        1,234  ►  " worst"      507  ▏                         0.002 %  8.710
+    "#);
 }
 
 #[test]
@@ -111,13 +180,31 @@ fn a_data_set_without_teacher_views_and_rows() {
         teacher: None,
         perplexity: None,
         corrections_mean: None,
-        statistics: Statistics { documents: 1, text_bytes: 11, text_tokens: 2, dropped_tokens: 2, ..Statistics::default() },
+        statistics: Statistics {
+            documents: 1,
+            text_bytes: 11,
+            text_tokens: 2,
+            dropped_tokens: 2,
+            ..Statistics::default()
+        },
         totals: BTreeMap::from([("train".into(), Totals::default())]),
         columns: Vec::new(),
         row: None,
         ..inspection()
     };
-    insta::assert_snapshot!(rendered(&inspection, PLAIN), @"");
+    insta::assert_snapshot!(rendered(&inspection, PLAIN), @r"
+    demo  job 0123456789ab
+      tokenizer  assets/teacher-nano-gpt2 (50257 tokens)
+      shape      L = 1,024 tokens per sequence, V = 50,257
+
+      data set  shards  sequences  tokens  size
+      train          0          0       0   0 B
+
+    Statistics
+      documents   1 read, 0 skipped
+      text        11 B, 2 tokens, 5.50 bytes per token
+      remainders  2 tokens dropped
+    ");
 }
 
 #[test]
@@ -148,15 +235,19 @@ fn no_token_acts_on_the_terminal() {
     let colour = rendered(&hostile, View { colour: true, ..PLAIN });
     for (at, _) in colour.match_indices('\x1b') {
         let end = colour[at..].find('m').unwrap();
-        assert!(colour[at + 2..at + end].bytes().all(|b| b.is_ascii_digit() || b == b';'), "{:?}", &colour[at..at + end]);
+        assert!(
+            colour[at + 2..at + end].bytes().all(|b| b.is_ascii_digit() || b == b';'),
+            "{:?}",
+            &colour[at..at + end]
+        );
     }
     assert!(!colour.replace('\x1b', "").contains(acts));
 }
 
 #[test]
 fn no_line_is_wider_than_the_terminal() {
-    for width in [60, 90, 120] {
-        for line in rendered(&inspection(), View { width, colour: false }).lines() {
+    for width in [80, 90, 120] {
+        for line in rendered(&inspection(), View { width, ..PLAIN }).lines() {
             let cells = unicode_width::UnicodeWidthStr::width(line);
             assert!(cells <= width, "{cells} > {width}: {line}");
         }

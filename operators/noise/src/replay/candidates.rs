@@ -5,6 +5,7 @@ use crate::kernels::{self, Block, BlockSums};
 use crate::philox::BLOCK;
 use crate::posterior::Softmax;
 use crate::replay::ValueType;
+use crate::replay::rounding::Values;
 
 /// One vocabulary entry k ≠ x, taken out of the vector passes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,8 +19,8 @@ pub(super) struct Candidate {
     pub excess: f64,
     /// δ_k with the correction as stored.
     pub error: f64,
-    /// ln p_k as stored.
-    pub stored: f32,
+    /// What is stored of ln p_k.
+    pub stored: Values,
     /// p_k·e_0, and e_k: what `error` follows from.
     added: f64,
     exponential: f64,
@@ -31,31 +32,18 @@ impl Candidate {
         let added = libm::exp(logprob) * f64::from(e0);
         let weight = 1.0 / (exponential + added);
         let excess = added / exponential * weight;
-        let candidate = Self {
-            index,
-            logprob,
-            weight,
-            excess,
-            error: 0.0,
-            stored: 0.0,
-            added,
-            exponential,
-        };
-        candidate.with_stored(value_type.round(logprob))
+        let candidate =
+            Self { index, logprob, weight, excess, error: 0.0, stored: Values::single(0.0), added, exponential };
+        candidate.with_stored(Values::single(value_type.round(logprob)))
     }
 
-    /// The candidate with another stored value.
-    pub(super) fn with_stored(self, stored: f32) -> Self {
-        let decoded =
-            1.0 / (self.exponential + self.added * libm::exp(f64::from(stored) - self.logprob));
+    /// The candidate with other stored values.
+    pub(super) fn with_stored(self, stored: Values) -> Self {
         // ŵ − w = −(p̂ − p)·e_0·ŵ·w, without the cancellation
-        let error =
-            -self.added * libm::expm1(f64::from(stored) - self.logprob) * decoded * self.weight;
-        Self {
-            stored,
-            error,
-            ..self
-        }
+        let shift = self.added * stored.excess_over(self.logprob);
+        let decoded = 1.0 / (self.exponential + self.added + shift);
+        let error = -shift * decoded * self.weight;
+        Self { stored, error, ..self }
     }
 }
 
@@ -91,13 +79,7 @@ impl Source<'_> {
                 w.0[i as usize] = 0.0;
                 let k = b * BLOCK + i as usize;
                 let logprob = self.softmax.logprob(self.logits[k]);
-                candidates.push(Candidate::new(
-                    k as u32,
-                    logprob,
-                    self.e0,
-                    self.stream,
-                    self.value_type,
-                ));
+                candidates.push(Candidate::new(k as u32, logprob, self.e0, self.stream, self.value_type));
             }
         }
         // Those of an earlier, higher threshold are in front already, but for the last bits of f32 against f64.

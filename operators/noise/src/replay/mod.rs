@@ -13,8 +13,9 @@
 //! With Ŝ = Σ ŵ and S = Σ w, TV = Σ_k (ŵ_k/Ŝ − w_k/S)⁺ = Σ_k (δ_k·a − w_k·g)⁺, where δ = ŵ − w, a = 1/Ŝ and
 //! g = Σδ / (S·Ŝ). Written in the differences δ, it loses no digits where a large weight is corrected.
 //!
-//! Shapes: logits [V] f32; scratch 12·V bytes. Cost at V = 50,257, one AVX-512 core: tens of microseconds per token
-//! (`benches/noise.rs`), 20 % of which is the softmax that several draws share.
+//! Shapes: logits [V] f32; scratch 12·V bytes. Cost at V = 50,257 on a shared AVX-512 core: 0.11 to 0.17 ms per token
+//! (`benches/noise.rs`), about a quarter of it the softmax that several draws share. A debug build also decodes every
+//! token again and compares, which more than doubles that.
 
 mod candidates;
 mod rounding;
@@ -112,11 +113,7 @@ impl ValueType {
                 let bits = f16::from_f32(rounded).to_bits();
                 let magnitude = bits & 0x7fff;
                 // ln p ≤ 0: towards 0 is a smaller magnitude
-                let other = if f64::from(rounded) >= exact {
-                    magnitude + 1
-                } else {
-                    magnitude.checked_sub(1)?
-                };
+                let other = if f64::from(rounded) >= exact { magnitude + 1 } else { magnitude.checked_sub(1)? };
                 let value = f16::from_bits(other | 0x8000);
                 value.is_finite().then(|| value.to_f32())
             }
@@ -163,11 +160,7 @@ impl Encoder {
     ///
     /// # Errors
     /// If no index type of the format addresses `vocab` entries.
-    pub fn new(
-        vocab: usize,
-        tolerance: Tolerance,
-        value_type: ValueType,
-    ) -> Result<Self, NoiseError> {
+    pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
         Self::at_level(vocab, tolerance, value_type, Level::detect())
     }
 
@@ -239,11 +232,7 @@ impl Encoder {
         let vocab = self.softmax.vocab();
         check_token(x, vocab, stream)?;
         if logits.len() != vocab {
-            return Err(NoiseError::Length {
-                what: "a row of logits",
-                got: logits.len(),
-                expected: vocab,
-            });
+            return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: vocab });
         }
         let e0 = stream.auxiliary_exponential();
         kernels::weights(
@@ -270,10 +259,7 @@ impl Encoder {
         };
         let start = out.len();
         let total_variation = self.search(logits, stream, e0, totals, out)?;
-        let encoded = Encoded {
-            logprob,
-            total_variation,
-        };
+        let encoded = Encoded { logprob, total_variation };
         #[cfg(debug_assertions)]
         self.check(logits, x, stream, encoded, &out[start..])?;
         let _ = start;
@@ -290,20 +276,11 @@ impl Encoder {
         encoded: Encoded,
         corrections: &[Correction],
     ) -> Result<(), NoiseError> {
-        let stored = StoredToken {
-            token: x,
-            logprob: encoded.logprob,
-            corrections,
-        };
+        let stored = StoredToken { token: x, logprob: encoded.logprob, corrections };
         let mut exact = vec![0f32; logits.len()];
         let e0 = crate::exponentials(stream, &mut exact);
         let level = self.softmax.level();
-        kernels::add_scaled(
-            level,
-            &mut exact,
-            self.softmax.unnormalised(),
-            self.softmax.scale(e0),
-        );
+        kernels::add_scaled(level, &mut exact, self.softmax.unnormalised(), self.softmax.scale(e0));
         let weight_x = weight_of_token(self.softmax.logprob(logits[x as usize]), e0);
         crate::decode::softmax_of_totals(&mut exact, x, weight_x);
         let mut decoded = vec![0f32; logits.len()];

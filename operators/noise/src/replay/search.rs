@@ -3,7 +3,7 @@
 use crate::decode::Correction;
 use crate::kernels;
 use crate::replay::candidates::{Candidate, Source};
-use crate::replay::rounding::choose_sides;
+use crate::replay::rounding::{choose_sides, extend_one};
 use crate::{Encoder, NoiseError, NoiseStream};
 
 /// Sums over the vocabulary, in f64. Names as in the module [`crate::replay`].
@@ -44,28 +44,16 @@ impl Totals {
         let a = 1.0 / (self.weight + shift);
         let g = shift * a / self.weight;
         let lower = positive(self.shift_x * a - self.weight_x * g)
-            + with
-                .iter()
-                .map(|c| positive(c.error * a - c.weight * g))
-                .sum::<f64>()
-            + without
-                .iter()
-                .map(|c| positive(c.excess * a - c.weight * g))
-                .sum::<f64>();
+            + with.iter().map(|c| positive(c.error * a - c.weight * g)).sum::<f64>()
+            + without.iter().map(|c| positive(c.excess * a - c.weight * g)).sum::<f64>();
         // Rounding may have made Ŝ < S. Then every other token gains, and the bound is exact.
         let rest = if g < 0.0 {
-            let weight =
-                self.weight - self.weight_x - candidates.iter().map(|c| c.weight).sum::<f64>();
+            let weight = self.weight - self.weight_x - candidates.iter().map(|c| c.weight).sum::<f64>();
             self.excess * a - positive(weight) * g
         } else {
             self.excess * a
         };
-        Estimate {
-            lower,
-            upper: lower + rest,
-            a,
-            g,
-        }
+        Estimate { lower, upper: lower + rest, a, g }
     }
 }
 
@@ -89,21 +77,9 @@ impl Encoder {
         let mut threshold = (target * totals.weight / 4.0) as f32;
         let give_up = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
         loop {
-            let source = Source {
-                logits,
-                stream,
-                softmax: &self.softmax,
-                e0,
-                value_type: self.value_type,
-            };
+            let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type };
             let arrays = (&mut self.w[..], &mut self.d[..]);
-            source.take_above(
-                threshold,
-                arrays,
-                &mut self.sums,
-                &mut self.found,
-                &mut self.candidates,
-            );
+            source.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
             totals.excess = self.sums.iter().map(|s| s.excess).sum();
             let all = self.candidates.len();
             if self.meets(&totals, all, target) {
@@ -117,11 +93,14 @@ impl Encoder {
                     break;
                 }
             }
-            // With the rest already negligible, rounding errors alone are too large: no correction undoes them.
+            // With the rest already negligible, rounding errors alone are too large: no correction of another entry
+            // undoes them, only more values of the same ones.
             let estimate = totals.estimate(&self.candidates, all);
-            let rounding_alone =
-                estimate.lower > target && estimate.upper - estimate.lower < target / 10.0;
-            if rounding_alone || threshold <= give_up {
+            let rounding_alone = estimate.lower > target && estimate.upper - estimate.lower < target / 10.0;
+            if (rounding_alone || threshold <= give_up) && self.extend(&totals, target) {
+                break;
+            }
+            if threshold <= give_up {
                 return Err(NoiseError::ToleranceUnreachable {
                     sequence_id: stream.sequence_id,
                     position: stream.position,
@@ -136,11 +115,21 @@ impl Encoder {
         let total_variation = self.measure(&totals, count);
         let kept = &mut self.candidates[..count];
         kept.sort_unstable_by_key(|c| c.index);
-        out.extend(kept.iter().map(|c| Correction {
-            index: c.index,
-            logprob: c.stored,
-        }));
+        out.extend(
+            kept.iter().flat_map(|c| c.stored.as_slice().iter().map(|&logprob| Correction { index: c.index, logprob })),
+        );
         Ok(total_variation)
+    }
+
+    /// Gives corrections further values, one at a time, until the target holds. False if that is not enough.
+    fn extend(&mut self, totals: &Totals, target: f64) -> bool {
+        let all = self.candidates.len();
+        while !self.meets(totals, all, target) {
+            if !extend_one(&mut self.candidates, totals, self.value_type) {
+                return false;
+            }
+        }
+        true
     }
 
     /// The smallest number of corrections found that meets the target, given that all candidates do; these are then
@@ -176,8 +165,7 @@ impl Encoder {
     /// tell.
     fn meets(&self, totals: &Totals, corrected: usize, target: f64) -> bool {
         let estimate = totals.estimate(&self.candidates, corrected);
-        estimate.upper <= target
-            || (estimate.lower <= target && self.measure(totals, corrected) <= target)
+        estimate.upper <= target || (estimate.lower <= target && self.measure(totals, corrected) <= target)
     }
 
     /// The total variation when the first `corrected` candidates are corrected: one pass over w and d.
@@ -186,13 +174,7 @@ impl Encoder {
         if estimate.g < 0.0 {
             return estimate.upper;
         }
-        let rest = kernels::surplus(
-            self.softmax.level(),
-            &self.w,
-            &self.d,
-            estimate.a as f32,
-            estimate.g as f32,
-        );
+        let rest = kernels::surplus(self.softmax.level(), &self.w, &self.d, estimate.a as f32, estimate.g as f32);
         estimate.lower + rest
     }
 }

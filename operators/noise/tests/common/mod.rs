@@ -10,29 +10,15 @@ pub fn exact_exponential(word: u32) -> f64 {
 
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::MIN, f32::max) as f64;
-    let ln_z = logits
-        .iter()
-        .map(|&l| (l as f64 - max).exp())
-        .sum::<f64>()
-        .ln();
+    let ln_z = logits.iter().map(|&l| (l as f64 - max).exp()).sum::<f64>().ln();
     logits.iter().map(|&l| l as f64 - max - ln_z).collect()
 }
 
 /// −ξ = ln E for p given by logarithms; `logprob_x` stands for x.
-pub fn ln_totals(
-    logp: impl Fn(usize) -> f64,
-    vocab: usize,
-    x: usize,
-    logprob_x: f64,
-    s: &NoiseStream,
-) -> Vec<f64> {
+pub fn ln_totals(logp: impl Fn(usize) -> f64, vocab: usize, x: usize, logprob_x: f64, s: &NoiseStream) -> Vec<f64> {
     let e0 = exact_exponential(s.auxiliary_word());
     let total = |k: usize| {
-        if k == x {
-            logprob_x + e0.ln()
-        } else {
-            (exact_exponential(s.word(k as u32)) + logp(k).exp() * e0).ln()
-        }
+        if k == x { logprob_x + e0.ln() } else { (exact_exponential(s.word(k as u32)) + logp(k).exp() * e0).ln() }
     };
     (0..vocab).map(total).collect()
 }
@@ -46,33 +32,17 @@ pub fn softmax_of(ln_totals: &[f64]) -> Vec<f64> {
 }
 
 /// The guarantee, by the formulas of NOISE.md alone.
-pub fn total_variation(
-    logits: &[f32],
-    x: u32,
-    logprob: f32,
-    corrections: &[Correction],
-    s: &NoiseStream,
-) -> f64 {
+pub fn total_variation(logits: &[f32], x: u32, logprob: f32, corrections: &[Correction], s: &NoiseStream) -> f64 {
     let logp = log_softmax(logits);
     let x = x as usize;
     let exact = softmax_of(&ln_totals(|k| logp[k], logits.len(), x, logp[x], s));
     let mut stored = vec![f64::NEG_INFINITY; logits.len()];
     for c in corrections {
-        stored[c.index as usize] = f64::from(c.logprob);
+        let sum: &mut f64 = &mut stored[c.index as usize];
+        *sum = (sum.exp() + f64::from(c.logprob).exp()).ln();
     }
-    let decoded = softmax_of(&ln_totals(
-        |k| stored[k],
-        logits.len(),
-        x,
-        f64::from(logprob),
-        s,
-    ));
-    exact
-        .iter()
-        .zip(&decoded)
-        .map(|(a, b)| (a - b).abs())
-        .sum::<f64>()
-        / 2.0
+    let decoded = softmax_of(&ln_totals(|k| stored[k], logits.len(), x, f64::from(logprob), s));
+    exact.iter().zip(&decoded).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0
 }
 
 /// Zipf-like logits: a few likely tokens and a long tail, in random places.
@@ -80,9 +50,7 @@ pub fn zipf_logits(vocab: usize, row: u64, sharpness: f64) -> Vec<f32> {
     let mut uniforms = keyed_uniforms(5, "test-logits", row, 0);
     let mut ranks: Vec<u32> = (0..vocab as u32).collect();
     uniforms.shuffle(&mut ranks);
-    let logit = |rank: &u32| {
-        (-sharpness * (f64::from(*rank) + 1.0).ln() + 2.0 * uniforms.next_f64()) as f32
-    };
+    let logit = |rank: &u32| (-sharpness * (f64::from(*rank) + 1.0).ln() + 2.0 * uniforms.next_f64()) as f32;
     ranks.iter().map(logit).collect()
 }
 

@@ -7,13 +7,8 @@ fn logits_equal_the_reference() {
     for device in test_devices() {
         for model in MODELS {
             let (teacher, expected) = (teacher(model, device, F32), expected(model));
-            let hidden = teacher
-                .hidden(&expected.tokens, expected.batch, expected.length)
-                .unwrap();
-            assert_eq!(
-                hidden.dims(),
-                [expected.batch, expected.length, teacher.info().hidden_size]
-            );
+            let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
+            assert_eq!(hidden.dims(), [expected.batch, expected.length, teacher.info().hidden_size]);
             let logits = teacher.logits(&rows(&hidden)).unwrap();
             let off = worst(&logits, &expected.logits);
             assert!(off < 1e-4, "{model} on {device}: off by {off}");
@@ -24,27 +19,17 @@ fn logits_equal_the_reference() {
 #[test]
 fn half_precision_stays_near_the_reference() {
     for device in test_devices() {
-        for (model, dtype) in MODELS
-            .into_iter()
-            .flat_map(|model| [(model, Bf16), (model, F16)])
-        {
+        for (model, dtype) in MODELS.into_iter().flat_map(|model| [(model, Bf16), (model, F16)]) {
             let (teacher, expected) = (teacher(model, device, dtype), expected(model));
-            let hidden = teacher
-                .hidden(&expected.tokens, expected.batch, expected.length)
-                .unwrap();
+            let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
             let logits = teacher.logits(&rows(&hidden)).unwrap();
             assert_eq!(logits.dtype(), DType::F32);
             // Of what the rounding is allowed, eight times finer in f16 (11 bits) than in bf16 (8 bits).
             let (got, want) = (floats(&logits), floats(&expected.logits));
-            let size =
-                |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
-            let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b))
-                / size(&mut want.iter().copied());
+            let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+            let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
             let allowed = if dtype == F16 { 0.01 } else { 0.08 };
-            assert!(
-                off < allowed,
-                "{model} in {dtype} on {device}: off by {off}"
-            );
+            assert!(off < allowed, "{model} in {dtype} on {device}: off by {off}");
             let mut buffer = Vec::new();
             teacher.logits_into(&rows(&hidden), &mut buffer).unwrap();
             assert_eq!(buffer, floats(&logits));
@@ -57,11 +42,7 @@ fn slices_of_rows_equal_the_whole() {
     for device in test_devices() {
         for model in MODELS {
             let (teacher, expected) = (teacher(model, device, F32), expected(model));
-            let hidden = rows(
-                &teacher
-                    .hidden(&expected.tokens, expected.batch, expected.length)
-                    .unwrap(),
-            );
+            let hidden = rows(&teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap());
             let vocab = teacher.info().vocab_size;
             let whole = floats(&teacher.logits(&hidden).unwrap());
             let mut buffer = vec![f32::NAN; 7];
@@ -72,10 +53,7 @@ fn slices_of_rows_equal_the_whole() {
                     teacher.logits_into(&slice, &mut buffer).unwrap();
                     let want = &whole[first * vocab..(first + size) * vocab];
                     assert_eq!(buffer.len(), want.len());
-                    assert!(
-                        buffer.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-5),
-                        "{model}, {size} from {first}"
-                    );
+                    assert!(buffer.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-5), "{model}, {size} from {first}");
                 }
             }
         }
@@ -87,15 +65,10 @@ fn a_batch_equals_its_sequences_one_by_one() {
     for device in test_devices() {
         for model in MODELS {
             let (teacher, expected) = (teacher(model, device, F32), expected(model));
-            let together = teacher
-                .hidden(&expected.tokens, expected.batch, expected.length)
-                .unwrap();
+            let together = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
             for (b, tokens) in expected.tokens.chunks(expected.length).enumerate() {
                 let alone = teacher.hidden(tokens, 1, expected.length).unwrap();
-                assert!(
-                    worst(&alone, &together.narrow(0, b, 1).unwrap()) < 1e-4,
-                    "{model} on {device}"
-                );
+                assert!(worst(&alone, &together.narrow(0, b, 1).unwrap()) < 1e-4, "{model} on {device}");
             }
         }
     }
@@ -113,18 +86,9 @@ fn a_later_token_changes_nothing_before_it() {
             let changed = length / 2;
             tokens[changed] = (tokens[changed] + 1) % vocab;
             let after = teacher.hidden(&tokens, 1, length).unwrap();
-            let part =
-                |hidden: &Tensor, from, to| floats(&hidden.narrow(1, from, to - from).unwrap());
-            assert_eq!(
-                part(&before, 0, changed),
-                part(&after, 0, changed),
-                "{model} on {device}"
-            );
-            assert_ne!(
-                part(&before, changed, length),
-                part(&after, changed, length),
-                "{model} on {device}"
-            );
+            let part = |hidden: &Tensor, from, to| floats(&hidden.narrow(1, from, to - from).unwrap());
+            assert_eq!(part(&before, 0, changed), part(&after, 0, changed), "{model} on {device}");
+            assert_ne!(part(&before, changed, length), part(&after, changed, length), "{model} on {device}");
         }
     }
 }
@@ -134,14 +98,9 @@ fn the_number_of_threads_changes_no_bit() {
     for model in MODELS {
         let (teacher, expected) = (teacher(model, DeviceChoice::Cpu, F32), expected(model));
         let run = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
-                let hidden = teacher
-                    .hidden(&expected.tokens, expected.batch, expected.length)
-                    .unwrap();
+                let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
                 let mut logits = Vec::new();
                 teacher.logits_into(&rows(&hidden), &mut logits).unwrap();
                 logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -159,44 +118,28 @@ fn a_checkpoint_without_prefix_loads_too() {
     let folder = tempfile::tempdir().unwrap();
     let from = testdata("gpt2");
     std::fs::copy(from.join("config.json"), folder.path().join("config.json")).unwrap();
-    let tensors =
-        candle_core::safetensors::load(from.join("model.safetensors"), &Device::Cpu).unwrap();
-    let mut bare: std::collections::HashMap<String, Tensor> = tensors
-        .into_iter()
-        .map(|(name, t)| (name.trim_start_matches("transformer.").to_owned(), t))
-        .collect();
-    bare.insert(
-        "h.0.attn.bias".into(),
-        Tensor::zeros((1, 1, 64, 64), DType::U8, &Device::Cpu).unwrap(),
-    );
+    let tensors = candle_core::safetensors::load(from.join("model.safetensors"), &Device::Cpu).unwrap();
+    let mut bare: std::collections::HashMap<String, Tensor> =
+        tensors.into_iter().map(|(name, t)| (name.trim_start_matches("transformer.").to_owned(), t)).collect();
+    bare.insert("h.0.attn.bias".into(), Tensor::zeros((1, 1, 64, 64), DType::U8, &Device::Cpu).unwrap());
     // In two shards with an index, as large models come.
-    let (first, second): (Vec<_>, Vec<_>) = bare
-        .into_iter()
-        .partition(|(name, _)| name.starts_with("h.1."));
+    let (first, second): (Vec<_>, Vec<_>) = bare.into_iter().partition(|(name, _)| name.starts_with("h.1."));
     let mut map = String::new();
     for (i, shard) in [first, second].into_iter().enumerate() {
         let file = format!("model-0000{i}-of-00002.safetensors");
-        shard.iter().for_each(|(name, _)| {
-            map += &format!(
-                "{}\"{name}\": \"{file}\"",
-                if map.is_empty() { "" } else { ", " }
-            )
-        });
+        shard
+            .iter()
+            .for_each(|(name, _)| map += &format!("{}\"{name}\": \"{file}\"", if map.is_empty() { "" } else { ", " }));
         let shard: std::collections::HashMap<_, _> = shard.into_iter().collect();
         candle_core::safetensors::save(&shard, folder.path().join(file)).unwrap();
     }
     let index = folder.path().join("model.safetensors.index.json");
     std::fs::write(index, format!("{{\"weight_map\": {{{map}}}}}")).unwrap();
 
-    let options = LoadOptions {
-        device: DeviceChoice::Cpu,
-        dtype: F32,
-    };
+    let options = LoadOptions { device: DeviceChoice::Cpu, dtype: F32 };
     let (sharded, expected) = (load(folder.path(), &options).unwrap(), expected("gpt2"));
     assert_eq!(sharded.info().weights.len(), 2);
-    let hidden = sharded
-        .hidden(&expected.tokens, expected.batch, expected.length)
-        .unwrap();
+    let hidden = sharded.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
     assert!(worst(&sharded.logits(&rows(&hidden)).unwrap(), &expected.logits) < 1e-4);
 }
 
@@ -204,24 +147,10 @@ fn a_checkpoint_without_prefix_loads_too() {
 fn info_describes_the_model() {
     let teacher = teacher("llama-gqa", DeviceChoice::Cpu, F32);
     let info = teacher.info();
-    assert_eq!(
-        (
-            info.vocab_size,
-            info.max_positions,
-            info.hidden_size,
-            info.layers
-        ),
-        (199, 128, 48, 3)
-    );
+    assert_eq!((info.vocab_size, info.max_positions, info.hidden_size, info.layers), (199, 128, 48, 3));
     assert_eq!((info.bos_token_id, info.eos_token_id), (Some(1), Some(2)));
     // embedding, norm, and per block 2 norms, q, k, v, o, three of the mlp
-    assert_eq!(
-        info.parameters,
-        199 * 48 + 48 + 3 * (2 * 48 + 2 * 48 * 48 + 2 * 16 * 48 + 3 * 48 * 96)
-    );
-    assert_eq!(
-        (info.device.as_str(), info.arithmetic.as_str()),
-        ("cpu", "f32 (safetensors)")
-    );
+    assert_eq!(info.parameters, 199 * 48 + 48 + 3 * (2 * 48 + 2 * 48 * 48 + 2 * 16 * 48 + 3 * 48 * 96));
+    assert_eq!((info.device.as_str(), info.arithmetic.as_str()), ("cpu", "f32 (safetensors)"));
     assert_eq!(info.weights[0].0, "model.safetensors");
 }

@@ -8,11 +8,7 @@ use super::*;
 /// A copy of a model with its `config.json` edited.
 fn edited(model: &str, from: &str, to: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    fs::copy(
-        testdata(model).join("model.safetensors"),
-        folder.path().join("model.safetensors"),
-    )
-    .unwrap();
+    fs::copy(testdata(model).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let config = fs::read_to_string(testdata(model).join("config.json")).unwrap();
     assert!(config.contains(from), "{from} is not in the config");
     fs::write(folder.path().join("config.json"), config.replace(from, to)).unwrap();
@@ -20,13 +16,7 @@ fn edited(model: &str, from: &str, to: &str) -> tempfile::TempDir {
 }
 
 fn complaint(path: &Path) -> String {
-    match load(
-        path,
-        &LoadOptions {
-            device: DeviceChoice::Cpu,
-            dtype: Precision::F32,
-        },
-    ) {
+    match load(path, &LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 }) {
         Ok(_) => panic!("loaded"),
         Err(error) => error.to_string(),
     }
@@ -40,71 +30,26 @@ fn assert_all(text: &str, parts: &[&str]) {
 
 #[test]
 fn config_is_read_without_weights() {
-    let folder = edited(
-        "llama-gqa",
-        r#""eos_token_id": 2"#,
-        r#""eos_token_id": [7, 2]"#,
-    );
+    let folder = edited("llama-gqa", r#""eos_token_id": 2"#, r#""eos_token_id": [7, 2]"#);
     fs::write(folder.path().join("model.safetensors"), b"never read").unwrap();
     let config = TeacherConfig::read(folder.path()).unwrap();
-    assert_eq!(
-        (config.architecture, config.vocab_size),
-        (Architecture::Llama, 199)
-    );
-    assert_eq!(
-        (config.bos_token_id, config.eos_token_id),
-        (Some(1), Some(7))
-    );
+    assert_eq!((config.architecture, config.vocab_size), (Architecture::Llama, 199));
+    assert_eq!((config.bos_token_id, config.eos_token_id), (Some(1), Some(7)));
     let qwen = TeacherConfig::read(&testdata("qwen3")).unwrap();
-    assert_eq!(
-        (qwen.architecture, qwen.bos_token_id, qwen.max_positions),
-        (Architecture::Qwen3, None, 128)
-    );
+    assert_eq!((qwen.architecture, qwen.bos_token_id, qwen.max_positions), (Architecture::Qwen3, None, 128));
 }
 
 #[test]
 fn what_is_not_supported_is_refused_with_what_is() {
-    let other = edited(
-        "qwen3",
-        r#""model_type": "qwen3""#,
-        r#""model_type": "mamba""#,
-    );
-    assert_all(
-        &complaint(other.path()),
-        &["config.json", "model_type", "mamba", "gpt2, llama, qwen3"],
-    );
-    let rope = edited(
-        "llama-gqa",
-        r#""rope_type": "default""#,
-        r#""rope_type": "yarn""#,
-    );
-    assert_all(
-        &complaint(rope.path()),
-        &[
-            "rope_parameters.rope_type",
-            "yarn",
-            "default, linear, llama3",
-        ],
-    );
+    let other = edited("qwen3", r#""model_type": "qwen3""#, r#""model_type": "mamba""#);
+    assert_all(&complaint(other.path()), &["config.json", "model_type", "mamba", "gpt2, llama, qwen3"]);
+    let rope = edited("llama-gqa", r#""rope_type": "default""#, r#""rope_type": "yarn""#);
+    assert_all(&complaint(rope.path()), &["rope_parameters.rope_type", "yarn", "default, linear, llama3"]);
     let gelu = edited("gpt2", "gelu_new", "relu");
-    assert_all(
-        &complaint(gelu.path()),
-        &["activation_function", "relu", "gelu_new"],
-    );
-    let heads = edited(
-        "llama-gqa",
-        r#""num_key_value_heads": 2"#,
-        r#""num_key_value_heads": 4"#,
-    );
-    assert_all(
-        &complaint(heads.path()),
-        &["num_key_value_heads", "4", "divisor"],
-    );
-    let eos = edited(
-        "llama-gqa",
-        r#""eos_token_id": 2"#,
-        r#""eos_token_id": "</s>""#,
-    );
+    assert_all(&complaint(gelu.path()), &["activation_function", "relu", "gelu_new"]);
+    let heads = edited("llama-gqa", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 4"#);
+    assert_all(&complaint(heads.path()), &["num_key_value_heads", "4", "divisor"]);
+    let eos = edited("llama-gqa", r#""eos_token_id": 2"#, r#""eos_token_id": "</s>""#);
     assert_all(&complaint(eos.path()), &["eos_token_id", "</s>", "null"]);
     let vocab = edited("llama-gqa", r#""vocab_size": 199"#, r#""vocab_size": null"#);
     assert_all(&complaint(vocab.path()), &["vocab_size", "nothing"]);
@@ -112,34 +57,11 @@ fn what_is_not_supported_is_refused_with_what_is() {
 
 #[test]
 fn weights_that_do_not_fit_are_named() {
-    let wide = edited(
-        "llama-gqa",
-        r#""intermediate_size": 96"#,
-        r#""intermediate_size": 97"#,
-    );
-    assert_all(
-        &complaint(wide.path()),
-        &[
-            "model.safetensors",
-            "gate_proj.weight",
-            "[96, 48]",
-            "[97, 48]",
-        ],
-    );
-    let untied = edited(
-        "llama-gqa",
-        r#""tie_word_embeddings": true"#,
-        r#""tie_word_embeddings": false"#,
-    );
-    assert_all(
-        &complaint(untied.path()),
-        &["model.safetensors", "lm_head.weight", "missing"],
-    );
-    let bias = edited(
-        "llama-gqa",
-        r#""attention_bias": false"#,
-        r#""attention_bias": true"#,
-    );
+    let wide = edited("llama-gqa", r#""intermediate_size": 96"#, r#""intermediate_size": 97"#);
+    assert_all(&complaint(wide.path()), &["model.safetensors", "gate_proj.weight", "[96, 48]", "[97, 48]"]);
+    let untied = edited("llama-gqa", r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
+    assert_all(&complaint(untied.path()), &["model.safetensors", "lm_head.weight", "missing"]);
+    let bias = edited("llama-gqa", r#""attention_bias": false"#, r#""attention_bias": true"#);
     assert_all(&complaint(bias.path()), &["q_proj.bias", "missing"]);
 }
 
@@ -150,16 +72,10 @@ fn damaged_and_absent_files_are_named() {
     let whole = fs::read(&weights).unwrap();
     for length in [0, 7, 100, whole.len() / 2, whole.len() - 1] {
         fs::write(&weights, &whole[..length]).unwrap();
-        assert_all(
-            &complaint(folder.path()),
-            &["model.safetensors", "cut short"],
-        );
+        assert_all(&complaint(folder.path()), &["model.safetensors", "cut short"]);
     }
     fs::remove_file(&weights).unwrap();
-    assert_all(
-        &complaint(folder.path()),
-        &["cannot read", "model.safetensors"],
-    );
+    assert_all(&complaint(folder.path()), &["cannot read", "model.safetensors"]);
     fs::write(folder.path().join("config.json"), "{").unwrap();
     assert_all(&complaint(folder.path()), &["config.json", "json"]);
     assert_all(&complaint(Path::new("nowhere.gguf")), &["nowhere.gguf"]);
@@ -168,31 +84,14 @@ fn damaged_and_absent_files_are_named() {
 #[test]
 fn inputs_are_checked() {
     let teacher = teacher("gpt2", DeviceChoice::Cpu, Precision::F32);
-    let hidden = |tokens: &[u32], batch, length| {
-        teacher
-            .hidden(tokens, batch, length)
-            .unwrap_err()
-            .to_string()
-    };
+    let hidden = |tokens: &[u32], batch, length| teacher.hidden(tokens, batch, length).unwrap_err().to_string();
     assert_all(&hidden(&[0; 65], 1, 65), &["length", "65", "1 to 64"]);
-    assert_all(
-        &hidden(&[0; 5], 2, 3),
-        &["number of tokens", "5", "2 sequences of 3"],
-    );
+    assert_all(&hidden(&[0; 5], 2, 3), &["number of tokens", "5", "2 sequences of 3"]);
     assert_all(&hidden(&[], 0, 3), &["number of tokens", "at least one"]);
     assert_all(&hidden(&[3, 211], 1, 2), &["token", "211", "0 to 210"]);
     let narrow = Tensor::zeros((2, 47), DType::F32, &Device::Cpu).unwrap();
-    assert_all(
-        &teacher.logits(&narrow).unwrap_err().to_string(),
-        &["[2, 47]", "[n, 48]"],
-    );
-    assert_all(
-        &teacher
-            .logits_into(&narrow, &mut Vec::new())
-            .unwrap_err()
-            .to_string(),
-        &["[2, 47]"],
-    );
+    assert_all(&teacher.logits(&narrow).unwrap_err().to_string(), &["[2, 47]", "[n, 48]"]);
+    assert_all(&teacher.logits_into(&narrow, &mut Vec::new()).unwrap_err().to_string(), &["[2, 47]"]);
 }
 
 #[test]
@@ -200,19 +99,10 @@ fn devices_and_types_are_parsed() {
     for name in ["auto", "cpu", "cuda:0", "cuda:3"] {
         assert_eq!(name.parse::<DeviceChoice>().unwrap().to_string(), name);
     }
-    assert_all(
-        &"gpu".parse::<DeviceChoice>().unwrap_err().to_string(),
-        &["gpu", "auto, cpu, cuda, cuda:N"],
-    );
-    assert_all(
-        &"int8".parse::<Precision>().unwrap_err().to_string(),
-        &["int8", "f32, bf16, f16"],
-    );
+    assert_all(&"gpu".parse::<DeviceChoice>().unwrap_err().to_string(), &["gpu", "auto, cpu, cuda, cuda:N"]);
+    assert_all(&"int8".parse::<Precision>().unwrap_err().to_string(), &["int8", "f32, bf16, f16"]);
     if test_devices().len() == 1 {
-        assert_all(
-            &DeviceChoice::Cuda(0).open().unwrap_err().to_string(),
-            &["cuda:0", "valid: cpu"],
-        );
+        assert_all(&DeviceChoice::Cuda(0).open().unwrap_err().to_string(), &["cuda:0", "valid: cpu"]);
         assert!(DeviceChoice::Auto.open().unwrap().is_cpu());
     }
 }

@@ -11,14 +11,8 @@ use super::*;
 /// As llama.cpp's converter: halves of a head become neighbours.
 fn interleaved(weight: &Tensor, heads: usize) -> Tensor {
     let (rows, columns) = weight.dims2().unwrap();
-    let halves = weight
-        .reshape((heads, 2, rows / heads / 2, columns))
-        .unwrap();
-    halves
-        .transpose(1, 2)
-        .unwrap()
-        .reshape((rows, columns))
-        .unwrap()
+    let halves = weight.reshape((heads, 2, rows / heads / 2, columns)).unwrap();
+    halves.transpose(1, 2).unwrap().reshape((rows, columns)).unwrap()
 }
 
 /// The reference Llama as GGUF names and layouts, f32.
@@ -42,9 +36,7 @@ fn tensors() -> Vec<(String, Tensor)> {
     let mut all: Vec<_> = loaded
         .into_iter()
         .map(|(name, tensor)| {
-            let name = names
-                .iter()
-                .fold(name, |name, (from, to)| name.replace(from, to));
+            let name = names.iter().fold(name, |name, (from, to)| name.replace(from, to));
             let tensor = match name.split('.').nth(2) {
                 Some("attn_q") => interleaved(&tensor, 6),
                 Some("attn_k") => interleaved(&tensor, 2),
@@ -59,9 +51,7 @@ fn tensors() -> Vec<(String, Tensor)> {
 
 fn metadata() -> Vec<(&'static str, Value)> {
     let text = |text: &str| Value::String(text.into());
-    let vocab = ["<s>", "a", "b", "1", "2", "Ġ", "ab", "<kept>"]
-        .map(text)
-        .to_vec();
+    let vocab = ["<s>", "a", "b", "1", "2", "Ġ", "ab", "<kept>"].map(text).to_vec();
     vec![
         ("general.architecture", text("llama")),
         ("llama.context_length", Value::U32(128)),
@@ -75,58 +65,30 @@ fn metadata() -> Vec<(&'static str, Value)> {
         ("tokenizer.ggml.model", text("gpt2")),
         ("tokenizer.ggml.pre", text("smollm")),
         ("tokenizer.ggml.tokens", Value::Array(vocab)),
-        (
-            "tokenizer.ggml.token_type",
-            Value::Array([3, 1, 1, 1, 1, 1, 1, 4].map(Value::I32).to_vec()),
-        ),
-        (
-            "tokenizer.ggml.merges",
-            Value::Array(vec![text("a b"), text("1 2")][..1].to_vec()),
-        ),
+        ("tokenizer.ggml.token_type", Value::Array([3, 1, 1, 1, 1, 1, 1, 4].map(Value::I32).to_vec())),
+        ("tokenizer.ggml.merges", Value::Array(vec![text("a b"), text("1 2")][..1].to_vec())),
         ("tokenizer.ggml.bos_token_id", Value::U32(0)),
         ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
     ]
 }
 
-fn write(
-    path: &Path,
-    metadata: &[(&'static str, Value)],
-    tensors: &[(String, Tensor)],
-    dtype: GgmlDType,
-) {
+fn write(path: &Path, metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)], dtype: GgmlDType) {
     let quantised: Vec<_> = tensors
         .iter()
         .map(|(name, tensor)| {
             let fits = tensor.rank() == 2 && tensor.dim(1).unwrap() % dtype.block_size() == 0;
-            (
-                name,
-                QTensor::quantize(tensor, if fits { dtype } else { GgmlDType::F32 }).unwrap(),
-            )
+            (name, QTensor::quantize(tensor, if fits { dtype } else { GgmlDType::F32 }).unwrap())
         })
         .collect();
-    let tensors: Vec<_> = quantised
-        .iter()
-        .map(|(name, tensor)| (name.as_str(), tensor))
-        .collect();
+    let tensors: Vec<_> = quantised.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let metadata: Vec<_> = metadata.iter().map(|(key, value)| (*key, value)).collect();
     gguf_file::write(&mut fs::File::create(path).unwrap(), &metadata, &tensors).unwrap();
 }
 
 fn logits(path: &Path, device: DeviceChoice) -> Tensor {
-    let (teacher, expected) = (
-        load(
-            path,
-            &LoadOptions {
-                device,
-                dtype: Precision::F32,
-            },
-        )
-        .unwrap(),
-        expected("llama-gqa"),
-    );
-    let hidden = teacher
-        .hidden(&expected.tokens, expected.batch, expected.length)
-        .unwrap();
+    let (teacher, expected) =
+        (load(path, &LoadOptions { device, dtype: Precision::F32 }).unwrap(), expected("llama-gqa"));
+    let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
     teacher.logits(&rows(&hidden)).unwrap()
 }
 
@@ -142,13 +104,7 @@ fn gguf_equals_the_reference() {
     let rounded: Vec<_> = tensors()
         .into_iter()
         .map(|(name, tensor)| match name.contains("ffn_down") {
-            true => (
-                name,
-                QTensor::quantize(&tensor, GgmlDType::Q8_0)
-                    .unwrap()
-                    .dequantize(&Device::Cpu)
-                    .unwrap(),
-            ),
+            true => (name, QTensor::quantize(&tensor, GgmlDType::Q8_0).unwrap().dequantize(&Device::Cpu).unwrap()),
             false => (name, tensor),
         })
         .collect();
@@ -159,29 +115,12 @@ fn gguf_equals_the_reference() {
         write(&path, &metadata(), &rounded, GgmlDType::F32);
         let widened = logits(&path, device);
         write(&path, &metadata(), &tensors(), GgmlDType::Q8_0);
-        assert_eq!(
-            worst(&logits(&path, device), &widened),
-            0.0,
-            "q8_0 on {device}"
-        );
+        assert_eq!(worst(&logits(&path, device), &widened), 0.0, "q8_0 on {device}");
     }
-    let teacher = load(
-        &path,
-        &LoadOptions {
-            device: DeviceChoice::Cpu,
-            dtype: Precision::F32,
-        },
-    )
-    .unwrap();
-    assert_eq!(
-        teacher.info().arithmetic,
-        "f32 (widened from F32/Q8_0 gguf)"
-    );
+    let teacher = load(&path, &LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 }).unwrap();
+    assert_eq!(teacher.info().arithmetic, "f32 (widened from F32/Q8_0 gguf)");
     let config = TeacherConfig::read(&path).unwrap();
-    assert_eq!(
-        (config.architecture, config.vocab_size, config.max_positions),
-        (Architecture::Llama, 199, 128)
-    );
+    assert_eq!((config.architecture, config.vocab_size, config.max_positions), (Architecture::Llama, 199, 128));
     assert_eq!((config.bos_token_id, config.eos_token_id), (Some(0), None));
 }
 
@@ -190,17 +129,9 @@ fn an_untied_head_and_frequency_factors_are_used() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let mut all = tensors();
-    let embedding = all
-        .iter()
-        .find(|(name, _)| name == "token_embd.weight")
-        .unwrap()
-        .1
-        .clone();
+    let embedding = all.iter().find(|(name, _)| name == "token_embd.weight").unwrap().1.clone();
     all.push(("output.weight".into(), embedding));
-    all.push((
-        "rope_freqs.weight".into(),
-        Tensor::ones(4, DType::F32, &Device::Cpu).unwrap(),
-    ));
+    all.push(("rope_freqs.weight".into(), Tensor::ones(4, DType::F32, &Device::Cpu).unwrap()));
     write(&path, &metadata(), &all, GgmlDType::F32);
     assert!(off(&path, DeviceChoice::Cpu) < 1e-4);
     let doubled = Tensor::new(&[1f32, 1.0, 1.0, 8.0], &Device::Cpu).unwrap();
@@ -217,76 +148,35 @@ fn gguf_complaints_name_file_and_field() {
     let path = folder.path().join("model.gguf");
     let complaint = |metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)]| {
         write(&path, metadata, tensors, GgmlDType::F32);
-        let error = load(
-            &path,
-            &LoadOptions {
-                device: DeviceChoice::Cpu,
-                dtype: Precision::F32,
-            },
-        )
-        .map(|_| ())
-        .unwrap_err();
+        let error =
+            load(&path, &LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 }).map(|_| ()).unwrap_err();
         let error = error.to_string();
         assert!(error.contains("model.gguf"), "{error}");
         error
     };
     let with = |key: &str, value: Value| {
         let mut all: HashMap<_, _> = metadata().into_iter().collect();
-        let key = metadata()
-            .into_iter()
-            .map(|(k, _)| k)
-            .chain(["llama.rope.scaling.type"])
-            .find(|k| *k == key)
-            .unwrap();
+        let key =
+            metadata().into_iter().map(|(k, _)| k).chain(["llama.rope.scaling.type"]).find(|k| *k == key).unwrap();
         all.insert(key, value);
         all.into_iter().collect::<Vec<_>>()
     };
-    let error = complaint(
-        &with("general.architecture", Value::String("rwkv".into())),
-        &tensors(),
-    );
-    assert!(
-        error.contains("rwkv") && error.contains("llama (gguf)"),
-        "{error}"
-    );
-    let error = complaint(
-        &with("llama.rope.scaling.type", Value::String("yarn".into())),
-        &tensors(),
-    );
-    assert!(
-        error.contains("llama.rope.scaling.type") && error.contains("none, linear"),
-        "{error}"
-    );
-    let error = complaint(
-        &with("llama.feed_forward_length", Value::U32(95)),
-        &tensors(),
-    );
-    assert!(
-        error.contains("blk.0.ffn_gate.weight") && error.contains("[95, 48]"),
-        "{error}"
-    );
-    let all: Vec<_> = tensors()
-        .into_iter()
-        .filter(|(name, _)| name != "blk.2.attn_q.weight")
-        .collect();
+    let error = complaint(&with("general.architecture", Value::String("rwkv".into())), &tensors());
+    assert!(error.contains("rwkv") && error.contains("llama (gguf)"), "{error}");
+    let error = complaint(&with("llama.rope.scaling.type", Value::String("yarn".into())), &tensors());
+    assert!(error.contains("llama.rope.scaling.type") && error.contains("none, linear"), "{error}");
+    let error = complaint(&with("llama.feed_forward_length", Value::U32(95)), &tensors());
+    assert!(error.contains("blk.0.ffn_gate.weight") && error.contains("[95, 48]"), "{error}");
+    let all: Vec<_> = tensors().into_iter().filter(|(name, _)| name != "blk.2.attn_q.weight").collect();
     let error = complaint(&metadata(), &all);
-    assert!(
-        error.contains("blk.2.attn_q.weight") && error.contains("missing"),
-        "{error}"
-    );
+    assert!(error.contains("blk.2.attn_q.weight") && error.contains("missing"), "{error}");
 
     write(&path, &metadata(), &tensors(), GgmlDType::F32);
     let whole = fs::read(&path).unwrap();
     for length in [3, 40, 400, whole.len() / 2] {
         fs::write(&path, &whole[..length]).unwrap();
-        let error = load(&path, &LoadOptions::default())
-            .map(|_| ())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("model.gguf") && error.contains("cut short"),
-            "{length}: {error}"
-        );
+        let error = load(&path, &LoadOptions::default()).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("model.gguf") && error.contains("cut short"), "{length}: {error}");
     }
 }
 
@@ -296,38 +186,17 @@ fn tokenizer_is_built_from_the_file() {
     let path = folder.path().join("model.gguf");
     write(&path, &metadata(), &[], GgmlDType::F32);
     let built = gguf_tokenizer(&path).unwrap();
-    assert_eq!(
-        (built.bos_token_id, built.eos_token_id, built.add_bos),
-        (Some(0), None, true)
-    );
+    assert_eq!((built.bos_token_id, built.eos_token_id, built.add_bos), (Some(0), None, true));
     let encoding = built.tokenizer.encode("ab12<kept> ba<s>", false).unwrap();
     assert_eq!(encoding.get_ids(), [6, 3, 4, 7, 5, 2, 1, 0]);
-    assert_eq!(
-        built.tokenizer.decode(encoding.get_ids(), false).unwrap(),
-        "ab12<kept> ba<s>"
-    );
-    assert_eq!(
-        built.tokenizer.decode(encoding.get_ids(), true).unwrap(),
-        "ab12<kept> ba"
-    );
+    assert_eq!(built.tokenizer.decode(encoding.get_ids(), false).unwrap(), "ab12<kept> ba<s>");
+    assert_eq!(built.tokenizer.decode(encoding.get_ids(), true).unwrap(), "ab12<kept> ba");
 
     let other: Vec<_> = metadata()
         .into_iter()
-        .map(|(key, value)| {
-            (
-                key,
-                if key == "tokenizer.ggml.pre" {
-                    Value::String("default".into())
-                } else {
-                    value
-                },
-            )
-        })
+        .map(|(key, value)| (key, if key == "tokenizer.ggml.pre" { Value::String("default".into()) } else { value }))
         .collect();
     write(&path, &other, &[], GgmlDType::F32);
     let error = gguf_tokenizer(&path).map(|_| ()).unwrap_err().to_string();
-    assert!(
-        error.contains("tokenizer.ggml.pre") && error.contains("gpt-2, smollm, llama-bpe, qwen2"),
-        "{error}"
-    );
+    assert!(error.contains("tokenizer.ggml.pre") && error.contains("gpt-2, smollm, llama-bpe, qwen2"), "{error}");
 }

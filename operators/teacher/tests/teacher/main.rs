@@ -14,9 +14,7 @@ use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, Teacher, load};
 const MODELS: [&str; 3] = ["gpt2", "llama-gqa", "qwen3"];
 
 fn testdata(model: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("testdata")
-        .join(model)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model)
 }
 
 /// The CPU, and a GPU where this binary has CUDA and the machine has one.
@@ -43,20 +41,9 @@ fn expected(model: &str) -> Expected {
     let mut tensors = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     let tokens = tensors.remove("input_ids").unwrap();
     let (batch, length) = tokens.dims2().unwrap();
-    let tokens = tokens
-        .flatten_all()
-        .unwrap()
-        .to_dtype(DType::U32)
-        .unwrap()
-        .to_vec1()
-        .unwrap();
+    let tokens = tokens.flatten_all().unwrap().to_dtype(DType::U32).unwrap().to_vec1().unwrap();
     let logits = tensors.remove("logits").unwrap().flatten(0, 1).unwrap();
-    Expected {
-        tokens,
-        batch,
-        length,
-        logits,
-    }
+    Expected { tokens, batch, length, logits }
 }
 
 fn rows(hidden: &Tensor) -> Tensor {
@@ -64,19 +51,11 @@ fn rows(hidden: &Tensor) -> Tensor {
 }
 
 fn floats(tensor: &Tensor) -> Vec<f32> {
-    let tensor = tensor
-        .to_dtype(DType::F32)
-        .unwrap()
-        .to_device(&Device::Cpu)
-        .unwrap();
+    let tensor = tensor.to_dtype(DType::F32).unwrap().to_device(&Device::Cpu).unwrap();
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 fn worst(a: &Tensor, b: &Tensor) -> f32 {
     assert_eq!(a.dims(), b.dims());
-    floats(a)
-        .iter()
-        .zip(floats(b))
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, f32::max)
+    floats(a).iter().zip(floats(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }

@@ -101,16 +101,15 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
     let plan = context.state().create_logical_plan(sql).await.map_err(sql_error)?;
     let only_queries = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let verified = only_queries.verify_plan(&plan);
-    let explains = matches!(
-        plan,
-        LogicalPlan::Explain(_) | LogicalPlan::Analyze(_) | LogicalPlan::DescribeTable(_)
-    );
+    let explains = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_) | LogicalPlan::DescribeTable(_));
     if verified.is_err() || explains {
         let what = verified.err().map_or("not a query".to_string(), |e| e.strip_backtrace());
         return Err(invalid(format!("{what}; valid: one SELECT over the table `{TABLE}`")));
     }
     if let Some(name) = unstable_function(&plan).map_err(sql_error)? {
-        return Err(invalid(format!("{name}() can give another result at every run; valid: functions of their arguments alone")));
+        return Err(invalid(format!(
+            "{name}() can give another result at every run; valid: functions of their arguments alone"
+        )));
     }
     let fields = plan.schema().fields();
     let there = || fields.iter().map(|f| format!("{} ({})", f.name(), f.data_type())).collect::<Vec<_>>().join(", ");

@@ -269,7 +269,10 @@ impl Lines<'_> {
 }
 
 impl TextPartition {
-    fn read(&self, send: &mut dyn FnMut(RecordBatch) -> std::result::Result<(), Stopped>) -> std::result::Result<(), SourceError> {
+    fn read(
+        &self,
+        send: &mut dyn FnMut(RecordBatch) -> std::result::Result<(), Stopped>,
+    ) -> std::result::Result<(), SourceError> {
         let mut lines = Lines {
             schema: self.schema.clone(),
             texts: LargeStringBuilder::new(),

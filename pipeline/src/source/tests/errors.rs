@@ -6,7 +6,8 @@ fn fails(bench: &Bench, input: &Input, target: u64) -> String {
     error.to_string()
 }
 
-const BAD_JSONL: &[u8] = b"{\"text\":\"ok\"}\n{\"text\":\"ok2\"\n{\"text\":null}\n{\"text\":3}\n{\"other\":1}\n[1]\n{\"text\":\"\xff\"}\n\
+const BAD_JSONL: &[u8] =
+    b"{\"text\":\"ok\"}\n{\"text\":\"ok2\"\n{\"text\":null}\n{\"text\":3}\n{\"other\":1}\n[1]\n{\"text\":\"\xff\"}\n\
     {\"text\":\"a\"} x\n{\"text\":\"\\ud800\"}\n{\"a\":\"\xc3\x28\",\"text\":\"b\"}\n{\"text\":\"ok3\"}";
 
 #[test]
@@ -14,8 +15,7 @@ fn bad_json_is_skipped_and_counted() {
     let bench = Bench::with(&[("a.jsonl", BAD_JSONL), ("b.jsonl.gz", &gzip(BAD_JSONL))]);
     for target in [1, 20, 1 << 20] {
         let got = bench.all(&input(json!({"on_error": "skip"})), target);
-        assert_eq!(got.documents, ["ok", "ok2x", "ok3", "ok", "ok2x", "ok3"].map(|d| d.trim_end_matches('x')).iter()
-            .filter(|d| **d != "ok2").copied().collect::<Vec<_>>());
+        assert_eq!(got.documents, ["ok", "ok3", "ok", "ok3"]);
         let counted: Vec<_> = got.summary.skipped.iter().map(|(k, n)| (k.as_str(), *n)).collect();
         assert_eq!(
             counted,
@@ -28,9 +28,15 @@ fn bad_json_is_skipped_and_counted() {
 fn bad_json_names_file_and_line_in_any_split() {
     let lines: Vec<&[u8]> = BAD_JSONL.split(|b| *b == b'\n').collect();
     let expected = [
-        (1, "broken JSON"), (2, "null text: the value of \"text\" is null; valid: a string"),
-        (3, "not a string: the value of \"text\" is a number"), (4, "missing column: the object has no key \"text\""),
-        (5, "broken JSON: got an array"), (6, "invalid UTF-8"), (7, "broken JSON"), (8, "broken JSON"), (9, "invalid UTF-8"),
+        (1, "broken JSON"),
+        (2, "null text: the value of \"text\" is null; valid: a string"),
+        (3, "not a string: the value of \"text\" is a number"),
+        (4, "missing column: the object has no key \"text\""),
+        (5, "broken JSON: got an array"),
+        (6, "invalid UTF-8"),
+        (7, "broken JSON"),
+        (8, "broken JSON"),
+        (9, "invalid UTF-8"),
     ];
     for (line, what) in expected {
         let mut content = b"{\"text\":\"ok\"}\n\n\n".to_vec();
@@ -88,7 +94,9 @@ fn bad_csv_names_line_and_header() {
     for target in [1, 1 << 20] {
         let text = fails(&bench, &csv(json!({})), target);
         assert!(
-            text.starts_with("a.csv: line 4: wrong number of fields: got 1 fields; valid: 2, as in the header (id, text)"),
+            text.starts_with(
+                "a.csv: line 4: wrong number of fields: got 1 fields; valid: 2, as in the header (id, text)"
+            ),
             "{text}"
         );
         let got = bench.all(&csv(json!({"on_error": "skip"})), target);

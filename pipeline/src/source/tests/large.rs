@@ -48,7 +48,12 @@ fn the_spool_checks_characters_across_pushes() {
         spool.push(&text.as_bytes()[cut..]).unwrap();
         assert!(spool.is_whole() && spool.length() == text.len() as u64);
         let mut got = String::new();
-        spool.pieces(|e| e, &mut |piece, _| { got.push_str(piece); Ok(()) }).unwrap();
+        spool
+            .pieces(|e| e, &mut |piece, _| {
+                got.push_str(piece);
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(got, text);
         spool.clear().unwrap();
         assert!(spool.push(b"\xe6\x97").is_ok());

@@ -90,7 +90,7 @@ impl Bench {
         for split in splits {
             let mut partial = String::new();
             let summary = read_split(&self.store, files, split, input, &mut |batch: RecordBatch| {
-                assert_eq!(batch.schema(), batch::documents_schema());
+                assert_eq!(batch.schema(), stillhouse_operators::operator::documents_schema());
                 assert!((1..=1024).contains(&batch.num_rows()));
                 let bytes: usize = batch.column(1).as_string::<i32>().iter().flatten().map(str::len).sum();
                 assert!(bytes <= 4 << 20 || batch.num_rows() == 1, "{bytes}");

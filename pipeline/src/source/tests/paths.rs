@@ -10,7 +10,19 @@ fn problem(bench: &Bench, paths: Value) -> String {
 }
 
 fn tree() -> Bench {
-    let all = ["b.txt", "a.txt", "a.csv", ".hidden.txt", "d/x.txt", "d/e/y.txt.gz", "d/e/z.md", ".git/t.txt", "sp ace/ü%41#1.txt", "10.txt", "9.txt"];
+    let all = [
+        "b.txt",
+        "a.txt",
+        "a.csv",
+        ".hidden.txt",
+        "d/x.txt",
+        "d/e/y.txt.gz",
+        "d/e/z.md",
+        ".git/t.txt",
+        "sp ace/ü%41#1.txt",
+        "10.txt",
+        "9.txt",
+    ];
     Bench::with(&all.map(|n| (n, b"t\n" as &[u8])))
 }
 
@@ -19,8 +31,10 @@ fn globs_are_sorted_and_hidden_files_left_out() {
     let bench = tree();
     assert_eq!(names(&bench, json!(["*.txt"])), ["10.txt", "9.txt", "a.txt", "b.txt"]);
     assert_eq!(names(&bench, json!(["[ab].txt", "?.txt"])), ["a.txt", "b.txt", "9.txt"]);
-    assert_eq!(names(&bench, json!(["**/*.txt"])),
-        ["10.txt", "9.txt", "a.txt", "b.txt", "d/x.txt", "sp ace/ü%41#1.txt"]);
+    assert_eq!(
+        names(&bench, json!(["**/*.txt"])),
+        ["10.txt", "9.txt", "a.txt", "b.txt", "d/x.txt", "sp ace/ü%41#1.txt"]
+    );
     assert_eq!(names(&bench, json!(["d/**"])), ["d/x.txt", "d/e/y.txt.gz", "d/e/z.md"]);
     assert_eq!(names(&bench, json!(["*/e/*.gz"])), ["d/e/y.txt.gz"]);
     assert_eq!(names(&bench, json!([".hidden.txt"])), [".hidden.txt"]);
@@ -52,7 +66,12 @@ fn every_path_without_a_file_is_told() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("input.paths[0]: got \"none.txt\": no such file or folder"), "{text}");
     assert!(lines[1].starts_with("input.paths[2]: got \"*.nope\": matches no file"), "{text}");
-    assert!(lines[2].starts_with("input.paths[3]: got \"only\": the folder has no files with an ending of the format; valid: .txt"), "{text}");
+    assert!(
+        lines[2].starts_with(
+            "input.paths[3]: got \"only\": the folder has no files with an ending of the format; valid: .txt"
+        ),
+        "{text}"
+    );
     assert!(lines[3].starts_with("input.paths[4]: got \"[\": not a glob"), "{text}");
     assert!(lines[4].starts_with("input.paths[5]"), "{text}");
     assert_eq!(lines.len(), 5);

@@ -13,7 +13,9 @@ fn the_holdout_is_exact_across_files_and_formats() {
     let line = |i: usize| format!("document {i} {}", "x".repeat(i * 13 % 29));
     let rows = |r: std::ops::Range<usize>| r.map(|i| line(i) + "\n").collect::<String>();
     let json = |r: std::ops::Range<usize>| r.map(|i| json!({"text": line(i)}).to_string() + "\n\n").collect::<String>();
-    let csv = |r: std::ops::Range<usize>| "n,text\n".to_string() + &r.map(|i| format!("{i},\"{}\"\n", line(i))).collect::<String>();
+    let csv = |r: std::ops::Range<usize>| {
+        "n,text\n".to_string() + &r.map(|i| format!("{i},\"{}\"\n", line(i))).collect::<String>()
+    };
     let blocks = |r: std::ops::Range<usize>| r.map(|i| line(i) + "\n\n").collect::<String>();
     let ranges = [0..7, 7..7, 7..8, 8..20];
     let cases: [(&str, &str, &dyn Fn(std::ops::Range<usize>) -> String); 4] =
@@ -27,21 +29,38 @@ fn the_holdout_is_exact_across_files_and_formats() {
                 bench.put(&format!("{i}.x{}", if gz { ".gz" } else { "" }), &if gz { gzip(&bytes) } else { bytes });
             }
             for n in [1, 5, 12, 13, 14, 19] {
-                let input = input(json!({"format": format, "document": document, "holdout": {"validation": {"last_documents": n}}}));
+                let input = input(
+                    json!({"format": format, "document": document, "holdout": {"validation": {"last_documents": n}}}),
+                );
                 for target in [1, 30, 100, 1 << 20] {
                     let splits = bench.plan(&input, target).unwrap();
                     let first_held = splits.iter().position(|s| s.dataset_split == "validation").unwrap();
                     assert!(splits[first_held..].iter().all(|s| s.dataset_split == "validation"));
                     assert!(splits.iter().enumerate().all(|(i, s)| s.split.0 as usize == i));
-                    assert_eq!(documents(&bench, &input, &splits, "train"), all[..20 - n], "{format} {gz} {n} {target}");
-                    assert_eq!(documents(&bench, &input, &splits, "validation"), all[20 - n..], "{format} {gz} {n} {target}");
+                    assert_eq!(
+                        documents(&bench, &input, &splits, "train"),
+                        all[..20 - n],
+                        "{format} {gz} {n} {target}"
+                    );
+                    assert_eq!(
+                        documents(&bench, &input, &splits, "validation"),
+                        all[20 - n..],
+                        "{format} {gz} {n} {target}"
+                    );
                 }
             }
             for n in [20, 21, 1000] {
-                let input = input(json!({"format": format, "document": document, "holdout": {"validation": {"last_documents": n}}}));
+                let input = input(
+                    json!({"format": format, "document": document, "holdout": {"validation": {"last_documents": n}}}),
+                );
                 let text = bench.plan(&input, 30).unwrap_err().to_string();
-                assert_eq!(text, format!("input.holdout.validation.last_documents: got {n}, but the input has 20 records; \
-                    valid: fewer than that, so that something is left for train"));
+                assert_eq!(
+                    text,
+                    format!(
+                        "input.holdout.validation.last_documents: got {n}, but the input has 20 records; \
+                    valid: fewer than that, so that something is left for train"
+                    )
+                );
             }
         }
     }
@@ -66,7 +85,8 @@ fn errors_after_a_holdout_cut_still_know_their_line() {
 
 #[test]
 fn small_files_are_grouped_and_large_ones_cut() {
-    let bench = Bench::with(&[("a.txt", &[b'a'; 10]), ("b.txt", &[b'b'; 10]), ("c.txt", &[b'c'; 100]), ("d.txt", &[b'd'; 10])]);
+    let bench =
+        Bench::with(&[("a.txt", &[b'a'; 10]), ("b.txt", &[b'b'; 10]), ("c.txt", &[b'c'; 100]), ("d.txt", &[b'd'; 10])]);
     let splits = bench.plan(&input(json!({"format": "text"})), 40).unwrap();
     let pieces: Vec<Vec<(String, u64, u64)>> = splits
         .iter()
@@ -81,13 +101,16 @@ fn small_files_are_grouped_and_large_ones_cut() {
         })
         .collect();
     let piece = |f: &str, s, e| (f.to_string(), s, e);
-    assert_eq!(pieces, [
-        vec![piece("a.txt", 0, 10), piece("b.txt", 0, 10)],
-        vec![piece("c.txt", 0, 33)],
-        vec![piece("c.txt", 33, 66)],
-        vec![piece("c.txt", 66, 100)],
-        vec![piece("d.txt", 0, 10)],
-    ]);
+    assert_eq!(
+        pieces,
+        [
+            vec![piece("a.txt", 0, 10), piece("b.txt", 0, 10)],
+            vec![piece("c.txt", 0, 33)],
+            vec![piece("c.txt", 33, 66)],
+            vec![piece("c.txt", 66, 100)],
+            vec![piece("d.txt", 0, 10)],
+        ]
+    );
 }
 
 #[test]
@@ -95,10 +118,10 @@ fn ranges_of_compressed_files_are_decompressed_bytes_with_lines() {
     let bench = Bench::with(&[("a.txt.gz", &gzip(b"one\ntwo\nthree\nfour\n"))]);
     let splits = bench.plan(&input(json!({"format": "text"})), 8).unwrap();
     let ranges: Vec<Range> = splits.iter().flat_map(|s| &s.pieces).map(|p| p.range).collect();
-    assert_eq!(ranges, [
-        Range::Bytes { start: 0, end: 8, line: Some(1) },
-        Range::Bytes { start: 8, end: 19, line: Some(3) },
-    ]);
+    assert_eq!(
+        ranges,
+        [Range::Bytes { start: 0, end: 8, line: Some(1) }, Range::Bytes { start: 8, end: 19, line: Some(3) },]
+    );
 }
 
 #[test]
@@ -116,5 +139,5 @@ fn progress_ends_with_everything_done() {
 fn the_first_broken_file_is_told() {
     let bench = Bench::with(&[("a.txt.gz", &gzip(b"x\n")), ("b.txt.gz", b"bad"), ("c.txt.gz", b"bad")]);
     let text = bench.plan(&input(json!({"format": "text"})), 10).unwrap_err().to_string();
-    assert!(text.starts_with("b.txt.gz") || text.starts_with("c.txt.gz"), "{text}");
+    assert!(text.starts_with("b.txt.gz: "), "{text}");
 }

@@ -25,7 +25,9 @@ fn problems(bench: &Bench, input: &Input) -> String {
 
 fn jsonl() -> Bench {
     let lang = |i: usize| if i.is_multiple_of(2) { "en" } else { "de" };
-    let row = |i: usize| json!({"id": i, "lang": lang(i), "text": format!("document {i}"), "next": (i + 1) % 300}).to_string() + "\n";
+    let row = |i: usize| {
+        json!({"id": i, "lang": lang(i), "text": format!("document {i}"), "next": (i + 1) % 300}).to_string() + "\n"
+    };
     Bench::with(&[
         ("b.jsonl", (0..150).map(row).collect::<String>().as_bytes()),
         ("a.jsonl", (150..300).map(row).collect::<String>().as_bytes()),
@@ -34,7 +36,8 @@ fn jsonl() -> Bench {
 
 #[test]
 fn a_filter_keeps_the_order_of_the_files() {
-    let input = with_sql(json!({"paths": ["b.jsonl", "a.jsonl"]}), "SELECT text FROM input WHERE lang = 'en' AND id >= 100");
+    let input =
+        with_sql(json!({"paths": ["b.jsonl", "a.jsonl"]}), "SELECT text FROM input WHERE lang = 'en' AND id >= 100");
     let (_, documents) = run(&jsonl(), &input).unwrap();
     let expected: Vec<String> = (100..300).step_by(2).map(|i| format!("document {i}")).collect();
     assert_eq!(documents, expected);
@@ -88,7 +91,7 @@ fn every_format_is_queried() {
 fn only_queries_over_the_input_are_allowed() {
     let bench = jsonl();
     for (sql, what) in [
-        ("SELEC text", "sql parser error"),
+        ("SELEC text", "Expected: an SQL statement, found: SELEC"),
         ("SELECT text FROM nowhere", "nowhere"),
         ("SELECT txt AS text FROM input", "txt"),
         ("SELECT id FROM input", "the query has no column \"text\", which `input.text` names; its columns: id (Int64)"),
@@ -133,7 +136,10 @@ fn text_lines_that_are_skipped_are_counted() {
 
 #[test]
 fn a_sort_beyond_its_memory_spills() {
-    let row = |i: u64| json!({"id": i.wrapping_mul(0x9e37_79b9) % 100_003, "text": format!("{i} {}", "pad ".repeat(200))}).to_string() + "\n";
+    let row = |i: u64| {
+        json!({"id": i.wrapping_mul(0x9e37_79b9) % 100_003, "text": format!("{i} {}", "pad ".repeat(200))}).to_string()
+            + "\n"
+    };
     let bench = Bench::with(&[("a.jsonl", (0..40_000).map(row).collect::<String>().as_bytes())]);
     let input = with_sql(json!({}), "SELECT text FROM input ORDER BY id, text");
     let out = tempfile::tempdir().unwrap();

@@ -47,12 +47,9 @@ fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>,
 }
 
 fn is_string(column: &ColumnDescriptor) -> bool {
-    let logical = matches!(
-        column.logical_type_ref(),
-        Some(LogicalType::String | LogicalType::Json | LogicalType::Enum)
-    );
-    let converted =
-        matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON | ConvertedType::ENUM);
+    let logical =
+        matches!(column.logical_type_ref(), Some(LogicalType::String | LogicalType::Json | LogicalType::Enum));
+    let converted = matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON | ConvertedType::ENUM);
     column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && (logical || converted)
 }
 
@@ -77,16 +74,13 @@ pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bo
 fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) -> Result<usize, SourceError> {
     let schema = reader.metadata().file_metadata().schema_descr();
     let columns = schema.columns();
-    columns
-        .iter()
-        .position(|c| c.path().parts().len() == 1 && c.name() == text && is_string(c))
-        .ok_or_else(|| {
-            let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
-            SourceError::corrupt(
-                file,
-                format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
-            )
-        })
+    columns.iter().position(|c| c.path().parts().len() == 1 && c.name() == text && is_string(c)).ok_or_else(|| {
+        let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
+        SourceError::corrupt(
+            file,
+            format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+        )
+    })
 }
 
 fn text_bytes(group: &RowGroupMetaData, column: usize) -> u64 {
@@ -129,7 +123,8 @@ pub(crate) fn read_rows(
             continue;
         }
         let group_reader = reader.get_row_group(index).map_err(wrong)?;
-        let ColumnReader::ByteArrayColumnReader(mut values) = group_reader.get_column_reader(column).map_err(wrong)? else {
+        let ColumnReader::ByteArrayColumnReader(mut values) = group_reader.get_column_reader(column).map_err(wrong)?
+        else {
             return Err(SourceError::corrupt(&file.path, format!("column {text:?} does not hold strings")));
         };
         if skip > 0 {
@@ -145,7 +140,10 @@ pub(crate) fn read_rows(
             let want = batch.min(to - row) as usize;
             let (records, _, _) = values.read_records(want, Some(&mut levels), None, &mut cells).map_err(wrong)?;
             if records == 0 {
-                return Err(SourceError::corrupt(&file.path, format!("ends at row {row}; its footer says {to} rows or more")));
+                return Err(SourceError::corrupt(
+                    &file.path,
+                    format!("ends at row {row}; its footer says {to} rows or more"),
+                ));
             }
             let mut filled = cells.iter();
             for i in 0..records {
@@ -178,4 +176,3 @@ pub(crate) fn cut_rows(groups: &[RowGroup], target: u64) -> Vec<(u64, u64, u64)>
     }
     ranges
 }
-

@@ -1,0 +1,287 @@
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int32Array, ListArray, RecordBatch, UInt64Array};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{Field, Float32Type, Schema, UInt8Type, UInt16Type};
+use candle_core::{Device, Tensor};
+use stillhouse_noise::{Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, total_variation_of};
+use stillhouse_schemas::spec::PackMode;
+use stillhouse_teacher::{Architecture, Precision, TeacherInfo};
+
+use super::*;
+use crate::invariants::{float_column, unsigned_column};
+use crate::rows::list_column;
+
+const VOCAB: usize = 37;
+const BOS: u32 = 36;
+
+/// A causal model without weights: the hidden state is a hash of the tokens seen, the logits are a function of it.
+struct HashTeacher(TeacherInfo);
+
+fn seen(tokens: &[u32]) -> f32 {
+    let hash = tokens.iter().fold(7u32, |h, &t| (h.wrapping_mul(31).wrapping_add(t + 1)) % 65_521);
+    hash as f32
+}
+
+fn logits_of(state: f32) -> Vec<f32> {
+    (0..VOCAB).map(|k| 4.0 * (state * 0.37 + k as f32 * 1.7).sin()).collect()
+}
+
+impl stillhouse_teacher::Teacher for HashTeacher {
+    fn info(&self) -> &TeacherInfo {
+        &self.0
+    }
+
+    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> stillhouse_teacher::Result<Tensor> {
+        let states: Vec<f32> =
+            tokens.chunks(length).flat_map(|row| (1..=length).map(|n| seen(&row[..n])).collect::<Vec<_>>()).collect();
+        Ok(Tensor::from_vec(states, (batch, length, 1), &Device::Cpu)?)
+    }
+
+    fn logits(&self, rows: &Tensor) -> stillhouse_teacher::Result<Tensor> {
+        let states: Vec<f32> = rows.flatten_all()?.to_vec1()?;
+        let n = states.len();
+        Ok(Tensor::from_vec(states.into_iter().flat_map(logits_of).collect::<Vec<_>>(), (n, VOCAB), &Device::Cpu)?)
+    }
+
+    fn logits_into(&self, rows: &Tensor, out: &mut Vec<f32>) -> stillhouse_teacher::Result<()> {
+        *out = self.logits(rows)?.flatten_all()?.to_vec1()?;
+        Ok(())
+    }
+}
+
+fn context() -> SplitContext {
+    let info = TeacherInfo {
+        architecture: Architecture::Gpt2,
+        vocab_size: VOCAB,
+        max_positions: 64,
+        hidden_size: 1,
+        layers: 0,
+        parameters: 0,
+        bos_token_id: Some(BOS),
+        eos_token_id: Some(BOS),
+        weights: Vec::new(),
+        dtype: Precision::F32,
+        device: "cpu".into(),
+        arithmetic: "hash".into(),
+    };
+    SplitContext { teacher: Some(Arc::new(HashTeacher(info))), ..crate::testing::context(&crate::testing::gpt2()) }
+}
+
+fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: Rows) -> ExtractConfig {
+    ExtractConfig { vocab_size: VOCAB, bos: BOS, context, batch_tokens: 16, noise, topk, rows }
+}
+
+fn noise(codec: NoiseCodec, draws: u32, tolerance: f64) -> Option<NoiseConfig> {
+    Some(NoiseConfig { codec, tolerance, draws, precision: NoisePrecision::F32, seed: 11 })
+}
+
+/// Rows of tokens with document offsets and the number of tokens that are no padding.
+fn batch(rows: Rows, data: &[(Vec<u32>, Vec<i32>, usize)], mode: PackMode) -> RecordBatch {
+    let lengths: Vec<usize> = data.iter().map(|(tokens, ..)| tokens.len()).collect();
+    let ids_field = rows.field(columns::INPUT_IDS, DataType::Int32, None, None);
+    let mask_field = rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None);
+    let ids = Int32Array::from_iter_values(data.iter().flat_map(|(tokens, ..)| tokens.iter().map(|&t| t as i32)));
+    let mask: BooleanArray = data
+        .iter()
+        .flat_map(|(tokens, _, valid)| (0..tokens.len()).map(|i| Some(i < *valid)).collect::<Vec<_>>())
+        .collect();
+    let offsets_field = columns::list_field(columns::DOCUMENT_OFFSETS, DataType::Int32);
+    let offsets = ListArray::new(
+        Arc::new(Field::new_list_field(DataType::Int32, false)),
+        OffsetBuffer::from_lengths(data.iter().map(|(_, offsets, _)| offsets.len())),
+        Arc::new(Int32Array::from_iter_values(data.iter().flat_map(|(_, offsets, _)| offsets.iter().copied()))),
+        None,
+    );
+    let sequence_ids = UInt64Array::from_iter_values((0..data.len()).map(|row| (5 << 32) + row as u64));
+    let mut fields = vec![columns::sequence_id(), ids_field.clone()];
+    let mut arrays: Vec<ArrayRef> =
+        vec![Arc::new(sequence_ids), list_column(&ids_field, Arc::new(ids), &lengths).unwrap()];
+    if mode == PackMode::Pad {
+        arrays.push(list_column(&mask_field, Arc::new(mask), &lengths).unwrap());
+        fields.push(mask_field);
+    }
+    fields.push(offsets_field);
+    arrays.push(Arc::new(offsets));
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap()
+}
+
+fn run(config: &ExtractConfig, input: &RecordBatch) -> (RecordBatch, stillhouse_schemas::manifest::Statistics) {
+    let context = context();
+    let mut out = Vec::new();
+    let mut operator = config.build(&context).unwrap();
+    operator
+        .process(input, &mut |batch| {
+            out.push(batch);
+            Ok(())
+        })
+        .unwrap();
+    let all = arrow::compute::concat_batches(&out[0].schema(), &out).unwrap();
+    (all, context.statistics.lock().clone())
+}
+
+/// The input of the forward pass for a run, and the ln p of each of its tokens (0 where given).
+fn expected_logprobs(tokens: &[u32]) -> Vec<f64> {
+    let given = tokens[0] == BOS;
+    let inputs: Vec<u32> = if given { tokens.to_vec() } else { [&[BOS], tokens].concat() };
+    (0..tokens.len())
+        .map(|i| {
+            if given && i == 0 {
+                return 0.0;
+            }
+            let logits = logits_of(seen(&inputs[..if given { i } else { i + 1 }]));
+            let mut softmax = Softmax::new(VOCAB).unwrap();
+            softmax.load(&logits).unwrap();
+            softmax.logprob(logits[tokens[i] as usize])
+        })
+        .collect()
+}
+
+fn assert_close(got: &[f32], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(*g) - e).abs() < 1e-5, "position {i}: got {g}, expected {e}");
+    }
+}
+
+#[test]
+fn a_leading_bos_is_given_and_a_missing_one_is_put_before() {
+    let with = vec![BOS, 3, 4, 5, 9, 1];
+    let without = vec![3, 4, 5, 9, 1, 2];
+    let rows = Rows::Fixed(6);
+    let input = batch(rows, &[(with.clone(), vec![0], 6), (without.clone(), vec![0], 6)], PackMode::Wrap);
+    let (out, statistics) = run(&config(TeacherContext::Sequence, None, 0, rows), &input);
+    let logprob = float_column(&out, columns::LOGPROB).unwrap();
+    assert_close(logprob.row(0), &expected_logprobs(&with));
+    assert_close(logprob.row(1), &expected_logprobs(&without));
+    assert_eq!(statistics.predicted_tokens, 11);
+    let sum: f64 = expected_logprobs(&with).iter().chain(&expected_logprobs(&without)).sum();
+    assert!((statistics.logprob_sum - sum).abs() < 1e-4);
+}
+
+#[test]
+fn the_context_of_a_document_ends_where_it_begins() {
+    let tokens = vec![BOS, 3, 4, 5, 9, 1, 2, 8];
+    let rows = Rows::Fixed(8);
+    let input = batch(rows, &[(tokens.clone(), vec![0, 3, 4], 8)], PackMode::Wrap);
+    let (out, _) = run(&config(TeacherContext::Document, noise(NoiseCodec::Replay, 2, 1e-3), 0, rows), &input);
+    let expected: Vec<f64> =
+        [&tokens[..3], &tokens[3..4], &tokens[4..]].iter().flat_map(|run| expected_logprobs(run)).collect();
+    assert_close(float_column(&out, columns::LOGPROB).unwrap().row(0), &expected);
+}
+
+#[test]
+fn padding_is_certain() {
+    let tokens = vec![3, 4, 5, 0, 0, 0];
+    let rows = Rows::Fixed(6);
+    let input = batch(rows, &[(tokens.clone(), vec![0], 3)], PackMode::Pad);
+    let (out, statistics) = run(&config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 1, 1e-4), 2, rows), &input);
+    let mut expected = expected_logprobs(&tokens[..3]);
+    expected.extend([0.0; 3]);
+    assert_close(float_column(&out, columns::LOGPROB).unwrap().row(0), &expected);
+    assert_eq!(unsigned_column(&out, columns::NOISE_COUNT).unwrap().row(0)[3..], [0, 0, 0]);
+    let topk = float_column(&out, columns::TOPK_LOGPROB).unwrap();
+    assert_eq!(topk.row(0)[6..], [0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+    assert_eq!(statistics.predicted_tokens, 3);
+}
+
+/// Logits of every predicted position, by the definition.
+fn logits_at(tokens: &[u32], position: usize) -> Vec<f32> {
+    let inputs: Vec<u32> = if tokens[0] == BOS { tokens.to_vec() } else { [&[BOS], tokens].concat() };
+    logits_of(seen(&inputs[..if tokens[0] == BOS { position } else { position + 1 }]))
+}
+
+#[test]
+fn corrections_of_every_draw_are_where_the_counts_say() {
+    let tolerance = 1e-4;
+    let rows = Rows::UpTo(7);
+    let data = [(vec![BOS, 3, 4, 5, 9, 1, 2], vec![0], 7), (vec![8, 8, 1, 30], vec![0], 4)];
+    let input = batch(rows, &data, PackMode::Wrap);
+    let (out, statistics) =
+        run(&config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 3, tolerance), 0, rows), &input);
+    let (counts, indices) =
+        (unsigned_column(&out, columns::NOISE_COUNT).unwrap(), unsigned_column(&out, columns::NOISE_INDEX).unwrap());
+    let (values, logprobs) =
+        (float_column(&out, columns::NOISE_LOGPROB).unwrap(), float_column(&out, columns::LOGPROB).unwrap());
+    let mut total = 0;
+    for (row, (tokens, ..)) in data.iter().enumerate() {
+        let mut at = 0;
+        for draw in 0..3 {
+            for position in 0..tokens.len() {
+                let n = counts.row(row)[draw * tokens.len() + position] as usize;
+                let corrections: Vec<Correction> = (at..at + n)
+                    .map(|i| Correction { index: indices.row(row)[i], logprob: values.row(row)[i] })
+                    .collect();
+                at += n;
+                if position == 0 && tokens[0] == BOS {
+                    assert_eq!(n, 0);
+                    continue;
+                }
+                let stored = StoredToken {
+                    token: tokens[position],
+                    logprob: logprobs.row(row)[position],
+                    corrections: &corrections,
+                };
+                let stream = NoiseStream::new(DrawKey::new(11, draw as u32), (5 << 32) + row as u64, position as u32);
+                let tv = total_variation_of(&logits_at(tokens, position), &stored, &stream).unwrap();
+                assert!(tv <= tolerance, "row {row} draw {draw} position {position}: {tv}");
+            }
+        }
+        assert_eq!(at, indices.row(row).len());
+        total += at as u64;
+    }
+    assert!(total > 50);
+    assert_eq!(statistics.corrections, total);
+    assert_eq!(statistics.corrections_histogram.iter().sum::<u64>(), 3 * (6 + 4));
+    assert!(
+        out.column_by_name(columns::NOISE_COUNT)
+            .unwrap()
+            .as_list::<i32>()
+            .values()
+            .as_primitive_opt::<UInt8Type>()
+            .is_some()
+    );
+    assert!(
+        out.column_by_name(columns::NOISE_INDEX)
+            .unwrap()
+            .as_list::<i32>()
+            .values()
+            .as_primitive_opt::<UInt16Type>()
+            .is_some()
+    );
+}
+
+#[test]
+fn dense_noise_and_top_k_are_those_of_the_definition() {
+    let tokens = vec![4, 3, 4, 5];
+    let rows = Rows::Fixed(4);
+    let input = batch(rows, &[(tokens.clone(), vec![0], 4), (vec![BOS, 1, 2, 3], vec![0], 4)], PackMode::Wrap);
+    let (out, _) = run(&config(TeacherContext::Sequence, noise(NoiseCodec::Dense, 2, 1e-3), VOCAB, rows), &input);
+    let dense = float_column(&out, columns::NOISE).unwrap();
+    assert_eq!(dense.row(0).len(), 2 * 4 * VOCAB);
+    let topk = out.column_by_name(columns::TOPK_LOGPROB).unwrap().as_fixed_size_list().value(0);
+    let topk = topk.as_primitive::<Float32Type>().values().to_vec();
+    for position in 0..4 {
+        let logits = logits_at(&tokens, position);
+        let mut softmax = Softmax::new(VOCAB).unwrap();
+        let mut xi = vec![0.0; VOCAB];
+        for draw in 0..2 {
+            let stream = NoiseStream::new(DrawKey::new(11, draw as u32), 5 << 32, position as u32);
+            dense_noise(&mut softmax, &logits, tokens[position], &stream, &mut xi).unwrap();
+            assert_eq!(dense.row(0)[(draw * 4 + position) * VOCAB..][..VOCAB], xi);
+        }
+        let sum: f64 = topk[position * VOCAB..][..VOCAB].iter().map(|l| f64::from(*l).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-5);
+        assert!(topk[position * VOCAB..][..VOCAB].is_sorted_by(|a, b| a >= b));
+    }
+    // the given first token of row 1 has prior noise, not zeros
+    assert!(dense.row(1)[..VOCAB].iter().all(|xi| *xi != 0.0));
+}
+
+#[test]
+fn a_teacher_of_another_vocabulary_is_refused() {
+    let mut config = config(TeacherContext::Sequence, None, 0, Rows::Fixed(4));
+    config.vocab_size = 36;
+    let error = config.build(&context()).err().unwrap().to_string();
+    assert_eq!(error, "extract: the teacher has 37 vocabulary entries, the job 36");
+}
