@@ -235,6 +235,7 @@ impl Output {
             self.delete(file).await?;
         }
         self.remove_under("data").await?;
+        let _ = fs::remove_dir(self.root.join("data"));
         self.clean_state().await?;
         self.delete(&format!("{STATE}/plan.json")).await
     }

@@ -1,8 +1,11 @@
 //! The decoder of the codec `replay`: seed, ln p_x and a few corrections back to noise.
 //!
 //! ```text
-//! p̂_k = exp(stored) for listed k, 0 for any other k ≠ x        Ê_k = e_k + p̂_k·e_0        Ê_x = exp(logprob)·e_0
+//! p̂_k = Σ exp(stored) over the values of k, 0 for any other k ≠ x        Ê_k = e_k + p̂_k·e_0        Ê_x = exp(logprob)·e_0
 //! ```
+//!
+//! An entry may occur more than once in a list, next to each other, the larger value first; its values add up. That is
+//! how 16-bit values say a p_k more precisely than one of them can (see the encoder).
 //!
 //! Shapes: out [V] f32. Cost: one Philox word per entry and one or two logarithms. A trainer does the same on its GPU.
 
@@ -10,7 +13,7 @@ use crate::dispatch::Level;
 use crate::posterior::{check_token, exponentials};
 use crate::{NoiseError, NoiseStream, kernels};
 
-/// A stored ln p_k of one vocabulary entry.
+/// A stored ln p_k of one vocabulary entry, or one of several values whose exponentials add up to p_k.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Correction {
     /// Vocabulary entry k.
@@ -26,7 +29,7 @@ pub struct StoredToken<'a> {
     pub token: u32,
     /// ln p_x.
     pub logprob: f32,
-    /// Corrections of other entries.
+    /// Corrections of other entries, in ascending order of the index; values of the same entry add up.
     pub corrections: &'a [Correction],
 }
 

@@ -35,9 +35,9 @@ pub struct RowsEncoded {
     pub counts: Vec<u32>,
     /// Where the corrections of a list begin [n·D + 1].
     pub offsets: Vec<usize>,
-    /// Vocabulary entries of all corrections, ascending within a list.
+    /// Vocabulary entries of all corrections, in ascending order within a list; an entry may occur more than once.
     pub indices: Vec<u32>,
-    /// Their ln p_k, rounded to the stored type.
+    /// Their ln p_k, rounded to the stored type; exponentials of the same entry add up to p_k.
     pub logprobs: Vec<f32>,
     /// Largest total variation of a row and draw; 0 for no rows.
     pub max_total_variation: f64,

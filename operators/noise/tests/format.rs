@@ -182,6 +182,30 @@ fn softmax_of_noise_needs_no_logarithm() {
     }
 }
 
+/// Several values of one entry add up, p̂_k = Σ exp(v), in every reader here.
+#[test]
+fn values_of_one_entry_add_up() {
+    let logits = common::zipf_logits(300, 1, 1.2);
+    let stream = NoiseStream::new(DrawKey::new(1, 0), 2, 3);
+    let at = |index, logprob| Correction { index, logprob };
+    let third = at(9, -1.0 - 3f32.ln());
+    let once = [at(5, -2.5), at(9, -1.0), at(200, -7.0)];
+    let thrice = [at(5, -2.5), third, third, third, at(200, -7.0)];
+    let read = |corrections: &[Correction]| {
+        let stored = StoredToken { token: 17, logprob: -3.0, corrections };
+        let (mut xi, mut softmax) = (vec![0f32; 300], vec![0f32; 300]);
+        decode(&stored, &stream, &mut xi).unwrap();
+        decode_softmax(&stored, &stream, &mut softmax).unwrap();
+        (xi, softmax, total_variation_of(&logits, &stored, &stream).unwrap())
+    };
+    let (once, thrice) = (read(&once), read(&thrice));
+    for k in 0..300 {
+        assert!((once.0[k] - thrice.0[k]).abs() < 1e-6 * once.0[k].abs().max(1.0));
+        assert!((once.1[k] - thrice.1[k]).abs() < 1e-6);
+    }
+    assert!((once.2 - thrice.2).abs() < 1e-6);
+}
+
 #[test]
 fn rows_are_in_order_and_do_not_depend_on_threads() {
     let (vocab, n) = (700usize, 37usize);

@@ -18,7 +18,8 @@ fn the_holdout_is_exact_across_files_and_formats() {
     };
     let blocks = |r: std::ops::Range<usize>| r.map(|i| line(i) + "\n\n").collect::<String>();
     let ranges = [0..7, 7..7, 7..8, 8..20];
-    let cases: [(&str, &str, &dyn Fn(std::ops::Range<usize>) -> String); 4] =
+    type Make<'a> = &'a dyn Fn(std::ops::Range<usize>) -> String;
+    let cases: [(&str, &str, Make<'_>); 4] =
         [("text", "line", &rows), ("jsonl", "line", &json), ("csv", "line", &csv), ("text", "blank_line", &blocks)];
     let all: Vec<String> = (0..20).map(line).collect();
     for (format, document, make) in cases {
