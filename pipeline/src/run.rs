@@ -178,7 +178,7 @@ impl Job {
         let at_once = match self.prepared.spec.engine.parallel_splits {
             Some(n) => n as usize,
             None if self.teacher.is_some() => 1,
-            None => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            None => rayon::current_num_threads(),
         };
         let committed = std::sync::atomic::AtomicU64::new(self.done.len() as u64);
         let work = futures::stream::iter(pending)

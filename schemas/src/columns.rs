@@ -10,7 +10,7 @@
 //! | `attention_mask` | fixed list bool | \[L\] |
 //! | `document_offsets`, `document_ids` | list int32, list uint64 | \[*\] |
 //! | `logprob` | fixed list float32 | \[L\] |
-//! | `noise_count` | fixed list uint8 (V ≤ 256) or uint16 | \[D, L\] |
+//! | `noise_count` | fixed list uint8 (V ≤ 85) or uint16 | \[D, L\] |
 //! | `noise_index`, `noise_logprob` | list uint16 (V ≤ 65,536) or uint32; list float16 or float32 | \[*\] |
 //! | `noise` | list float16 or float32 | \[D, L, V\] |
 //! | `topk_index`, `topk_logprob` | fixed list int32, float32 | \[L, k\] |
@@ -117,9 +117,9 @@ pub fn sequence_id() -> Field {
     Field::new(SEQUENCE_ID, DataType::UInt64, false)
 }
 
-/// Type of a correction count: below V, so a byte is enough for V ≤ 256.
+/// Type of a correction count: an entry has at most three values, so a byte is enough for V ≤ 85.
 pub fn noise_count_type(vocab_size: usize) -> DataType {
-    if vocab_size <= 256 { DataType::UInt8 } else { DataType::UInt16 }
+    if vocab_size <= 85 { DataType::UInt8 } else { DataType::UInt16 }
 }
 
 /// Type of a correction's vocabulary entry.

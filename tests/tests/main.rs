@@ -1,4 +1,5 @@
 //! The one integration test binary: the program end to end, as a user and as a trainer meet it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod python;
 mod resume;

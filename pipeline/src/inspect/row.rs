@@ -27,6 +27,7 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
         Vocabulary::load(&dataset.output().root().join(TOKENIZER), TOKENIZER, &spec::Tokenizer::default(), None)
             .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
     let view = Decoder { manifest, options, vocabulary: &vocabulary, batch: &batch };
+    view.check_options()?;
     view.row(shard, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))
 }
 
@@ -61,6 +62,26 @@ enum StoredNoise {
 }
 
 impl Decoder<'_> {
+    /// Views, draws and positions that are not there are the caller's mistake, not the data set's.
+    fn check_options(&self) -> Result<()> {
+        let job = &self.manifest.job;
+        let views = job.partitions.as_ref().map_or(1, |p| p.views as usize);
+        let draws = job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws as usize);
+        let length = ListRows::of(self.batch, columns::INPUT_IDS)
+            .map_err(PipelineError::dataset(columns::INPUT_IDS))?
+            .range(0)
+            .len();
+        let positions = self.options.positions.iter().map(|&p| ("--position", p, length));
+        let asked = [("--view", self.options.view, views), ("--draw", self.options.draw as usize, draws)];
+        match asked.into_iter().chain(positions).find(|(_, got, n)| got >= n) {
+            None => Ok(()),
+            Some((option, got, n)) => {
+                let message = format!("{option}: got {got}, valid: 0 to {}", n.saturating_sub(1));
+                Err(PipelineError::new(ErrorKind::Usage, message))
+            }
+        }
+    }
+
     fn row(&self, shard: &ShardRecord, row: u64) -> Fallible<RowView> {
         let sequence = sequences(self.batch)?.remove(0);
         let logprobs = match self.batch.column_by_name(columns::LOGPROB) {
@@ -123,11 +144,10 @@ impl Decoder<'_> {
     }
 
     fn groups(&self, sequence: &Sequence) -> Fallible<(Option<Vec<bool>>, Option<f32>)> {
-        let Some(config) = &self.manifest.job.partitions else { return Ok((None, None)) };
-        let view = self.options.view;
-        if view >= config.views as usize {
-            return Err(format!("--view: got {view}, valid: 0 to {}", config.views - 1).into());
+        if self.manifest.job.partitions.is_none() {
+            return Ok((None, None));
         }
+        let view = self.options.view;
         let rows = ListRows::of(self.batch, columns::PARTITION)?;
         let values = rows.values::<BooleanArray>(columns::PARTITION)?;
         let length = sequence.tokens.len();
@@ -137,11 +157,6 @@ impl Decoder<'_> {
     }
 
     fn noise(&self) -> Fallible<Option<StoredNoise>> {
-        if let Some(noise) = self.manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref())
-            && self.options.draw >= noise.draws
-        {
-            return Err(format!("--draw: got {}, valid: 0 to {}", self.options.draw, noise.draws - 1).into());
-        }
         if self.batch.column_by_name(columns::NOISE_COUNT).is_some() {
             return Ok(Some(StoredNoise::Replay {
                 counts: unsigned_column(self.batch, columns::NOISE_COUNT)?.row(0).to_vec(),
@@ -170,13 +185,10 @@ impl Decoder<'_> {
     }
 
     /// Positions worth a look: the asked ones, or those with the most corrections, or the least likely tokens.
-    fn chosen(&self, sequence: &Sequence, tokens: &[TokenView]) -> Fallible<Vec<usize>> {
+    fn chosen(&self, sequence: &Sequence, tokens: &[TokenView]) -> Vec<usize> {
         let asked = &self.options.positions;
-        if let Some(bad) = asked.iter().find(|&&p| p >= tokens.len()) {
-            return Err(format!("--position: got {bad}, valid: 0 to {}", tokens.len() - 1).into());
-        }
         if !asked.is_empty() {
-            return Ok(asked.clone());
+            return asked.clone();
         }
         let mut all: Vec<usize> = (0..sequence.valid).filter(|&i| tokens[i].logprob.is_some_and(|l| l < 0.0)).collect();
         let likely = |i: &usize| ordered(tokens[*i].logprob.unwrap_or(0.0));
@@ -186,7 +198,7 @@ impl Decoder<'_> {
             all.into_iter().filter(|i| chosen.first() != Some(i)).take(DEFAULT_BLUEPRINTS - 1).collect::<Vec<_>>(),
         );
         chosen.sort_unstable();
-        Ok(chosen)
+        chosen
     }
 
     fn blueprints(
@@ -199,7 +211,7 @@ impl Decoder<'_> {
         let vocab = self.manifest.vocab_size as usize;
         let key = DrawKey::new(self.manifest.noise_seed.unwrap_or_default(), self.options.draw);
         let mut blueprints = Vec::new();
-        for position in self.chosen(sequence, tokens)? {
+        for position in self.chosen(sequence, tokens) {
             let x = sequence.tokens[position];
             let stream = NoiseStream::new(key, sequence.id, position as u32);
             let mut xi = vec![0.0; vocab];

@@ -12,8 +12,8 @@
 //! ln p ─► v_1, rounded down ─► ln(p − exp v_1) ─► v_2, rounded down ─► … ─► the last one, rounded to nearest
 //! ```
 //!
-//! Each value more takes the relative error down by a factor of at least 64 (1e-4 with two, 3e-6 with three). As the
-//! values of an entry fall, and a reader adds them as they come, the result is the same in every reader.
+//! Each value more takes the relative error down by a factor of about 64 (1e-4 with two, 4e-6 with three). The values
+//! of an entry fall, so that a reader that adds them as they come loses nothing in f32.
 
 use crate::replay::ValueType;
 use crate::replay::candidates::Candidate;
