@@ -256,8 +256,8 @@ fn check_noise(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -
             rest = after;
             let token = row_ids[i % row_ids.len()] as u32;
             // an entry may occur more than once: its values add up
-            let sound =
-                list.is_sorted_by(|a, b| a <= b) && list.iter().all(|&k| (k as usize) < limits.vocab_size && k != token);
+            let sound = list.is_sorted_by(|a, b| a <= b)
+                && list.iter().all(|&k| (k as usize) < limits.vocab_size && k != token);
             if !sound {
                 tell(
                     broken,

@@ -123,6 +123,11 @@ impl Job {
                 blocking(&prepared, &observer, move |p, o| plan::splits(p, &files, o)).await?
             }
         };
+        if splits.is_empty() {
+            let read =
+                if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
+            return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
+        }
         let record = PlanRecord {
             job_hash: hash.hash.clone(),
             name: prepared.spec.name.clone(),

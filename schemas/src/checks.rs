@@ -4,8 +4,8 @@
 
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, EngineKind, ExtractMode, InputFormat, JobSpec, NoiseCodec, NoisePrecision, OrderKind,
-    PackMode, Remainder, Separator, TextDocument,
+    Boundary, Compression, EngineKind, ExtractMode, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode, Remainder,
+    Separator, TextDocument,
 };
 
 /// Runs every check.
@@ -141,17 +141,6 @@ fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
-    if noise.codec == NoiseCodec::Replay && noise.resolved_precision() == NoisePrecision::F16 && noise.tolerance < 2e-4
-    {
-        problems.push(Problem::new(
-            "extract.noise.precision",
-            "f16",
-            format!(
-                "half precision cannot hold tolerance {}; valid: f32, or a tolerance of 0.0002 or more",
-                noise.tolerance
-            ),
-        ));
-    }
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {
         problems.push(Problem::missing(
             "extract.noise.draws",

@@ -56,7 +56,8 @@ fn words(scratch: &Scratch) {
     scratch.write("tokenizer.json", &tokenizer.to_string());
     let mut corpus = String::new();
     for (document, length) in [5, 17, 1, 30, 3, 9, 24, 40].into_iter().enumerate() {
-        let words: Vec<String> = (0..length).map(|i| format!("w{}", 4 + (document * 31 + i * i * 7) % (WORDS - 4))).collect();
+        let words: Vec<String> =
+            (0..length).map(|i| format!("w{}", 4 + (document * 31 + i * i * 7) % (WORDS - 4))).collect();
         corpus += &json!({"text": words.join(" ")}).to_string();
         corpus.push('\n');
     }
@@ -112,7 +113,9 @@ fn a_remainder_that_is_padded() {
 
 #[test]
 fn a_remainder_that_is_kept() {
-    check_words(&json!({"pack": {"remainder": "keep", "separator": "none"}, "extract": {"noise": {"tolerance": 1e-2}}}));
+    check_words(
+        &json!({"pack": {"remainder": "keep", "separator": "none"}, "extract": {"noise": {"tolerance": 1e-2}}}),
+    );
 }
 
 #[test]

@@ -150,7 +150,8 @@ fn a_parquet_cell_that_is_not_utf8_is_one_bad_record() {
 #[test]
 fn long_cells_are_cut_into_pieces() {
     let long = "é🎲".repeat(5000);
-    let bench = Bench::with(&[("x.parquet", &parquet_bytes(&batch(arrays(std::slice::from_ref(&long))[0].clone()), 9))]);
+    let bench =
+        Bench::with(&[("x.parquet", &parquet_bytes(&batch(arrays(std::slice::from_ref(&long))[0].clone()), 9))]);
     let got = bench.all(&input(json!({"format": "parquet"})), 100);
     assert_eq!(got.documents, [long]);
     assert!(got.longest_piece <= 4000 && got.longest_piece > 3990);
