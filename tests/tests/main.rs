@@ -1,5 +1,9 @@
 //! The one integration test binary: the program end to end, as a user and as a trainer meet it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod cli;
+mod corrupt;
 mod python;
 mod resume;
+mod smollm2;
+mod statistics;

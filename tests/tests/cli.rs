@@ -1,0 +1,145 @@
+//! What the command line says: every error at once, exit codes, JSON, colours, a schema that has not drifted.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use stillhouse_tests::{Scratch, job, ran, root, with};
+
+#[test]
+fn every_problem_of_a_job_file_is_reported_at_once() {
+    let scratch = Scratch::with_corpus(1, 200);
+    let bad = r#"
+version: 2
+name: Bad Name
+seed: -1
+colour: red
+input: {format: tsv, paths: [], text: 3, csv_delimiter: "ab", holdout: {validation: {last_documents: 0}}}
+pack: {mode: wrap, length: 1, boundary: sometimes, lenght: 5}
+extract: {teacher: {path: nowhere, device: tpu, dtype: f64}, noise: {tolerance: 2, draws: 0}, topk: -3}
+subtokens: {length: 0}
+orders: {kind: strided}
+output: {path: out, zstd_level: 99}
+engine: {kind: ballista}
+"#;
+    scratch.write("job.yaml", bad);
+    for verb in ["run", "plan"] {
+        // field, what was got, what is valid
+        let said = scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&["job.yaml", "22 problems"]);
+        for (field, got, valid) in [
+            ("version", "2", "1 or less"),
+            ("name", "\"Bad Name\"", "must match"),
+            ("seed", "-1", "0 or more"),
+            ("colour", "\"red\"", "unknown key; valid keys here: clean, engine"),
+            ("input.format", "\"tsv\"", "\"jsonl\", \"text\", \"csv\", \"parquet\", \"arrow\""),
+            ("input.paths", "[]", "1 or more"),
+            ("input.text", "3", "string"),
+            ("input.csv_delimiter", "\"ab\"", "must match"),
+            ("input.holdout.validation.last_documents", "0", "1 or more"),
+            ("pack.length", "1", "2 or more"),
+            ("pack.boundary", "\"sometimes\"", "\"bos_eos\", \"none\""),
+            ("pack.lenght", "5", "valid keys here: boundary, length"),
+            ("extract.teacher.path", "\"nowhere\"", "no file or folder"),
+            ("extract.teacher.device", "\"tpu\"", "auto|cpu|cuda"),
+            ("extract.teacher.dtype", "\"f64\"", "\"f32\", \"bf16\", \"f16\""),
+            ("extract.noise.tolerance", "2", "0.5 or less"),
+            ("extract.noise.draws", "0", "1 or more"),
+            ("extract.topk", "-3", "0 or more"),
+            ("subtokens.length", "0", "1 or more"),
+            ("orders.kind", "strided", "not in this version"),
+            ("output.zstd_level", "99", "22 or less"),
+            ("engine.kind", "ballista", "not in this version"),
+        ] {
+            let line = said.stderr.lines().find(|line| line.trim_start().starts_with(&format!("{field}: got {got}: ")));
+            let line = line.unwrap_or_else(|| panic!("no line on {field}, {got}:\n{}", said.stderr));
+            assert!(line.contains(valid), "{valid:?} is not in {line:?}");
+        }
+    }
+    assert!(!scratch.path("out").exists());
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let scratch = Scratch::with_corpus(1, 200);
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "the": 4}}
+    });
+    scratch.write("tokenizer.json", &tokenizer.to_string());
+    let cases: [(Value, &[&str]); 4] = [
+        (json!({"tokenizer": {"path": "tokenizer.json"}}), &["tokenizer", "50,257", "5"]),
+        (
+            json!({"pack": {"length": 2048}, "input": {"paths": ["missing-*.jsonl"]}}),
+            &[
+                "2 problems",
+                "pack.length: got 2048: longer than the teacher's context",
+                "1024",
+                "input.paths[0]: got \"missing-*.jsonl\": matches no file",
+            ],
+        ),
+        (json!({"input": {"paths": ["corpus.jsonl", "[.jsonl"]}}), &["input.paths[1]", "[.jsonl"]),
+        (json!({"pack": {"length": 2}}), &["pack.length: got 2", "3"]),
+    ];
+    for (patch, says) in cases {
+        scratch.job("job.yaml", &with(job(), &patch));
+        scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(says);
+        assert!(!scratch.path("out").exists(), "{patch}");
+    }
+    scratch.stillhouse(&["run", "nothing.yaml"]).expect(2).says(&["nothing.yaml"]);
+    scratch.write("job.yaml", "version: [1");
+    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["job.yaml"]);
+    scratch.stillhouse(&["distil"]).expect(2).says(&["distil"]);
+}
+
+#[test]
+fn the_schema_has_not_drifted() {
+    let scratch = Scratch::new();
+    let schema = scratch.stillhouse(&["schema"]).expect(0);
+    let committed = fs::read_to_string(root().join("jobs/job.schema.json")).unwrap();
+    assert!(schema.stdout == committed, "run `target/debug/stillhouse schema > jobs/job.schema.json`");
+    assert_eq!(schema.json()["type"], "object");
+}
+
+#[test]
+fn example_jobs_are_valid() {
+    let scratch = Scratch::new();
+    let mut examples = 0;
+    for entry in fs::read_dir(root().join("jobs/examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "yaml") {
+            continue;
+        }
+        let plan = scratch.stillhouse(&["plan", path.to_str().unwrap(), "--json"]).expect(0).json();
+        assert_eq!(plan["name"], path.file_stem().unwrap().to_str().unwrap());
+        assert!(!plan["splits"].as_array().unwrap().is_empty());
+        examples += 1;
+    }
+    assert!(examples >= 2);
+}
+
+#[test]
+fn output_for_programs_is_clean() {
+    let scratch = Scratch::with_corpus(2, 500);
+    scratch.job("job.yaml", &job());
+    let run = scratch.stillhouse(&["run", "job.yaml", "--json"]).expect(0);
+    let events: Vec<Value> = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<&str> = events.iter().map(|e| e["event"].as_str().unwrap()).collect();
+    for name in ["job_started", "split_started", "split_committed", "job_finished"] {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    assert_eq!(names.last(), Some(&"job_finished"));
+    for verb in ["inspect", "verify"] {
+        assert!(scratch.stillhouse(&[verb, "out", "--json"]).expect(0).json().is_object());
+    }
+    for arguments in
+        [&["inspect", "out"][..], &["verify", "out"], &["plan", "job.yaml"], &["run", "job.yaml", "--overwrite"]]
+    {
+        let said = scratch.stillhouse(arguments).expect(0);
+        assert!(!said.stdout.is_empty());
+        assert!(!(said.stdout + &said.stderr).contains('\x1b'), "{arguments:?}");
+    }
+    let coloured = scratch.stillhouse(&["--color", "always", "inspect", "out"]).expect(0);
+    assert!(coloured.stdout.contains('\x1b'));
+    let silent = ran(scratch.command(&["inspect", "out"]).env("NO_COLOR", "1")).expect(0);
+    assert!(!silent.stdout.contains('\x1b'));
+}

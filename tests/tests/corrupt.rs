@@ -1,0 +1,94 @@
+//! `verify` finds what is wrong with a data set, says where, and ends with exit code 1.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use stillhouse_tests::{Scratch, job};
+
+/// A shard's name: the job makes one.
+const SHARD: &str = "data/train-00000-of-00001.parquet";
+
+fn edit_manifest(dataset: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = dataset.join("manifest.json");
+    let mut manifest: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    edit(&mut manifest);
+    fs::write(path, manifest.to_string()).unwrap();
+}
+
+#[test]
+fn verify_names_the_place_of_every_fault() {
+    let scratch = Scratch::with_corpus(2, 600);
+    let dataset = scratch.make(&job());
+    let shard = fs::read(dataset.join(SHARD)).unwrap();
+    let manifest = fs::read(dataset.join("manifest.json")).unwrap();
+    let marker = dataset.join("_SUCCESS");
+
+    let faults: [(&str, &dyn Fn(), &[&str]); 7] = [
+        (
+            "a flipped byte",
+            &|| {
+                let mut bytes = shard.clone();
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+                fs::write(dataset.join(SHARD), bytes).unwrap();
+            },
+            &[SHARD, "sha256"],
+        ),
+        ("a shard cut short", &|| fs::write(dataset.join(SHARD), &shard[..shard.len() - 100]).unwrap(), &[SHARD]),
+        ("a missing shard", &|| fs::remove_file(dataset.join(SHARD)).unwrap(), &[SHARD, "missing"]),
+        (
+            "a file too many",
+            &|| fs::write(dataset.join("data/train-00001-of-00001.parquet"), &shard).unwrap(),
+            &["data/train-00001-of-00001.parquet", "not in the manifest"],
+        ),
+        (
+            "a manifest with another count",
+            &|| edit_manifest(&dataset, |m| m["shards"][0]["rows"] = 1.into()),
+            &[SHARD, "the manifest has 1"],
+        ),
+        (
+            "a manifest with other statistics",
+            &|| edit_manifest(&dataset, |m| m["statistics"]["documents"] = 77.into()),
+            &["manifest.json", "statistics"],
+        ),
+        ("no marker", &|| fs::remove_file(&marker).unwrap(), &["_SUCCESS"]),
+    ];
+    for (name, make, says) in faults {
+        make();
+        let ran = scratch.stillhouse(&["verify", "out"]).expect(1);
+        let said = ran.stdout + &ran.stderr;
+        for part in says {
+            assert!(said.contains(part), "{name}: {part:?} is not in:\n{said}");
+        }
+        fs::write(dataset.join(SHARD), &shard).unwrap();
+        fs::write(dataset.join("manifest.json"), &manifest).unwrap();
+        fs::write(&marker, "").unwrap();
+        let _ = fs::remove_file(dataset.join("data/train-00001-of-00001.parquet"));
+    }
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+}
+
+#[test]
+fn the_noise_of_another_seed_is_found_with_the_teacher() {
+    let scratch = Scratch::with_corpus(2, 400);
+    let dataset = scratch.make(&job());
+    scratch.stillhouse(&["verify", "out", "--teacher"]).expect(0);
+    edit_manifest(&dataset, |m| {
+        m["noise_seed"] = 41.into();
+        m["job"]["seed"] = 41.into();
+        m["job"].as_object_mut().unwrap().remove("partitions");
+    });
+    let ran = scratch.stillhouse(&["verify", "out", "--teacher"]).expect(1);
+    assert!((ran.stdout + &ran.stderr).contains("total variation"));
+}
+
+#[test]
+fn what_is_no_data_set_is_refused() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("empty")).unwrap();
+    for verb in ["inspect", "verify"] {
+        scratch.stillhouse(&[verb, "empty"]).expect(1).says(&["empty", "not a Stillhouse data set"]);
+        scratch.stillhouse(&[verb, "nowhere"]).expect(1).says(&["nowhere", "no such folder"]);
+    }
+}
