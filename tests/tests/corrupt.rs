@@ -16,6 +16,9 @@ fn edit_manifest(dataset: &Path, edit: impl FnOnce(&mut Value)) {
     fs::write(path, manifest.to_string()).unwrap();
 }
 
+/// What is done to the data set, how, and what `verify` must say of it.
+type Fault<'a> = (&'a str, &'a dyn Fn(), &'a [&'a str]);
+
 #[test]
 fn verify_names_the_place_of_every_fault() {
     let scratch = Scratch::with_corpus(2, 600);
@@ -24,7 +27,7 @@ fn verify_names_the_place_of_every_fault() {
     let manifest = fs::read(dataset.join("manifest.json")).unwrap();
     let marker = dataset.join("_SUCCESS");
 
-    let faults: [(&str, &dyn Fn(), &[&str]); 7] = [
+    let faults: [Fault<'_>; 8] = [
         (
             "a flipped byte",
             &|| {
@@ -51,6 +54,11 @@ fn verify_names_the_place_of_every_fault() {
             "a manifest with other statistics",
             &|| edit_manifest(&dataset, |m| m["statistics"]["documents"] = 77.into()),
             &["manifest.json", "statistics"],
+        ),
+        (
+            "a manifest with another noise seed",
+            &|| edit_manifest(&dataset, |m| m["noise_seed"] = 41.into()),
+            &["manifest.json", "noise_seed Some(41)"],
         ),
         ("no marker", &|| fs::remove_file(&marker).unwrap(), &["_SUCCESS"]),
     ];

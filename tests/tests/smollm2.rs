@@ -15,7 +15,7 @@ fn smollm2_from_gguf() {
         job(),
         &json!({
             "tokenizer": {"bos": special, "eos": special},
-            "pack": {"length": 128},
+            "pack": {"length": 256},
             "extract": {"teacher": {"path": model}, "topk": 8}
         }),
     ));

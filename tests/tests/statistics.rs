@@ -1,7 +1,9 @@
 //! The two properties of posterior Gumbel noise (METHODS.md §2) on tokens drawn from the nano teacher.
 //!
 //! At every position of real text a token x is drawn from the teacher's own distribution, by numbers that the noise
-//! does not know. Then argmax(l + ξ) = x always, and every ξ_k is a standard Gumbel variate.
+//! does not know. Then argmax(l + ξ) = x always, and every ξ_k of a k that is chosen without
+//! looking at x is a standard Gumbel variate. ξ_x itself is not one: x is where l + ξ is largest, and that maximum,
+//! l_x + ξ_x − ln Σ exp(l) = ξ_x + ln p_x, is.
 
 use std::path::Path;
 
@@ -46,7 +48,7 @@ fn gumbel_p_value(mut sample: Vec<f64>) -> f64 {
         })
         .fold(0.0, f64::max);
     let lambda = (n.sqrt() + 0.12 + 0.11 / n.sqrt()) * distance;
-    let terms = (1..=100).map(|j| f64::from(j)).map(|j| (-1f64).powf(j - 1.0) * (-2.0 * j * j * lambda * lambda).exp());
+    let terms = (1..=100).map(f64::from).map(|j| (-1f64).powf(j - 1.0) * (-2.0 * j * j * lambda * lambda).exp());
     (2.0 * terms.sum::<f64>()).clamp(0.0, 1.0)
 }
 
@@ -68,9 +70,9 @@ fn noise_of_drawn_tokens_is_gumbel_and_gives_them_back() {
     let mut random = Random(20_260_101);
     let mut softmax = Softmax::new(vocab).unwrap();
     let (mut logits, mut noise, mut sums) = (Vec::new(), vec![0f32; vocab], vec![0f64; vocab]);
-    // ξ of the drawn token, of an entry drawn evenly, of an entry drawn by the teacher, and, to see that the test
-    // can fail, of the likeliest token put in the place of a drawn one.
-    let [mut drawn, mut evenly, mut likely, mut greedy] = [const { Vec::<f64>::new() }; 4];
+    // ξ_x + ln p_x; ξ of an entry drawn evenly, of one drawn by the teacher, of the likeliest; and, to see that the
+    // test can fail, of the likeliest when it is put in the place of the drawn token.
+    let [mut maximum, mut evenly, mut likely, mut likeliest, mut greedy] = [const { Vec::<f64>::new() }; 5];
     for first in (0..ROWS * LENGTH).step_by(32) {
         teacher.logits_into(&hidden.narrow(0, first, 32).unwrap(), &mut logits).unwrap();
         for (i, row) in logits.chunks_exact(vocab).enumerate() {
@@ -84,6 +86,7 @@ fn noise_of_drawn_tokens_is_gumbel_and_gives_them_back() {
             let place = first + i;
             let stream = NoiseStream::new(DrawKey::new(42, 0), (place / LENGTH) as u64, (place % LENGTH) as u32);
             dense_noise(&mut softmax, row, x as u32, &stream, &mut noise).unwrap();
+            let top = row.iter().position(|&l| l == largest).unwrap();
             let mut best = (f64::MIN, 0);
             for (k, (&l, &xi)) in row.iter().zip(&noise).enumerate() {
                 let value = f64::from(l) + f64::from(xi);
@@ -92,16 +95,21 @@ fn noise_of_drawn_tokens_is_gumbel_and_gives_them_back() {
                 }
             }
             assert_eq!(best.1, x, "position {place}");
-            drawn.push(f64::from(noise[x]));
+            maximum.push(f64::from(noise[x]) + f64::from(row[x] - largest) - sum.ln());
+            likeliest.push(f64::from(noise[top]));
             evenly.push(f64::from(noise[(random.uniform() * vocab as f64) as usize]));
             likely.push(f64::from(noise[random.draw(&sums)]));
-            let top = row.iter().position(|&l| l == largest).unwrap();
             dense_noise(&mut softmax, row, top as u32, &stream, &mut noise).unwrap();
             greedy.push(f64::from(noise[top]));
         }
     }
-    assert_eq!(drawn.len(), ROWS * LENGTH);
-    for (what, sample) in [("the drawn token", drawn), ("any entry", evenly), ("a likely entry", likely)] {
+    assert_eq!(maximum.len(), ROWS * LENGTH);
+    for (what, sample) in [
+        ("the maximum", maximum),
+        ("any entry", evenly),
+        ("a likely entry", likely),
+        ("the likeliest entry", likeliest),
+    ] {
         let p = gumbel_p_value(sample);
         assert!(p > 1e-3, "ξ of {what} is not Gumbel: p = {p}");
     }

@@ -101,7 +101,7 @@ pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn O
     for shard in &dataset.manifest().shards {
         shards::check_shard(dataset, shard, &mut found, observer).await?;
     }
-    shards::check_totals(dataset.manifest(), &mut found);
+    shards::check_manifest(dataset.manifest(), &mut found);
     if options.teacher {
         noise::check(dataset, options, &mut found, observer).await?;
     }

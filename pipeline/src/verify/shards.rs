@@ -5,6 +5,7 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants;
+use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
 
 use super::Verification;
@@ -122,8 +123,23 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     Ok(())
 }
 
-/// The manifest's sums must be the sums of its shards.
-pub(super) fn check_totals(manifest: &Manifest, found: &mut Verification) {
+/// What the manifest says twice must be the same, and its sums those of its shards.
+pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
+    let job = &manifest.job;
+    let has_noise = job.extract.as_ref().is_some_and(|e| e.noise.is_some());
+    let seed = has_noise.then(|| job.noise_seed());
+    if manifest.noise_seed != seed {
+        found.fault("manifest.json", format!("noise_seed {:?}, the job's is {seed:?}", manifest.noise_seed));
+    }
+    let expected = operators::limits(job, manifest.vocab_size as usize, SplitId(0)).subtokens;
+    let stored = manifest.subtokens.map(|s| (s.base, s.length as usize));
+    if stored != expected {
+        found.fault("manifest.json", format!("subtokens (base, length) {stored:?}, those of the job are {expected:?}"));
+    }
+    if manifest.teacher.is_none() && manifest.vocab_size != manifest.tokenizer.vocab_size {
+        let (vocab, tokens) = (manifest.vocab_size, manifest.tokenizer.vocab_size);
+        found.fault("manifest.json", format!("vocab_size {vocab}, the tokenizer has {tokens}"));
+    }
     let mut statistics = Statistics::default();
     for shard in &manifest.shards {
         statistics.add(&shard.statistics);
