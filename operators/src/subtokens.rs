@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  C = 50,257, ℓ = 4:  b = ⌈C^(1/4)⌉ = 15      50256 = 14·15³ + 13·15² + 5·15 + 6  ──►  14 13 5 6
-//!  input_ids [L] int32 ──► subtokens [L, ℓ] uint8 (b ≤ 256) or uint16, token after token
+//!  input_ids `[L]` int32 ──► subtokens [L, ℓ] uint8 (b ≤ 256) or uint16, token after token
 //! ```
 //!
 //! b is the smallest integer with b^ℓ ≥ C, found with integers only: floating-point roots are wrong at exact powers.

@@ -273,7 +273,7 @@ pub enum Remainder {
     Drop,
     /// They become a row filled up with padding, `attention_mask` false there.
     Pad,
-    /// They become a shorter row; the columns of shape [L] are then lists of any length.
+    /// They become a shorter row; the columns of shape `[L]` are then lists of any length.
     Keep,
 }
 
@@ -396,7 +396,7 @@ pub enum NoiseCodec {
     /// Replayable: a seed, and the few values that the replay gets wrong.
     #[default]
     Replay,
-    /// All of ξ, [V] per token: for small vocabularies and for checking.
+    /// All of ξ, `[V]` per token: for small vocabularies and for checking.
     Dense,
 }
 
@@ -575,7 +575,7 @@ impl JobSpec {
         std::iter::once(self.pack.remainder).chain(self.input.holdout.values().filter_map(|h| h.remainder)).collect()
     }
 
-    /// Whether rows may be shorter than `pack.length`, so that columns of shape [L] are lists of any length.
+    /// Whether rows may be shorter than `pack.length`, so that columns of shape `[L]` are lists of any length.
     pub fn has_short_rows(&self) -> bool {
         self.pack.mode == PackMode::Wrap && self.remainders().contains(&Remainder::Keep)
     }

@@ -7,7 +7,7 @@
 //! An entry may occur more than once in a list, next to each other, the larger value first; its values add up. That is
 //! how 16-bit values say a p_k more precisely than one of them can (see the encoder).
 //!
-//! Shapes: out [V] f32. Cost: one Philox word per entry and one or two logarithms. A trainer does the same on its GPU.
+//! Shapes: out `[V]` f32. Cost: one Philox word per entry and one or two logarithms. A trainer does the same on its GPU.
 
 use crate::dispatch::Level;
 use crate::posterior::{check_token, exponentials};
@@ -62,7 +62,7 @@ fn decode_totals(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]
     Ok(e0)
 }
 
-/// ξ̂ ([V] f32) of one token.
+/// ξ̂ (`[V]` f32) of one token.
 ///
 /// # Errors
 /// If the token or a correction is not in a vocabulary of `out.len()` entries.
@@ -73,7 +73,7 @@ pub fn decode(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -
     Ok(())
 }
 
-/// softmax(ξ̂)_k = (1/Ê_k) / Σ_j 1/Ê_j ([V] f32), what a student model takes in, with no logarithm of the noise.
+/// softmax(ξ̂)_k = (1/Ê_k) / Σ_j 1/Ê_j (`[V]` f32), what a student model takes in, with no logarithm of the noise.
 ///
 /// # Errors
 /// As [`decode`].

@@ -91,7 +91,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// e_k of the whole vocabulary. `out`: [V], any V.
+    /// e_k of the whole vocabulary. `out`: `[V]`, any V.
     pub(crate) fn exponentials(stream: &NoiseStream, out: &mut [f32]) {
         let (blocks, tail) = out.as_chunks_mut::<BLOCK>();
         let whole = blocks.len();
@@ -143,7 +143,7 @@ fn exp_block(logits: &[f32; BLOCK], max: f32, u: &mut [f32; BLOCK], lanes: &mut 
 }
 
 dispatched! {
-    /// u_k = exp(l_k − max) and Z = Σ u. `logits`: [V]; `u`: padded, its padding set to 0.
+    /// u_k = exp(l_k − max) and Z = Σ u. `logits`: `[V]`; `u`: padded, its padding set to 0.
     pub(crate) fn exp_sum(logits: &[f32], max: f32, u: &mut [Block]) -> f64 {
         let mut lanes = [0f64; LANES];
         let (blocks, tail) = logits.as_chunks::<BLOCK>();
@@ -256,7 +256,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E_k = e_k + u_k·scale in place of e_k ([V]).
+    /// E_k = e_k + u_k·scale in place of e_k (`[V]`).
     pub(crate) fn add_scaled(e: &mut [f32], u: &[Block], scale: f32) {
         for (e, u) in e.chunks_mut(BLOCK).zip(u) {
             for (e, u) in e.iter_mut().zip(&u.0) {

@@ -1,15 +1,15 @@
 //! Replayable posterior Gumbel noise: the generator, the posterior, and the codec that stores it.
 //!
 //! A teacher language model is run once over a corpus; at every position its distribution p and the observed token x
-//! give one vector of posterior Gumbel noise ξ [V] (Gumbel distillation, Algorithm 1). Stored densely that is 2·V
+//! give one vector of posterior Gumbel noise ξ `[V]` (Gumbel distillation, Algorithm 1). Stored densely that is 2·V
 //! bytes per token. This crate stores about 9: the auxiliary noise e is replayed from a counter-based generator, and
 //! only what the teacher adds to it is kept, within a bound on the total variation of softmax(ξ) per token.
 //!
 //! ```text
-//!  (noise_seed, draw, sequence_id, position) ─► Philox4x32-10 ─► e_0, e[V] ~ Exp(1)
+//!  (noise_seed, draw, sequence_id, position) ─► Philox4x32-10 ─► e_0, e`[V]` ~ Exp(1)
 //!                                                                    │
-//!  logits [V] ─► p = softmax ─► E_k = e_k + p_k·e_0, E_x = p_x·e_0 ──┤ ξ = −ln E
-//!                                                                    ├─► dense:  ξ [V]
+//!  logits `[V]` ─► p = softmax ─► E_k = e_k + p_k·e_0, E_x = p_x·e_0 ──┤ ξ = −ln E
+//!                                                                    ├─► dense:  ξ `[V]`
 //!                                                                    └─► replay: ln p_x, a few (k, ln p_k)
 //! ```
 //!

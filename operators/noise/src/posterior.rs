@@ -8,7 +8,7 @@
 //! always, and over x ~ p every ξ_k is a standard Gumbel variate. (The form with `exp(−ζ_k)/p_k`, printed in the
 //! paper's appendix, has other marginals.)
 //!
-//! Shapes: logits [V] f32, noise [V] f32. ξ_x = −ln p_x − ln e_0 is computed from the log-softmax in f64: p_x itself
+//! Shapes: logits `[V]` f32, noise `[V]` f32. ξ_x = −ln p_x − ln e_0 is computed from the log-softmax in f64: p_x itself
 //! underflows for tokens that a sure teacher did not expect.
 
 use crate::dispatch::Level;
@@ -124,13 +124,13 @@ pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<
     Err(NoiseError::Token { sequence_id: stream.sequence_id, position: stream.position, token: x, vocab })
 }
 
-/// e_k of every vocabulary entry into `out` ([V]); returns e_0. Independent Exp(1) variates, fixed by the stream.
+/// e_k of every vocabulary entry into `out` (`[V]`); returns e_0. Independent Exp(1) variates, fixed by the stream.
 pub fn exponentials(stream: &NoiseStream, out: &mut [f32]) -> f32 {
     kernels::exponentials(Level::detect(), stream, out);
     stream.auxiliary_exponential()
 }
 
-/// Dense posterior noise ξ ([V] f32) of token `x`, for the codec `dense`.
+/// Dense posterior noise ξ (`[V]` f32) of token `x`, for the codec `dense`.
 ///
 /// ```
 /// use stillhouse_noise::{DrawKey, NoiseStream, Softmax, dense_noise};
@@ -205,7 +205,7 @@ pub fn sequential_noise(stream: &NoiseStream, out: &mut [f32]) {
 }
 
 /// The next token of teacher-generated text: x = argmax_k(l_k + ξ_k) under [`sequential_noise`], a sample of
-/// softmax(l). Ties go to the lower index. `noise`: [V] f32, left holding ξ.
+/// softmax(l). Ties go to the lower index. `noise`: `[V]` f32, left holding ξ.
 ///
 /// # Errors
 /// On a wrong length, or a logit that is NaN or infinite.

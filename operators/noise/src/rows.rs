@@ -14,13 +14,13 @@ use crate::{Correction, DrawKey, Encoder, NoiseError, NoiseStream, Tolerance, Va
 pub struct Rows<'a> {
     /// Logits [n, V].
     pub logits: &'a [f32],
-    /// Observed tokens [n].
+    /// Observed tokens `[n]`.
     pub tokens: &'a [u32],
-    /// Positions in the packed sequence [n].
+    /// Positions in the packed sequence `[n]`.
     pub positions: &'a [u32],
-    /// Packed sequences [n].
+    /// Packed sequences `[n]`.
     pub sequence_ids: &'a [u64],
-    /// Positions that are given or padding [n], or empty for none: ln p_x = 0, no corrections, logits not read.
+    /// Positions that are given or padding `[n]`, or empty for none: ln p_x = 0, no corrections, logits not read.
     pub certain: &'a [bool],
 }
 
@@ -29,7 +29,7 @@ pub struct Rows<'a> {
 pub struct RowsEncoded {
     /// D.
     pub draws: usize,
-    /// ln p_x [n].
+    /// ln p_x `[n]`.
     pub logprob: Vec<f32>,
     /// Number of corrections [n·D].
     pub counts: Vec<u32>,

@@ -12,7 +12,7 @@ fn rank(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// (index, ln p) of the k largest logits ([V] f32), falling, ties by lower index; all V if k > V.
+/// (index, ln p) of the k largest logits (`[V]` f32), falling, ties by lower index; all V if k > V.
 ///
 /// # Errors
 /// If there are no logits, or one is NaN or infinite.

@@ -27,7 +27,7 @@ use crate::rows::list_column;
 pub(super) struct Collector<'a> {
     config: &'a ExtractConfig,
     sequences: &'a [Sequence],
-    /// Positions of each row, padding included, and where each row begins in a column of shape [L].
+    /// Positions of each row, padding included, and where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
     keys: Vec<DrawKey>,

@@ -8,7 +8,7 @@
 //! not begin with BOS gets one put before it, so all of its positions are predicted; a run that does begin with BOS is
 //! taken as it is, and its first position is given. Padding is never predicted.
 //!
-//! Memory: the hidden states of a batch and one slice of about [`SLICE_VALUES`] logits; [B, L, V] never exists.
+//! Memory: the hidden states of a batch and one slice of about `SLICE_VALUES` logits; [B, L, V] never exists.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;

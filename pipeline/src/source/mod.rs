@@ -8,7 +8,7 @@
 //! ```
 //!
 //! All of it is plain blocking code over [`object_store`], meant for `spawn_blocking`: it waits for the store through a
-//! tokio handle ([`Store`]). What a split is depends on the job and the files alone ([`plan`]).
+//! tokio handle ([`Store`]). What a split is depends on the job and the files alone (`plan`).
 //!
 //! A *record* is what may become a document: a line of text, a line of JSON that is not blank, a CSV record after the
 //! header, a block between blank lines, a file, a row. Bad records are records too: they take an ordinal and count in the holdout.
@@ -21,7 +21,7 @@
 //! | Parquet | at a row | a page and a dictionary of one column + the cells of ≤ 1 MB of rows |
 //! | Arrow IPC | at a row | a record batch |
 //!
-//! A document of a row format goes through a [`spool::Spool`] before any of it is emitted, so that a bad record emits nothing
+//! A document of a row format goes through a spool (`spool::Spool`) before any of it is emitted, so that a bad record emits nothing
 //! and a document of any length costs one piece of memory. A *cell* of Parquet or Arrow has to fit in memory.
 //!
 //! Cost: planning reads nothing of plain line files but their sizes, the footers of columnar files, and all of

@@ -17,7 +17,7 @@
 //! entry gets a second value, or a third: values of the same entry add up (`rounding`). Every tolerance is then in reach,
 //! and a job does not end at the one token in millions for which a single value is too coarse.
 //!
-//! Shapes: logits [V] f32; scratch 12·V bytes. Cost at V = 50,257 on a shared AVX-512 core: 0.11 to 0.17 ms per token
+//! Shapes: logits `[V]` f32; scratch 12·V bytes. Cost at V = 50,257 on a shared AVX-512 core: 0.11 to 0.17 ms per token
 //! (`benches/noise.rs`), about a quarter of it the softmax that several draws share. A debug build also decodes every
 //! token again and compares, which more than doubles that.
 
@@ -191,7 +191,7 @@ impl Encoder {
         })
     }
 
-    /// Encodes one draw of token `x`, observed where the teacher gave `logits` ([V] f32). Corrections are appended to
+    /// Encodes one draw of token `x`, observed where the teacher gave `logits` (`[V]` f32). Corrections are appended to
     /// `out`, in ascending order of the index; an entry that 16 bits do not say precisely enough occurs more than once,
     /// the larger value first.
     ///
