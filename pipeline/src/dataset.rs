@@ -1,6 +1,5 @@
 //! Opening a finished data set and reading its shards, column-pruned and ranged, from a folder.
 
-use std::path::Path as FsPath;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -45,12 +44,11 @@ impl Dataset {
     ///
     /// # Errors
     /// When there is none, when it is unfinished, when its format is newer than this program's.
-    pub async fn open(folder: &FsPath) -> Result<Self> {
-        let shown = folder.display();
-        if !folder.is_dir() {
+    pub async fn open(output: Output) -> Result<Self> {
+        let shown = output.shown("");
+        if output.folder().is_some_and(|folder| !folder.is_dir()) {
             return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no such folder")));
         }
-        let output = Output::open(folder)?;
         let version = output.get_json::<serde_json::Value>(MANIFEST).await?;
         let Some(version) = version else {
             let state = if output.exists("_stillhouse/plan.json").await? {
@@ -90,7 +88,7 @@ impl Dataset {
 
     /// Path of a file of the data set, for messages.
     pub fn shown(&self, name: &str) -> String {
-        self.output.root().join(name).display().to_string()
+        self.output.shown(name)
     }
 
     /// The data set's own tokenizer.
@@ -99,10 +97,9 @@ impl Dataset {
     /// When it cannot be read.
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let context = self.shown(TOKENIZER);
-        let bytes = self.output.store().get_opts(&Path::from(TOKENIZER), Default::default()).await;
-        let bytes = bytes.map_err(PipelineError::dataset(context.clone()))?.bytes().await;
-        Tokenizer::from_bytes(bytes.map_err(PipelineError::dataset(context.clone()))?)
-            .map_err(|e| PipelineError::new(ErrorKind::DataSet, format!("{context}: {e}")))
+        let bytes = self.output.get(TOKENIZER).await?;
+        let bytes = bytes.ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{context}: is missing")))?;
+        Tokenizer::from_bytes(bytes).map_err(|e| PipelineError::new(ErrorKind::DataSet, format!("{context}: {e}")))
     }
 
     /// Reads a shard as a stream of batches.

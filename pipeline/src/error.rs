@@ -5,6 +5,8 @@ use std::fmt;
 use datafusion::common::DataFusionError;
 use stillhouse_schemas::problems::Problems;
 
+use crate::storage;
+
 /// What kind of thing failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -55,6 +57,12 @@ impl PipelineError {
     pub fn retryable(mut self) -> Self {
         self.retryable = true;
         self
+    }
+
+    /// What a store said, in one line, with what to check.
+    pub fn store(kind: ErrorKind, error: &object_store::Error, action: &str, place: &str) -> Self {
+        let told = Self::new(kind, storage::explain(error, action, place));
+        if storage::is_retryable(error) { told.retryable() } else { told }
     }
 
     /// For `map_err`: an error of the output, with what was tried.

@@ -12,6 +12,11 @@ pub enum Event {
         /// What is being done.
         what: String,
     },
+    /// Something that the user allowed and should know of.
+    Warning {
+        /// What it is.
+        message: String,
+    },
     /// The plan is made and work begins (or goes on).
     JobStarted {
         /// The job's name.

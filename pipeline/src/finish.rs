@@ -127,7 +127,7 @@ pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) ->
 pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: bool, observer: &dyn Observer) {
     let sum = |f: fn(&Totals) -> u64| manifest.totals.values().map(f).sum();
     observer.event(&Event::JobFinished {
-        output: output.root().display().to_string(),
+        output: output.to_string(),
         rows: sum(|t| t.rows),
         tokens: sum(|t| t.tokens),
         bytes: sum(|t| t.bytes),
@@ -141,9 +141,10 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
 /// # Errors
 /// When the manifest cannot be read.
 pub async fn already_done(output: &Output, observer: &dyn Observer) -> Result<()> {
-    let manifest: Manifest = output.get_json(MANIFEST).await?.ok_or_else(|| {
-        PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output.root().display()))
-    })?;
+    let manifest: Manifest = output
+        .get_json(MANIFEST)
+        .await?
+        .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output)))?;
     report(output, &manifest, 0.0, true, observer);
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! what they must agree on.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use stillhouse_operators::operator::OperatorSpec;
@@ -20,7 +20,9 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
+use crate::output::Output;
 use crate::source::{self, InputFile, Store};
+use crate::storage::{self, Place};
 
 /// A checked job with what its checks have opened.
 pub struct Prepared {
@@ -55,9 +57,14 @@ pub struct PreparedTeacher {
 }
 
 impl Prepared {
-    /// The output folder.
-    pub fn output_root(&self) -> PathBuf {
-        local_path(&self.base, &self.spec.output.path)
+    /// The output, not looked at yet.
+    ///
+    /// # Errors
+    /// When it cannot be opened: options of its store that do not fit, no credentials.
+    pub fn output(&self) -> Result<Output> {
+        let place = Place::parse(&self.base, &self.spec.output.path)
+            .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
+        Output::at(&shorter(place), &storage::Storage)
     }
 }
 
@@ -112,6 +119,22 @@ pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<
         operators,
         spec,
     })
+}
+
+/// A folder without the way there and back (`jobs/../out`), as a person would write it.
+fn shorter(place: Place) -> Place {
+    let Place::Disk(root) = &place else { return place };
+    if !root.components().any(|c| c == Component::ParentDir) {
+        return place;
+    }
+    let there = root.ancestors().find_map(|a| Some((a.canonicalize().ok()?, root.strip_prefix(a).ok()?)));
+    match (there, std::env::current_dir()) {
+        (Some((there, rest)), Ok(here)) if !rest.components().any(|c| c == Component::ParentDir) => {
+            let whole = there.join(rest);
+            Place::Disk(whole.strip_prefix(&here).map_or(whole.clone(), Path::to_path_buf))
+        }
+        _ => place,
+    }
 }
 
 /// A path of the job file on this machine.

@@ -49,27 +49,53 @@ const TICK: Duration = Duration::from_millis(250);
 pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<()> {
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
-    let root = prepared.output_root();
-    let mut found = Output::at(&root).look(&hash.hash).await;
-    if options.overwrite
-        && matches!(&found, Err(e) if e.kind == ErrorKind::Usage)
-        && root.join("_stillhouse/plan.json").exists()
+    let output = prepared.output()?;
+    // before anything is written, so that a job that must not write here leaves no trace
+    if let Err(e) = output.look(&hash.hash).await
+        && !(options.overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await?)
     {
-        Output::open(&root)?.remove().await?;
-        found = Output::at(&root).look(&hash.hash).await;
+        return Err(e);
     }
-    let found = found?;
-    let output = Output::create(&root)?;
-    let _lock = output.lock()?;
-    if let Found::Complete = found {
-        output.clean_state().await?;
-        return finish::already_done(&output, observer.as_ref()).await;
+    let fresh = output.is_nothing().await?;
+    let made_folder = output.folder().is_some_and(|folder| !folder.exists());
+    let output = output.create(observer.as_ref()).await?;
+    let lock = output.lock(observer.as_ref()).await?;
+    let result = run_locked(prepared, hash, &output, options, observer, began).await;
+    if result.is_err() && fresh {
+        output.remove_if_nothing_is_committed(made_folder).await;
     }
-    let done = match found {
-        Found::Resumable(done) => done,
-        _ => BTreeMap::new(),
+    lock.release().await;
+    result
+}
+
+async fn run_locked(
+    prepared: Arc<Prepared>,
+    hash: JobHash,
+    output: &Output,
+    options: RunOptions,
+    observer: Arc<dyn Observer>,
+    began: Instant,
+) -> Result<()> {
+    let mut found = output.look(&hash.hash).await;
+    if options.overwrite && matches!(&found, Err(e) if e.kind == ErrorKind::Usage) && output.is_of_a_job().await? {
+        output.remove().await?;
+        found = output.look(&hash.hash).await;
+    }
+    let done = match found? {
+        Found::Complete => {
+            output.clean_state().await?;
+            return finish::already_done(output, observer.as_ref()).await;
+        }
+        Found::Nothing => {
+            output.recover(Vec::new()).await?;
+            BTreeMap::new()
+        }
+        Found::Resumable { mut done, unsettled } => {
+            done.extend(output.recover(unsettled).await?);
+            done
+        }
     };
-    let job = Job::start(prepared, hash, output, done, Arc::clone(&observer)).await?;
+    let job = Job::start(prepared, hash, output.clone(), done, Arc::clone(&observer)).await?;
     job.run_splits(began).await?;
     job.finish(began).await
 }
@@ -110,7 +136,7 @@ impl Job {
         let earlier = output.get_json::<PlanRecord>("_stillhouse/plan.json").await?;
         let (files, skipped) = match &prepared.spec.input.sql {
             Some(_) => {
-                let folder = output.sql_folder();
+                let folder = output.sql_folder(&hash.hash)?;
                 let staged = blocking(&prepared, &observer, move |p, o| stage_query(p, &folder, o)).await?;
                 (staged.files, staged.skipped)
             }
@@ -131,7 +157,9 @@ impl Job {
         let record = PlanRecord {
             job_hash: hash.hash.clone(),
             name: prepared.spec.name.clone(),
-            job_folder: output::relative(output.root(), &prepared.base)
+            job_folder: output
+                .folder()
+                .and_then(|folder| output::relative(folder, &prepared.base))
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned(),
@@ -146,7 +174,7 @@ impl Job {
         };
         observer.event(&Event::JobStarted {
             name: prepared.spec.name.clone(),
-            output: output.root().display().to_string(),
+            output: output.to_string(),
             splits: splits.len() as u64,
             splits_done: done.len() as u64,
             input_bytes: plan::text_bytes(&pending_splits(&splits, &done)),
@@ -244,15 +272,14 @@ impl Job {
         };
         let place = describe(split);
         let plan = self.split_plan(split, &context)?;
-        let staged = self.output.staging(shard);
-        let (output, spec, for_task) = (self.output.clone(), self.prepared.spec.output.clone(), staged.clone());
+        let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
         let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own.
         let written = tokio::task::spawn_blocking(move || {
             let stream = plan
                 .execute(0, Arc::new(TaskContext::default()))
                 .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-            Handle::current().block_on(shard::write(&output, &for_task, stream, &spec, &limits, &place))
+            Handle::current().block_on(shard::write(&output, &name, stream, &spec, &limits, &place))
         })
         .await
         .map_err(|e| PipelineError::caused(ErrorKind::Output, "a worker stopped", e))??;
@@ -262,12 +289,12 @@ impl Job {
             split: split.split,
             rows: written.rows,
             tokens: written.tokens,
-            bytes: written.bytes,
-            sha256: written.sha256,
+            bytes: written.staged.bytes,
+            sha256: written.staged.sha256.clone(),
             column_bytes: written.column_bytes,
             statistics: statistics.lock().clone(),
         };
-        self.output.commit(&staged, &record).await?;
+        let record = self.output.commit(written.staged, record).await?;
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
             shard: record.path,
@@ -289,11 +316,14 @@ impl Job {
     }
 
     async fn finish(self, began: Instant) -> Result<()> {
+        let mut records: BTreeMap<SplitId, ShardRecord> =
+            self.output.records().await?.into_iter().map(|r| (r.shard.split, r.shard)).collect();
         let mut shards = Vec::new();
         for split in &self.splits {
-            let name = format!("_stillhouse/splits/{:05}.json", split.split.0);
-            let record = self.output.get_json::<ShardRecord>(&name).await?;
-            shards.push(record.ok_or_else(|| PipelineError::new(ErrorKind::Output, format!("{name} is gone")))?);
+            shards.push(records.remove(&split.split).ok_or_else(|| {
+                let gone = format!("{}: the record of split {} is gone", self.output, split.split.0);
+                PipelineError::new(ErrorKind::Output, gone)
+            })?);
         }
         let info = self.teacher.as_ref().map(|t| t.info().clone());
         let manifest = finish::manifest(&self.prepared, &self.hash, info.as_ref(), self.splits, shards)?;

@@ -4,68 +4,94 @@
 //! buffers; never the shard.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
-use bytes::Bytes;
 use datafusion::execution::SendableRecordBatchStream;
-use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt};
-use object_store::buffered::BufWriter;
-use object_store::path::Path;
+use futures::StreamExt;
 use parquet::arrow::AsyncArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
-use parquet::arrow::async_writer::AsyncFileWriter;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::schema::types::ColumnPath;
-use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants::{self, Limits};
 use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::spec::Output as OutputSpec;
-use tokio::io::AsyncWriteExt;
 
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::Output;
+use crate::output::{Output, ShardUpload, Staged};
 
-/// What was written.
-#[derive(Debug, Clone, PartialEq)]
+/// What was written, and waits for its commit.
+#[derive(Debug)]
 pub struct Written {
+    /// The file: invisible until it is committed.
+    pub staged: Staged,
     /// Rows.
     pub rows: u64,
     /// Tokens, padding not counted.
     pub tokens: u64,
-    /// Bytes of the file.
-    pub bytes: u64,
-    /// sha256 of the file, in hexadecimal.
-    pub sha256: String,
     /// Compressed bytes by column.
     pub column_bytes: BTreeMap<String, u64>,
 }
 
-/// Writes a stream of batches to a staged file.
+/// Writes a stream of batches as a shard that waits for its commit.
 ///
 /// # Errors
-/// When a stage fails, or the store does not take the bytes.
+/// When a stage fails, or the store does not take the bytes; nothing is left of the shard then.
 pub async fn write(
     output: &Output,
-    staged: &Path,
-    mut batches: SendableRecordBatchStream,
+    shard: &str,
+    batches: SendableRecordBatchStream,
     spec: &OutputSpec,
     limits: &Limits,
     context: &str,
 ) -> Result<Written> {
-    let schema = batches.schema();
-    let sink = HashingSink::new(output, staged);
-    let digest = Arc::clone(&sink.digest);
-    let to_output = |e: ParquetError| {
-        PipelineError::caused(ErrorKind::Output, format!("{context}: cannot write {staged}"), e).retryable()
+    let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec)?);
+    let upload = output.upload(shard).await?;
+    let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
+    let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
+    let encoded = encode_all(&mut writer, batches, spec, limits, context, &failed).await;
+    let upload = writer.into_inner();
+    match encoded {
+        Ok(encoded) => {
+            let staged = upload.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
+            Ok(Written { staged, rows: encoded.rows, tokens: encoded.tokens, column_bytes: encoded.column_bytes })
+        }
+        Err(e) => {
+            upload.abort().await;
+            Err(e)
+        }
+    }
+}
+
+/// What the Parquet writer could not write, in the words of the store where it was the store.
+fn not_written(error: ParquetError, context: &str, place: &str) -> PipelineError {
+    let cause = match error {
+        ParquetError::External(cause) => cause.downcast::<object_store::Error>(),
+        other => Err(Box::new(other) as Box<dyn std::error::Error + Send + Sync>),
     };
-    let options = ArrowWriterOptions::new().with_properties(properties(&schema, spec)?);
-    let mut writer = AsyncArrowWriter::try_new_with_options(sink, Arc::clone(&schema), options).map_err(to_output)?;
+    match cause {
+        Ok(cause) => PipelineError::store(ErrorKind::Output, &cause, "write", place),
+        Err(cause) => PipelineError::caused(ErrorKind::Output, format!("{context}: cannot write {place}"), cause),
+    }
+}
+
+struct Encoded {
+    rows: u64,
+    tokens: u64,
+    column_bytes: BTreeMap<String, u64>,
+}
+
+async fn encode_all(
+    writer: &mut AsyncArrowWriter<ShardUpload>,
+    mut batches: SendableRecordBatchStream,
+    spec: &OutputSpec,
+    limits: &Limits,
+    context: &str,
+    failed: &impl Fn(ParquetError) -> PipelineError,
+) -> Result<Encoded> {
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
     while let Some(batch) = batches.next().await {
@@ -76,16 +102,16 @@ pub async fn write(
         for batch in pieces(&batch, limit) {
             let size = logical_bytes(&batch);
             if group_bytes > 0 && group_bytes + size > limit {
-                writer.flush().await.map_err(to_output)?;
+                writer.flush().await.map_err(failed)?;
                 group_bytes = 0;
             }
             group_bytes += size;
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
-            writer.write(&batch).await.map_err(to_output)?;
+            writer.write(&batch).await.map_err(failed)?;
         }
     }
-    let metadata = writer.close().await.map_err(to_output)?;
+    let metadata = writer.finish().await.map_err(failed)?;
     let mut column_bytes = BTreeMap::new();
     for group in metadata.row_groups() {
         for column in group.columns() {
@@ -93,11 +119,7 @@ pub async fn write(
             *column_bytes.entry(name).or_insert(0) += column.compressed_size().max(0) as u64;
         }
     }
-    let (hasher, bytes) = {
-        let digest = digest.lock().unwrap_or_else(PoisonError::into_inner);
-        (digest.0.clone(), digest.1)
-    };
-    Ok(Written { rows, tokens, bytes, sha256: hex(&hasher.finalize()), column_bytes })
+    Ok(Encoded { rows, tokens, column_bytes })
 }
 
 fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {
@@ -171,35 +193,5 @@ fn encode(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBu
             .set_column_dictionary_enabled(path.clone(), false)
             .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED),
         _ => builder,
-    }
-}
-
-/// Hashes and counts what goes to the store.
-struct HashingSink {
-    upload: BufWriter,
-    digest: Arc<Mutex<(Sha256, u64)>>,
-}
-
-impl HashingSink {
-    fn new(output: &Output, staged: &Path) -> Self {
-        Self {
-            upload: BufWriter::with_capacity(Arc::clone(output.store()), staged.clone(), 8 << 20),
-            digest: Arc::new(Mutex::new((Sha256::new(), 0))),
-        }
-    }
-}
-
-impl AsyncFileWriter for HashingSink {
-    fn write(&mut self, bytes: Bytes) -> BoxFuture<'_, parquet::errors::Result<()>> {
-        {
-            let mut digest = self.digest.lock().unwrap_or_else(PoisonError::into_inner);
-            digest.0.update(&bytes);
-            digest.1 += bytes.len() as u64;
-        }
-        async move { self.upload.put(bytes).await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
-    }
-
-    fn complete(&mut self) -> BoxFuture<'_, parquet::errors::Result<()>> {
-        async move { self.upload.shutdown().await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
     }
 }

@@ -86,6 +86,9 @@ impl State {
                     job.show(progress);
                 }
             }
+            Event::Warning { message } => {
+                let _ = self.multi.println(format!("warning: {}", escaped(message)));
+            }
             Event::SplitStarted { .. } | Event::SplitCommitted { .. } => {}
             Event::JobFinished { .. } => self.clear(),
         }

@@ -78,6 +78,7 @@ impl State {
                 let with = teacher.as_ref().map_or(String::new(), |t| format!(", teacher {t}"));
                 self.say(&format!("{name}: {}{resumed}{with}, to {output}", units::counted(*splits, "split")));
             }
+            Event::Warning { message } => self.say(&format!("warning: {message}")),
             Event::SplitStarted { .. } => {}
             Event::SplitCommitted { shard, rows, tokens, bytes, .. } => self.say(&format!(
                 "{shard}: {}, {}, {}",

@@ -41,7 +41,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let runtime = Threads::default().runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let planned = job::prepare(&args.job, &watch).and_then(|p| Ok((plan::plan(&p, &watch)?, p.output_root())));
+    let planned = job::prepare(&args.job, &watch).and_then(|p| Ok((plan::plan(&p, &watch)?, p.output()?.to_string())));
     watch.close();
     let (plan, output) = planned.map_err(|e: PipelineError| {
         let file = e.problems.is_some().then(|| args.job.display().to_string());
@@ -58,7 +58,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
 /// Splits shown at either end of a long list.
 const ENDS: usize = 4;
 
-fn render(plan: &Plan, output: &Path, view: View) -> Page {
+fn render(plan: &Plan, output: &str, view: View) -> Page {
     let mut page = Page::new();
     page.line(Line::new().with(Tone::Strong, &plan.name).with(Tone::Dim, format!("  job {:.12}", plan.job_hash)));
     let mut facts = Table::new("ll");
@@ -69,7 +69,7 @@ fn render(plan: &Plan, output: &Path, view: View) -> Page {
         "input",
         format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
     );
-    fact("output", output.display().to_string());
+    fact("output", output.to_owned());
     fact("splits", split_counts(&plan.splits));
     fact("estimate", estimate(plan));
     page.facts(facts);

@@ -179,6 +179,14 @@ impl Vocabulary {
         Self::new(tokenizer, source, spec, &hints)
     }
 
+    /// A tokenizer that is in memory already, such as that of a data set.
+    ///
+    /// # Errors
+    /// When its truncation cannot be switched off.
+    pub fn of(tokenizer: Tokenizer, source: &str) -> Result<Self, VocabularyError> {
+        Self::new(tokenizer, source, &spec::Tokenizer::default(), &specials::Hints::default())
+    }
+
     fn new(
         mut tokenizer: Tokenizer,
         source: &str,

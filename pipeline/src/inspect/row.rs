@@ -9,7 +9,6 @@ use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
-use stillhouse_schemas::spec;
 
 use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, RowView, TokenView};
 use crate::dataset::Dataset;
@@ -23,9 +22,8 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
     let manifest = dataset.manifest();
     let Some((shard, offset)) = find(manifest, row)? else { return Ok(None) };
     let Some(batch) = dataset.rows(shard, offset as usize, 1).await? else { return Ok(None) };
-    let vocabulary =
-        Vocabulary::load(&dataset.output().root().join(TOKENIZER), TOKENIZER, &spec::Tokenizer::default(), None)
-            .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
+    let vocabulary = Vocabulary::of(dataset.tokenizer().await?, TOKENIZER)
+        .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
     let view = Decoder { manifest, options, vocabulary: &vocabulary, batch: &batch };
     view.check_options()?;
     view.row(shard, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))

@@ -1,9 +1,6 @@
 //! Checks that need no teacher: the folder, checksums, schemas, rows.
 
 use futures::TryStreamExt;
-use object_store::ObjectStoreExt;
-use object_store::path::Path;
-use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
@@ -15,7 +12,6 @@ use crate::events::{Event, Observer};
 use crate::finish;
 use crate::operators;
 use crate::output::TOKENIZER;
-use crate::shard::hex;
 
 /// Rows that are checked at once.
 const BATCH_ROWS: usize = 64;
@@ -23,15 +19,9 @@ const BATCH_ROWS: usize = 64;
 /// Files that should be there, and files that should not.
 pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) -> Result<()> {
     let manifest = dataset.manifest();
-    let store = dataset.output().store();
-    let listed: Vec<_> = store
-        .list(Some(&Path::from("data")))
-        .try_collect()
-        .await
-        .map_err(PipelineError::dataset(dataset.shown("data")))?;
-    for meta in listed {
-        if !manifest.shards.iter().any(|s| s.path == meta.location.as_ref()) {
-            found.fault(meta.location.to_string(), "is not in the manifest");
+    for name in dataset.output().list("data").await?.into_keys() {
+        if !manifest.shards.iter().any(|s| s.path == name) {
+            found.fault(name, "is not in the manifest");
         }
     }
     match dataset.output().size(TOKENIZER).await? {
@@ -46,16 +36,9 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
     Ok(())
 }
 
-/// sha256 of a file, streamed.
+/// sha256 of a file, read in pieces.
 async fn checksum(dataset: &Dataset, name: &str) -> Result<String> {
-    let context = || dataset.shown(name);
-    let got = dataset.output().store().get(&Path::from(name)).await.map_err(PipelineError::dataset(context()))?;
-    let mut stream = got.into_stream();
-    let mut hasher = Sha256::new();
-    while let Some(bytes) = stream.try_next().await.map_err(PipelineError::dataset(context()))? {
-        hasher.update(&bytes);
-    }
-    Ok(hex(&hasher.finalize()))
+    Ok(dataset.output().read_whole(name, |_| {}).await?.0)
 }
 
 /// One shard: size, checksum, schema, every row.

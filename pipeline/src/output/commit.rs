@@ -1,0 +1,178 @@
+//! What a commit is, on a disk and on an object store.
+//!
+//! ```text
+//!   disk    staged file ── sync, rename ──► data/X ──► splits/N.json                            record last
+//!   store   parts of X uploaded ──► splits/N.json (If-None-Match: *) ── complete upload ──► data/X   record first
+//! ```
+//!
+//! On a store the small record is what only one writer can create, and it names the one upload that may become
+//! `data/X`: of two workers that ran a split the second finds the record and aborts its own upload, however late it
+//! comes. A crash between record and completion is settled by whoever looks next: the record holds all it takes to
+//! complete the upload.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use object_store::ObjectStoreExt;
+use object_store::multipart::PartId;
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::ShardRecord;
+
+use super::upload::{Staged, StagedKind};
+use super::{Ground, Output, STATE};
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::storage;
+
+/// How long a worker that came second waits for the record of the first: the time between two system calls.
+const WAIT: Duration = Duration::from_millis(100);
+const WAITS: u32 = 50;
+
+/// The record of a committed split.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CommitRecord {
+    /// The shard.
+    #[serde(flatten)]
+    pub shard: ShardRecord,
+    /// On an object store: the upload that becomes the shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload: Option<UploadRecord>,
+}
+
+/// An upload with all its parts, so that anybody can complete it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadRecord {
+    /// The store's id of the upload.
+    pub id: String,
+    /// The store's ids of the parts, in order.
+    pub parts: Vec<String>,
+}
+
+impl UploadRecord {
+    pub(super) fn part_ids(&self) -> Vec<PartId> {
+        self.parts.iter().map(|id| PartId { content_id: id.clone() }).collect()
+    }
+}
+
+pub(super) fn split_record(split: SplitId) -> String {
+    format!("{STATE}/splits/{:05}.json", split.0)
+}
+
+impl Output {
+    /// Makes a shard visible and records the commit; gives the record that holds, which in a store may be that of
+    /// another worker that came first.
+    ///
+    /// # Errors
+    /// When the store does not take it, or when another run has taken the output over.
+    pub async fn commit(&self, staged: Staged, shard: ShardRecord) -> Result<ShardRecord> {
+        match staged.kind {
+            StagedKind::Disk(staged) => self.commit_file(&staged, shard).await,
+            StagedKind::Store { path, upload } => {
+                let record = CommitRecord { shard, upload: Some(upload) };
+                self.commit_upload(&path, record).await
+            }
+        }
+    }
+
+    async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
+        let name = split_record(shard.split);
+        self.sync(staged.as_ref())?;
+        let to = Path::from(shard.path.as_str());
+        let moved = match self.store.rename_if_not_exists(staged, &to).await {
+            Err(e @ object_store::Error::AlreadyExists { .. }) => Err(e),
+            // a file system without hard links has only the plain rename
+            Err(_) => self.store.rename(staged, &to).await,
+            moved => moved,
+        };
+        match moved {
+            Ok(()) => {
+                self.put_json(&name, &shard).await?;
+                Ok(shard)
+            }
+            Err(object_store::Error::AlreadyExists { .. }) => {
+                self.delete(staged.as_ref()).await?;
+                for _ in 0..WAITS {
+                    if let Some(winner) = self.get_json::<CommitRecord>(&name).await? {
+                        return Ok(winner.shard);
+                    }
+                    tokio::time::sleep(WAIT).await;
+                }
+                let message = format!("{}: is there, but nobody says that it is committed", self.shown(&shard.path));
+                Err(PipelineError::new(ErrorKind::Output, message).retryable())
+            }
+            Err(e) => Err(self.failed(&e, "commit", &shard.path)),
+        }
+    }
+
+    async fn commit_upload(&self, path: &Path, record: CommitRecord) -> Result<ShardRecord> {
+        if self.lost.load(Ordering::Relaxed) {
+            self.abandon(path, &record).await;
+            return Err(PipelineError::new(
+                ErrorKind::Output,
+                format!("{self}: another run has taken this output over; this one stops"),
+            ));
+        }
+        let name = split_record(record.shard.split);
+        let holds = match self.create_json(&name, &record).await {
+            Ok(()) => record,
+            Err(e) if matches!(e, object_store::Error::AlreadyExists { .. }) => {
+                let winner =
+                    self.get_json::<CommitRecord>(&name).await?.ok_or_else(|| self.failed(&e, "commit", &name))?;
+                if winner.upload != record.upload {
+                    self.abandon(path, &record).await;
+                }
+                winner
+            }
+            // whether the record was written is not known: the next run settles it either way
+            Err(e) => return Err(self.failed(&e, "commit", &name)),
+        };
+        if self.settle(&holds).await? {
+            return Ok(holds.shard);
+        }
+        self.delete(&name).await?;
+        Err(PipelineError::new(
+            ErrorKind::Output,
+            format!(
+                "{}: its upload was aborted by somebody else before it was complete; run the job again",
+                self.shown(&holds.shard.path)
+            ),
+        )
+        .retryable())
+    }
+
+    async fn abandon(&self, path: &Path, record: &CommitRecord) {
+        if let (Ground::Store(bucket), Some(upload)) = (&self.ground, &record.upload)
+            && let Err(e) = bucket.multipart.abort_multipart(path, &upload.id).await
+        {
+            tracing::debug!("{path}: {e}");
+        }
+    }
+
+    /// The last step of a commit: completes the upload that the record names. False where that upload is gone and
+    /// the shard is not there.
+    pub(super) async fn settle(&self, record: &CommitRecord) -> Result<bool> {
+        let (Ground::Store(bucket), Some(upload)) = (&self.ground, &record.upload) else { return Ok(false) };
+        let path = bucket.full(&record.shard.path);
+        let completed = bucket.multipart.complete_multipart(&path, &upload.id, upload.part_ids()).await;
+        // An answer that was lost makes the second try fail: what counts is whether the shard is there.
+        if self.size(&record.shard.path).await? == Some(record.shard.bytes) {
+            return Ok(true);
+        }
+        match completed {
+            Err(e) if !storage::is_retryable(&e) => {
+                tracing::debug!("{path}: {e}");
+                Ok(false)
+            }
+            Err(e) => Err(self.failed(&e, "complete", &record.shard.path)),
+            Ok(_) => Err(PipelineError::new(
+                ErrorKind::Output,
+                format!(
+                    "{}: the store does not have the {} bytes it took",
+                    self.shown(&record.shard.path),
+                    record.shard.bytes
+                ),
+            )),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Small files of an output, and lists of files.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use super::Output;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::shard::hex;
+
+const PIECE: u64 = 8 << 20;
+const REQUESTS_AHEAD: usize = 2;
+
+impl Output {
+    /// Puts a file whole, synced where it is a disk.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+        self.store.put(&Path::from(name), PutPayload::from(bytes)).await.map_err(|e| self.failed(&e, "write", name))?;
+        self.sync(name)
+    }
+
+    /// Puts a value as JSON.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub async fn put_json<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
+        self.put(name, json(name, value)?).await
+    }
+
+    /// Puts a value as JSON where there is none.
+    pub(super) async fn create_json<T: Serialize>(&self, name: &str, value: &T) -> object_store::Result<()> {
+        let path = Path::from(name);
+        let bytes =
+            json(name, value).map_err(|e| object_store::Error::Generic { store: "record", source: Box::new(e) })?;
+        let mode = match self.conditional {
+            true => PutMode::Create,
+            false => match self.store.head(&path).await {
+                Err(object_store::Error::NotFound { .. }) => PutMode::Overwrite,
+                Err(e) => return Err(e),
+                Ok(_) => {
+                    return Err(object_store::Error::AlreadyExists { path: name.to_owned(), source: "exists".into() });
+                }
+            },
+        };
+        let options = PutOptions { mode, ..PutOptions::default() };
+        match self.store.put_opts(&path, PutPayload::from(bytes), options).await {
+            Ok(_) => Ok(()),
+            Err(object_store::Error::Precondition { path, source }) => {
+                Err(object_store::Error::AlreadyExists { path, source })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A value from JSON; `None` when there is no such file.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not what it should be.
+    pub async fn get_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let Some(bytes) = self.get(name).await? else { return Ok(None) };
+        let context = || format!("cannot read {}", self.shown(name));
+        serde_json::from_slice(&bytes).map(Some).map_err(PipelineError::dataset(context()))
+    }
+
+    /// A small file whole; `None` when it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn get(&self, name: &str) -> Result<Option<bytes::Bytes>> {
+        let got = match self.store.get(&Path::from(name)).await {
+            Ok(result) => result.bytes().await,
+            Err(e) => Err(e),
+        };
+        match got {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if matches!(e, object_store::Error::NotFound { .. }) && !is_missing_bucket(&e) => Ok(None),
+            Err(e) => Err(self.failed(&e, "read", name)),
+        }
+    }
+
+    /// Reads a file of any size in pieces and gives its sha256 and size.
+    ///
+    /// Pieces are asked for one by one (8 MB each, [`REQUESTS_AHEAD`] under way), so that a broken connection costs one piece.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn read_whole(&self, name: &str, mut piece: impl FnMut(&Bytes)) -> Result<(String, u64)> {
+        let size = self
+            .size(name)
+            .await?
+            .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: no such file", self.shown(name))))?;
+        let path = Path::from(name);
+        let mut pieces = futures::stream::iter((0..size).step_by(PIECE as usize))
+            .map(|start| self.store.get_range(&path, start..size.min(start + PIECE)))
+            .buffered(REQUESTS_AHEAD);
+        let mut hasher = Sha256::new();
+        while let Some(bytes) = pieces.try_next().await.map_err(|e| self.failed(&e, "read", name))? {
+            hasher.update(&bytes);
+            piece(&bytes);
+        }
+        Ok((hex(&hasher.finalize()), size))
+    }
+
+    /// Whether a file is there.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn exists(&self, name: &str) -> Result<bool> {
+        Ok(self.size(name).await?.is_some())
+    }
+
+    /// Size of a file; `None` when it is not there.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn size(&self, name: &str) -> Result<Option<u64>> {
+        match self.store.head(&Path::from(name)).await {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(self.failed(&e, "look at", name)),
+        }
+    }
+
+    /// Files under a folder with their sizes, by name.
+    ///
+    /// # Errors
+    /// When the store cannot list them.
+    pub async fn list(&self, folder: &str) -> Result<BTreeMap<String, u64>> {
+        self.store
+            .list(Some(&Path::from(folder)))
+            .map_ok(|meta| (meta.location.to_string(), meta.size))
+            .try_collect()
+            .await
+            .map_err(|e| self.failed(&e, "list", folder))
+    }
+
+    pub(super) async fn delete(&self, name: &str) -> Result<()> {
+        match self.store.delete(&Path::from(name)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(self.failed(&e, "remove", name)),
+        }
+    }
+
+    /// Removes every file under a folder, on a disk also those that the store hides because they are unfinished.
+    pub(super) async fn remove_under(&self, folder: &str) -> Result<()> {
+        for name in self.list(folder).await?.into_keys() {
+            self.delete(&name).await?;
+        }
+        let Some(root) = self.folder() else { return Ok(()) };
+        match fs::remove_dir_all(root.join(folder)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(PipelineError::caused(ErrorKind::Output, format!("cannot clear {}", self.shown(folder)), e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a file durable before something says that it is there.
+    pub(super) fn sync(&self, name: &str) -> Result<()> {
+        let Some(root) = self.folder() else { return Ok(()) };
+        let path = root.join(name);
+        File::open(&path)
+            .and_then(|f| f.sync_all())
+            .map_err(PipelineError::output(format!("cannot sync {}", path.display())))
+    }
+}
+
+fn json<T: Serialize>(name: &str, value: &T) -> Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(PipelineError::output(name))?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// A missing bucket answers like a missing object.
+fn is_missing_bucket(error: &object_store::Error) -> bool {
+    error.to_string().contains("NoSuchBucket")
+}

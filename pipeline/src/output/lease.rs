@@ -1,0 +1,314 @@
+//! One run at a time on an output: a locked file on a disk, a lease on an object store.
+//!
+//! ```text
+//!   none ──create (If-None-Match)──► held ──renewed every 5 s (If-Match)──► released (deleted)
+//!                                      └─ holder dead, or not renewed for 20 s ──► taken over (If-Match)
+//! ```
+//!
+//! The kernel releases a locked file when its process ends. A lease is released by its holder; one that was killed is
+//! taken over at once on the same machine, where its process is seen to be gone, and after 20 seconds elsewhere,
+//! measured by the one who waits, so clocks need not agree.
+//!
+//! A lease saves work; it does not protect the data: a holder that slept through its own lease is stopped by the
+//! commit ([`super::commit`]), whatever it believes.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::STATE;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::shard::hex;
+
+/// How often a lease is renewed, and after how long without renewal it is void.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timing {
+    pub renew: Duration,
+    pub void: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { renew: Duration::from_secs(5), void: Duration::from_secs(20) }
+    }
+}
+
+/// Held while a run works on an output.
+pub struct Lock(pub(super) Held);
+
+pub(super) enum Held {
+    File(#[allow(dead_code, reason = "held for its lock")] File),
+    Lease(Lease),
+}
+
+impl Lock {
+    /// Gives the output free. A process that dies without gives it free too, on a store after a while.
+    pub async fn release(self) {
+        if let Held::Lease(lease) = self.0 {
+            lease.release().await;
+        }
+    }
+}
+
+/// What the lease says of its holder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct LeaseRecord {
+    /// Unique to the holder.
+    holder: String,
+    /// For a person: machine and process.
+    host: String,
+    process: u32,
+    /// Hash of what tells this boot of this machine and its process numbers from others; empty where not known.
+    machine: String,
+    /// When the process started, in the machine's ticks: process numbers are used again.
+    started: String,
+    renewals: u64,
+}
+
+impl LeaseRecord {
+    fn mine() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let process = std::process::id();
+        let boot = read("/proc/sys/kernel/random/boot_id");
+        let numbers = std::fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
+        let known = !boot.is_empty() && !numbers.is_empty();
+        let machine = if known { hex(&Sha256::digest(format!("{boot} {numbers}"))) } else { String::new() };
+        Self {
+            holder: unique(),
+            host: read("/proc/sys/kernel/hostname"),
+            process,
+            machine,
+            started: started(process).unwrap_or_default(),
+            renewals: 0,
+        }
+    }
+
+    /// Whether this machine can see that the holder's process is gone.
+    fn is_dead(&self, me: &Self) -> bool {
+        !self.machine.is_empty()
+            && self.machine == me.machine
+            && started(self.process).is_none_or(|now| now != self.started)
+    }
+}
+
+/// A name that nobody else takes: for telling holders and probes apart, never for data.
+pub(super) fn unique() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
+
+/// When a process of this machine started, in clock ticks since the boot; `None` where there is no such process.
+fn started(process: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // the name of the program, in parentheses, may hold anything
+    let after_name = stat.rsplit_once(") ")?.1;
+    after_name.split(' ').nth(19).map(str::to_owned)
+}
+
+/// A lease that is held and renewed.
+pub(super) struct Lease {
+    store: Arc<dyn ObjectStore>,
+    record: LeaseRecord,
+    renewing: tokio::task::JoinHandle<()>,
+}
+
+impl Lease {
+    /// Takes the lease of an output. `lost` is set when another run has taken it over.
+    ///
+    /// # Errors
+    /// When another run holds it, or the store fails.
+    pub async fn take(
+        store: Arc<dyn ObjectStore>,
+        shown: &str,
+        timing: Timing,
+        lost: Arc<AtomicBool>,
+        observer: &dyn Observer,
+    ) -> Result<Self> {
+        let record = LeaseRecord::mine();
+        let failed = |e| PipelineError::store(ErrorKind::Output, &e, "lock", shown);
+        let mut told = false;
+        let version = loop {
+            // looked for first, because a store that ignores conditions would let a creation overwrite it
+            let Some((holder, version)) = read(&store).await.map_err(failed)? else {
+                match put(&store, &record, PutMode::Create).await {
+                    Ok(version) => break version,
+                    Err(e) if is_refusal(&e) => continue,
+                    Err(e) => return Err(failed(e)),
+                }
+            };
+            if holder.holder == record.holder {
+                break version;
+            }
+            if !holder.is_dead(&record) {
+                if !told {
+                    told = true;
+                    let what = format!("waiting up to {} s for a run that may have died", timing.void.as_secs());
+                    observer.event(&Event::Preparing { what });
+                }
+                wait_till_void(&store, &holder, timing, shown).await?;
+            }
+            match put(&store, &record, PutMode::Update(version)).await {
+                Ok(version) => break version,
+                Err(e) if is_refusal(&e) => {}
+                Err(e) => return Err(failed(e)),
+            }
+        };
+        let renewing = tokio::spawn(renew(Arc::clone(&store), record.clone(), version, timing, lost));
+        Ok(Self { store, record, renewing })
+    }
+
+    async fn release(self) {
+        self.renewing.abort();
+        let mine = matches!(read(&self.store).await, Ok(Some((holder, _))) if holder.holder == self.record.holder);
+        if mine && let Err(e) = self.store.delete(&path()).await {
+            tracing::warn!("the lease could not be given back; it ends by itself: {e}");
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.renewing.abort();
+    }
+}
+
+/// Looks on until the holder has not renewed its lease for long enough; an error as soon as it does.
+async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timing: Timing, shown: &str) -> Result<()> {
+    let since = Instant::now();
+    while since.elapsed() < timing.void {
+        tokio::time::sleep(timing.renew / 2).await;
+        match read(store).await.map_err(|e| PipelineError::store(ErrorKind::Output, &e, "lock", shown))? {
+            Some((now, _)) if now == *holder => {}
+            Some((now, _)) => {
+                return Err(PipelineError::new(
+                    ErrorKind::Output,
+                    format!(
+                        "{shown}: another run is working on this output (process {} on {}); wait for it or stop it",
+                        now.process, now.host
+                    ),
+                ));
+            }
+            None => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// Renews until the lease is lost or the task is ended. A store that fails now is asked again.
+async fn renew(
+    store: Arc<dyn ObjectStore>,
+    mut record: LeaseRecord,
+    mut version: UpdateVersion,
+    timing: Timing,
+    lost: Arc<AtomicBool>,
+) {
+    loop {
+        tokio::time::sleep(timing.renew).await;
+        record.renewals += 1;
+        match put(&store, &record, PutMode::Update(version.clone())).await {
+            Ok(new) => version = new,
+            Err(e) if is_refusal(&e) => match read(&store).await {
+                // the answer to an earlier renewal was lost, the renewal was not
+                Ok(Some((holder, now))) if holder.holder == record.holder => version = now,
+                Ok(_) => {
+                    lost.store(true, Ordering::Relaxed);
+                    return;
+                }
+                Err(e) => tracing::debug!("lease: {e}"),
+            },
+            Err(e) => tracing::debug!("lease: {e}"),
+        }
+    }
+}
+
+fn path() -> Path {
+    Path::from(format!("{STATE}/lease.json"))
+}
+
+/// The condition did not hold.
+fn is_refusal(e: &object_store::Error) -> bool {
+    matches!(e, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
+}
+
+async fn put(store: &Arc<dyn ObjectStore>, record: &LeaseRecord, mode: PutMode) -> object_store::Result<UpdateVersion> {
+    let bytes =
+        serde_json::to_vec(record).map_err(|e| object_store::Error::Generic { store: "lease", source: Box::new(e) })?;
+    let options = PutOptions { mode, ..PutOptions::default() };
+    store.put_opts(&path(), PutPayload::from(bytes), options).await.map(UpdateVersion::from)
+}
+
+async fn read(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<(LeaseRecord, UpdateVersion)>> {
+    let got = match store.get(&path()).await {
+        Ok(got) => got,
+        Err(object_store::Error::NotFound { .. }) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+    // something else under the lease's name is nobody's lease: it is taken over once it is seen not to change
+    let record = serde_json::from_slice(&got.bytes().await?).unwrap_or_else(|_| LeaseRecord {
+        holder: String::new(),
+        host: "an unknown machine".into(),
+        process: 0,
+        machine: String::new(),
+        started: String::new(),
+        renewals: 0,
+    });
+    Ok(Some((record, version)))
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::events::Silent;
+
+    const FAST: Timing = Timing { renew: Duration::from_millis(20), void: Duration::from_millis(400) };
+
+    async fn take(store: &Arc<dyn ObjectStore>) -> Result<Lease> {
+        Lease::take(Arc::clone(store), "memory", FAST, Arc::default(), &Silent).await
+    }
+
+    #[tokio::test]
+    async fn one_holder_at_a_time() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let first = take(&store).await.unwrap();
+        let refused = take(&store).await.err().unwrap().to_string();
+        assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+        first.release().await;
+        take(&store).await.unwrap().release().await;
+        assert!(read(&store).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_dead_process_of_this_machine_is_taken_over_at_once() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut dead = LeaseRecord::mine();
+        dead.holder = "dead".into();
+        dead.started = "0".into();
+        assert!(dead.is_dead(&LeaseRecord::mine()));
+        put(&store, &dead, PutMode::Create).await.unwrap();
+        let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), &Silent);
+        // far below the 20 seconds after which any lease would be void
+        tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_is_not_renewed_is_taken_over_and_its_holder_is_told() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let lost = Arc::new(AtomicBool::new(false));
+        let mut sleeper = LeaseRecord::mine();
+        sleeper.machine = "elsewhere".into();
+        let version = put(&store, &sleeper, PutMode::Create).await.unwrap();
+        let taken = take(&store).await.unwrap();
+        renew(Arc::clone(&store), sleeper, version, FAST, Arc::clone(&lost)).await;
+        assert!(lost.load(Ordering::Relaxed));
+        taken.release().await;
+    }
+}

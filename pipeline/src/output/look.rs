@@ -1,0 +1,139 @@
+//! What is at an output already: whose it is, what is committed, what a crash left behind.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, TryStreamExt};
+use object_store::ObjectStore;
+use object_store::path::Path;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::ShardRecord;
+
+use super::commit::{CommitRecord, split_record};
+use super::{Bucket, Found, Ground, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS};
+use crate::error::{ErrorKind, PipelineError, Result};
+
+impl Output {
+    /// Looks at what is there, for a job of this hash. Writes nothing.
+    ///
+    /// # Errors
+    /// When it is another job's, or not Stillhouse's at all.
+    pub async fn look(&self, job_hash: &str) -> Result<Found> {
+        let Some(plan) = self.get_json::<PlanRecord>(PLAN).await? else {
+            return match self.entries().await? {
+                0 => Ok(Found::Nothing),
+                entries => Err(PipelineError::new(
+                    ErrorKind::Usage,
+                    format!(
+                        "output.path: {self} holds {entries} files that are not of a Stillhouse job; choose an empty folder"
+                    ),
+                )),
+            };
+        };
+        if plan.job_hash != job_hash {
+            return Err(PipelineError::new(
+                ErrorKind::Usage,
+                format!(
+                    "output.path: {self} holds the output of another job ({}, hash {}; this job has {}); choose another folder, or `--overwrite` to remove it",
+                    plan.name,
+                    &plan.job_hash[..12.min(plan.job_hash.len())],
+                    &job_hash[..12.min(job_hash.len())],
+                ),
+            ));
+        }
+        if self.exists(SUCCESS).await? {
+            return Ok(Found::Complete);
+        }
+        let (mut done, mut unsettled) = (BTreeMap::new(), Vec::new());
+        let shards = self.list("data").await?;
+        for record in self.records().await? {
+            if shards.get(&record.shard.path) == Some(&record.shard.bytes) {
+                done.insert(record.shard.split, record.shard);
+            } else {
+                unsettled.push(record);
+            }
+        }
+        Ok(Found::Resumable { done, unsettled })
+    }
+
+    /// Files and folders at the top that are not the state of a run.
+    pub(super) async fn entries(&self) -> Result<usize> {
+        let listing = match self.store.list_with_delimiter(None).await {
+            Ok(listing) => listing,
+            Err(object_store::Error::NotFound { .. }) if self.folder().is_some() => return Ok(0),
+            Err(e) => return Err(self.failed(&e, "list", "")),
+        };
+        let folders = listing.common_prefixes.iter().filter(|p| p.filename() != Some(STATE)).count();
+        Ok(folders + listing.objects.len())
+    }
+
+    /// All commits that are on record.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn records(&self) -> Result<Vec<CommitRecord>> {
+        let names = self.list(&format!("{STATE}/splits")).await?.into_keys();
+        let records: Vec<Option<CommitRecord>> = futures::stream::iter(names)
+            .map(|name| async move { self.get_json::<CommitRecord>(&name).await })
+            .buffered(REQUESTS)
+            .try_collect()
+            .await?;
+        Ok(records.into_iter().flatten().collect())
+    }
+
+    /// Takes away what a crash left half-done and completes what was committed; gives the splits that this settles.
+    ///
+    /// The caller holds the lock, so every other upload to this output is a dead one's.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn recover(&self, unsettled: Vec<CommitRecord>) -> Result<BTreeMap<SplitId, ShardRecord>> {
+        let mut settled = BTreeMap::new();
+        for record in unsettled {
+            if self.settle(&record).await? {
+                settled.insert(record.shard.split, record.shard);
+            } else {
+                self.delete(&split_record(record.shard.split)).await?;
+            }
+        }
+        self.remove_under(&format!("{STATE}/staging")).await?;
+        self.abort_uploads(false).await?;
+        if self.folder().is_some() {
+            let committed: BTreeSet<String> = self.records().await?.into_iter().map(|r| r.shard.path).collect();
+            for name in self.list("data").await?.into_keys().filter(|name| !committed.contains(name)) {
+                self.delete(&name).await?;
+            }
+        }
+        Ok(settled)
+    }
+
+    /// Finds uploads to this output that were begun and not ended, and aborts them unless only asked for them.
+    ///
+    /// Uploads that a commit names are not among them.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn abort_uploads(&self, dry_run: bool) -> Result<Vec<String>> {
+        let Ground::Store(Bucket { multipart, uploads: Some(uploads), prefix, .. }) = &self.ground else {
+            return Ok(Vec::new());
+        };
+        let begun = uploads.list(prefix).await.map_err(|e| self.failed(&e, "list uploads of", ""))?;
+        let ours = begun.into_iter().filter(|upload| upload.path.prefix_matches(prefix));
+        let committed: Vec<String> = match dry_run {
+            true => self.records().await?.into_iter().filter_map(|r| r.upload).map(|u| u.id).collect(),
+            // the caller has settled them all
+            false => Vec::new(),
+        };
+        let mut found = Vec::new();
+        for upload in ours.filter(|u| !committed.contains(&u.id)) {
+            let name: Path = upload.path.prefix_match(prefix).map(Iterator::collect).unwrap_or_default();
+            found.push(name.to_string());
+            if !dry_run {
+                match multipart.abort_multipart(&upload.path, &upload.id).await {
+                    Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                    Err(e) => return Err(self.failed(&e, "abort the upload of", name.as_ref())),
+                }
+            }
+        }
+        Ok(found)
+    }
+}

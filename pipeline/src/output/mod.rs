@@ -1,0 +1,424 @@
+//! The output, on a disk or in an object store, and the protocol by which splits are committed and a run is resumed.
+//!
+//! ```text
+//!   <output>/data/X.parquet             shards, each visible once it is whole
+//!   <output>/_stillhouse/plan.json      the job's hash and the splits
+//!                        splits/N.json  the commit of split N, see [`commit`]
+//!                        lease.json     who works on it (store)   lock (disk), see [`lease`]
+//!                        staging/       shards being written (disk)
+//! ```
+//!
+//! A split is done when its record is there and the shard has the size that the record says. A crash anywhere before
+//! leaves at worst a staged file or an unfinished upload, which the next run takes away, a shard without a record on
+//! a disk, which is made again with the same bytes, or a record without a shard in a store, which the next run
+//! completes. `plan.json` names the job by its hash: a run on the output of another job refuses.
+//!
+//! A disk forgets the records when the data set is finished. A store keeps them: a worker that wakes up late still
+//! finds that it has lost.
+
+pub mod commit;
+mod files;
+mod lease;
+mod look;
+mod probe;
+#[cfg(test)]
+mod tests;
+mod upload;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path as FsPath, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+
+pub use self::commit::CommitRecord;
+pub use self::lease::Lock;
+use self::lease::{Held, Lease, Timing};
+use self::probe::{Condition, probe};
+pub use self::upload::{Sending, ShardUpload, Staged};
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::storage::{self, ListUploads, Opened, Place, Storage, StoreUrl};
+
+const STATE: &str = "_stillhouse";
+const PLAN: &str = "_stillhouse/plan.json";
+/// Small requests under way at once.
+const REQUESTS: usize = 16;
+/// Name of the manifest.
+pub const MANIFEST: &str = "manifest.json";
+/// Name of the marker that a data set is complete.
+pub const SUCCESS: &str = "_SUCCESS";
+/// Name of the data set card.
+pub const CARD: &str = "README.md";
+/// Name of the tokenizer.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// What a run remembers of its plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanRecord {
+    /// Hash of everything that decides the bytes of the shards.
+    pub job_hash: String,
+    /// Name of the job, for messages.
+    pub name: String,
+    /// The folder that the job's relative paths are relative to, as seen from the output folder.
+    #[serde(default)]
+    pub job_folder: String,
+    /// The splits.
+    pub splits: Vec<SplitRecord>,
+}
+
+/// An output: a folder, or a prefix of an object store.
+#[derive(Clone)]
+pub struct Output {
+    /// Rooted at the output, so that all names are those of the data set.
+    store: Arc<dyn ObjectStore>,
+    ground: Ground,
+    sending: Sending,
+    /// Whether commits are conditional; false only where the job trusts to be the one writer.
+    conditional: bool,
+    /// Set when another run has taken the output over.
+    lost: Arc<AtomicBool>,
+}
+
+#[derive(Clone)]
+enum Ground {
+    Disk(PathBuf),
+    Store(Bucket),
+}
+
+/// Where in a store the output is.
+#[derive(Clone)]
+struct Bucket {
+    multipart: Arc<dyn MultipartStore>,
+    uploads: Option<Arc<dyn ListUploads>>,
+    prefix: Path,
+    shown: String,
+}
+
+/// What is at the output already.
+#[derive(Debug)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// This job's work, to be gone on with.
+    Resumable {
+        /// Committed splits.
+        done: BTreeMap<SplitId, ShardRecord>,
+        /// Commits whose last step, the completion of the upload, has not been seen.
+        unsettled: Vec<CommitRecord>,
+    },
+    /// This job's finished data set.
+    Complete,
+}
+
+impl Output {
+    /// An output on a disk that need not exist yet; nothing is written.
+    ///
+    /// # Errors
+    /// When there is something that is not a folder.
+    pub fn on_disk(root: impl Into<PathBuf>) -> Result<Self> {
+        let root = root.into();
+        let store: Arc<dyn ObjectStore> = if root.exists() {
+            let store = LocalFileSystem::new_with_prefix(&root)
+                .map_err(|e| PipelineError::store(ErrorKind::Output, &e, "open", &root.display().to_string()))?;
+            Arc::new(store)
+        } else {
+            Arc::new(InMemory::new())
+        };
+        Ok(Self::new(store, Ground::Disk(root)))
+    }
+
+    /// An output in a store; nothing is written, and nothing asked of the store.
+    ///
+    /// # Errors
+    /// When the store takes no multipart uploads.
+    pub fn in_store(opened: &Opened, url: &StoreUrl, sending: Sending, conditional: bool) -> Result<Self> {
+        let prefix = Path::parse(&url.key)
+            .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("{url}: not a key: {e}")))?;
+        let Some(multipart) = opened.multipart.clone() else {
+            return Err(PipelineError::new(
+                ErrorKind::Usage,
+                format!("{url}: this store takes no multipart uploads; valid: s3://, gs://, az:// or a local path"),
+            ));
+        };
+        let store = Arc::new(PrefixStore::new(Arc::clone(&opened.store), prefix.clone()));
+        let shown = url.to_string().trim_end_matches('/').to_owned();
+        let bucket = Bucket { multipart, uploads: opened.uploads.clone(), prefix, shown };
+        Ok(Self { sending, conditional, ..Self::new(store, Ground::Store(bucket)) })
+    }
+
+    fn new(store: Arc<dyn ObjectStore>, ground: Ground) -> Self {
+        Self { store, ground, sending: Sending::default(), conditional: true, lost: Arc::default() }
+    }
+
+    /// The output at a place.
+    ///
+    /// # Errors
+    /// When the place cannot be opened: options that do not fit, no credentials.
+    pub fn at(place: &Place, options: &Storage) -> Result<Self> {
+        match place {
+            Place::Disk(root) => Self::on_disk(root),
+            Place::Store(url) => {
+                let sending = Sending {
+                    part_bytes: options.part_megabytes() as usize * 1_000_000,
+                    parts_at_once: options.parts_at_once() as usize,
+                };
+                Self::in_store(&storage::open(url, options)?, url, sending, options.conditional_put_required())
+            }
+        }
+    }
+
+    /// Makes the folder, or makes sure that the store can be written to and keeps to conditions.
+    ///
+    /// # Errors
+    /// When it cannot be made or written to, or when the store does not keep to `If-None-Match: *`.
+    pub async fn create(self, observer: &dyn Observer) -> Result<Self> {
+        match &self.ground {
+            Ground::Disk(root) => {
+                let state = root.join(STATE);
+                fs::create_dir_all(&state)
+                    .map_err(PipelineError::output(format!("cannot make {}", state.display())))?;
+                Self::on_disk(root)
+            }
+            Ground::Store(_) => {
+                let condition = probe(&self.store).await.map_err(|e| self.failed(&e, "write", ""))?;
+                if condition == Condition::Kept {
+                    return Ok(self);
+                }
+                let how = match condition {
+                    Condition::Ignored => "ignores the condition of a conditional PUT (If-None-Match: *)",
+                    _ => "has no conditional PUT (If-None-Match: *)",
+                };
+                if self.conditional {
+                    return Err(PipelineError::new(
+                        ErrorKind::Output,
+                        format!(
+                            "{self}: the store {how}, so two runs could overwrite each other's shards; use another \
+                             store, or `storage: {{conditional_put: trust_single_writer}}` where no second run can be"
+                        ),
+                    ));
+                }
+                observer.event(&Event::Warning {
+                    message: format!("{self}: the store {how}; nothing may write here but this run"),
+                });
+                Ok(self)
+            }
+        }
+    }
+
+    /// The store, with the output as its root.
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// The folder, where the output is on a disk.
+    pub fn folder(&self) -> Option<&FsPath> {
+        match &self.ground {
+            Ground::Disk(root) => Some(root),
+            Ground::Store(_) => None,
+        }
+    }
+
+    /// A file of the output as a person names it.
+    pub fn shown(&self, name: &str) -> String {
+        match &self.ground {
+            Ground::Disk(root) => root.join(name).display().to_string(),
+            Ground::Store(bucket) if name.is_empty() => bucket.shown.clone(),
+            Ground::Store(bucket) => format!("{}/{name}", bucket.shown),
+        }
+    }
+
+    /// What the store said of a file of the output.
+    fn failed(&self, error: &object_store::Error, action: &str, name: &str) -> PipelineError {
+        PipelineError::store(ErrorKind::Output, error, action, &self.shown(name))
+    }
+
+    /// Takes the output for this process.
+    ///
+    /// # Errors
+    /// When another process has it.
+    pub async fn lock(&self, observer: &dyn Observer) -> Result<Lock> {
+        let root = match &self.ground {
+            Ground::Disk(root) => root,
+            Ground::Store(_) => {
+                let (store, lost) = (Arc::clone(&self.store), Arc::clone(&self.lost));
+                let lease = Lease::take(store, &self.shown(""), Timing::default(), lost, observer).await?;
+                return Ok(Lock(Held::Lease(lease)));
+            }
+        };
+        let path = root.join(STATE).join("lock");
+        let context = || format!("cannot lock {}", path.display());
+        let file = File::create(&path).map_err(PipelineError::output(context()))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Lock(Held::File(file))),
+            Err(fs::TryLockError::WouldBlock) => Err(PipelineError::new(
+                ErrorKind::Output,
+                format!("{self}: another run is working on this output; wait for it or stop it"),
+            )),
+            Err(fs::TryLockError::Error(e)) => Err(PipelineError::caused(ErrorKind::Output, context(), e)),
+        }
+    }
+
+    /// Writes the plan.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub async fn begin(&self, plan: &PlanRecord) -> Result<()> {
+        self.put_json(PLAN, plan).await
+    }
+
+    /// Begins to write a shard; readers see nothing of it before it is committed.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub async fn upload(&self, shard: &str) -> Result<ShardUpload> {
+        match &self.ground {
+            Ground::Disk(_) => {
+                let staged = Path::from(format!("{STATE}/staging/{shard}"));
+                Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged))
+            }
+            Ground::Store(bucket) => {
+                let path = bucket.full(&format!("data/{shard}"));
+                ShardUpload::to_store(Arc::clone(&bucket.multipart), path, self.sending)
+                    .await
+                    .map_err(|e| self.failed(&e, "write", &format!("data/{shard}")))
+            }
+        }
+    }
+
+    /// Ends the data set: the marker last, then the state of the run goes, but for what the next run must know.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub async fn finish(&self) -> Result<()> {
+        self.put(SUCCESS, Vec::new()).await?;
+        self.clean_state().await
+    }
+
+    /// Removes the state that a finished run no longer needs.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    pub async fn clean_state(&self) -> Result<()> {
+        let folders: &[&str] = if self.folder().is_some() { &["splits", "staging", "input"] } else { &[] };
+        for folder in folders {
+            self.remove_under(&format!("{STATE}/{folder}")).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a Stillhouse job has written here.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn is_of_a_job(&self) -> Result<bool> {
+        self.exists(PLAN).await
+    }
+
+    /// Whether there is nothing here at all.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn is_nothing(&self) -> Result<bool> {
+        Ok(!self.is_of_a_job().await? && self.entries().await? == 0)
+    }
+
+    /// After a run that failed before its first commit: takes away what it made of an output that was not there.
+    pub async fn remove_if_nothing_is_committed(&self, made_folder: bool) {
+        let empty = self.list("data").await.is_ok_and(|files| files.is_empty())
+            && self.list(&format!("{STATE}/splits")).await.is_ok_and(|files| files.is_empty());
+        if !empty || self.lost.load(std::sync::atomic::Ordering::Relaxed) {
+            return;
+        }
+        if let Err(e) = self.remove().await {
+            tracing::debug!("{self}: {e}");
+        }
+        if let Some(root) = self.folder() {
+            let _ = fs::remove_file(root.join(STATE).join("lock"));
+            let folders = [root.join(STATE), root.join("data"), root.to_owned()];
+            for folder in folders.iter().take(if made_folder { 3 } else { 2 }) {
+                // only what is empty goes
+                let _ = fs::remove_dir(folder);
+            }
+        }
+    }
+
+    /// Removes everything that a Stillhouse job writes, and nothing else.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    pub async fn remove(&self) -> Result<()> {
+        if !self.exists(PLAN).await? {
+            return Ok(());
+        }
+        self.delete(SUCCESS).await?;
+        for file in [MANIFEST, CARD, TOKENIZER] {
+            self.delete(file).await?;
+        }
+        for folder in ["data", "_stillhouse/splits", "_stillhouse/staging", "_stillhouse/input"] {
+            self.remove_under(folder).await?;
+        }
+        self.abort_uploads(false).await?;
+        self.delete(PLAN).await
+    }
+
+    /// The folder of the job file, as far as it can be found from here.
+    pub async fn job_folder(&self) -> Option<PathBuf> {
+        let plan = self.get_json::<PlanRecord>(PLAN).await.ok()??;
+        Some(self.folder()?.join(plan.job_folder))
+    }
+
+    /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine.
+    ///
+    /// The query gives the same rows every time, so another machine that goes on with the job makes them again.
+    ///
+    /// # Errors
+    /// When this machine has no folder for it.
+    pub fn sql_folder(&self, job_hash: &str) -> Result<PathBuf> {
+        match self.folder() {
+            Some(root) => Ok(root.join(STATE).join("input")),
+            None => {
+                let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+                let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+                let none = || {
+                    PipelineError::new(
+                        ErrorKind::Output,
+                        "input.sql: set HOME or XDG_CACHE_HOME: its rows are kept there while the job runs",
+                    )
+                };
+                Ok(cache.ok_or_else(none)?.join("stillhouse/sql").join(job_hash))
+            }
+        }
+    }
+}
+
+impl Bucket {
+    fn full(&self, name: &str) -> Path {
+        self.prefix.parts().chain(Path::from(name).parts()).collect()
+    }
+}
+
+impl fmt::Display for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown(""))
+    }
+}
+
+/// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.
+pub fn relative(from: &FsPath, to: &FsPath) -> Option<PathBuf> {
+    let (from, to) = (from.canonicalize().ok()?, to.canonicalize().ok()?);
+    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
+    let up = from.components().skip(common).map(|_| std::path::Component::ParentDir);
+    Some(up.chain(to.components().skip(common)).collect())
+}

@@ -1,0 +1,331 @@
+//! One suite of what an output must do, over every ground it can stand on: memory, disk, a real S3 server.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use stillhouse_schemas::manifest::Statistics;
+use tempfile::TempDir;
+
+use super::*;
+use crate::events::Silent;
+
+const SHARD: &str = "train-00000-of-00001.parquet";
+
+/// Makes empty outputs that do not know of each other, and opens the same one again as another process would.
+pub(crate) struct Grounds {
+    pub(crate) open: Box<dyn Fn(&str) -> Output + Send + Sync>,
+}
+
+impl Grounds {
+    async fn made(&self, name: &str) -> Output {
+        (self.open)(name).create(&Silent).await.unwrap()
+    }
+}
+
+fn memory() -> Grounds {
+    let store = Arc::new(InMemory::new());
+    Grounds { open: Box::new(move |name| in_store(Arc::clone(&store) as _, Arc::clone(&store) as _, None, name)) }
+}
+
+pub(crate) fn in_store(
+    store: Arc<dyn ObjectStore>,
+    multipart: Arc<dyn MultipartStore>,
+    uploads: Option<Arc<dyn ListUploads>>,
+    name: &str,
+) -> Output {
+    let prefix = Path::from(format!("some folder/{name}"));
+    let rooted = Arc::new(PrefixStore::new(Arc::clone(&store), prefix.clone()));
+    let bucket = Bucket { multipart, uploads, prefix, shown: format!("s3://bucket/some folder/{name}") };
+    // parts of S3's least size, so that the shards of these tests have several
+    let sending = Sending { part_bytes: 5 << 20, parts_at_once: 2 };
+    Output { sending, ..Output::new(rooted, Ground::Store(bucket)) }
+}
+
+fn disk(folder: &TempDir) -> Grounds {
+    let root = folder.path().to_owned();
+    Grounds { open: Box::new(move |name| Output::on_disk(root.join(name)).unwrap()) }
+}
+
+#[tokio::test]
+async fn memory_conforms() {
+    conforms(&memory()).await;
+}
+
+#[tokio::test]
+async fn disk_conforms() {
+    let folder = tempfile::tempdir().unwrap();
+    conforms(&disk(&folder)).await;
+}
+
+type Body = for<'a> fn(&'a Grounds) -> BoxFuture<'a, ()>;
+
+macro_rules! bodies {
+    ($($name:ident),* $(,)?) => { [$((stringify!($name), (|g| Box::pin($name(g))) as Body)),*] };
+}
+
+/// Every body on fresh outputs of a ground; a failure names the body by its panic.
+pub(crate) async fn conforms(grounds: &Grounds) {
+    let bodies = bodies![
+        a_shard_is_seen_when_it_is_committed_and_not_before,
+        of_two_workers_the_second_loses,
+        a_worker_that_wakes_up_after_the_end_loses,
+        an_aborted_shard_leaves_nothing,
+        a_crash_in_the_middle_of_a_commit_is_settled,
+        a_commit_without_its_shard_is_void,
+        unfinished_work_is_taken_away,
+        outputs_of_others_are_refused,
+        one_run_at_a_time,
+        removing_leaves_what_is_not_ours,
+        a_failed_first_run_leaves_nothing,
+        small_files_come_back,
+    ];
+    for (name, body) in bodies {
+        println!("{name}");
+        body(grounds).await;
+    }
+}
+
+fn plan(hash: &str) -> PlanRecord {
+    PlanRecord { job_hash: hash.into(), name: "job".into(), job_folder: String::new(), splits: Vec::new() }
+}
+
+fn content(seed: u8, megabytes: usize) -> Vec<u8> {
+    let mut state = u64::from(seed) + 1;
+    let step = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..megabytes * 1_000_000 + usize::from(seed)).map(step).collect()
+}
+
+async fn staged(output: &Output, content: &[u8]) -> (Staged, ShardRecord) {
+    let mut upload = output.upload(SHARD).await.unwrap();
+    for piece in content.chunks(700_001) {
+        upload.put(Bytes::copy_from_slice(piece)).await.unwrap();
+    }
+    let staged = upload.finish().await.unwrap();
+    assert_eq!(staged.bytes, content.len() as u64);
+    let record = ShardRecord {
+        path: format!("data/{SHARD}"),
+        dataset_split: "train".into(),
+        split: SplitId(0),
+        rows: 1,
+        tokens: 1,
+        bytes: staged.bytes,
+        sha256: staged.sha256.clone(),
+        column_bytes: BTreeMap::new(),
+        statistics: Statistics::default(),
+    };
+    (staged, record)
+}
+
+async fn read(output: &Output) -> Vec<u8> {
+    let mut all = Vec::new();
+    output.read_whole(&format!("data/{SHARD}"), |piece| all.extend_from_slice(piece)).await.unwrap();
+    all
+}
+
+async fn nothing_unfinished(output: &Output) {
+    assert_eq!(output.abort_uploads(true).await.unwrap(), Vec::<String>::new());
+    assert_eq!(output.list("_stillhouse/staging").await.unwrap(), BTreeMap::new());
+}
+
+async fn a_shard_is_seen_when_it_is_committed_and_not_before(grounds: &Grounds) {
+    let output = grounds.made("seen").await;
+    let whole = content(1, 12);
+    let (staged, record) = staged(&output, &whole).await;
+    assert_eq!(output.list("data").await.unwrap(), BTreeMap::new());
+    assert_eq!(output.commit(staged, record.clone()).await.unwrap(), record);
+    assert_eq!(read(&output).await, whole);
+    let (sha256, bytes) = output.read_whole(&record.path, |_| {}).await.unwrap();
+    assert_eq!((sha256, bytes), (record.sha256.clone(), record.bytes));
+    let records: Vec<_> = output.records().await.unwrap().into_iter().map(|r| r.shard).collect();
+    assert_eq!(records, [record]);
+    nothing_unfinished(&output).await;
+}
+
+async fn of_two_workers_the_second_loses(grounds: &Grounds) {
+    let (one, two) = (grounds.made("race").await, (grounds.open)("race"));
+    let (first, second) = (content(2, 6), content(3, 7));
+    let (staged_two, record_two) = {
+        // two shards of one name are staged under one name on a disk: there each worker has its own output folder's lock
+        if one.folder().is_some() {
+            let (staged_one, record_one) = staged(&one, &first).await;
+            one.commit(staged_one, record_one).await.unwrap();
+            staged(&two, &second).await
+        } else {
+            let slow = staged(&two, &second).await;
+            let (staged_one, record_one) = staged(&one, &first).await;
+            one.commit(staged_one, record_one).await.unwrap();
+            slow
+        }
+    };
+    let holds = two.commit(staged_two, record_two).await.unwrap();
+    assert_eq!(holds.bytes, first.len() as u64);
+    assert_eq!(read(&two).await, first);
+    nothing_unfinished(&two).await;
+}
+
+async fn a_worker_that_wakes_up_after_the_end_loses(grounds: &Grounds) {
+    let output = grounds.made("end").await;
+    output.begin(&plan("hash")).await.unwrap();
+    let first = content(4, 1);
+    let (shard, record) = staged(&output, &first).await;
+    output.commit(shard, record).await.unwrap();
+    output.finish().await.unwrap();
+    if output.folder().is_some() {
+        // a disk has forgotten the record; there the lock of the run keeps a second one away until it ends
+        return;
+    }
+    let late = (grounds.open)("end");
+    let (shard, record) = staged(&late, &content(5, 1)).await;
+    assert_eq!(late.commit(shard, record).await.unwrap().bytes, first.len() as u64);
+    assert_eq!(read(&output).await, first);
+    assert!(matches!(output.look("hash").await.unwrap(), Found::Complete));
+    nothing_unfinished(&output).await;
+}
+
+async fn an_aborted_shard_leaves_nothing(grounds: &Grounds) {
+    let output = grounds.made("abort").await;
+    for megabytes in [0, 1, 12] {
+        let mut upload = output.upload(SHARD).await.unwrap();
+        upload.put(Bytes::from(content(6, megabytes))).await.unwrap();
+        upload.abort().await;
+        nothing_unfinished(&output).await;
+        assert_eq!(output.list("data").await.unwrap(), BTreeMap::new());
+    }
+}
+
+async fn a_crash_in_the_middle_of_a_commit_is_settled(grounds: &Grounds) {
+    let output = grounds.made("crash").await;
+    output.begin(&plan("hash")).await.unwrap();
+    let whole = content(7, 6);
+    let (staged, record) = staged(&output, &whole).await;
+    match staged.kind {
+        // the shard is there, its record is not: the split is made again
+        upload::StagedKind::Disk(path) => {
+            object_store::ObjectStoreExt::rename(&output.store, &path, &Path::from(record.path.as_str()))
+                .await
+                .unwrap();
+            let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
+            assert!(done.is_empty() && unsettled.is_empty());
+            assert!(output.recover(unsettled).await.unwrap().is_empty());
+            assert_eq!(output.list("data").await.unwrap(), BTreeMap::new());
+        }
+        // the record is there, the shard is not yet
+        upload::StagedKind::Store { upload, .. } => {
+            let commit = CommitRecord { shard: record.clone(), upload: Some(upload) };
+            output.create_json(&commit::split_record(SplitId(0)), &commit).await.unwrap();
+            let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
+            assert!(done.is_empty());
+            assert_eq!(unsettled.len(), 1);
+            // `clean` in between must not take it for abandoned
+            nothing_unfinished(&output).await;
+            let settled = output.recover(unsettled).await.unwrap();
+            assert_eq!(settled.into_values().collect::<Vec<_>>(), [record]);
+            assert_eq!(read(&output).await, whole);
+            // once more: the upload is gone, the shard is there
+            assert!(output.settle(&commit).await.unwrap());
+        }
+    }
+    nothing_unfinished(&output).await;
+}
+
+async fn a_commit_without_its_shard_is_void(grounds: &Grounds) {
+    let output = grounds.made("void").await;
+    output.begin(&plan("hash")).await.unwrap();
+    let (shard, record) = staged(&output, &content(8, 1)).await;
+    output.commit(shard, record.clone()).await.unwrap();
+    output.delete(&record.path).await.unwrap();
+    let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
+    assert!(done.is_empty());
+    assert!(output.recover(unsettled).await.unwrap().is_empty());
+    assert!(output.records().await.unwrap().is_empty());
+    let again = content(9, 1);
+    let (shard, record) = staged(&output, &again).await;
+    output.commit(shard, record).await.unwrap();
+    assert_eq!(read(&output).await, again);
+}
+
+async fn unfinished_work_is_taken_away(grounds: &Grounds) {
+    let output = grounds.made("unfinished").await;
+    output.begin(&plan("hash")).await.unwrap();
+    // as a killed process leaves it: nothing is told to anybody
+    std::mem::forget(staged(&output, &content(10, 6)).await);
+    output.recover(Vec::new()).await.unwrap();
+    nothing_unfinished(&output).await;
+}
+
+async fn outputs_of_others_are_refused(grounds: &Grounds) {
+    let output = grounds.made("mine").await;
+    assert!(matches!(output.look("mine").await.unwrap(), Found::Nothing));
+    output.begin(&plan("mine")).await.unwrap();
+    assert!(matches!(output.look("mine").await.unwrap(), Found::Resumable { .. }));
+    let refused = output.look("other").await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Usage);
+    assert!(
+        refused.to_string().contains("another job") && refused.to_string().contains(&output.shown("")),
+        "{refused}"
+    );
+    output.finish().await.unwrap();
+    assert!(matches!(output.look("mine").await.unwrap(), Found::Complete));
+
+    let theirs = grounds.made("theirs").await;
+    theirs.put("data/precious.txt", b"precious".to_vec()).await.unwrap();
+    let refused = theirs.look("mine").await.unwrap_err().to_string();
+    assert!(refused.contains("not of a Stillhouse job"), "{refused}");
+}
+
+async fn one_run_at_a_time(grounds: &Grounds) {
+    let (one, two) = (grounds.made("lock").await, (grounds.open)("lock"));
+    let lock = one.lock(&Silent).await.unwrap();
+    let refused = two.lock(&Silent).await.err().unwrap().to_string();
+    assert!(refused.contains("another run is working"), "{refused}");
+    lock.release().await;
+    two.lock(&Silent).await.unwrap().release().await;
+}
+
+async fn removing_leaves_what_is_not_ours(grounds: &Grounds) {
+    let output = grounds.made("remove").await;
+    output.begin(&plan("hash")).await.unwrap();
+    let (shard, record) = staged(&output, &content(11, 1)).await;
+    output.commit(shard, record).await.unwrap();
+    output.put("notes.txt", b"mine".to_vec()).await.unwrap();
+    output.remove().await.unwrap();
+    let left: Vec<String> = output.list("").await.unwrap().into_keys().collect();
+    assert_eq!(left, ["notes.txt"]);
+}
+
+async fn a_failed_first_run_leaves_nothing(grounds: &Grounds) {
+    let output = grounds.made("failed").await;
+    let lock = output.lock(&Silent).await.unwrap();
+    output.begin(&plan("hash")).await.unwrap();
+    std::mem::forget(staged(&output, &content(12, 6)).await);
+    output.remove_if_nothing_is_committed(true).await;
+    lock.release().await;
+    let again = (grounds.open)("failed");
+    assert_eq!(again.list("").await.unwrap(), BTreeMap::new());
+    assert_eq!(again.abort_uploads(true).await.unwrap(), Vec::<String>::new());
+    assert!(again.folder().is_none_or(|folder| !folder.exists()));
+}
+
+async fn small_files_come_back(grounds: &Grounds) {
+    let output = grounds.made("files").await;
+    output.put_json("a/b.json", &vec![1, 2, 3]).await.unwrap();
+    assert_eq!(output.get_json::<Vec<u32>>("a/b.json").await.unwrap(), Some(vec![1, 2, 3]));
+    assert_eq!(output.get_json::<Vec<u32>>("a/c.json").await.unwrap(), None);
+    assert_eq!(
+        output.size("a/b.json").await.unwrap(),
+        Some(output.get("a/b.json").await.unwrap().unwrap().len() as u64)
+    );
+    let damaged = {
+        output.put("a/d.json", b"{".to_vec()).await.unwrap();
+        output.get_json::<Vec<u32>>("a/d.json").await.unwrap_err().to_string()
+    };
+    assert!(damaged.contains("a/d.json"), "{damaged}");
+    output.delete("a/b.json").await.unwrap();
+    output.delete("a/b.json").await.unwrap();
+    assert!(!output.exists("a/b.json").await.unwrap());
+    assert_eq!(output.list("a").await.unwrap().into_keys().collect::<Vec<_>>(), ["a/d.json"]);
+}

@@ -1,0 +1,232 @@
+//! A shard on its way to the output: hashed, counted, and invisible until it is committed.
+//!
+//! Memory: on a store `parts_at_once` + 1 parts of `part_bytes`; on a disk 8 MB of buffer.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use object_store::buffered::BufWriter;
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use parquet::arrow::async_writer::AsyncFileWriter;
+use parquet::errors::ParquetError;
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt;
+use tokio::task::JoinSet;
+
+use super::commit::UploadRecord;
+use crate::shard::hex;
+
+const DISK_BUFFER: usize = 8 << 20;
+
+/// How shards are sent to a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sending {
+    /// Size of every part but the last. Some stores want all parts equal, and none takes more than 10,000.
+    pub part_bytes: usize,
+    /// Parts of one shard under way at once.
+    pub parts_at_once: usize,
+}
+
+impl Default for Sending {
+    fn default() -> Self {
+        Self { part_bytes: 8 << 20, parts_at_once: 4 }
+    }
+}
+
+/// A shard that is being written.
+pub struct ShardUpload {
+    target: Target,
+    digest: Sha256,
+    bytes: u64,
+}
+
+enum Target {
+    Disk { store: Arc<dyn ObjectStore>, staged: Path, writer: BufWriter },
+    Store(Parts),
+}
+
+/// A shard that is written whole and waits for its commit.
+#[derive(Debug)]
+pub struct Staged {
+    pub(super) kind: StagedKind,
+    /// Bytes of the shard.
+    pub bytes: u64,
+    /// sha256 of the shard, in hexadecimal.
+    pub sha256: String,
+}
+
+#[derive(Debug)]
+pub(super) enum StagedKind {
+    Disk(Path),
+    Store { path: Path, upload: UploadRecord },
+}
+
+impl ShardUpload {
+    pub(super) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
+        let writer = BufWriter::with_capacity(Arc::clone(&store), staged.clone(), DISK_BUFFER);
+        Self::new(Target::Disk { store, staged, writer })
+    }
+
+    pub(super) async fn to_store(
+        multipart: Arc<dyn MultipartStore>,
+        path: Path,
+        sending: Sending,
+    ) -> object_store::Result<Self> {
+        let id = multipart.create_multipart(&path).await?;
+        Ok(Self::new(Target::Store(Parts {
+            multipart,
+            path,
+            id,
+            sending,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            under_way: JoinSet::new(),
+            sent: Vec::new(),
+        })))
+    }
+
+    fn new(target: Target) -> Self {
+        Self { target, digest: Sha256::new(), bytes: 0 }
+    }
+
+    /// Takes the next bytes; waits while too many parts are under way.
+    ///
+    /// # Errors
+    /// When the disk or the store does not take them.
+    pub async fn put(&mut self, bytes: Bytes) -> object_store::Result<()> {
+        self.digest.update(&bytes);
+        self.bytes += bytes.len() as u64;
+        match &mut self.target {
+            Target::Disk { writer, .. } => writer.put(bytes).await,
+            Target::Store(parts) => parts.put(bytes).await,
+        }
+    }
+
+    /// Sends what is left; after it the shard waits for its commit.
+    ///
+    /// # Errors
+    /// When the disk or the store does not take it; nothing is left behind then, as far as that can be seen to.
+    pub async fn finish(mut self) -> object_store::Result<Staged> {
+        if let Err(e) = self.flush().await {
+            self.abort().await;
+            return Err(e);
+        }
+        let kind = match self.target {
+            Target::Disk { staged, .. } => StagedKind::Disk(staged),
+            Target::Store(parts) => {
+                let upload = UploadRecord { id: parts.id, parts: parts.sent.into_iter().flatten().collect() };
+                StagedKind::Store { path: parts.path, upload }
+            }
+        };
+        Ok(Staged { kind, bytes: self.bytes, sha256: hex(&self.digest.finalize()) })
+    }
+
+    async fn flush(&mut self) -> object_store::Result<()> {
+        match &mut self.target {
+            Target::Disk { writer, .. } => {
+                writer.shutdown().await.map_err(|e| object_store::Error::Generic { store: "disk", source: e.into() })
+            }
+            Target::Store(parts) => parts.flush().await,
+        }
+    }
+
+    /// Takes back what was sent. What cannot be taken back now is found by `stillhouse clean` and by the next run.
+    pub async fn abort(self) {
+        let gone = match self.target {
+            Target::Disk { store, staged, mut writer } => {
+                let aborted = writer.abort().await;
+                store.delete(&staged).await.or(aborted)
+            }
+            Target::Store(mut parts) => {
+                parts.under_way.shutdown().await;
+                parts.multipart.abort_multipart(&parts.path, &parts.id).await
+            }
+        };
+        match gone {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(e) => tracing::warn!("an unfinished upload could not be taken back: {e}"),
+        }
+    }
+}
+
+/// The parts of a multipart upload.
+struct Parts {
+    multipart: Arc<dyn MultipartStore>,
+    path: Path,
+    id: String,
+    sending: Sending,
+    waiting: Vec<Bytes>,
+    waiting_bytes: usize,
+    under_way: JoinSet<object_store::Result<(usize, PartId)>>,
+    /// Ids of the parts that were sent, `None` for those under way.
+    sent: Vec<Option<String>>,
+}
+
+impl Parts {
+    async fn put(&mut self, mut bytes: Bytes) -> object_store::Result<()> {
+        while !bytes.is_empty() {
+            let room = self.sending.part_bytes - self.waiting_bytes;
+            let taken = bytes.split_to(room.min(bytes.len()));
+            self.waiting_bytes += taken.len();
+            self.waiting.push(taken);
+            if self.waiting_bytes == self.sending.part_bytes {
+                self.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> object_store::Result<()> {
+        if self.waiting_bytes > 0 || self.sent.is_empty() {
+            self.send().await?;
+        }
+        while let Some(sent) = self.under_way.join_next().await {
+            self.note(sent)?;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self) -> object_store::Result<()> {
+        while self.under_way.len() >= self.sending.parts_at_once.max(1)
+            && let Some(sent) = self.under_way.join_next().await
+        {
+            self.note(sent)?;
+        }
+        let payload = PutPayload::from_iter(self.waiting.drain(..));
+        self.waiting_bytes = 0;
+        let index = self.sent.len();
+        self.sent.push(None);
+        let (multipart, path, id) = (Arc::clone(&self.multipart), self.path.clone(), self.id.clone());
+        self.under_way.spawn(async move {
+            let part = multipart.put_part(&path, &id, index, payload).await?;
+            Ok((index, part))
+        });
+        Ok(())
+    }
+
+    fn note(
+        &mut self,
+        sent: Result<object_store::Result<(usize, PartId)>, tokio::task::JoinError>,
+    ) -> object_store::Result<()> {
+        let (index, part) = sent.map_err(|source| object_store::Error::JoinError { source })??;
+        if let Some(place) = self.sent.get_mut(index) {
+            *place = Some(part.content_id);
+        }
+        Ok(())
+    }
+}
+
+/// What the Parquet writer writes to. `complete` does nothing: [`ShardUpload::finish`] does, once the writer is gone.
+impl AsyncFileWriter for ShardUpload {
+    fn write(&mut self, bytes: Bytes) -> BoxFuture<'_, parquet::errors::Result<()>> {
+        async move { self.put(bytes).await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
+    }
+
+    fn complete(&mut self) -> BoxFuture<'_, parquet::errors::Result<()>> {
+        async { Ok(()) }.boxed()
+    }
+}
