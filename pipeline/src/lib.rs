@@ -24,4 +24,5 @@ pub mod plan;
 pub mod run;
 pub mod shard;
 pub mod source;
+pub mod storage;
 pub mod verify;
