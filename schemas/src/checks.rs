@@ -7,12 +7,14 @@ use crate::spec::{
     Boundary, Compression, EngineKind, ExtractMode, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode, Remainder,
     Separator, TextDocument,
 };
+use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 7] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 8] = [
         later_capabilities,
         store_urls,
+        endpoints,
         input_combinations,
         holdout_names,
         pack_combinations,
@@ -46,29 +48,54 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Stores other than the local disk are a later capability; credentials in a URL are never shown back.
+/// Which places may be named where. What may hold a credential is never shown back.
 fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let mut check = |field: String, value: &str, hub: bool| {
-        let Some((scheme, _)) = value.split_once("://") else { return };
-        if scheme == "file" || (hub && scheme == "hf") {
-            return;
-        }
-        let valid = if hub { "a local path or hf://org/name[@revision]" } else { "a local path" };
-        problems.push(Problem::new(
-            field,
-            format!("{scheme}://…"),
-            format!("store URLs are not in this version of stillhouse yet; valid now: {valid}"),
-        ));
+    let mut refuse = |field: String, value: &str, message: String| {
+        let scheme = value.split_once("://").map_or("", |(scheme, _)| scheme);
+        problems.push(Problem::new(field, format!("{scheme}://…"), message));
     };
     for (i, path) in job.input.paths.iter().enumerate() {
-        check(format!("input.paths[{i}]"), path, false);
+        if let Some(Err(message)) = split_url(path) {
+            refuse(format!("input.paths[{i}]"), path, message);
+        }
     }
-    check("output.path".into(), &job.output.path, false);
-    if let Some(path) = &job.tokenizer.path {
-        check("tokenizer.path".into(), path, true);
+    let output = &job.output.path;
+    match split_url(output) {
+        Some(Err(message)) => refuse("output.path".into(), output, message),
+        Some(Ok(parts)) if parts.scheme.is_web() => refuse(
+            "output.path".into(),
+            output,
+            "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into(),
+        ),
+        Some(Ok(parts)) if parts.key.contains(['*', '?', '[']) => {
+            refuse("output.path".into(), output, "is one folder; valid: a key without *, ? and [".into());
+        }
+        _ => {}
     }
-    if let Some(extract) = &job.extract {
-        check("extract.teacher.path".into(), &extract.teacher.path, true);
+    let models = [
+        ("tokenizer.path", job.tokenizer.path.as_ref()),
+        ("extract.teacher.path", job.extract.as_ref().map(|e| &e.teacher.path)),
+    ];
+    for (field, path) in models {
+        let Some((path, (scheme, _))) = path.and_then(|p| Some((p, p.split_once("://")?))) else { continue };
+        if !matches!(scheme, "file" | "hf") {
+            let valid = "a local path or hf://org/name[@revision]";
+            let message = format!("store URLs are not in this version of stillhouse yet; valid now: {valid}");
+            refuse(field.into(), path, message);
+        }
+    }
+}
+
+fn endpoints(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let places = [
+        ("storage", Some(&job.storage)),
+        ("input.storage", job.input.storage.as_ref()),
+        ("output.storage", job.output.storage.as_ref()),
+    ];
+    for (field, storage) in places {
+        if let Some(problem) = storage.and_then(|s| s.endpoint.as_ref()).and_then(|e| endpoint_problem(e)) {
+            problems.push(Problem::missing(format!("{field}.endpoint"), problem));
+        }
     }
 }
 
@@ -174,16 +201,57 @@ mod tests {
         assert!(problems("", "{length: 2, boundary: none}").contains("has 0 problems"));
     }
 
-    #[test]
-    fn store_urls_are_refused_without_being_repeated() {
-        let text = Parsed::from_yaml(
-            "version: 1\nname: a\ninput: {format: jsonl, paths: ['s3://KEY:SECRET@b/x']}\ntokenizer: {path: t}\n\
-             pack: {length: 8}\noutput: {path: 'gs://b/x'}\n",
-        )
+    fn places(input: &str, output: &str, more: &str) -> String {
+        Parsed::from_yaml(&format!(
+            "version: 1\nname: a\ninput: {{format: jsonl, paths: ['{input}']}}\ntokenizer: {{path: t}}\n\
+             pack: {{length: 8}}\noutput: {{path: '{output}'}}\n{more}"
+        ))
         .problems
-        .to_string();
-        assert!(text.contains("input.paths[0]: got s3://…") && text.contains("output.path"), "{text}");
-        assert!(!text.contains("SECRET"));
+        .to_string()
+    }
+
+    #[test]
+    fn stores_are_read_from_and_written_to() {
+        for (input, output) in [
+            ("s3://b/year=202?/*.jsonl", "s3://b/out"),
+            ("gs://b/x", "gs://b/y"),
+            ("az://b/x", "az://b"),
+            ("https://h:8443/x.jsonl", "out"),
+            ("file:///x.jsonl", "file:///out"),
+        ] {
+            let text =
+                places(input, output, "storage: {endpoint: 'http://127.0.0.1:9000', retry: {max_attempts: 3}}\n");
+            assert!(text.contains("has 0 problems"), "{text}");
+        }
+        let text = places("x", "https://h/out", "");
+        assert!(text.contains("output.path: got https://…: plain HTTP has no multipart upload"), "{text}");
+        assert!(places("x", "s3://", "").contains("output.path: got s3://…: names no bucket"));
+        assert!(places("x", "s3://b/*", "").contains("is one folder"));
+        assert!(places("ftp://h/x", "o", "").contains("input.paths[0]: got ftp://…: no store of this kind"));
+    }
+
+    #[test]
+    fn secrets_are_refused_without_being_repeated() {
+        for (input, output, more) in [
+            ("s3://KEY:SECRET@b/x", "o", ""),
+            ("x", "gs://b/x?token=SECRET", ""),
+            ("x", "o", "storage: {endpoint: 'http://k:SECRET@h'}\n"),
+            ("x", "o", "storage: {secret_access_key: SECRET}\n"),
+            ("x", "o", "storage: SECRET\n"),
+            ("x", "o", "storage: {anonymous: SECRET, region: 'SECRET/'}\n"),
+            ("x", "o", "storage: {retry: {token: SECRET}}\n"),
+        ] {
+            let text = places(input, output, more);
+            assert!(!text.contains("0 problems") && !text.contains("SECRET"), "{text}");
+        }
+        let text = places("x", "o", "storage: {secret_access_key: SECRET}\n");
+        assert!(text.contains("storage.secret_access_key: unknown key; valid keys here: anonymous, "), "{text}");
+    }
+
+    #[test]
+    fn models_are_not_in_stores_yet() {
+        let text = problems("extract: {teacher: {path: 's3://b/m'}}\n", "{length: 8}");
+        assert!(text.contains("extract.teacher.path: got s3://…: store URLs are not in this version"), "{text}");
     }
 
     #[test]

@@ -24,3 +24,4 @@ pub mod manifest;
 pub mod parse;
 pub mod problems;
 pub mod spec;
+pub mod storage;

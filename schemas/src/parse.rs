@@ -176,13 +176,19 @@ fn structural_problems(value: &Value) -> Problems {
 
 fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, problems: &mut Problems) {
     use ValidationErrorKind as K;
-    let at = |message: String| Problem::new(field, shown(got), message);
+    // somebody may have tried to give a secret there
+    let hidden = field.split('.').any(|part| part == "storage");
+    let problem = |field: String, got: String, message: String| match hidden {
+        true => Problem::missing(field, message),
+        false => Problem::new(field, got, message),
+    };
+    let at = |message: String| problem(field.to_owned(), shown(got), message);
     match kind {
         K::AdditionalProperties { unexpected } => {
             for key in unexpected {
                 let value = got.get(key).map(shown).unwrap_or_default();
                 let valid = known_keys(field).join(", ");
-                problems.push(Problem::new(join(field, key), value, format!("unknown key; valid keys here: {valid}")));
+                problems.push(problem(join(field, key), value, format!("unknown key; valid keys here: {valid}")));
             }
         }
         K::Required { property } => {

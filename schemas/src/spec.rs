@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::storage::Storage;
+
 /// A batch job: raw corpora in, training shards out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +48,9 @@ pub struct JobSpec {
     pub orders: Orders,
     /// Where the data set goes.
     pub output: Output,
+    /// How object stores are reached. Never changes a byte of the shards.
+    #[serde(default, skip_serializing_if = "Storage::is_unset")]
+    pub storage: Storage,
     /// What runs the job. Never changes a byte of the shards.
     #[serde(default)]
     pub engine: Engine,
@@ -57,7 +62,7 @@ pub struct JobSpec {
 pub struct Input {
     /// File format.
     pub format: InputFormat,
-    /// Files to read: local paths or globs (`*`, `?`, `[..]`, `**`), relative to the job file's folder.
+    /// Paths, relative to the job file's folder, or s3://, gs://, az://, http(s):// URLs; globs: `*`, `?`, `[..]`, `**`.
     #[schemars(length(min = 1))]
     pub paths: Vec<String>,
     /// Column (or JSON key) that holds the text.
@@ -91,6 +96,9 @@ pub struct Input {
     #[serde(default = "default_piece")]
     #[schemars(range(min = 4, max = 65_536))]
     pub piece_kilobytes: u32,
+    /// How the stores of the input are reached, where other than `storage` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Storage>,
 }
 
 /// Formats that can be read.
@@ -491,8 +499,11 @@ pub enum OrderKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
-    /// A folder, relative to the job file's folder.
+    /// A folder, relative to the job file's folder, or a URL: s3://bucket/folder, gs://, az://.
     pub path: String,
+    /// How the store of the output is reached, where other than `storage` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Storage>,
     /// Size of a shard to aim for, in megabytes (10^6 bytes). A split becomes one shard.
     #[serde(default = "default_shard")]
     #[schemars(range(min = 0.01, max = 100_000.0))]

@@ -1,0 +1,161 @@
+//! One clear line for what a store answered, with what to check; never its XML, a signed address or a secret.
+
+use std::io;
+
+use object_store::Error;
+
+use super::failure::{Asked, Breakage, Outcome, Refusal, TransportError, find_cause, find_failure};
+use super::profile::CredentialError;
+use crate::error::{ErrorKind, PipelineError};
+
+pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
+     in ~/.aws/credentials, or for a public bucket `storage: {anonymous: true}`";
+
+/// What went wrong, such as `cannot write s3://b/k: 403 AccessDenied: the credentials may not do this; …`.
+///
+/// `action` stands after "cannot", `place` names the object or bucket.
+pub fn explain(error: &Error, action: &str, place: &str) -> String {
+    format!("cannot {action} {place}: {}", reason(error, place))
+}
+
+/// [`explain`] as an error of the pipeline, which says whether trying later can help.
+pub fn failed(kind: ErrorKind, error: &Error, action: &str, place: &str) -> PipelineError {
+    let failure = PipelineError::new(kind, explain(error, action, place));
+    if is_retryable(error) { failure.retryable() } else { failure }
+}
+
+/// Whether the same call can succeed later: the limits of trying again ran out, or this machine's disk failed.
+pub fn is_retryable(error: &Error) -> bool {
+    match find_failure(error) {
+        Some(failure) => failure.transient,
+        None => {
+            let answers = matches!(
+                error,
+                Error::NotFound { .. }
+                    | Error::AlreadyExists { .. }
+                    | Error::Precondition { .. }
+                    | Error::NotModified { .. }
+                    | Error::PermissionDenied { .. }
+            );
+            !answers && find_cause::<io::Error>(error).is_some()
+        }
+    }
+}
+
+fn reason(error: &Error, place: &str) -> String {
+    if let Some(failure) = find_failure(error) {
+        return of_failure(failure, place);
+    }
+    if let Some(missing) = find_cause::<CredentialError>(error) {
+        return missing.to_string();
+    }
+    if let Some(io) = find_cause::<io::Error>(error) {
+        return io.to_string();
+    }
+    match error {
+        Error::NotFound { .. } => "there is no such object; check the name, and that the bucket exists".into(),
+        Error::AlreadyExists { .. } | Error::Precondition { .. } => "it is there already".into(),
+        Error::NotImplemented { .. } | Error::NotSupported { .. } => "the store cannot do this".into(),
+        other => deepest(other),
+    }
+}
+
+/// The innermost cause: the outer ones repeat it with addresses.
+fn deepest(error: &Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    let text = cause.to_string();
+    let text = if text.contains("://") || text.contains('<') { "the answer makes no sense".into() } else { text };
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn of_failure(failure: &TransportError, place: &str) -> String {
+    let TransportError { asked, outcome, attempts, elapsed, .. } = failure;
+    let tried = match attempts {
+        0 | 1 => String::new(),
+        n => format!(" ({n} attempts in {:.1} s)", elapsed.as_secs_f64()),
+    };
+    match outcome {
+        _ if !asked.at_store => credentials(asked, outcome),
+        Outcome::Refused(refusal) => format!("{}{tried}", of_refusal(refusal, asked, place)),
+        Outcome::Broken(breakage, text) => format!("{}{tried}", of_breakage(*breakage, text, asked)),
+    }
+}
+
+/// A service that should have given credentials did not.
+fn credentials(asked: &Asked, outcome: &Outcome) -> String {
+    let google = asked.service.contains("google");
+    let machine = asked.service.contains("169.254.") || asked.service.contains("metadata.google.internal");
+    if machine && google {
+        return "no credentials were found; set GOOGLE_APPLICATION_CREDENTIALS, or for a public bucket `storage: {anonymous: true}`".into();
+    }
+    if machine && asked.place.contains("/metadata/identity") {
+        return "no credentials were found; set AZURE_STORAGE_ACCOUNT_KEY, or for a public container `storage: {anonymous: true}`".into();
+    }
+    if machine {
+        return NO_CREDENTIALS.into();
+    }
+    let what = match outcome {
+        Outcome::Refused(refusal) => refusal.to_string(),
+        Outcome::Broken(_, text) => text.clone(),
+    };
+    format!("{} gave no credentials: {what}; check the credentials that it was asked with", asked.service)
+}
+
+fn of_refusal(refusal: &Refusal, asked: &Asked, place: &str) -> String {
+    let Asked { service, permission, .. } = asked;
+    let bucket = bucket(&asked.place);
+    let status = refusal.status.as_u16();
+    let word = refusal.code.as_deref().or(refusal.status.canonical_reason()).unwrap_or("unknown");
+    let short = format!("{status} {word}");
+    let advice = match (status, word) {
+        (_, "NoSuchBucket" | "ContainerNotFound") => {
+            return format!("bucket {bucket} does not exist at {service}; check the name, the region and the endpoint");
+        }
+        (_, "InvalidAccessKeyId") => "the store does not know this access key; check AWS_ACCESS_KEY_ID or the AWS profile, and that the key is for this endpoint".into(),
+        (_, "SignatureDoesNotMatch") => "the secret key does not belong to the access key; check AWS_SECRET_ACCESS_KEY or the AWS profile".into(),
+        (_, "ExpiredToken" | "TokenRefreshRequired") => "the credentials have expired; get new ones and start again".into(),
+        (_, "InvalidToken") => "the session token is not valid; check AWS_SESSION_TOKEN or the AWS profile".into(),
+        (_, "RequestTimeTooSkewed") => "the clock of this machine is wrong by more than 15 minutes; set it".into(),
+        (_, "InvalidBucketName") => format!("{bucket} is no name that a bucket can have"),
+        (301 | 307 | 400, _) if refusal.region.is_some() => {
+            let region = refusal.region.as_deref().unwrap_or_default();
+            format!("bucket {bucket} is in the region {region}; set AWS_REGION={region} or `storage: {{region: {region}}}`")
+        }
+        (301..=308, _) => format!("bucket {bucket} is in another region or at another endpoint than {service}; set `storage: {{region: …}}`"),
+        (401, _) => "the credentials are not accepted; check them, and that they are for this endpoint".into(),
+        (403, "Forbidden") => format!("the credentials may not do this or are wrong; check them, and that the policy allows {permission} on {bucket}"),
+        (403, _) => format!("the credentials may not do this; check that the policy allows {permission} on {bucket}"),
+        (405, _) if asked.method.as_str() == "PROPFIND" => "this web server lists no folders; name its files one by one".into(),
+        (501, _) => "the store cannot do this; a store for output must do multipart uploads and conditional writes".into(),
+        (507, _) => "the store is full; make room".into(),
+        _ => refusal.message.clone().unwrap_or_else(|| match place == asked.place {
+            true => format!("{} was not done", asked.method),
+            false => format!("{} {} was not done", asked.method, asked.place),
+        }),
+    };
+    format!("{short}: {advice}")
+}
+
+fn of_breakage(breakage: Breakage, text: &str, asked: &Asked) -> String {
+    let service = &asked.service;
+    match breakage {
+        Breakage::UnknownHost => format!("no such host: {service}; check the endpoint, the bucket and the network"),
+        Breakage::ConnectionRefused => {
+            format!("nobody listens at {service}; check the endpoint, and that the service runs")
+        }
+        Breakage::NoConnection => format!("{service} cannot be reached: {text}; check the endpoint and the network"),
+        Breakage::Certificate => format!("the certificate of {service} is not trusted: {text}"),
+        Breakage::Timeout => {
+            format!("{service} took too long: {text}; see `storage: {{retry: {{request_timeout_seconds: …}}}}`")
+        }
+        Breakage::Connection | Breakage::TooLarge | Breakage::Unsendable => format!("{service}: {text}"),
+    }
+}
+
+/// The bucket of `s3://b/k`, the host of `https://h/k`.
+fn bucket(place: &str) -> &str {
+    place.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or(place)
+}

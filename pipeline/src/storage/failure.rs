@@ -1,0 +1,332 @@
+//! What became of a request that was not answered as it should have been, and what may be said of it.
+//!
+//! Bodies of error answers hold tokens, signatures and keys (`ExpiredToken` repeats the token); what is kept of them is the
+//! code and, where it is no matter of credentials, the message.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Method, StatusCode, Uri};
+use object_store::path::Path;
+use serde_json::Value;
+use stillhouse_schemas::storage::Scheme;
+
+const LONGEST_MESSAGE: usize = 300;
+
+/// A request that failed for good, or for longer than the limits allow.
+#[derive(Debug, Clone)]
+pub struct TransportError {
+    /// What was asked of whom.
+    pub asked: Asked,
+    /// How often it was sent.
+    pub attempts: u32,
+    /// How long that took.
+    pub elapsed: Duration,
+    /// How the last attempt ended.
+    pub outcome: Outcome,
+    /// Whether the same request can succeed later.
+    pub transient: bool,
+}
+
+/// A request, in words that hold no secret.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The method.
+    pub method: Method,
+    /// The object or bucket, such as `s3://b/k`; of a credential service its address.
+    pub place: String,
+    /// Who was asked: scheme, host and port.
+    pub service: String,
+    /// Whether that is the store; else it is a service that gives credentials.
+    pub at_store: bool,
+    /// What the credentials must allow, in the words of S3.
+    pub permission: &'static str,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// With an answer that is an error.
+    Refused(Refusal),
+    /// Without a whole answer.
+    Broken(Breakage, String),
+}
+
+/// An answer that is an error.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// Its status.
+    pub status: StatusCode,
+    /// The store's word for it, such as `SlowDown`.
+    pub code: Option<String>,
+    /// The store's sentence for it; none where it could hold something of the credentials.
+    pub message: Option<String>,
+    /// Where the bucket is, where the store says so.
+    pub region: Option<String>,
+}
+
+/// Why there is no whole answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Breakage {
+    /// The name of the host is not known.
+    UnknownHost,
+    /// Nobody listens there.
+    ConnectionRefused,
+    /// No connection, for another reason.
+    NoConnection,
+    /// The certificate is not trusted, or is another host's.
+    Certificate,
+    /// It took too long.
+    Timeout,
+    /// The connection broke, or the body is not as long as it should be.
+    Connection,
+    /// The body is larger than what is read at once.
+    TooLarge,
+    /// The request cannot be sent at all, such as plain HTTP where only TLS is allowed.
+    Unsendable,
+}
+
+impl Breakage {
+    /// Whether nobody was reached.
+    pub fn is_unreached(self) -> bool {
+        matches!(self, Self::UnknownHost | Self::ConnectionRefused | Self::NoConnection)
+    }
+
+    /// Whether another attempt can do better.
+    pub fn is_transient(self) -> bool {
+        !matches!(self, Self::Certificate | Self::TooLarge | Self::Unsendable)
+    }
+}
+
+impl fmt::Display for TransportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: ", self.asked.method, self.asked.place)?;
+        match &self.outcome {
+            Outcome::Refused(refusal) => refusal.fmt(f)?,
+            Outcome::Broken(_, text) => f.write_str(text)?,
+        }
+        if self.attempts > 1 {
+            write!(f, " (gave up after {} attempts in {:.1} s)", self.attempts, self.elapsed.as_secs_f64())?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for TransportError {}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = self.code.as_deref().or(self.status.canonical_reason()).unwrap_or("unknown");
+        write!(f, "{} {word}", self.status.as_u16())?;
+        self.message.as_ref().map_or(Ok(()), |message| write!(f, ": {message}"))
+    }
+}
+
+/// The transport's error that another one comes from.
+pub fn find_failure<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TransportError> {
+    find_cause(error)
+}
+
+/// The first error of a kind among an error and its causes.
+pub(super) fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<T>() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// Which store a transport is for.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    pub scheme: Scheme,
+    pub bucket: String,
+    /// The address of the bucket, where it is known before the store is built.
+    pub base: Option<String>,
+}
+
+impl Target {
+    /// Says of a request what it is.
+    pub fn asked(&self, method: &Method, uri: &Uri) -> Asked {
+        let service = format!(
+            "{}://{}",
+            uri.scheme_str().unwrap_or("http"),
+            // a user name in the address is nobody's business
+            uri.authority().map_or("", |a| a.as_str().rsplit('@').next().unwrap_or_default())
+        );
+        let key = self.key(&service, uri.path());
+        let place = match &key {
+            Some(key) if key.is_empty() => format!("{}://{}", self.scheme, self.bucket),
+            Some(key) => format!("{}://{}/{key}", self.scheme, self.bucket),
+            None => format!("{service}{}", uri.path()),
+        };
+        let permission = permission(method, uri.query().unwrap_or_default());
+        Asked { method: method.clone(), place, service, at_store: key.is_some(), permission }
+    }
+
+    /// The key that an address is of; `None` where it is not in the bucket.
+    fn key(&self, service: &str, path: &str) -> Option<String> {
+        let rest = match &self.base {
+            Some(base) => format!("{service}{path}").strip_prefix(base.trim_end_matches('/'))?.to_owned(),
+            None => {
+                // host/bucket/key, or host/account/bucket/key of the Azure emulator
+                let path = path.trim_start_matches('/');
+                let (first, rest) = path.split_once('/').unwrap_or((path, ""));
+                let (second, below) = rest.split_once('/').unwrap_or((rest, ""));
+                match self.bucket.as_str() {
+                    bucket if bucket == first => rest.to_owned(),
+                    bucket if bucket == second => below.to_owned(),
+                    _ => return None,
+                }
+            }
+        };
+        let rest = rest.trim_start_matches('/');
+        Some(Path::from_url_path(rest).map_or_else(|_| rest.to_owned(), |path| path.to_string()))
+    }
+}
+
+fn permission(method: &Method, query: &str) -> &'static str {
+    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
+    match method.as_str() {
+        "GET" if has("uploads") => "s3:ListBucketMultipartUploads",
+        "GET" if has("list-type") || has("comp") => "s3:ListBucket",
+        "GET" => "s3:GetObject",
+        "HEAD" => "s3:GetObject and s3:ListBucket",
+        "DELETE" if has("uploadId") => "s3:AbortMultipartUpload",
+        "DELETE" => "s3:DeleteObject",
+        "POST" if has("delete") => "s3:DeleteObject",
+        "PROPFIND" => "listing",
+        _ => "s3:PutObject and s3:AbortMultipartUpload",
+    }
+}
+
+impl Refusal {
+    /// Reads the answer of a store; `sent` are the headers of the request, whose secrets are not repeated.
+    pub(super) fn read(status: StatusCode, headers: &HeaderMap, body: &[u8], sent: &HeaderMap) -> Self {
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let text = String::from_utf8_lossy(&body[..body.len().min(64 << 10)]);
+        let json = || serde_json::from_slice::<Value>(body).ok().filter(|_| text.starts_with('{'));
+        let (code, message) = match (element(&text, "Code"), json()) {
+            (Some(code), _) => (Some(code), element(&text, "Message")),
+            (None, Some(value)) => in_json(&value),
+            (None, None) => (None, None),
+        };
+        let code = code.or_else(|| header("x-ms-error-code")).map(|code| {
+            let word = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ' ');
+            code.chars().filter(word).take(64).collect::<String>()
+        });
+        let code = code.filter(|code| !code.is_empty());
+        let message = message.filter(|_| !code.as_deref().is_some_and(is_about_credentials));
+        let region = header("x-amz-bucket-region").or_else(|| element(&text, "Region"));
+        let region = region.filter(|r| r.len() <= 64 && r.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'));
+        Self { status, code, message: message.map(|m| one_line(&redacted(m, sent))), region }
+    }
+
+    /// The body that takes the place of the store's.
+    pub(super) fn body(&self) -> String {
+        match (&self.code, &self.message) {
+            (Some(code), Some(message)) => format!("{code}: {message}"),
+            (code, message) => code.clone().or_else(|| message.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Codes whose sentences and other elements can repeat what was sent to prove who asks.
+fn is_about_credentials(code: &str) -> bool {
+    const CODES: [&str; 8] = [
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "InvalidToken",
+        "TokenRefreshRequired",
+        "AuthenticationFailed",
+        "AuthorizationHeaderMalformed",
+        "InvalidSecurity",
+    ];
+    CODES.contains(&code)
+}
+
+/// The text of the first XML element of a name.
+pub(super) fn element(text: &str, name: &str) -> Option<String> {
+    let rest = &text[text.find(&format!("<{name}>"))? + name.len() + 2..];
+    let inner = &rest[..rest.find("</")?];
+    quick_xml::escape::unescape(inner.trim()).ok().map(|text| text.into_owned())
+}
+
+/// `{"error": {"status", "message"}}` of Google's services, `{"error", "error_description"}` of those that give tokens.
+fn in_json(value: &Value) -> (Option<String>, Option<String>) {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let error = &value["error"];
+    let code = text(error).or_else(|| text(&error["status"])).or_else(|| text(&value["code"]));
+    let message = text(&error["message"]).or_else(|| text(&value["error_description"]));
+    (code, message)
+}
+
+/// The message without the parts of the request that prove who asks.
+fn redacted(message: String, sent: &HeaderMap) -> String {
+    let text = |name: &str| sent.get(name).and_then(|value| value.to_str().ok());
+    let authorization = text(AUTHORIZATION.as_str()).unwrap_or_default();
+    let mut secrets: Vec<&str> =
+        authorization.split([' ', ',', '=', '/', ':']).filter(|part| part.len() >= 12).collect();
+    secrets.extend(text("x-amz-security-token").filter(|token| !token.is_empty()));
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    secrets.into_iter().fold(message, |message, secret| message.replace(secret, "…"))
+}
+
+fn one_line(text: &str) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.char_indices().nth(LONGEST_MESSAGE) {
+        Some((end, _)) => format!("{}…", &words[..end]),
+        None => words,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &str) -> Refusal {
+        let mut sent = HeaderMap::new();
+        sent.insert(
+            "authorization",
+            "AWS4-HMAC-SHA256 Credential=AKIASECRETSECRET/20260101/r, Signature=abc".parse().unwrap(),
+        );
+        sent.insert("x-amz-security-token", "TOKENSECRET".parse().unwrap());
+        Refusal::read(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes(), &sent)
+    }
+
+    #[test]
+    fn code_and_message_are_kept_and_nothing_else() {
+        let xml = "<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access\n &quot;Denied&quot; to AKIASECRETSECRET \
+                   with TOKENSECRET</Message><StringToSign>SECRET</StringToSign></Error>";
+        assert_eq!(read(xml).to_string(), "403 AccessDenied: Access \"Denied\" to … with …");
+        let expired = "<Error><Code>ExpiredToken</Code><Message>of SECRET</Message><Token-0>SECRET</Token-0></Error>";
+        assert_eq!(read(expired).to_string(), "403 ExpiredToken");
+        assert_eq!(
+            read(r#"{"error": {"code": 403, "status": "DENIED", "message": "no"}}"#).to_string(),
+            "403 DENIED: no"
+        );
+        assert_eq!(read("<html>SECRET</html>").to_string(), "403 Forbidden");
+    }
+
+    #[test]
+    fn addresses_become_places() {
+        let target = |base: Option<&str>| Target { scheme: Scheme::S3, bucket: "b".into(), base: base.map(Into::into) };
+        let place = |base, uri: &str| {
+            let asked = target(base).asked(&Method::PUT, &uri.parse().unwrap());
+            (asked.place, asked.at_store)
+        };
+        let base = Some("http://h:1/b");
+        assert_eq!(place(base, "http://h:1/b/x%20y/k?uploadId=1"), ("s3://b/x y/k".into(), true));
+        assert_eq!(place(base, "http://h:1/b?uploads"), ("s3://b".into(), true));
+        assert_eq!(place(Some("https://b.h"), "https://b.h/k"), ("s3://b/k".into(), true));
+        assert_eq!(place(base, "http://169.254.169.254/latest"), ("http://169.254.169.254/latest".into(), false));
+        assert_eq!(place(None, "https://storage/b/k").0, "s3://b/k");
+        assert_eq!(place(None, "http://emulator/account/b/k").0, "s3://b/k");
+    }
+}

@@ -1,0 +1,32 @@
+//! Object stores: their URLs, their credentials, and the one way in which requests to them are sent, tried again and explained.
+//!
+//! ```text
+//!   "s3://b/k" ─► url::Place ─► open::Storages ─► Opened { store, multipart, uploads, statistics }
+//!                 profile: AWS files ─┘  │ every builder gets transport::Connector
+//!                                        ▼
+//!        object_store ── request, signed ──► transport::Transport ──► the network
+//!                     ◄─ whole answer, or failure::TransportError ─┘  explain::explain makes one line of it
+//! ```
+//!
+//! object_store's own retries are off: those of [`transport`] see every request, of every store, and the credentials' as well.
+//! No secret leaves this room: not by `Debug`, not in an error, not in a log.
+
+pub mod explain;
+pub mod failure;
+pub mod open;
+pub mod profile;
+mod sealed;
+pub mod transport;
+pub mod uploads;
+pub mod url;
+
+#[cfg(test)]
+mod tests;
+
+pub use explain::{explain, failed, is_retryable};
+pub use failure::{TransportError, find_failure};
+pub use open::{Opened, Storages};
+pub use profile::Environment;
+pub use transport::TransportStatistics;
+pub use uploads::{Upload, Uploads};
+pub use url::{Place, Scheme, StoreUrl};

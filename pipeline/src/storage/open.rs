@@ -1,0 +1,324 @@
+//! From a URL and the job's options to a store, each opened once.
+//!
+//! Endpoint and region: options, then environment, then AWS profile. Credentials: environment (keys, web identity), then profile, then
+//! what the machine has (container, instance). Google and Azure: what object_store finds in the environment, such as
+//! GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::HttpConnector;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::multipart::MultipartStore;
+use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
+use stillhouse_schemas::storage::{Storage, endpoint_problem};
+
+use super::explain::explain;
+use super::failure::Target;
+use super::profile::{Environment, NoCredentials, Profile, ProfileProvider};
+use super::sealed::Sealed;
+use super::transport::{Connector, TransportStatistics};
+use super::uploads::{Signer, Uploads, XmlUploads};
+use super::url::{Scheme, StoreUrl};
+use crate::error::{ErrorKind, PipelineError, Result};
+
+const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
+/// Longer than any attempt: the transport has its own limit.
+const CLIENT_TIMEOUT: &str = "3600 seconds";
+
+/// An open bucket, container or web server.
+#[derive(Clone)]
+pub struct Opened {
+    /// Everything in it. Its `Debug` holds no secret.
+    pub store: Arc<dyn ObjectStore>,
+    /// Uploads part by part; `None` for web servers.
+    pub multipart: Option<Arc<dyn MultipartStore>>,
+    /// Unfinished uploads and conditional completions; `None` for Azure and web servers.
+    pub uploads: Option<Arc<dyn Uploads>>,
+    /// What went over the wire so far.
+    pub statistics: Arc<TransportStatistics>,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opened({})", self.store)
+    }
+}
+
+/// The stores that are open.
+#[derive(Debug, Default)]
+pub struct Storages {
+    environment: Environment,
+    opened: Mutex<HashMap<(Scheme, String, Storage), Opened>>,
+}
+
+impl Storages {
+    /// Stores with the credentials that this process has.
+    pub fn new() -> Self {
+        Self::with_environment(Environment::of_process())
+    }
+
+    /// Stores with other credentials, for tests.
+    pub fn with_environment(environment: Environment) -> Self {
+        Self { environment, opened: Mutex::default() }
+    }
+
+    /// Opens the bucket of a URL. Asks nobody: whether it is there shows with the first request.
+    ///
+    /// # Errors
+    /// Of kind [`ErrorKind::Usage`], when the options, the environment or a profile file make no sense.
+    pub fn open(&self, url: &StoreUrl, options: &Storage) -> Result<Opened> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (url.scheme, url.bucket.clone(), options.clone());
+        if let Some(opened) = opened.get(&key) {
+            return Ok(opened.clone());
+        }
+        let opening = Opening::new(url, options, &self.environment);
+        let made = match url.scheme {
+            Scheme::S3 => opening.s3()?,
+            Scheme::Gs => opening.google()?,
+            Scheme::Az => opening.azure()?,
+            Scheme::Http | Scheme::Https => opening.web()?,
+        };
+        opened.insert(key, made.clone());
+        Ok(made)
+    }
+}
+
+struct Opening<'a> {
+    name: String,
+    url: &'a StoreUrl,
+    options: &'a Storage,
+    environment: &'a Environment,
+    statistics: Arc<TransportStatistics>,
+}
+
+impl<'a> Opening<'a> {
+    fn new(url: &'a StoreUrl, options: &'a Storage, environment: &'a Environment) -> Self {
+        Self { name: url.root().to_string(), url, options, environment, statistics: Arc::default() }
+    }
+
+    fn s3(&self) -> Result<Opened> {
+        let environment = self.environment;
+        let anonymous = self.options.anonymous == Some(true);
+        let profile = Profile::load(environment).map_err(|message| self.usage(message))?;
+        let first = |options: Option<&String>, variables: &[&str], profile: Option<&str>| {
+            let variable = || variables.iter().find_map(|name| environment.get(name)).map(str::to_owned);
+            options.cloned().or_else(variable).or_else(|| profile.map(str::to_owned))
+        };
+        let region = first(
+            self.options.region.as_ref(),
+            &["AWS_REGION", "AWS_DEFAULT_REGION"],
+            profile.as_ref().and_then(Profile::region),
+        );
+        let region = region.unwrap_or_else(|| "us-east-1".to_owned());
+        let endpoint = first(
+            self.options.endpoint.as_ref(),
+            &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
+            profile.as_ref().and_then(Profile::endpoint),
+        );
+        if let Some(problem) = endpoint.as_deref().and_then(endpoint_problem) {
+            return Err(self.usage(format!("the endpoint {problem}")));
+        }
+        let path_style = self.options.path_style.or_else(|| profile.as_ref().and_then(Profile::path_style));
+        let base = bucket_address(&self.url.bucket, endpoint.as_deref(), &region, path_style);
+
+        let mut builder = AmazonS3Builder::new();
+        for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+            // what is decided here goes another way
+            if let Ok(key) = name.to_ascii_lowercase().parse()
+                && !matches!(key, AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint)
+            {
+                builder = builder.with_config(key, value);
+            }
+        }
+        let has_keys =
+            environment.get("AWS_ACCESS_KEY_ID").is_some() || environment.get("AWS_SECRET_ACCESS_KEY").is_some();
+        let has_identity =
+            environment.get("AWS_WEB_IDENTITY_TOKEN_FILE").is_some() && environment.get("AWS_ROLE_ARN").is_some();
+        let has_container = environment.iter().any(|(name, _)| name.starts_with("AWS_CONTAINER_CREDENTIALS_"));
+        if !has_keys && !has_identity {
+            if profile.as_ref().is_some_and(Profile::has_credentials) {
+                builder = builder.with_credentials(Arc::new(ProfileProvider::new(environment.clone())));
+            } else if environment.is_metadata_disabled() && !has_container {
+                builder = builder.with_credentials(Arc::new(NoCredentials));
+            }
+        }
+        let anonymous =
+            anonymous || builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
+        let connector = self.connector(Some(base.clone()));
+        let plain = base.starts_with("http://");
+        for (key, value) in self.client_options(plain) {
+            builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
+        }
+        let store = builder
+            .with_bucket_name(&self.url.bucket)
+            .with_region(&region)
+            // taken as it is, so that the uploads have the same
+            .with_virtual_hosted_style_request(true)
+            .with_endpoint(&base)
+            .with_skip_signature(anonymous)
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
+            .with_retry(no_retries())
+            .with_http_connector(connector.clone())
+            .build()
+            .map_err(|e| self.refused(&e))?;
+        let signer = match anonymous {
+            true => Signer::Nobody,
+            false => Signer::Aws { credentials: store.credentials().clone(), region },
+        };
+        let uploads = self.uploads(&connector, base, signer, plain)?;
+        let store = Arc::new(store);
+        Ok(self.opened(store.clone(), Some(store), Some(uploads)))
+    }
+
+    fn google(&self) -> Result<Opened> {
+        let mut builder = GoogleCloudStorageBuilder::new();
+        for (name, value) in self.environment.iter().filter(|(name, _)| name.starts_with("GOOGLE_")) {
+            if let Ok(key) = name.to_ascii_lowercase().parse() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        // object_store does not say which address a service account's file chose
+        let service = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+        let known = service.is_some() || self.environment.get("GOOGLE_SERVICE_ACCOUNT_KEY").is_none();
+        let base = format!(
+            "{}/{}",
+            service.as_deref().unwrap_or("https://storage.googleapis.com").trim_end_matches('/'),
+            self.url.bucket
+        );
+        let plain = base.starts_with("http://");
+        for (key, value) in self.client_options(plain) {
+            builder = builder.with_config(GoogleConfigKey::Client(key), value);
+        }
+        let connector = self.connector(None);
+        let anonymous = self.options.anonymous == Some(true);
+        if anonymous {
+            builder = builder.with_skip_signature(true);
+        }
+        let store = builder
+            .with_bucket_name(&self.url.bucket)
+            .with_retry(no_retries())
+            .with_http_connector(connector.clone())
+            .build()
+            .map_err(|e| self.refused(&e))?;
+        let signer = if anonymous { Signer::Nobody } else { Signer::Google(store.credentials().clone()) };
+        let uploads = known.then(|| self.uploads(&connector, base, signer, plain)).transpose()?;
+        let store = Arc::new(store);
+        Ok(self.opened(store.clone(), Some(store), uploads))
+    }
+
+    fn azure(&self) -> Result<Opened> {
+        let mut builder = MicrosoftAzureBuilder::new();
+        for (name, value) in self.environment.iter().filter(|(name, _)| name.starts_with("AZURE_")) {
+            if let Ok(key) = name.to_ascii_lowercase().parse() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+        for (key, value) in self.client_options(endpoint.is_some_and(|e| e.starts_with("http://"))) {
+            builder = builder.with_config(AzureConfigKey::Client(key), value);
+        }
+        if self.options.anonymous == Some(true) {
+            builder = builder.with_skip_signature(true);
+        }
+        let store = builder
+            .with_container_name(&self.url.bucket)
+            .with_retry(no_retries())
+            .with_http_connector(self.connector(None))
+            .build()
+            .map_err(|e| self.refused(&e))?;
+        let store = Arc::new(store);
+        Ok(self.opened(store.clone(), Some(store), None))
+    }
+
+    fn web(&self) -> Result<Opened> {
+        let mut builder = HttpBuilder::new();
+        for (key, value) in self.client_options(self.url.scheme == Scheme::Http) {
+            builder = builder.with_config(key, value);
+        }
+        let store = builder
+            .with_url(&self.name)
+            .with_retry(no_retries())
+            .with_http_connector(self.connector(Some(self.name.clone())))
+            .build()
+            .map_err(|e| self.refused(&e))?;
+        Ok(self.opened(Arc::new(store), None, None))
+    }
+
+    fn connector(&self, base: Option<String>) -> Connector {
+        let target = Target { scheme: self.url.scheme, bucket: self.url.bucket.clone(), base };
+        let limits = self.options.retry_limits();
+        Connector { target: Arc::new(target), limits, statistics: self.statistics.clone() }
+    }
+
+    fn client_options(&self, plain: bool) -> Vec<(ClientConfigKey, &'static str)> {
+        let mut options = vec![(ClientConfigKey::UserAgent, USER_AGENT), (ClientConfigKey::Timeout, CLIENT_TIMEOUT)];
+        if plain {
+            options.push((ClientConfigKey::AllowHttp, "true"));
+        }
+        options
+    }
+
+    fn uploads(&self, connector: &Connector, base: String, signer: Signer, plain: bool) -> Result<Arc<dyn Uploads>> {
+        let options = self.client_options(plain);
+        let options = options.into_iter().fold(ClientOptions::new(), |all, (key, value)| all.with_config(key, value));
+        let client = connector.connect(&options).map_err(|e| self.refused(&e))?;
+        Ok(Arc::new(XmlUploads { client, base, signer, name: self.name.clone() }))
+    }
+
+    fn opened(
+        &self,
+        store: Arc<dyn ObjectStore>,
+        multipart: Option<Arc<dyn MultipartStore>>,
+        uploads: Option<Arc<dyn Uploads>>,
+    ) -> Opened {
+        let store = Arc::new(Sealed { store, name: self.name.clone() });
+        Opened { store, multipart, uploads, statistics: self.statistics.clone() }
+    }
+
+    fn usage(&self, message: impl fmt::Display) -> PipelineError {
+        PipelineError::new(ErrorKind::Usage, format!("cannot open {}: {message}", self.name))
+    }
+
+    fn refused(&self, error: &object_store::Error) -> PipelineError {
+        PipelineError::new(ErrorKind::Usage, explain(error, "open", &self.name))
+    }
+}
+
+/// The address of a bucket.
+fn bucket_address(bucket: &str, endpoint: Option<&str>, region: &str, path_style: Option<bool>) -> String {
+    // TLS certificates are for one name before the dot
+    let nameable = !bucket.contains('.') && !bucket.contains('_') && !bucket.contains(char::is_uppercase);
+    let aws = || {
+        let country = if region.starts_with("cn-") { ".cn" } else { "" };
+        format!("https://s3.{region}.amazonaws.com{country}")
+    };
+    let service = endpoint.map_or_else(aws, |e| e.trim_end_matches('/').to_owned());
+    match (path_style.unwrap_or(endpoint.is_some() || !nameable), service.split_once("://")) {
+        (false, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
+        _ => format!("{service}/{bucket}"),
+    }
+}
+
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, retry_timeout: std::time::Duration::ZERO, backoff: BackoffConfig::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bucket_address;
+
+    #[test]
+    fn buckets_have_addresses() {
+        let endpoint = Some("http://h:1/");
+        assert_eq!(bucket_address("b", endpoint, "r", None), "http://h:1/b");
+        assert_eq!(bucket_address("b", endpoint, "r", Some(false)), "http://b.h:1");
+        assert_eq!(bucket_address("b", None, "eu-west-1", None), "https://b.s3.eu-west-1.amazonaws.com");
+        assert_eq!(bucket_address("b.c", None, "cn-north-1", None), "https://s3.cn-north-1.amazonaws.com.cn/b.c");
+    }
+}

@@ -1,0 +1,51 @@
+//! The room against a stand-in store: what is tried again, what ends at once, what is said of it, and that no secret is.
+//!
+//! Everything is proven by counted requests, nothing by time.
+
+mod faults;
+mod secrets;
+mod stand_in;
+mod uploads;
+
+use object_store::path::Path;
+use stillhouse_schemas::storage::{Retry, Storage};
+
+use super::{Environment, Opened, Storages, StoreUrl};
+use stand_in::StandIn;
+
+pub(super) const SECRET: &str = "PLANTEDSECRET0123456789";
+pub(super) const TOKEN: &str = "PLANTEDTOKEN0123456789";
+
+pub(super) fn environment() -> Environment {
+    [
+        ("AWS_ACCESS_KEY_ID", "AKPLANTED0123456789"),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_SESSION_TOKEN", TOKEN),
+        ("HOME", "/nonexistent"),
+    ]
+    .into_iter()
+    .collect()
+}
+
+pub(super) fn options(endpoint: &str) -> Storage {
+    let retry = Retry {
+        max_attempts: Some(5),
+        longest_seconds: Some(30),
+        first_backoff_milliseconds: Some(1),
+        largest_backoff_milliseconds: Some(1),
+        request_timeout_seconds: Some(10),
+    };
+    Storage { endpoint: Some(endpoint.to_owned()), retry: Some(retry), ..Storage::default() }
+}
+
+pub(super) fn url(text: &str) -> StoreUrl {
+    StoreUrl::parse(text).unwrap().unwrap()
+}
+
+pub(super) fn open(server: &StandIn) -> Opened {
+    Storages::with_environment(environment()).open(&url("s3://b"), &options(&server.url)).unwrap()
+}
+
+pub(super) fn key() -> Path {
+    Path::from("folder/k")
+}

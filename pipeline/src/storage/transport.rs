@@ -1,0 +1,368 @@
+//! The way every request to a store goes: sent, its answer read whole, tried again where that can help.
+//!
+//! | what happened | what is done |
+//! |---|---|
+//! | no connection, reset, timeout, truncated body | again |
+//! | 408, 425, 429, 5xx (but 501, 505, 507); `RequestTimeout`, `IncompleteBody`, `OperationAborted`, … | again |
+//! | 200 whose body is an S3 `<Error>`, of a POST or a copy | again where transient, else as its code says |
+//! | 2xx, 304, 404, 409, 412 | passed on, error bodies cut down to code and message |
+//! | a missing bucket, 401, 403, every other status | [`TransportError`] at once |
+//!
+//! Between attempts it waits a random time up to a limit that doubles, or as long as `Retry-After` asks. Until a service has answered
+//! once, failures to connect are tried three times only: a wrong host must not take minutes.
+//!
+//! All methods are tried again, also those that are not idempotent: the answer that was lost may have been a success. Callers of
+//! conditional writes, completions and deletions must take "is there already" and "is gone already" for that.
+//!
+//! Memory: an answer is held whole, so callers read objects in bounded ranges; more than 1 GiB is refused. Nothing is spawned: a
+//! dropped call is a cancelled request.
+
+use std::collections::hash_map::RandomState;
+use std::error::Error;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use chrono::{DateTime, Utc};
+use futures::StreamExt;
+use http::header::{CONTENT_LENGTH, RETRY_AFTER};
+use http::{HeaderMap, Method, StatusCode};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
+};
+use stillhouse_schemas::storage::RetryLimits;
+
+use super::failure::{Asked, Breakage, Outcome, Refusal, Target, TransportError, element, find_cause};
+
+const LARGEST_BODY: u64 = 1 << 30;
+/// Memory is taken ahead for no more than this, whatever the answer says its length is.
+const LARGEST_RESERVE: u64 = 64 << 20;
+/// Attempts at a service that never answered, or that gives credentials to machines of a cloud.
+const FEW_ATTEMPTS: u32 = 3;
+
+/// What went over the wire, for logs.
+#[derive(Debug, Default)]
+pub struct TransportStatistics {
+    requests: AtomicU64,
+    retries: AtomicU64,
+    bytes_up: AtomicU64,
+    bytes_down: AtomicU64,
+}
+
+impl TransportStatistics {
+    /// Requests sent, those sent again counted again.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Requests sent again.
+    pub fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the bodies of requests, whether they arrived or not.
+    pub fn bytes_up(&self) -> u64 {
+        self.bytes_up.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the bodies of answers that arrived whole.
+    pub fn bytes_down(&self) -> u64 {
+        self.bytes_down.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Display for TransportStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        write!(f, "{} requests, {} of them again, ", self.requests(), self.retries())?;
+        write!(f, "{:.1} MB up, {:.1} MB down", megabytes(self.bytes_up()), megabytes(self.bytes_down()))
+    }
+}
+
+/// Makes the clients of one store; given to its builder.
+#[derive(Debug, Clone)]
+pub(super) struct Connector {
+    pub target: Arc<Target>,
+    pub limits: RetryLimits,
+    pub statistics: Arc<TransportStatistics>,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        let Self { target, limits, statistics } = self.clone();
+        Ok(HttpClient::new(Transport { client, target, limits, statistics, answered: AtomicBool::new(false) }))
+    }
+}
+
+#[derive(Debug)]
+struct Transport {
+    client: HttpClient,
+    target: Arc<Target>,
+    limits: RetryLimits,
+    statistics: Arc<TransportStatistics>,
+    /// Whether anybody was ever reached.
+    answered: AtomicBool,
+}
+
+/// An attempt that failed.
+struct Fault {
+    outcome: Outcome,
+    transient: bool,
+    /// Whether sending the same again can help; not so for a completion that must begin anew.
+    again: bool,
+    /// What the service asks for.
+    wait: Option<Duration>,
+}
+
+#[async_trait]
+impl HttpService for Transport {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let started = Instant::now();
+        let asked = self.target.asked(request.method(), request.uri());
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let fault = match self.attempt(&request, &asked, started).await {
+                Ok(response) => return Ok(response),
+                Err(fault) => fault,
+            };
+            let Some(wait) = self.wait(&fault, &asked, attempts, started) else {
+                let Fault { outcome, transient, .. } = fault;
+                let error = TransportError { asked, attempts, elapsed: started.elapsed(), outcome, transient };
+                // of a kind that object_store does not try again
+                return Err(HttpError::new(HttpErrorKind::Unknown, error));
+            };
+            let Asked { method, place, .. } = &asked;
+            tracing::debug!(%method, place, attempts, ?wait, outcome = ?fault.outcome, "trying again");
+            self.statistics.retries.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+impl Transport {
+    async fn attempt(&self, request: &HttpRequest, asked: &Asked, started: Instant) -> Result<HttpResponse, Fault> {
+        self.statistics.requests.fetch_add(1, Ordering::Relaxed);
+        self.statistics.bytes_up.fetch_add(request.body().content_length() as u64, Ordering::Relaxed);
+        let left = self.limits.longest.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
+        let limit = self.limits.request_timeout.min(left);
+        let exchange = tokio::time::timeout(limit, async {
+            let response = self.client.execute(request.clone()).await?;
+            self.answered.store(true, Ordering::Relaxed);
+            let (parts, body) = response.into_parts();
+            Ok(match read(&parts.headers, parts.status, request.method(), body).await? {
+                Ok(body) => Ok((parts, body)),
+                Err(fault) => Err(fault),
+            })
+        });
+        let (mut parts, body) = match exchange.await {
+            Ok(Ok(answer)) => answer?,
+            Ok(Err(error)) => return Err(broken(&error)),
+            Err(_) => return Err(Fault::broken(Breakage::Timeout, format!("no answer in {} s", limit.as_secs_f32()))),
+        };
+        self.statistics.bytes_down.fetch_add(body.len() as u64, Ordering::Relaxed);
+        if parts.status.is_success() {
+            let Some(status) = status_inside(request, &body) else {
+                return Ok(HttpResponse::from_parts(parts, body.into()));
+            };
+            parts.status = status;
+        }
+        if parts.status == StatusCode::NOT_MODIFIED {
+            return Ok(HttpResponse::from_parts(parts, Bytes::new().into()));
+        }
+        let refusal = Refusal::read(parts.status, &parts.headers, &body, request.headers());
+        match judge(&refusal, asked) {
+            Verdict::PassOn => {
+                parts.headers.remove(CONTENT_LENGTH);
+                Ok(HttpResponse::from_parts(parts, refusal.body().into()))
+            }
+            Verdict::Fail { transient, again } => {
+                Err(Fault { outcome: Outcome::Refused(refusal), transient, again, wait: asked_wait(&parts.headers) })
+            }
+        }
+    }
+
+    /// How long to wait before the next attempt; `None` to give up.
+    fn wait(&self, fault: &Fault, asked: &Asked, attempts: u32, started: Instant) -> Option<Duration> {
+        let unreached = matches!(&fault.outcome, Outcome::Broken(breakage, _) if breakage.is_unreached())
+            && !self.answered.load(Ordering::Relaxed);
+        let most = match unreached || is_machine_service(&asked.service) {
+            true => self.limits.max_attempts.min(FEW_ATTEMPTS),
+            false => self.limits.max_attempts,
+        };
+        if !fault.again || attempts >= most {
+            return None;
+        }
+        let doubled = self.limits.first_backoff.saturating_mul(1 << (attempts - 1).min(20));
+        let wait = jitter(doubled.min(self.limits.largest_backoff)).max(fault.wait.unwrap_or_default());
+        (started.elapsed() + wait < self.limits.longest).then_some(wait)
+    }
+}
+
+impl Fault {
+    fn broken(breakage: Breakage, text: impl Into<String>) -> Self {
+        let transient = breakage.is_transient();
+        Self { outcome: Outcome::Broken(breakage, text.into()), transient, again: transient, wait: None }
+    }
+}
+
+/// The whole body, as long as it should be.
+async fn read(
+    headers: &HeaderMap,
+    status: StatusCode,
+    method: &Method,
+    body: HttpResponseBody,
+) -> Result<Result<Bytes, Fault>, HttpError> {
+    // these have a length, of a body that is not sent
+    if method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
+        return Ok(Ok(Bytes::new()));
+    }
+    let announced = headers.get(CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
+    let too_large = || {
+        let text = format!("the answer has more than {LARGEST_BODY} bytes, the most that is read at once");
+        Ok(Err(Fault::broken(Breakage::TooLarge, text)))
+    };
+    if announced.is_some_and(|n| n > LARGEST_BODY) {
+        return too_large();
+    }
+    let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(LARGEST_RESERVE) as usize);
+    let mut chunks = body.bytes_stream();
+    while let Some(chunk) = chunks.next().await {
+        whole.extend_from_slice(&chunk?);
+        if whole.len() as u64 > LARGEST_BODY {
+            return too_large();
+        }
+    }
+    let got = whole.len() as u64;
+    Ok(match announced {
+        Some(n) if n != got => {
+            Err(Fault::broken(Breakage::Connection, format!("the answer ended after {got} of {n} bytes")))
+        }
+        _ => Ok(whole.freeze()),
+    })
+}
+
+/// What is done with an answer that is an error.
+enum Verdict {
+    /// It says something of the object that callers ask for.
+    PassOn,
+    Fail {
+        transient: bool,
+        again: bool,
+    },
+}
+
+fn judge(refusal: &Refusal, asked: &Asked) -> Verdict {
+    let again = Verdict::Fail { transient: true, again: true };
+    let never = Verdict::Fail { transient: false, again: false };
+    let code = refusal.code.as_deref().unwrap_or_default();
+    match refusal.status.as_u16() {
+        _ if is_transient_code(code) => again,
+        409 if code == "ConditionalRequestConflict" => {
+            // a PUT may be sent again as it is; a multipart upload must be begun anew
+            Verdict::Fail { transient: true, again: asked.method == Method::PUT }
+        }
+        404 if matches!(code, "NoSuchBucket" | "ContainerNotFound") => never,
+        404 | 409 | 412 if asked.at_store => Verdict::PassOn,
+        501 | 505 | 507 => never,
+        408 | 425 | 429 | 500.. => again,
+        _ => never,
+    }
+}
+
+fn is_transient_code(code: &str) -> bool {
+    const CODES: [&str; 10] = [
+        "InternalError",
+        "SlowDown",
+        "ServiceUnavailable",
+        "RequestTimeout",
+        "ThrottlingException",
+        "IncompleteBody",
+        "BadDigest",
+        "XAmzContentSHA256Mismatch",
+        "OperationAborted",
+        "ServerBusy",
+    ];
+    CODES.contains(&code)
+}
+
+/// The status that an S3 answer of 200 should have had: completions and copies answer before they are done.
+fn status_inside(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
+    let copies = request.headers().contains_key("x-amz-copy-source");
+    if !(request.method() == Method::POST || copies) || body.len() > 1 << 20 {
+        return None;
+    }
+    let text = std::str::from_utf8(body).ok()?.trim_start();
+    let deletes = text.contains("<DeleteResult")
+        && text.split("<Code>").skip(1).any(|rest| is_transient_code(rest.split('<').next().unwrap_or_default()));
+    let root = match text.strip_prefix("<?xml") {
+        Some(rest) => rest.split_once("?>")?.1.trim_start(),
+        None => text,
+    };
+    if !deletes && !root.starts_with("<Error>") && !root.starts_with("<Error ") {
+        return None;
+    }
+    Some(match element(text, "Code").as_deref() {
+        Some("AccessDenied") => StatusCode::FORBIDDEN,
+        Some("NoSuchUpload" | "NoSuchKey" | "NoSuchBucket") => StatusCode::NOT_FOUND,
+        Some("PreconditionFailed") => StatusCode::PRECONDITION_FAILED,
+        Some("ConditionalRequestConflict" | "OperationAborted") => StatusCode::CONFLICT,
+        Some(code) if !is_transient_code(code) => StatusCode::BAD_REQUEST,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    })
+}
+
+/// Why there is no whole answer. Addresses are not repeated.
+fn broken(error: &HttpError) -> Fault {
+    let mut texts = Vec::new();
+    let mut next: Option<&dyn Error> = error.source();
+    while let Some(cause) = next {
+        texts.push(cause.to_string());
+        next = cause.source();
+    }
+    let says = |text: &str| texts.iter().any(|t| t.contains(text));
+    let io = find_cause::<io::Error>(error).map(io::Error::kind);
+    let last = texts.last().cloned().unwrap_or_default();
+    match error.kind() {
+        _ if says("certificate") => Fault::broken(Breakage::Certificate, last),
+        _ if says("dns error") => Fault::broken(Breakage::UnknownHost, "no such host is known"),
+        _ if io == Some(io::ErrorKind::ConnectionRefused) => {
+            Fault::broken(Breakage::ConnectionRefused, "the connection is refused")
+        }
+        HttpErrorKind::Connect => Fault::broken(Breakage::NoConnection, format!("no connection: {last}")),
+        HttpErrorKind::Timeout if says("(Connect)") => {
+            Fault::broken(Breakage::NoConnection, "no connection: nobody answers there")
+        }
+        HttpErrorKind::Timeout => Fault::broken(Breakage::Timeout, "no answer in time"),
+        _ if says("builder error") => Fault::broken(Breakage::Unsendable, format!("cannot be sent: {last}")),
+        _ => Fault::broken(Breakage::Connection, format!("the connection broke: {last}")),
+    }
+}
+
+/// Services that only machines of a cloud have: elsewhere nobody, or a proxy, answers.
+fn is_machine_service(service: &str) -> bool {
+    let host = service.split("://").last().unwrap_or_default();
+    ["169.254.", "[fd00:ec2::", "metadata.google.internal"].iter().any(|machine| host.starts_with(machine))
+}
+
+/// A random time up to a limit.
+fn jitter(limit: Duration) -> Duration {
+    // the keys of a RandomState are random; nothing here needs a better source
+    let random = RandomState::new().build_hasher().finish();
+    limit.mul_f64(random as f64 / u64::MAX as f64)
+}
+
+/// `Retry-After`, in seconds or as a date.
+fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let until = || (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();
+    text.parse().ok().map(Duration::from_secs).or_else(until)
+}

@@ -1,0 +1,160 @@
+//! Where something is: on this machine or in a store.
+
+use std::fmt;
+use std::path::{Path as FsPath, PathBuf};
+
+use object_store::path::Path;
+use stillhouse_schemas::storage::split_url;
+
+pub use stillhouse_schemas::storage::Scheme;
+
+/// A place that a job or a command names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// A path of this machine.
+    Disk(PathBuf),
+    /// A key, or what begins keys, in a store.
+    Store(StoreUrl),
+}
+
+/// A store's URL, without anything that could be a secret.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoreUrl {
+    /// Kind of store.
+    pub scheme: Scheme,
+    /// Bucket or container; of a web server the host, with the port where one is given.
+    pub bucket: String,
+    /// The key as the store has it (not percent-encoded); may hold globs, and a slash at the end where one was given.
+    pub key: String,
+}
+
+impl Place {
+    /// Reads a path or URL; relative paths are relative to `base`.
+    ///
+    /// # Errors
+    /// What is wrong with the URL, without repeating it.
+    pub fn parse(base: &FsPath, text: &str) -> Result<Self, String> {
+        match StoreUrl::parse(text) {
+            Some(url) => url.map(Self::Store),
+            None => Ok(Self::Disk(base.join(text.strip_prefix("file://").unwrap_or(text)))),
+        }
+    }
+
+    /// What is below this place under a relative name with slashes.
+    #[must_use]
+    pub fn join(&self, name: &str) -> Self {
+        match self {
+            Self::Disk(path) => Self::Disk(path.join(name)),
+            Self::Store(url) => Self::Store(url.join(name)),
+        }
+    }
+}
+
+impl StoreUrl {
+    /// Reads a store's URL; `None` for what is a path of this machine.
+    ///
+    /// # Errors
+    /// What is wrong, without repeating it.
+    pub fn parse(text: &str) -> Option<Result<Self, String>> {
+        Some(split_url(text)?.and_then(|parts| {
+            let bad = |_| "its key has an empty part, or one that is . or ..".to_owned();
+            let key = if parts.scheme.is_web() {
+                let decoded = Path::from_url_path(parts.key).map_err(bad)?.to_string();
+                let slash = parts.key.ends_with('/') && !decoded.is_empty();
+                decoded + if slash { "/" } else { "" }
+            } else {
+                parts.key.to_owned()
+            };
+            let bucket =
+                if parts.scheme.is_web() { parts.bucket.to_ascii_lowercase() } else { parts.bucket.to_owned() };
+            let url = Self { scheme: parts.scheme, bucket, key };
+            Path::parse(url.key.strip_suffix('/').unwrap_or(&url.key)).map_err(bad)?;
+            Ok(url)
+        }))
+    }
+
+    /// The key as object_store wants it, the empty path for the whole bucket.
+    pub fn path(&self) -> Path {
+        // keys were checked when they came in
+        Path::parse(self.key.trim_matches('/')).unwrap_or_else(|_| Path::from(self.key.as_str()))
+    }
+
+    /// What is below this URL under a relative name with slashes.
+    #[must_use]
+    pub fn join(&self, name: &str) -> Self {
+        let parts = [self.key.trim_matches('/'), name.trim_start_matches('/')];
+        let key = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
+        Self { key, ..self.clone() }
+    }
+
+    /// The bucket alone.
+    #[must_use]
+    pub fn root(&self) -> Self {
+        Self { key: String::new(), ..self.clone() }
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.bucket)?;
+        if self.key.is_empty() { Ok(()) } else { write!(f, "/{}", self.key) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disk(path) => write!(f, "{}", path.display()),
+            Self::Store(url) => url.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Place, String> {
+        Place::parse(FsPath::new("/base"), text)
+    }
+
+    fn store(text: &str) -> StoreUrl {
+        match parse(text) {
+            Ok(Place::Store(url)) => url,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn paths_are_of_this_machine() {
+        assert_eq!(parse("a/b"), Ok(Place::Disk("/base/a/b".into())));
+        assert_eq!(parse("file:///a/b").unwrap().to_string(), "/a/b");
+        assert_eq!(parse("a").unwrap().join("c/d"), Place::Disk("/base/a/c/d".into()));
+    }
+
+    #[test]
+    fn keys_are_taken_as_they_are() {
+        for text in ["s3://b/x y/%41?/[0-9]*.gz", "gs://b", "az://b/folder/"] {
+            assert_eq!(store(text).to_string(), text);
+        }
+        assert_eq!(store("s3://b/100%").path().as_ref(), "100%");
+        assert_eq!(store("s3a://b/k").to_string(), "s3://b/k");
+        assert_eq!(store("https://H:1/a%20b/").key, "a b/");
+    }
+
+    #[test]
+    fn joins_have_one_slash() {
+        assert_eq!(store("s3://b").join("a/k").to_string(), "s3://b/a/k");
+        assert_eq!(store("s3://b/a/").join("k").to_string(), "s3://b/a/k");
+        assert_eq!(store("s3://b/a").join("").path().as_ref(), "a");
+        assert_eq!(store("s3://b/a/k").root().to_string(), "s3://b");
+    }
+
+    #[test]
+    fn what_no_key_can_be_is_refused() {
+        for text in ["s3://b/a//k", "s3://b/../SECRET", "http://h/k?SECRET", "s3://k:SECRET@b/k", "s3://"] {
+            let message = parse(text).unwrap_err();
+            assert!(!message.contains("SECRET"), "{message}");
+        }
+    }
+}
