@@ -9,7 +9,7 @@ use serde_json::json;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 
 use crate::printer::{Color, Printer};
-use crate::verbs::{completions, inspect, plan, run, schema, verify};
+use crate::verbs::{clean, completions, export, inspect, plan, run, schema, verify};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +17,7 @@ Examples:
   stillhouse run jobs/examples/demo.yaml         run it; run it again to go on after an interruption
   stillhouse inspect out/demo                    look at what came out
   stillhouse verify out/demo --teacher           check it, the noise included
+  stillhouse export out/demo s3://shards/demo    copy it to a store; a job can also write there itself
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or job file, 130 interrupted.
 Environment: NO_COLOR switches colours off; STILLHOUSE_LOG=debug (or a tracing filter) logs to stderr.";
@@ -38,6 +39,8 @@ enum Verb {
     Plan(plan::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
+    Export(export::Args),
+    Clean(clean::Args),
     Schema(schema::Args),
     Completions(completions::Args),
 }
@@ -49,6 +52,8 @@ impl Verb {
             Self::Plan(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Verify(args) => args.json,
+            Self::Export(args) => args.json,
+            Self::Clean(args) => args.json,
             Self::Schema(_) | Self::Completions(_) => false,
         }
     }
@@ -59,6 +64,8 @@ impl Verb {
             Self::Plan(args) => plan::call(&args, printer),
             Self::Inspect(args) => inspect::call(&args, printer),
             Self::Verify(args) => verify::call(&args, printer),
+            Self::Export(args) => export::call(&args, printer),
+            Self::Clean(args) => clean::call(&args, printer),
             Self::Schema(args) => schema::call(&args, printer),
             Self::Completions(args) => completions::call(&args, printer),
         }

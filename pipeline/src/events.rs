@@ -52,6 +52,28 @@ pub enum Event {
         /// Bytes of the shard.
         bytes: u64,
     },
+    /// A data set is being copied.
+    ExportStarted {
+        /// To where.
+        destination: String,
+        /// Files of the data set.
+        files: u64,
+        /// Bytes of all files.
+        bytes: u64,
+    },
+    /// How far the copy is, sent about four times a second.
+    ExportProgress {
+        /// Files copied or found there.
+        files_done: u64,
+        /// Files of the data set.
+        files: u64,
+        /// Bytes copied or found there.
+        bytes_done: u64,
+        /// Bytes of all files.
+        bytes: u64,
+        /// Bytes that were there before.
+        bytes_there: u64,
+    },
     /// Counters so far, in this run, sent about four times a second.
     Progress(Progress),
     /// All shards are there, with manifest and `_SUCCESS`.

@@ -3,6 +3,8 @@
 //! Nothing is written here. Order of the checks: the file itself, the input, the tokenizer, the teacher, then
 //! what they must agree on.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +23,8 @@ use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
 use crate::output::Output;
-use crate::source::{self, InputFile, Store};
-use crate::storage::{self, Place};
+use crate::source::{self, InputFile, NotListed, Store};
+use crate::storage::{Place, Storages, StoreUrl};
 
 /// A checked job with what its checks have opened.
 pub struct Prepared {
@@ -32,6 +34,8 @@ pub struct Prepared {
     pub base: PathBuf,
     /// The store that the input is read from.
     pub store: Store,
+    /// The stores that are open.
+    pub storages: Storages,
     /// The input files, in order.
     pub files: Vec<InputFile>,
     /// The tokenizer.
@@ -64,7 +68,7 @@ impl Prepared {
     pub fn output(&self) -> Result<Output> {
         let place = Place::parse(&self.base, &self.spec.output.path)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
-        Output::at(&shorter(place), &storage::Storage)
+        Output::at(&shorter(place), &self.spec.output_storage(), &self.storages)
     }
 }
 
@@ -86,7 +90,8 @@ pub fn prepare(path: &Path, observer: &dyn Observer) -> Result<Prepared> {
 pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, mut problems } = Parsed::from_yaml(text);
     let Some(spec) = spec else { return Err(problems.into()) };
-    let store = Store::local(Handle::current());
+    let storages = Storages::new();
+    let store = input_store(&spec, &storages)?;
     let mut checks = Checks { spec: &spec, base, observer, problems: &mut problems, failure: None };
     let files = checks.input(&store);
     let teacher = checks.teacher();
@@ -112,6 +117,7 @@ pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<
     Ok(Prepared {
         base: base.to_path_buf(),
         store,
+        storages,
         files,
         vocabulary: Arc::new(vocabulary),
         teacher,
@@ -119,6 +125,18 @@ pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<
         operators,
         spec,
     })
+}
+
+/// The disk, and every bucket that the job reads from.
+fn input_store(spec: &JobSpec, storages: &Storages) -> Result<Store> {
+    let mut buckets = BTreeMap::new();
+    for url in spec.input.paths.iter().filter_map(|path| StoreUrl::parse(path)?.ok()) {
+        if let Entry::Vacant(entry) = buckets.entry(url.root()) {
+            let opened = storages.open(&url, &spec.input_storage())?;
+            entry.insert(opened);
+        }
+    }
+    Ok(Store::with_buckets(Handle::current(), buckets))
 }
 
 /// A folder without the way there and back (`jobs/../out`), as a person would write it.
@@ -167,8 +185,12 @@ impl Checks<'_> {
         }
         let files = match source::list(store, self.base, input) {
             Ok(files) => files,
-            Err(problems) => {
+            Err(NotListed::Problems(problems)) => {
                 problems.into_iter().for_each(|p| self.push(p));
+                return None;
+            }
+            Err(NotListed::Store(error)) => {
+                self.failure = Some(error);
                 return None;
             }
         };

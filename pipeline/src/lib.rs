@@ -9,10 +9,12 @@
 //! All I/O lives here; operators are pure. Queues between stages hold [`exec::QUEUE`] batches, so memory is
 //! bounded by the configuration: batches in flight, one row group per split, the teacher.
 
+pub mod clean;
 pub mod dataset;
 pub mod error;
 pub mod events;
 pub mod exec;
+pub mod export;
 pub mod finish;
 pub mod functions;
 pub mod hub;

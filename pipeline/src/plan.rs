@@ -144,7 +144,15 @@ pub struct JobHash {
 pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash> {
     let mut job =
         serde_json::to_value(&prepared.spec).map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
-    for (section, key) in [("output", "path"), ("", "engine"), ("", "name")] {
+    let elsewhere = [
+        ("output", "path"),
+        ("", "engine"),
+        ("", "name"),
+        ("", "storage"),
+        ("input", "storage"),
+        ("output", "storage"),
+    ];
+    for (section, key) in elsewhere {
         let map = if section.is_empty() { Some(&mut job) } else { job.get_mut(section) };
         if let Some(Value::Object(map)) = map {
             map.remove(key);

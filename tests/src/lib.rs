@@ -57,7 +57,9 @@ fn build() -> PathBuf {
         return program;
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root()).args(["build", "--quiet", "-p", "stillhouse", "--target-dir"]).arg(target);
+    // The selection decides the features of the dependencies: with that of the tests themselves they are built once.
+    let selection = ["build", "--quiet", "--workspace", "--tests", "--bin", "stillhouse", "--target-dir"];
+    cargo.current_dir(root()).args(selection).arg(target);
     if profile.ends_with("release") {
         cargo.arg("--release");
     }

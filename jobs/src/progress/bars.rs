@@ -6,6 +6,7 @@ use std::time::Instant;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use stillhouse_pipeline::events::{Event, Progress};
 
+use super::copies::{Copied, Copies};
 use super::gauge::{Gauge, Reading, Start};
 use super::ticker::{PATIENCE, Ticker};
 use crate::page::escaped;
@@ -27,6 +28,7 @@ struct State {
     preparing: Option<(String, Instant)>,
     spinner: Option<ProgressBar>,
     job: Option<Job>,
+    copies: Option<(Copies, ProgressBar)>,
     closed: bool,
 }
 
@@ -40,7 +42,7 @@ struct Job {
 
 impl Bars {
     pub fn new(multi: MultiProgress, colour: bool) -> Self {
-        let state = State { multi, colour, preparing: None, spinner: None, job: None, closed: false };
+        let state = State { multi, colour, preparing: None, spinner: None, job: None, copies: None, closed: false };
         let state = Arc::new(Mutex::new(state));
         let ticking = Arc::clone(&state);
         Self { ticker: Ticker::start(move || lock(&ticking).tick()), state }
@@ -86,6 +88,17 @@ impl State {
                     job.show(progress);
                 }
             }
+            Event::ExportStarted { bytes, .. } => {
+                self.clear();
+                let bar = ProgressBar::new(*bytes).with_style(style(BAR, self.colour)).with_prefix("export");
+                self.copies = Some((Copies::new(), self.multi.add(bar)));
+            }
+            &Event::ExportProgress { files_done, files, bytes_done, bytes, bytes_there } => {
+                if let Some((copies, bar)) = &self.copies {
+                    bar.set_position(bytes_done);
+                    bar.set_message(copies.text(&Copied { files_done, files, bytes_done, bytes, bytes_there }));
+                }
+            }
             Event::Warning { message } => {
                 let _ = self.multi.println(format!("warning: {}", escaped(message)));
             }
@@ -114,6 +127,9 @@ impl State {
         self.preparing = None;
         if let Some(spinner) = self.spinner.take() {
             spinner.finish_and_clear();
+        }
+        if let Some((_, bar)) = self.copies.take() {
+            bar.finish_and_clear();
         }
         if let Some(job) = self.job.take() {
             for bar in [Some(job.splits), Some(job.documents), Some(job.tokens), job.teacher].into_iter().flatten() {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use stillhouse_pipeline::events::{Event, Progress};
 
+use super::copies::{Copied, Copies};
 use super::gauge::{Gauge, Reading, Start};
 use super::ticker::{PATIENCE, Ticker};
 use crate::page::{Line, Page, Tone};
@@ -26,6 +27,8 @@ struct State {
     preparing: Option<(String, Instant)>,
     told: Option<Instant>,
     job: Option<(Gauge, bool, f64)>,
+    /// An export, and when its counters were told.
+    copies: Option<(Copies, Instant)>,
     closed: bool,
 }
 
@@ -37,6 +40,7 @@ impl LogLines {
             preparing: None,
             told: None,
             job: None,
+            copies: None,
             closed: false,
         }));
         let ticking = Arc::clone(&state);
@@ -87,6 +91,20 @@ impl State {
                 units::bytes(*bytes)
             )),
             Event::Progress(progress) => self.counters(progress),
+            Event::ExportStarted { destination, files, bytes } => {
+                self.preparing = None;
+                self.copies = Some((Copies::new(), Instant::now()));
+                let (files, bytes) = (units::counted(*files, "file"), units::bytes(*bytes));
+                self.say(&format!("export: {files}, {bytes}, to {destination}"));
+            }
+            &Event::ExportProgress { files_done, files, bytes_done, bytes, bytes_there } => {
+                let Some((copies, told)) = &mut self.copies else { return };
+                if told.elapsed() >= EVERY {
+                    *told = Instant::now();
+                    let text = copies.text(&Copied { files_done, files, bytes_done, bytes, bytes_there });
+                    self.say(&text);
+                }
+            }
             Event::JobFinished { .. } => self.say("done"),
         }
     }

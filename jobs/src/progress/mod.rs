@@ -6,6 +6,7 @@
 //! ```
 
 mod bars;
+mod copies;
 mod gauge;
 mod lines;
 mod ticker;

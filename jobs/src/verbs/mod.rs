@@ -1,6 +1,8 @@
 //! The verbs, one file each: options, the call into the pipeline, and what is shown.
 
+pub mod clean;
 pub mod completions;
+pub mod export;
 pub mod inspect;
 pub mod plan;
 pub mod run;
@@ -9,8 +11,13 @@ pub mod verify;
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 
+use stillhouse_pipeline::error::{ErrorKind, PipelineError};
+use stillhouse_pipeline::output::Output;
+use stillhouse_pipeline::storage::{Place, Storages};
+use stillhouse_schemas::storage::{Storage, endpoint_problem};
 use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -37,6 +44,52 @@ impl Threads {
             runtime.worker_threads(n.get());
         }
         runtime.enable_all().build().map_err(|e| system(&e))
+    }
+}
+
+/// How a store is reached, where a data set is named by a URL.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Object stores (credentials come from the environment or the AWS profile files)")]
+pub struct StoreOptions {
+    /// URL of an S3-compatible service [default: AWS_ENDPOINT_URL, the profile, or Amazon]
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
+    /// Region of the bucket [default: AWS_REGION, the profile, or us-east-1]
+    #[arg(long, value_name = "NAME")]
+    region: Option<String>,
+    /// Whether the bucket is in the path of requests, not in the host name [default: with an endpoint]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    path_style: Option<bool>,
+    /// Send no credentials, for public buckets
+    #[arg(long)]
+    anonymous: bool,
+}
+
+impl StoreOptions {
+    /// As the job file's `storage:` says it.
+    pub fn storage(&self) -> Storage {
+        Storage {
+            endpoint: self.endpoint.clone(),
+            region: self.region.clone(),
+            path_style: self.path_style,
+            anonymous: self.anonymous.then_some(true),
+            ..Storage::default()
+        }
+    }
+
+    /// The data set, or the place for one, that the user names; nothing is asked of it yet.
+    pub fn output(&self, named: &str, storage: &Storage) -> Result<Output, Failure> {
+        let wrong = |e: String| PipelineError::new(ErrorKind::Usage, e);
+        if let Some(problem) = storage.endpoint.as_deref().and_then(endpoint_problem) {
+            return Err(wrong(format!("--endpoint: {problem}")).into());
+        }
+        let place = Place::parse(Path::new(""), named).map_err(|e| wrong(format!("the URL {e}")))?;
+        Ok(Output::at(&place, storage, &Storages::new())?)
+    }
+
+    /// [`StoreOptions::output`] with these options alone.
+    pub fn open(&self, named: &str) -> Result<Output, Failure> {
+        self.output(named, &self.storage())
     }
 }
 

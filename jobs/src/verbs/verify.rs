@@ -12,13 +12,14 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::units;
-use crate::verbs::Threads;
+use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
 Examples:
   stillhouse verify out/demo                                   checksums, shapes, invariants of every row
   stillhouse verify out/demo --teacher                         and the noise, recomputed on a sample
   stillhouse verify out/demo --teacher --sample-batches 50     a larger sample
+  stillhouse verify s3://shards/owt-noise                      in a store; every byte is read
   stillhouse verify out/demo --teacher --teacher-path ~/models/gpt2-large --device cuda
 
 Exit code 1 when anything is wrong. Another device than the job's computes slightly different log-probabilities.";
@@ -27,8 +28,8 @@ Exit code 1 when anything is wrong. Another device than the job's computes sligh
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder of the data set
-    dataset: PathBuf,
+    /// Folder or URL of the data set (s3://…, gs://…, az://…)
+    dataset: String,
     /// Recompute log-probabilities and noise on a sample, and check argmax(l + ξ) = x and the tolerance
     #[arg(long)]
     teacher: bool,
@@ -42,6 +43,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, requires = "teacher")]
     sample_batches: usize,
     #[command(flatten)]
+    store: StoreOptions,
+    #[command(flatten)]
     threads: Threads,
     /// Write the result as JSON
     #[arg(long)]
@@ -51,6 +54,7 @@ pub struct Args {
 /// Verifies it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let runtime = args.threads.runtime()?;
+    let output = args.store.open(&args.dataset)?;
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let options = VerifyOptions {
         teacher: args.teacher,
@@ -59,7 +63,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         teacher_batches: args.sample_batches,
     };
     let found = runtime.block_on(async {
-        let dataset = Dataset::open(&args.dataset).await?;
+        let dataset = Dataset::open(output).await?;
         verify(&dataset, &options, &watch).await
     });
     watch.close();

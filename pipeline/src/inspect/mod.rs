@@ -1,6 +1,7 @@
 //! What a person sees of a data set: schema, statistics, and one sequence decoded with its noise blueprint.
 
 mod row;
+mod values;
 
 use serde::Serialize;
 use stillhouse_schemas::manifest::{Manifest, Statistics, Totals};
@@ -21,11 +22,13 @@ pub struct InspectOptions {
     pub positions: Vec<usize>,
     /// Entries of each blueprint.
     pub top: usize,
+    /// Columns whose values in the row are given instead of the decoded row; only they are read.
+    pub columns: Vec<String>,
 }
 
 impl Default for InspectOptions {
     fn default() -> Self {
-        Self { row: Some(0), view: 0, draw: 0, positions: Vec::new(), top: 5 }
+        Self { row: Some(0), view: 0, draw: 0, positions: Vec::new(), top: 5, columns: Vec::new() }
     }
 }
 
@@ -56,6 +59,22 @@ pub struct Inspection {
     pub columns: Vec<ColumnSummary>,
     /// The decoded row.
     pub row: Option<RowView>,
+    /// Values of the row in the columns that were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<ColumnValues>,
+}
+
+/// The values of one row in one column.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ColumnValues {
+    /// Name of the column.
+    pub name: String,
+    /// Shard that holds the row.
+    pub shard: String,
+    /// Row in the shard.
+    pub row: u64,
+    /// As JSON: a number, or a list of numbers or truth values.
+    pub values: serde_json::Value,
 }
 
 /// A column with what it costs.
@@ -168,8 +187,12 @@ pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Insp
     let manifest = dataset.manifest();
     let tokens: u64 = manifest.totals.values().map(|t| t.tokens).sum();
     let row = match options.row {
-        Some(row) => row::decode_row(dataset, row, options).await?,
-        None => None,
+        Some(row) if options.columns.is_empty() => row::decode_row(dataset, row, options).await?,
+        _ => None,
+    };
+    let values = match options.row {
+        Some(row) if !options.columns.is_empty() => values::of_row(dataset, row, &options.columns).await?,
+        _ => Vec::new(),
     };
     let draws = manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws);
     let statistics = manifest.statistics.clone();
@@ -197,6 +220,7 @@ pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Insp
         statistics,
         columns: columns(manifest, tokens),
         row,
+        values,
     })
 }
 

@@ -30,7 +30,7 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
 }
 
 /// The shard and the row in it; `None` in an empty data set.
-fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord, u64)>> {
+pub(super) fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord, u64)>> {
     let mut rest = row;
     for shard in &manifest.shards {
         if rest < shard.rows {

@@ -154,7 +154,10 @@ impl Output {
     pub(super) async fn settle(&self, record: &CommitRecord) -> Result<bool> {
         let (Ground::Store(bucket), Some(upload)) = (&self.ground, &record.upload) else { return Ok(false) };
         let path = bucket.full(&record.shard.path);
-        let completed = bucket.multipart.complete_multipart(&path, &upload.id, upload.part_ids()).await;
+        let completed = match &bucket.uploads {
+            Some(uploads) => uploads.complete_if_absent(&path, &upload.id, &upload.part_ids()).await.map(|_| ()),
+            None => bucket.multipart.complete_multipart(&path, &upload.id, upload.part_ids()).await.map(|_| ()),
+        };
         // An answer that was lost makes the second try fail: what counts is whether the shard is there.
         if self.size(&record.shard.path).await? == Some(record.shard.bytes) {
             return Ok(true);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::shard::hex;
 
 const PIECE: u64 = 8 << 20;
-const REQUESTS_AHEAD: usize = 2;
+const PIECES_AT_ONCE: usize = 2;
 
 impl Output {
     /// Puts a file whole, synced where it is a disk.
@@ -82,28 +82,35 @@ impl Output {
         };
         match got {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(e) if matches!(e, object_store::Error::NotFound { .. }) && !is_missing_bucket(&e) => Ok(None),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(self.failed(&e, "read", name)),
         }
     }
 
+    /// A file of any size and a known length in pieces of 8 MB, of which one is read ahead; a broken connection
+    /// costs one piece.
+    pub fn pieces(&self, name: &str, bytes: u64) -> impl Stream<Item = Result<Bytes>> {
+        let path = Path::from(name);
+        futures::stream::iter((0..bytes).step_by(PIECE as usize))
+            .map(move |start| {
+                let path = path.clone();
+                async move { self.store.get_range(&path, start..bytes.min(start + PIECE)).await }
+            })
+            .buffered(PIECES_AT_ONCE)
+            .map_err(|e| self.failed(&e, "read", name))
+    }
+
     /// Reads a file of any size in pieces and gives its sha256 and size.
-    ///
-    /// Pieces are asked for one by one (8 MB each, [`REQUESTS_AHEAD`] under way), so that a broken connection costs one piece.
     ///
     /// # Errors
     /// When it cannot be read.
     pub async fn read_whole(&self, name: &str, mut piece: impl FnMut(&Bytes)) -> Result<(String, u64)> {
-        let size = self
-            .size(name)
-            .await?
-            .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: no such file", self.shown(name))))?;
-        let path = Path::from(name);
-        let mut pieces = futures::stream::iter((0..size).step_by(PIECE as usize))
-            .map(|start| self.store.get_range(&path, start..size.min(start + PIECE)))
-            .buffered(REQUESTS_AHEAD);
+        let missing = || PipelineError::new(ErrorKind::DataSet, format!("{}: no such file", self.shown(name)));
+        let size = self.size(name).await?.ok_or_else(missing)?;
+        let pieces = self.pieces(name, size);
+        tokio::pin!(pieces);
         let mut hasher = Sha256::new();
-        while let Some(bytes) = pieces.try_next().await.map_err(|e| self.failed(&e, "read", name))? {
+        while let Some(bytes) = pieces.try_next().await? {
             hasher.update(&bytes);
             piece(&bytes);
         }
@@ -143,6 +150,14 @@ impl Output {
             .map_err(|e| self.failed(&e, "list", folder))
     }
 
+    /// Removes the mark of work that has ended.
+    ///
+    /// # Errors
+    /// When the store does not.
+    pub async fn remove_mark(&self, name: &str) -> Result<()> {
+        self.delete(name).await
+    }
+
     pub(super) async fn delete(&self, name: &str) -> Result<()> {
         match self.store.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -178,9 +193,4 @@ fn json<T: Serialize>(name: &str, value: &T) -> Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(value).map_err(PipelineError::output(name))?;
     bytes.push(b'\n');
     Ok(bytes)
-}
-
-/// A missing bucket answers like a missing object.
-fn is_missing_bucket(error: &object_store::Error) -> bool {
-    error.to_string().contains("NoSuchBucket")
 }

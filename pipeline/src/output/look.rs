@@ -9,7 +9,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
-use super::{Bucket, Found, Ground, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS};
+use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER};
 use crate::error::{ErrorKind, PipelineError, Result};
 
 impl Output {
@@ -95,7 +95,7 @@ impl Output {
                 self.delete(&split_record(record.shard.split)).await?;
             }
         }
-        self.remove_under(&format!("{STATE}/staging")).await?;
+        self.remove_leftovers().await?;
         self.abort_uploads(false).await?;
         if self.folder().is_some() {
             let committed: BTreeSet<String> = self.records().await?.into_iter().map(|r| r.shard.path).collect();
@@ -108,7 +108,7 @@ impl Output {
 
     /// Finds uploads to this output that were begun and not ended, and aborts them unless only asked for them.
     ///
-    /// Uploads that a commit names are not among them.
+    /// Uploads that a commit names are not among them, nor are those of other names than a data set has.
     ///
     /// # Errors
     /// When the store fails.
@@ -117,15 +117,15 @@ impl Output {
             return Ok(Vec::new());
         };
         let begun = uploads.list(prefix).await.map_err(|e| self.failed(&e, "list uploads of", ""))?;
-        let ours = begun.into_iter().filter(|upload| upload.path.prefix_matches(prefix));
-        let committed: Vec<String> = match dry_run {
-            true => self.records().await?.into_iter().filter_map(|r| r.upload).map(|u| u.id).collect(),
-            // the caller has settled them all
-            false => Vec::new(),
-        };
+        let records = self.records().await?;
+        let committed: BTreeSet<&str> =
+            records.iter().filter_map(|r| r.upload.as_ref()).map(|u| u.id.as_str()).collect();
         let mut found = Vec::new();
-        for upload in ours.filter(|u| !committed.contains(&u.id)) {
+        for upload in begun.into_iter().filter(|u| !committed.contains(u.id.as_str())) {
             let name: Path = upload.path.prefix_match(prefix).map(Iterator::collect).unwrap_or_default();
+            if !is_ours(name.as_ref()) {
+                continue;
+            }
             found.push(name.to_string());
             if !dry_run {
                 match multipart.abort_multipart(&upload.path, &upload.id).await {
@@ -136,4 +136,39 @@ impl Output {
         }
         Ok(found)
     }
+
+    /// Whether a Stillhouse job or export has been at work here.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn has_state(&self) -> Result<bool> {
+        Ok(!self.list(STATE).await?.is_empty())
+    }
+
+    /// Files that a crash left: staged shards and probes.
+    ///
+    /// # Errors
+    /// When the store cannot list them.
+    pub async fn leftovers(&self) -> Result<Vec<String>> {
+        let names = self.list(STATE).await?.into_keys();
+        let left = [format!("{STATE}/staging/"), format!("{STATE}/probe-")];
+        Ok(names.filter(|name| left.iter().any(|l| name.starts_with(l.as_str()))).collect())
+    }
+
+    /// Removes them.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    pub async fn remove_leftovers(&self) -> Result<()> {
+        for name in self.leftovers().await? {
+            self.delete(&name).await?;
+        }
+        self.remove_under(&format!("{STATE}/staging")).await
+    }
+}
+
+/// Whether a data set has files of this name.
+fn is_ours(name: &str) -> bool {
+    [MANIFEST, CARD, TOKENIZER].contains(&name)
+        || name.strip_prefix("data/").is_some_and(|shard| shard.ends_with(".parquet") && shard.contains("-of-"))
 }

@@ -17,6 +17,7 @@
 //! finds that it has lost.
 
 pub mod commit;
+mod copies;
 mod files;
 mod lease;
 mod look;
@@ -41,6 +42,7 @@ use object_store::prefix::PrefixStore;
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+use stillhouse_schemas::storage::{ConditionalPut, Storage};
 
 pub use self::commit::CommitRecord;
 pub use self::lease::Lock;
@@ -49,7 +51,7 @@ use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::storage::{self, ListUploads, Opened, Place, Storage, StoreUrl};
+use crate::storage::{Opened, Place, Storages, StoreUrl, Uploads};
 
 const STATE: &str = "_stillhouse";
 const PLAN: &str = "_stillhouse/plan.json";
@@ -101,7 +103,7 @@ enum Ground {
 #[derive(Clone)]
 struct Bucket {
     multipart: Arc<dyn MultipartStore>,
-    uploads: Option<Arc<dyn ListUploads>>,
+    uploads: Option<Arc<dyn Uploads>>,
     prefix: Path,
     shown: String,
 }
@@ -166,15 +168,13 @@ impl Output {
     ///
     /// # Errors
     /// When the place cannot be opened: options that do not fit, no credentials.
-    pub fn at(place: &Place, options: &Storage) -> Result<Self> {
+    pub fn at(place: &Place, options: &Storage, storages: &Storages) -> Result<Self> {
         match place {
             Place::Disk(root) => Self::on_disk(root),
             Place::Store(url) => {
-                let sending = Sending {
-                    part_bytes: options.part_megabytes() as usize * 1_000_000,
-                    parts_at_once: options.parts_at_once() as usize,
-                };
-                Self::in_store(&storage::open(url, options)?, url, sending, options.conditional_put_required())
+                let sending = Sending { part_bytes: options.part_bytes(), parts_at_once: options.parts_at_once() };
+                let conditional = options.conditional_put() == ConditionalPut::Require;
+                Self::in_store(&storages.open(url, options)?, url, sending, conditional)
             }
         }
     }
@@ -290,9 +290,9 @@ impl Output {
             }
             Ground::Store(bucket) => {
                 let path = bucket.full(&format!("data/{shard}"));
-                ShardUpload::to_store(Arc::clone(&bucket.multipart), path, self.sending)
-                    .await
-                    .map_err(|e| self.failed(&e, "write", &format!("data/{shard}")))
+                let id = bucket.multipart.create_multipart(&path).await;
+                let id = id.map_err(|e| self.failed(&e, "write", &format!("data/{shard}")))?;
+                Ok(ShardUpload::to_store(Arc::clone(&bucket.multipart), path, id, self.sending))
             }
         }
     }
@@ -352,6 +352,22 @@ impl Output {
                 let _ = fs::remove_dir(folder);
             }
         }
+    }
+
+    /// After an export that failed: takes away what it made where not one file came through.
+    pub async fn remove_export_if_empty(&self, made_folder: bool) {
+        if !self.list("data").await.is_ok_and(|files| files.is_empty()) {
+            return;
+        }
+        let removed = async {
+            self.abort_uploads(false).await?;
+            self.remove_leftovers().await?;
+            self.delete("_stillhouse/export.json").await
+        };
+        if let Err(e) = removed.await {
+            tracing::debug!("{self}: {e}");
+        }
+        self.remove_if_nothing_is_committed(made_folder).await;
     }
 
     /// Removes everything that a Stillhouse job writes, and nothing else.

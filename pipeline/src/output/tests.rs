@@ -31,7 +31,7 @@ fn memory() -> Grounds {
 pub(crate) fn in_store(
     store: Arc<dyn ObjectStore>,
     multipart: Arc<dyn MultipartStore>,
-    uploads: Option<Arc<dyn ListUploads>>,
+    uploads: Option<Arc<dyn Uploads>>,
     name: &str,
 ) -> Output {
     let prefix = Path::from(format!("some folder/{name}"));

@@ -71,13 +71,9 @@ impl ShardUpload {
         Self::new(Target::Disk { store, staged, writer })
     }
 
-    pub(super) async fn to_store(
-        multipart: Arc<dyn MultipartStore>,
-        path: Path,
-        sending: Sending,
-    ) -> object_store::Result<Self> {
-        let id = multipart.create_multipart(&path).await?;
-        Ok(Self::new(Target::Store(Parts {
+    /// An upload that was begun already.
+    pub(super) fn to_store(multipart: Arc<dyn MultipartStore>, path: Path, id: String, sending: Sending) -> Self {
+        Self::new(Target::Store(Parts {
             multipart,
             path,
             id,
@@ -86,7 +82,7 @@ impl ShardUpload {
             waiting_bytes: 0,
             under_way: JoinSet::new(),
             sent: Vec::new(),
-        })))
+        }))
     }
 
     fn new(target: Target) -> Self {
@@ -104,6 +100,11 @@ impl ShardUpload {
             Target::Disk { writer, .. } => writer.put(bytes).await,
             Target::Store(parts) => parts.put(bytes).await,
         }
+    }
+
+    /// sha256 of what was taken so far, in hexadecimal.
+    pub fn sha256(&self) -> String {
+        hex(&self.digest.clone().finalize())
     }
 
     /// Sends what is left; after it the shard waits for its commit.

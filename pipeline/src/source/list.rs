@@ -16,6 +16,8 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
 use super::store::Store;
+use crate::error::{ErrorKind, PipelineError};
+use crate::storage::StoreUrl;
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,30 +33,83 @@ pub struct InputFile {
 const MATCH: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// Finds the files of the job, relative paths from `base_dir`.
+/// Why there is no list.
+#[derive(Debug)]
+pub enum NotListed {
+    /// The job names what is not there, or what makes no sense.
+    Problems(Vec<Problem>),
+    /// A store did not answer as it should.
+    Store(PipelineError),
+}
+
+/// Why a path was not listed.
+enum Trouble {
+    Problem(String),
+    Store(PipelineError),
+}
+
+impl From<String> for Trouble {
+    fn from(message: String) -> Self {
+        Self::Problem(message)
+    }
+}
+
+/// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`.
 ///
 /// # Errors
-/// One problem for each path that finds nothing, cannot be listed, or is not a pattern.
-pub fn list(store: &Store, base_dir: &std::path::Path, input: &Input) -> Result<Vec<InputFile>, Vec<Problem>> {
+/// One problem for each path that finds nothing, cannot be listed, or is not a pattern; or what a store said.
+pub fn list(store: &Store, base_dir: &std::path::Path, input: &Input) -> Result<Vec<InputFile>, NotListed> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     let mut problems = Vec::new();
     for (i, given) in input.paths.iter().enumerate() {
         match expand(store, base_dir, given, input) {
             Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
-            Err(message) => problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message)),
+            Err(Trouble::Problem(message)) => {
+                problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message));
+            }
+            Err(Trouble::Store(error)) => return Err(NotListed::Store(error)),
         }
     }
-    if problems.is_empty() { Ok(files) } else { Err(problems) }
+    if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
 
-fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input) -> Result<Vec<InputFile>, String> {
-    let plain = given.strip_prefix("file://").unwrap_or(given);
-    let components: Vec<&str> = plain.split('/').collect();
-    let literal = components.iter().take_while(|c| !c.contains(['*', '?', '['])).count();
-    let head = components[..literal].join("/");
-    let head = if head.is_empty() && literal > 0 { "/" } else { &head };
-    let location = locate(base_dir, head)?;
+/// A path or URL of the job, cut where its first glob begins.
+struct Given<'a> {
+    /// As it stands in the job, without `file://`.
+    plain: &'a str,
+    components: Vec<&'a str>,
+    /// How many components are no globs; of a URL at least scheme and bucket.
+    literal: usize,
+    /// Where the store has them.
+    location: Path,
+}
+
+impl<'a> Given<'a> {
+    fn parse(base_dir: &std::path::Path, given: &'a str) -> Result<Self, String> {
+        let plain = given.strip_prefix("file://").unwrap_or(given);
+        let components: Vec<&str> = plain.split('/').collect();
+        let is_glob = |c: &&str| c.contains(['*', '?', '[']);
+        let url = StoreUrl::parse(given).transpose()?;
+        // the host of a web server may be [::1]
+        let fixed = if url.is_some() { 3 } else { 0 };
+        let globs_from = components.iter().skip(fixed).position(|c| is_glob(c)).map(|i| i + fixed);
+        let literal = globs_from.unwrap_or(components.len());
+        let head = components[..literal].join("/");
+        let location = match url {
+            Some(url) if globs_from.is_some() => match StoreUrl::parse(&head) {
+                Some(head) => Store::location(&head?),
+                None => Store::location(&url.root()),
+            },
+            Some(url) => Store::location(&url),
+            None => locate(base_dir, if head.is_empty() && literal > 0 { "/" } else { &head })?,
+        };
+        Ok(Self { plain, components, literal, location })
+    }
+}
+
+fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input) -> Result<Vec<InputFile>, Trouble> {
+    let Given { plain, components, literal, location } = Given::parse(base_dir, given)?;
     let mut found = Vec::new();
     if literal == components.len() {
         if !plain.ends_with('/')
@@ -65,12 +120,13 @@ fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input)
         let name = plain.trim_end_matches('/');
         below(store, name, &location, input.format, &mut found)?;
         if found.is_empty() {
-            return Err(match children(store, &location)?.is_empty() {
-                true => format!("no such file or folder (looked for /{location})"),
+            let message = match children(store, &location)?.is_empty() {
+                true => format!("no such file or folder (looked for {})", store.shown(&location).0),
                 false => {
                     format!("the folder has no files with an ending of the format; valid: {}", endings(input.format))
                 }
-            });
+            };
+            return Err(message.into());
         }
         return Ok(found);
     }
@@ -82,9 +138,17 @@ fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input)
     let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
     matching(store, &display, &location, &patterns, &mut found)?;
     if found.is_empty() {
-        return Err(format!("matches no file (looked in /{location})"));
+        return Err(format!("matches no file (looked in {})", store.shown(&location).0).into());
     }
     Ok(found)
+}
+
+/// What a disk says is a problem of the job; what a store says is not.
+fn trouble(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> Trouble {
+    match store.shown(location) {
+        (_, true) => Trouble::Problem(error.to_string()),
+        (shown, false) => Trouble::Store(PipelineError::store(ErrorKind::Input, error, action, &shown)),
+    }
 }
 
 /// The store's path of a name; `..` is taken from where links lead, as the system does.
@@ -102,15 +166,15 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
     Path::from_absolute_path(&resolved).map_err(|e| e.to_string())
 }
 
-fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, String> {
+fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
     match store.wait(store.store.head(location)) {
         Ok(meta) => Ok(Some(InputFile { path: display.into(), location: meta.location, size: meta.size })),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(e) if is_folder(store, location) => {
+        Err(e) if store.shown(location).1 && is_folder(store, location) => {
             tracing::debug!("{location}: {e}");
             Ok(None)
         }
-        Err(e) => Err(e.to_string()),
+        Err(e) => Err(trouble(store, location, "look at", &e)),
     }
 }
 
@@ -125,11 +189,11 @@ enum Child {
 }
 
 /// What is in a folder, by name.
-fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, String> {
+fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, Trouble> {
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
         Ok(listing) => listing,
         Err(object_store::Error::NotFound { .. }) => return Ok(BTreeMap::new()),
-        Err(e) => return Err(e.to_string()),
+        Err(e) => return Err(trouble(store, location, "list", &e)),
     };
     let name = |path: &Path| path.filename().unwrap_or_default().to_string();
     let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
@@ -143,7 +207,7 @@ fn matching(
     location: &Path,
     patterns: &[Pattern],
     found: &mut Vec<InputFile>,
-) -> Result<(), String> {
+) -> Result<(), Trouble> {
     let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
     if pattern.as_str() == "**" {
         // no folder between, or any number of them; `**` at the end finds every file
@@ -188,7 +252,7 @@ fn below(
     location: &Path,
     format: InputFormat,
     found: &mut Vec<InputFile>,
-) -> Result<(), String> {
+) -> Result<(), Trouble> {
     for (name, child) in children(store, location)? {
         if name.starts_with('.') {
             continue;

@@ -41,13 +41,14 @@ mod parquet_rows;
 mod plan;
 mod read;
 mod records;
+mod router;
 mod spool;
 mod sql;
 mod store;
 
 pub use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
-pub use list::{InputFile, list};
+pub use list::{InputFile, NotListed, list};
 pub use plan::{PlanProgress, plan_splits};
 pub use read::{ReadSummary, read_split};
 pub use sql::{Staged, check_sql, stage_sql, staged};

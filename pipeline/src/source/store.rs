@@ -6,12 +6,14 @@ use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use tokio::runtime::Handle;
+
+use super::router::{Mount, Router};
+use crate::storage::{Opened, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
 const LARGEST_CHUNK: u64 = 4 << 20;
@@ -26,12 +28,33 @@ pub struct Store {
     pub store: Arc<dyn ObjectStore>,
     /// The runtime on which its futures run.
     pub handle: Handle,
+    router: Arc<Router>,
 }
 
 impl Store {
     /// The files of this machine, under their absolute paths.
     pub fn local(handle: Handle) -> Self {
-        Self { store: Arc::new(LocalFileSystem::new()), handle }
+        Self::with_buckets(handle, [])
+    }
+
+    /// The files of this machine, and buckets.
+    pub fn with_buckets(handle: Handle, buckets: impl IntoIterator<Item = (StoreUrl, Opened)>) -> Self {
+        let mount = |(url, opened): (StoreUrl, Opened)| {
+            let url = url.root();
+            Mount { at: at(&url), store: opened.store, name: url.to_string() }
+        };
+        let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
+        Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, handle, router }
+    }
+
+    /// What a URL is called here; its bucket must be one of those that were given.
+    pub(crate) fn location(url: &StoreUrl) -> Path {
+        at(url).parts().chain(url.path().parts()).collect()
+    }
+
+    /// A location as a person names it, and whether it is on the disk.
+    pub(crate) fn shown(&self, location: &Path) -> (String, bool) {
+        self.router.shown(location)
     }
 
     pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {
@@ -41,6 +64,10 @@ impl Store {
     pub(crate) fn get(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
         self.wait(self.store.get_range(location, start..end))
     }
+}
+
+fn at(url: &StoreUrl) -> Path {
+    Path::from_iter([format!("{}:", url.scheme), url.bucket.clone()])
 }
 
 /// Reads an object from some byte on.

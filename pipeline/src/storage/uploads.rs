@@ -156,11 +156,12 @@ impl Uploads for XmlUploads {
             body += &format!("<Part><PartNumber>{}</PartNumber><ETag>{tag}</ETag></Part>", i + 1);
         }
         body += "</CompleteMultipartUpload>";
-        let condition = match self.signer {
-            Signer::Google(_) => ("x-goog-if-generation-match".to_owned(), "0"),
-            _ => (header::IF_NONE_MATCH.to_string(), "*"),
+        // Google has conditions for simple uploads only: there the record of the commit has to do.
+        let conditions = match self.signer {
+            Signer::Google(_) => Vec::new(),
+            _ => vec![(header::IF_NONE_MATCH.to_string(), "*")],
         };
-        let response = self.send(Method::POST, path, [("uploadId", id)], &[condition], body).await?;
+        let response = self.send(Method::POST, path, [("uploadId", id)], &conditions, body).await?;
         Ok(self.read::<Completed>(response).await?.e_tag)
     }
 }

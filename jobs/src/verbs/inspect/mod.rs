@@ -5,8 +5,7 @@ mod overview;
 mod row;
 #[cfg(test)]
 mod tests;
-
-use std::path::PathBuf;
+mod values;
 
 use stillhouse_pipeline::dataset::Dataset;
 use stillhouse_pipeline::inspect::{InspectOptions, Inspection, inspect};
@@ -14,13 +13,14 @@ use stillhouse_pipeline::inspect::{InspectOptions, Inspection, inspect};
 use crate::cli::Failure;
 use crate::page::{Page, View};
 use crate::printer::Printer;
-use crate::verbs::Threads;
+use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
 Examples:
   stillhouse inspect out/demo                             totals, statistics, columns, the first row
   stillhouse inspect out/demo --row 17 --view 1           another row, the groups of its second view
   stillhouse inspect out/demo --position 3 40 --top 10    the noise blueprints of two tokens
+  stillhouse inspect s3://shards/owt --column logprob     one column of a row in a store; nothing else is fetched
   stillhouse inspect out/demo --json | jq .row.tokens";
 
 /// Show a data set: schema, statistics, one sequence decoded, its noise blueprint
@@ -29,8 +29,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder of the data set
-    dataset: PathBuf,
+    /// Folder or URL of the data set (s3://…, gs://…, az://…)
+    dataset: String,
     /// Row to decode, counted from 0 over all shards
     #[arg(long, value_name = "N", default_value_t = 0)]
     row: u64,
@@ -46,6 +46,11 @@ pub struct Args {
     /// Entries of each blueprint
     #[arg(long, value_name = "K", default_value_t = 5)]
     top: usize,
+    /// Columns whose values in the row are shown, and nothing else of it; only they are read
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',', conflicts_with_all = ["view", "draw", "position", "top"])]
+    column: Vec<String>,
+    #[command(flatten)]
+    store: StoreOptions,
     /// Write everything as JSON
     #[arg(long)]
     pub json: bool,
@@ -59,9 +64,11 @@ pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
         draw: args.draw,
         positions: args.position.clone(),
         top: args.top,
+        columns: args.column.clone(),
     };
+    let output = args.store.open(&args.dataset)?;
     let inspection = Threads::default().runtime()?.block_on(async {
-        let dataset = Dataset::open(&args.dataset).await?;
+        let dataset = Dataset::open(output).await?;
         inspect(&dataset, &options).await
     })?;
     if args.json {
@@ -79,5 +86,6 @@ fn render(inspection: &Inspection, options: &InspectOptions, view: View) -> Page
         row::render(row, options.view, view, &mut page);
         blueprints::render(&row.blueprints, options.draw, inspection.vocab_size, view, &mut page);
     }
+    values::render(&inspection.values, view, &mut page);
     page
 }

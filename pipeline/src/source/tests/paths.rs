@@ -5,7 +5,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 }
 
 fn problem(bench: &Bench, paths: Value) -> String {
-    let problems = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths}))).unwrap_err();
+    let listed = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})));
+    let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 

@@ -1,0 +1,133 @@
+//! `stillhouse export DATASET PLACE`: copies a finished data set, every byte checked.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use serde_json::json;
+use stillhouse_pipeline::export::{Export, ExportOptions, export};
+use stillhouse_schemas::storage::Storage;
+
+use crate::cli::Failure;
+use crate::page::{Line, Page, Tone, View};
+use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
+use crate::table::Table;
+use crate::units;
+use crate::verbs::{StoreOptions, Threads};
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse export out/owt s3://shards/owt                    to a bucket; again: goes on where it stopped
+  stillhouse export out/owt s3://shards/owt --dry-run          what would be copied
+  stillhouse export s3://shards/owt /mnt/scratch/owt           to a disk
+  stillhouse export s3://shards/owt gs://other/owt             from store to store, through this machine
+  stillhouse export out/owt s3://shards/owt --endpoint http://127.0.0.1:9000
+
+A file is copied unless the destination has it with the same size and sha256. `_SUCCESS` comes last.
+Where source and destination are at different endpoints, --source-endpoint names the source's.";
+
+/// Copy a finished data set to a store or a disk; resumable, every file checked by sha256
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folder or URL of the data set
+    source: String,
+    /// Folder or URL that becomes the copy
+    destination: String,
+    /// Files copied at once
+    #[arg(long, value_name = "N", default_value = "4")]
+    parallel: NonZeroUsize,
+    /// Show what would be copied and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Size of the parts that a file is uploaded in, in megabytes (10^6 bytes)
+    #[arg(long, value_name = "MB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(5..=512))]
+    part_megabytes: u32,
+    /// Parts of one file on their way at once
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    parts_at_once: u32,
+    /// Endpoint of the source, where it is not that of the destination
+    #[arg(long, value_name = "URL")]
+    source_endpoint: Option<String>,
+    /// Region of the source, where it is not that of the destination
+    #[arg(long, value_name = "NAME")]
+    source_region: Option<String>,
+    #[command(flatten)]
+    store: StoreOptions,
+    /// Write one JSON event per line to stdout, and last the list of files
+    #[arg(long)]
+    pub json: bool,
+    /// Show errors only
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+}
+
+const RESUME: &str = "interrupted; what is copied stays: run the same command again to go on";
+
+/// Copies it.
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let runtime = Threads::default().runtime()?;
+    let mode = match (args.json, args.quiet || args.dry_run) {
+        (true, _) => Mode::Json,
+        (_, true) => Mode::Quiet,
+        _ => Mode::Shown,
+    };
+    let given = args.store.storage();
+    let from = Storage {
+        endpoint: args.source_endpoint.clone().or_else(|| given.endpoint.clone()),
+        region: args.source_region.clone().or_else(|| given.region.clone()),
+        ..given.clone()
+    };
+    let to = Storage { part_megabytes: Some(args.part_megabytes), parts_at_once: Some(args.parts_at_once), ..given };
+    let source = args.store.output(&args.source, &from)?;
+    let destination = args.store.output(&args.destination, &to)?;
+    let options = ExportOptions { at_once: args.parallel.get(), dry_run: args.dry_run };
+    let watch = Watch::new(printer, mode);
+    let result = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            result = export(source, destination, options, &watch) => result.map_err(Failure::from),
+            _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(RESUME)),
+            () = printer.closed() => Err(Failure::Told),
+        }
+    });
+    watch.close();
+    runtime.shutdown_background();
+    let done = result?;
+    if args.json {
+        printer.json_line(&json!({"event": "exported", "export": done}))?;
+    } else if !args.quiet {
+        printer.page(&render(&done, printer.view()))?;
+    }
+    Ok(())
+}
+
+fn render(done: &Export, view: View) -> Page {
+    let mut page = Page::new();
+    if done.dry_run {
+        let mut table = Table::new("lrl").indent(0).header(&["file", "size", ""]);
+        for file in &done.files {
+            let what = if file.there { "is there" } else { "would be copied" };
+            table.texts([file.name.clone(), units::bytes(file.bytes), what.to_owned()]);
+        }
+        page.table(table, view);
+        page.blank();
+    }
+    let sum = |there: bool| done.files.iter().filter(move |f| f.there == there);
+    let total = |there: bool| {
+        let (files, bytes) = (sum(there).count() as u64, sum(there).map(|f| f.bytes).sum());
+        format!("{}, {}", units::counted(files, "file"), units::bytes(bytes))
+    };
+    let copied: u64 = sum(false).map(|f| f.bytes).sum();
+    let mut facts = Table::new("ll").indent(0);
+    let mut fact = |name: &str, value: String| facts.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
+    fact(if done.dry_run { "to copy" } else { "copied" }, total(false));
+    fact("there already", total(true));
+    fact("data set", done.destination.clone());
+    if !done.dry_run && copied > 0 {
+        let rate = units::bytes((copied as f64 / done.seconds.max(1e-3)) as u64);
+        fact("took", format!("{:.1} s, {rate}/s", done.seconds));
+    }
+    page.facts(facts);
+    page
+}

@@ -1,0 +1,46 @@
+//! `clean`: what a run or an export that died left behind, and nothing that anybody still needs.
+
+use serde::Serialize;
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::Observer;
+use crate::output::Output;
+
+/// What was taken away, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Cleaned {
+    /// Files whose uploads were begun and not ended, by the name that they would have got.
+    pub uploads: Vec<String>,
+    /// Staged files and probes.
+    pub files: Vec<String>,
+}
+
+/// Takes away unfinished uploads, staged files and probes of a data set, finished or not.
+///
+/// # Errors
+/// When a run is at work there, when there is no data set, when the store fails.
+pub async fn clean(output: Output, dry_run: bool, observer: &dyn Observer) -> Result<Cleaned> {
+    if output.folder().is_some_and(|folder| !folder.is_dir()) {
+        return Err(PipelineError::new(ErrorKind::DataSet, format!("{output}: no such folder")));
+    }
+    if !output.has_state().await? {
+        let message = format!("{output}: no Stillhouse job or export has written here");
+        return Err(PipelineError::new(ErrorKind::DataSet, message));
+    }
+    if dry_run {
+        return Ok(Cleaned { uploads: output.abort_uploads(true).await?, files: output.leftovers().await? });
+    }
+    let lock = output.lock(observer).await?;
+    let result = take_away(&output).await;
+    lock.release().await;
+    let (uploads, files) = result?;
+    Ok(Cleaned { uploads, files })
+}
+
+async fn take_away(output: &Output) -> Result<(Vec<String>, Vec<String>)> {
+    let files = output.leftovers().await?;
+    let uploads = output.abort_uploads(true).await?;
+    output.abort_uploads(false).await?;
+    output.remove_leftovers().await?;
+    Ok((uploads, files))
+}

@@ -1,0 +1,311 @@
+//! `export`: a finished data set to another place, every byte checked on the way.
+//!
+//! ```text
+//!   source ─ 8 MB ranges ─► sha256 ─ parts ─► destination, invisible ── sha256 as the manifest has it? ──► visible
+//!   order: data/*.parquet (several at once), tokenizer.json, README.md, manifest.json, plan.json, _SUCCESS last
+//! ```
+//!
+//! A file is copied unless the destination has it: by size and by the sha256 in its metadata, on a disk by hashing it.
+//! So an export that was interrupted goes on where it stopped, to the file. Readers see whole shards or none, and no
+//! `_SUCCESS` before everything is there.
+//!
+//! Memory: per file under way two ranges read ahead and the parts of its upload (`storage.parts_at_once` + 1).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::dataset::Dataset;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::output::{CARD, MANIFEST, Output, PlanRecord, SUCCESS, TOKENIZER};
+use crate::shard::hex;
+
+/// What says that an export has begun and not ended.
+const MARK: &str = "_stillhouse/export.json";
+const PLAN: &str = "_stillhouse/plan.json";
+const TICK: Duration = Duration::from_millis(250);
+
+/// How to export.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportOptions {
+    /// Files copied at once.
+    pub at_once: usize,
+    /// Tell what would be copied, and write nothing.
+    pub dry_run: bool,
+}
+
+/// A file of the data set and what happens to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExportedFile {
+    /// Name in the data set.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// sha256, in hexadecimal.
+    pub sha256: String,
+    /// Whether the destination has it already.
+    pub there: bool,
+}
+
+/// What an export did, or would do.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Export {
+    /// From where.
+    pub source: String,
+    /// To where.
+    pub destination: String,
+    /// Every file, in the order of the data set.
+    pub files: Vec<ExportedFile>,
+    /// Whether nothing was written.
+    pub dry_run: bool,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Mark {
+    manifest_sha256: String,
+}
+
+/// A file that is small enough to be held, in the order in which they are written.
+struct Small {
+    name: &'static str,
+    bytes: Bytes,
+}
+
+/// Copies a finished data set.
+///
+/// # Errors
+/// When the source is no finished data set or is damaged, when the destination holds anything else, when one of them
+/// fails. What is copied stays; the same call goes on.
+pub async fn export(
+    source: Output,
+    destination: Output,
+    options: ExportOptions,
+    observer: &dyn Observer,
+) -> Result<Export> {
+    let began = Instant::now();
+    let dataset = Dataset::open(source).await?;
+    let small = small_files(&dataset).await?;
+    let manifest_sha256 = digest(small.iter().find(|s| s.name == MANIFEST).map_or(&[][..], |s| &s.bytes));
+    check_destination(&destination, &manifest_sha256).await?;
+    let made_folder = destination.folder().is_some_and(|folder| !folder.exists());
+    let (destination, lock) = match options.dry_run {
+        true => (destination, None),
+        false => {
+            let destination = destination.create(observer).await?;
+            let lock = destination.lock(observer).await?;
+            (destination, Some(lock))
+        }
+    };
+    let job = Copying { dataset: &dataset, destination: &destination, options, observer, done: Counts::default() };
+    let files = job.run(small, manifest_sha256).await;
+    if files.is_err() && !options.dry_run {
+        // what a destination that was not there has got by now stays only if it is worth something
+        destination.remove_export_if_empty(made_folder).await;
+    }
+    if let Some(lock) = lock {
+        lock.release().await;
+    }
+    Ok(Export {
+        source: dataset.shown(""),
+        destination: destination.to_string(),
+        files: files?,
+        dry_run: options.dry_run,
+        seconds: began.elapsed().as_secs_f64(),
+    })
+}
+
+async fn small_files(dataset: &Dataset) -> Result<Vec<Small>> {
+    let mut small = Vec::new();
+    for name in [TOKENIZER, CARD, MANIFEST] {
+        let bytes = dataset.output().get(name).await?;
+        let missing = || PipelineError::new(ErrorKind::DataSet, format!("{}: is missing", dataset.shown(name)));
+        small.push(Small { name, bytes: bytes.ok_or_else(missing)? });
+    }
+    if let Some(plan) = dataset.output().get_json::<PlanRecord>(PLAN).await? {
+        // where the job file was is of no use elsewhere, and nobody's business
+        let plan = PlanRecord { job_folder: String::new(), ..plan };
+        let bytes = serde_json::to_vec_pretty(&plan).map_err(PipelineError::dataset(PLAN))?;
+        small.push(Small { name: PLAN, bytes: bytes.into() });
+    }
+    small.push(Small { name: SUCCESS, bytes: Bytes::new() });
+    Ok(small)
+}
+
+fn digest(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// The destination is empty, or has this data set, or a part of it.
+async fn check_destination(destination: &Output, manifest_sha256: &str) -> Result<()> {
+    let refuse = |what: &str| {
+        let message = format!("{destination}: holds {what}; choose another place, or remove it first");
+        Err(PipelineError::new(ErrorKind::Usage, message))
+    };
+    if let Some(mark) = destination.get_json::<Mark>(MARK).await? {
+        return match mark.manifest_sha256 == manifest_sha256 {
+            true => Ok(()),
+            false => refuse("the unfinished export of another data set"),
+        };
+    }
+    if let Some(manifest) = destination.get(MANIFEST).await? {
+        return match digest(&manifest) == manifest_sha256 {
+            true => Ok(()),
+            false => refuse("another data set"),
+        };
+    }
+    if destination.is_of_a_job().await? {
+        return refuse("the unfinished data set of a job");
+    }
+    if destination.is_nothing().await? { Ok(()) } else { refuse("files that are not of this data set") }
+}
+
+#[derive(Default)]
+struct Counts {
+    files: AtomicU64,
+    bytes: AtomicU64,
+    there: AtomicU64,
+}
+
+struct Copying<'a> {
+    dataset: &'a Dataset,
+    destination: &'a Output,
+    options: ExportOptions,
+    observer: &'a dyn Observer,
+    done: Counts,
+}
+
+impl Copying<'_> {
+    async fn run(&self, small: Vec<Small>, manifest_sha256: String) -> Result<Vec<ExportedFile>> {
+        let shards = &self.dataset.manifest().shards;
+        let files = (shards.len() + small.len()) as u64;
+        let bytes =
+            shards.iter().map(|s| s.bytes).sum::<u64>() + small.iter().map(|s| s.bytes.len() as u64).sum::<u64>();
+        if !self.options.dry_run {
+            self.destination.put_json(MARK, &Mark { manifest_sha256 }).await?;
+            self.destination.remove_leftovers().await?;
+            self.destination.abort_uploads(false).await?;
+            self.observer.event(&Event::ExportStarted { destination: self.destination.to_string(), files, bytes });
+        }
+        let copies = futures::stream::iter(shards)
+            .map(|shard| self.shard(&shard.path, shard.bytes, &shard.sha256))
+            .buffered(self.options.at_once.max(1))
+            .try_collect::<Vec<ExportedFile>>();
+        let mut copied = self.watched(copies, files, bytes).await?;
+        for file in small {
+            copied.push(self.small(file).await?);
+        }
+        if !self.options.dry_run {
+            self.destination.remove_mark(MARK).await?;
+        }
+        self.tell(files, bytes);
+        Ok(copied)
+    }
+
+    /// Runs the copies and tells how far they are.
+    async fn watched<T>(&self, copies: impl Future<Output = Result<T>>, files: u64, bytes: u64) -> Result<T> {
+        tokio::pin!(copies);
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                result = &mut copies => return result,
+                _ = ticks.tick() => self.tell(files, bytes),
+            }
+        }
+    }
+
+    fn tell(&self, files: u64, bytes: u64) {
+        if self.options.dry_run {
+            return;
+        }
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        self.observer.event(&Event::ExportProgress {
+            files_done: get(&self.done.files),
+            files,
+            bytes_done: get(&self.done.bytes),
+            bytes,
+            bytes_there: get(&self.done.there),
+        });
+    }
+
+    async fn shard(&self, name: &str, bytes: u64, sha256: &str) -> Result<ExportedFile> {
+        let there = self.is_there(name, bytes, sha256).await?;
+        if there {
+            self.done.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.done.there.fetch_add(bytes, Ordering::Relaxed);
+        } else if !self.options.dry_run {
+            self.copy(name, bytes, sha256).await?;
+        }
+        self.done.files.fetch_add(1, Ordering::Relaxed);
+        Ok(ExportedFile { name: name.to_owned(), bytes, sha256: sha256.to_owned(), there })
+    }
+
+    async fn is_there(&self, name: &str, bytes: u64, sha256: &str) -> Result<bool> {
+        let Some(there) = self.destination.copied(name).await? else { return Ok(false) };
+        let same = there.bytes == bytes
+            && match there.sha256 {
+                Some(known) => known == sha256,
+                None => self.destination.read_whole(name, |_| {}).await?.0 == sha256,
+            };
+        if same {
+            return Ok(true);
+        }
+        let message = format!("{}: is there with other content; remove it first", self.destination.shown(name));
+        Err(PipelineError::new(ErrorKind::Output, message))
+    }
+
+    async fn copy(&self, name: &str, bytes: u64, sha256: &str) -> Result<()> {
+        let mut upload = Some(self.destination.upload_copy(name, sha256).await?);
+        let pieces = self.dataset.output().pieces(name, bytes);
+        tokio::pin!(pieces);
+        let sent: Result<()> = async {
+            while let Some(piece) = pieces.try_next().await? {
+                let length = piece.len() as u64;
+                if let Some(upload) = &mut upload {
+                    let failed =
+                        |e| PipelineError::store(ErrorKind::Output, &e, "write", &self.destination.shown(name));
+                    upload.put(piece).await.map_err(failed)?;
+                }
+                self.done.bytes.fetch_add(length, Ordering::Relaxed);
+            }
+            Ok(())
+        }
+        .await;
+        let Some(upload) = upload.take() else { return sent };
+        if let Err(e) = sent {
+            upload.abort().await;
+            return Err(e);
+        }
+        // a wrong checksum is found before anybody can see the copy
+        if upload.sha256() != sha256 {
+            let got = upload.sha256();
+            upload.abort().await;
+            let message = format!("{}: has sha256 {got}, the manifest has {sha256}", self.dataset.shown(name));
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        let failed = |e| PipelineError::store(ErrorKind::Output, &e, "write", &self.destination.shown(name));
+        let staged = upload.finish().await.map_err(failed)?;
+        self.destination.place(staged, name).await
+    }
+
+    async fn small(&self, file: Small) -> Result<ExportedFile> {
+        let Small { name, bytes } = file;
+        let (size, sha256) = (bytes.len() as u64, digest(&bytes));
+        let there = match self.destination.get(name).await? {
+            Some(there) => digest(&there) == sha256,
+            None => false,
+        };
+        if !there && !self.options.dry_run {
+            self.destination.put_copy(name, bytes, &sha256).await?;
+        }
+        self.done.files.fetch_add(1, Ordering::Relaxed);
+        self.done.bytes.fetch_add(size, Ordering::Relaxed);
+        Ok(ExportedFile { name: name.to_owned(), bytes: size, sha256, there })
+    }
+}

@@ -1,0 +1,131 @@
+//! One object store out of several: the disk of this machine, and buckets under names of their own.
+//!
+//! ```text
+//!   home/x/corpus.jsonl   ─► the disk, /home/x/corpus.jsonl
+//!   s3:/corpora/owt/1.gz  ─► the bucket `corpora`, owt/1.gz
+//! ```
+//!
+//! Reading only: what is written goes to the output's own store.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+/// A bucket under its name.
+#[derive(Debug, Clone)]
+pub(crate) struct Mount {
+    pub at: Path,
+    pub store: Arc<dyn ObjectStore>,
+    /// As a person names it, without a slash at the end.
+    pub name: String,
+}
+
+/// The disk and what is mounted.
+#[derive(Debug)]
+pub(crate) struct Router {
+    disk: Arc<dyn ObjectStore>,
+    mounts: Vec<Mount>,
+}
+
+impl Router {
+    pub fn new(mounts: Vec<Mount>) -> Self {
+        Self { disk: Arc::new(LocalFileSystem::new()), mounts }
+    }
+
+    /// A path as a person names it, and whether it is on the disk.
+    pub fn shown(&self, path: &Path) -> (String, bool) {
+        for mount in &self.mounts {
+            if let Some(inner) = path.prefix_match(&mount.at) {
+                return (format!("{}/{}", mount.name, inner.collect::<Path>()), false);
+            }
+        }
+        (format!("/{path}"), true)
+    }
+
+    /// The store that has a path, what it is called there, and what comes before that.
+    fn route(&self, path: &Path) -> (&Arc<dyn ObjectStore>, Path, Option<Path>) {
+        for mount in &self.mounts {
+            if let Some(inner) = path.prefix_match(&mount.at) {
+                return (&mount.store, inner.collect(), Some(mount.at.clone()));
+            }
+        }
+        (&self.disk, path.clone(), None)
+    }
+}
+
+fn outer(at: Option<&Path>, inner: Path) -> Path {
+    match at {
+        Some(at) => at.parts().chain(inner.parts()).collect(),
+        None => inner,
+    }
+}
+
+fn outer_meta(at: Option<&Path>, meta: ObjectMeta) -> ObjectMeta {
+    ObjectMeta { location: outer(at, meta.location.clone()), ..meta }
+}
+
+fn read_only<T>(operation: &str) -> Result<T> {
+    Err(Error::NotImplemented { operation: operation.into(), implementer: "the input, which is only read".into() })
+}
+
+impl fmt::Display for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the input")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Router {
+    async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
+        read_only("put")
+    }
+
+    async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        read_only("put_multipart")
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let (store, inner, at) = self.route(location);
+        let got = store.get_opts(&inner, options).await?;
+        Ok(GetResult { meta: outer_meta(at.as_ref(), got.meta.clone()), ..got })
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let (store, inner, _) = self.route(location);
+        store.get_ranges(&inner, ranges).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        locations.map(|_| read_only("delete")).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (store, inner, at) = self.route(prefix.unwrap_or(&Path::default()));
+        store.list(Some(&inner)).map_ok(move |meta| outer_meta(at.as_ref(), meta)).boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let (store, inner, at) = self.route(prefix.unwrap_or(&Path::default()));
+        let listed = store.list_with_delimiter(Some(&inner)).await?;
+        let at = at.as_ref();
+        Ok(ListResult {
+            common_prefixes: listed.common_prefixes.into_iter().map(|p| outer(at, p)).collect(),
+            objects: listed.objects.into_iter().map(|meta| outer_meta(at, meta)).collect(),
+        })
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        read_only("copy")
+    }
+}
