@@ -95,6 +95,11 @@ impl Rclone {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    use object_store::ObjectStoreExt;
+
     use super::*;
 
     #[test]
@@ -114,5 +119,48 @@ mod tests {
         rclone.restart();
         assert_eq!(s3.get("corpora", "a/b").unwrap(), b"two");
         assert_eq!(s3.list_multipart_uploads("corpora"), []);
+        store_refuses_its_ranges(&s3);
+    }
+
+    /// Why readers are tested against SeaweedFS.
+    fn store_refuses_its_ranges(s3: &S3) {
+        let store = s3.store("corpora");
+        let error = s3.wait(store.get_range(&"a/b".into(), 1..2)).unwrap_err().to_string();
+        assert!(error.contains("range"), "{error}");
+    }
+
+    const GRANDCHILD: &str = "STILLHOUSE_TESTS_SERVER_FOR";
+
+    #[test]
+    fn it_dies_with_a_test_that_is_killed() {
+        if let Some(file) = std::env::var_os(GRANDCHILD) {
+            // The test that is killed: a server started by a thread that has ended, which must not matter.
+            let rclone = std::thread::spawn(Rclone::start).join().unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(rclone.s3().request("GET", "/", &[], b"").is_ok());
+            std::fs::write(file, rclone.endpoint()).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        let scratch = crate::Scratch::new();
+        let file = scratch.path("endpoint");
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", "rclone::tests::it_dies_with_a_test_that_is_killed"]).env(GRANDCHILD, &file);
+        let mut test = test.stdout(Stdio::null()).env("TMPDIR", scratch.path("")).spawn().unwrap();
+        let until = |what: &mut dyn FnMut() -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !what() {
+                assert!(Instant::now() < deadline);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        until(&mut || std::fs::read_to_string(&file).is_ok_and(|e| !e.is_empty()));
+        let s3 = S3::new(&std::fs::read_to_string(&file).unwrap(), ADMIN);
+        let answers = || s3.request("GET", "/", &[], b"").is_ok();
+        assert!(answers());
+        test.kill().unwrap();
+        test.wait().unwrap();
+        until(&mut || !answers());
     }
 }

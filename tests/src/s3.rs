@@ -87,7 +87,8 @@ pub struct S3 {
 impl S3 {
     /// For the server at `http://host:port`.
     pub fn new(endpoint: &str, keys: Keys) -> Self {
-        let options = ClientOptions::new().with_allow_http(true);
+        // No connection is kept: one to a server that was killed would fail the first request to the next.
+        let options = ClientOptions::new().with_allow_http(true).with_pool_max_idle_per_host(0);
         Self {
             endpoint: endpoint.to_owned(),
             credential: AwsCredential { key_id: keys.access.into(), secret_key: keys.secret.into(), token: None },
@@ -212,13 +213,20 @@ impl S3 {
     #[track_caller]
     pub fn create_multipart_upload(&self, bucket: &str, key: &str) -> String {
         let answer = self.call("POST", &format!("/{bucket}/{}?uploads", encoded(key, true)), &[], b"").expect(200);
-        texts(&answer.body, "InitiateMultipartUploadResult", &["UploadId"]).remove(0).remove(0)
+        // rclone has its own name for it.
+        let named = |name| texts(&answer.body, name, &["UploadId"]).into_iter().flatten().next();
+        named("InitiateMultipartUploadResult").or_else(|| named("InitiateMultipartUpload")).expect("an UploadId")
     }
 
     /// Key and id of every multipart upload that is neither complete nor aborted (up to 1,000).
     #[track_caller]
     pub fn list_multipart_uploads(&self, bucket: &str) -> Vec<(String, String)> {
-        let body = self.call("GET", &format!("/{bucket}?uploads"), &[], b"").expect(200).body;
+        let answer = self.call("GET", &format!("/{bucket}?uploads"), &[], b"");
+        if answer.status == 404 && answer.code() == "NoSuchUpload" {
+            // rclone's way to say that there is none.
+            return Vec::new();
+        }
+        let body = answer.expect(200).body;
         let mut uploads = texts(&body, "Upload", &["Key", "UploadId"])
             .into_iter()
             .map(|mut t| (t.remove(0), t.remove(0)))

@@ -14,8 +14,6 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
-
 /// A tool of `.venv`, which `scripts/setup` installs.
 pub fn tool(name: &str) -> PathBuf {
     let path = crate::root().join(".venv/bin").join(name);
@@ -122,13 +120,15 @@ fn keeper_spawn(mut command: Command) -> io::Result<Child> {
             .unwrap();
         orders
     });
-    let parent = getpid();
+    let parent = std::process::id();
     // SAFETY: between fork and exec this makes two system calls and touches no memory of the parent.
     unsafe {
         command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
             // The parent may have died before that call.
-            if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+            if libc::getppid() == parent as i32 { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
         });
     }
     let (reply, answer) = channel();

@@ -6,10 +6,9 @@
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use rustix::net::sockopt::set_socket_linger;
 
 use super::http::Message;
 use super::{Fault, Kind, Request, Shared};
@@ -31,11 +30,22 @@ pub fn serve(client: TcpStream, shared: &Shared) {
             Ok(After::Reset) => {
                 // Time for the other side to take what was sent: a reset throws away what is unread.
                 std::thread::sleep(Duration::from_millis(20));
-                let _ = set_socket_linger(client.get_ref(), Some(Duration::ZERO));
+                linger_for_nothing(client.get_ref());
                 return;
             }
         }
     }
+}
+
+/// Closing sends a reset from now on.
+fn linger_for_nothing(stream: &TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let size = size_of::<libc::linger>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the option is read from a value of its type and size.
+    let done = unsafe {
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), size)
+    };
+    assert_eq!(done, 0, "SO_LINGER: {}", io::Error::last_os_error());
 }
 
 /// What becomes of the connection.

@@ -144,7 +144,7 @@ fn every_fault_happens_and_counts() {
                 let (bytes, end) = wire.rest();
                 let end = end.map_err(|e| e.kind());
                 let text = String::from_utf8(bytes).unwrap();
-                let head = text.starts_with("HTTP/1.1 206") && text.contains("Content-Length: 10038");
+                let head = text.starts_with("HTTP/1.1 206") && text.contains("Content-Length: 10043");
                 let half = head && text.len() > 5000 && text.len() < 6000;
                 (
                     format!("{end:?} half={half}").replace(&text.len().to_string(), "n"),
