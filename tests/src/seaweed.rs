@@ -155,8 +155,9 @@ impl Drop for Seaweed {
     fn drop(&mut self) {
         self.kill();
         // Sockets that it leaves behind, whatever its folder is; the ports are ours until this is over.
-        for (name, n) in ["s3", "master", "volume", "filer"].into_iter().zip(4..) {
-            let _ = fs::remove_file(format!("/tmp/seaweedfs-{name}-grpc-{}.sock", self.ports.port(n)));
+        for (name, n) in ["s3", "master", "volume", "filer"].into_iter().zip(0..) {
+            let _ = fs::remove_file(format!("/tmp/seaweedfs-{name}-{}.sock", self.ports.port(n)));
+            let _ = fs::remove_file(format!("/tmp/seaweedfs-{name}-grpc-{}.sock", self.ports.port(n + 4)));
         }
     }
 }
