@@ -6,7 +6,16 @@
 //!
 //! The tests start the program as a user does. It is built here once per test run, whatever the number of test
 //! processes, so that this crate links none of it and `cargo nextest run -p stillhouse-tests` is never stale.
+//!
+//! Object stores are real servers on this machine: [`seaweed`] (a full S3), [`rclone`] (an S3 that ignores
+//! `If-None-Match`), with [`proxy`] in between where a network has to fail. What they cost is in [`seaweed`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
+
+pub mod proxy;
+pub mod rclone;
+pub mod s3;
+pub mod seaweed;
+mod server;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -259,7 +268,12 @@ fn merge(value: &mut Value, patch: &Value) {
 
 /// sha256 of a file, in hexadecimal.
 pub fn sha256(path: &Path) -> String {
-    Sha256::digest(fs::read(path).unwrap()).iter().map(|b| format!("{b:02x}")).collect()
+    hex_sha256(&fs::read(path).unwrap())
+}
+
+/// sha256 of bytes, in hexadecimal.
+pub fn hex_sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// sha256 of every shard by name; a data set that has none gives an empty map.

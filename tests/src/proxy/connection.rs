@@ -1,0 +1,184 @@
+//! One client's connection: requests one after the other, each forwarded, broken or answered.
+//!
+//! ```text
+//!   head ─► fault? ─► body ─► [500, 503] ─► upstream ─► [lost, truncated, reset] ─► answer ─► next head
+//! ```
+
+use std::io::{self, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::http::Message;
+use super::{Fault, Kind, Request, Shared};
+
+/// Nothing takes that long unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+type Client = BufReader<TcpStream>;
+
+/// Serves a client until one side closes.
+pub fn serve(client: TcpStream, shared: &Shared) {
+    let _ = client.set_nodelay(true);
+    let _ = client.set_read_timeout(Some(PATIENCE));
+    let mut client = BufReader::new(client);
+    while let Ok(Some(request)) = Message::read_head(&mut client) {
+        match exchange(&mut client, request, shared) {
+            Ok(After::Next) => {}
+            Ok(After::Close) | Err(_) => return,
+            Ok(After::Reset) => {
+                // Time for the other side to take what was sent: a reset throws away what is unread.
+                std::thread::sleep(Duration::from_millis(20));
+                linger_for_nothing(client.get_ref());
+                return;
+            }
+        }
+    }
+}
+
+/// Closing sends a reset from now on.
+fn linger_for_nothing(stream: &TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let size = size_of::<libc::linger>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the option is read from a value of its type and size.
+    let done = unsafe {
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), size)
+    };
+    assert_eq!(done, 0, "SO_LINGER: {}", io::Error::last_os_error());
+}
+
+/// What becomes of the connection.
+enum After {
+    Next,
+    Close,
+    Reset,
+}
+
+fn exchange(client: &mut Client, mut request: Message, shared: &Shared) -> io::Result<After> {
+    let number = shared.number.fetch_add(1, Ordering::SeqCst);
+    let mut words = request.start.split(' ').map(str::to_owned);
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let mut record = Request {
+        number,
+        method: method.clone(),
+        path: path.to_owned(),
+        query: query.to_owned(),
+        range: request.header("range").map(str::to_owned),
+        status: 0,
+        request_bytes: 0,
+        response_bytes: 0,
+        fault: None,
+    };
+    let fault = shared.fault(number, &method, &target);
+    let is = |kind| fault.is_some_and(|fault| fault.kind == kind);
+    let keeps = !request.says("connection", "close") && !request.start.ends_with("HTTP/1.0");
+
+    if request.says("expect", "100-continue") {
+        client.get_mut().write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        request.set("Expect", None);
+    }
+    if is(Kind::ResetRequest) {
+        let half = request.length().unwrap_or(0) / 2;
+        io::copy(&mut client.take(half), &mut io::sink())?;
+        record.fault = Some(Kind::ResetRequest);
+        shared.ended(&target, record);
+        return Ok(After::Reset);
+    }
+    request.read_request_body(client)?;
+    record.request_bytes = request.body.len() as u64;
+
+    if let Some(fault) = fault {
+        if fault.kind == Kind::Latency {
+            std::thread::sleep(Duration::from_secs_f64(0.05 + 0.25 * fault.how));
+            record.fault = Some(Kind::Latency);
+        }
+        if let Some(refusal) = refusal(fault) {
+            record.fault = Some(fault.kind);
+            record.status = refusal.status();
+            record.response_bytes = if method == "HEAD" { 0 } else { refusal.body.len() as u64 };
+            // Counted before the client can go on, so that whoever has its answer sees it counted.
+            shared.ended(&target, record);
+            refusal.write(client.get_mut(), method != "HEAD")?;
+            return Ok(if keeps { After::Next } else { After::Close });
+        }
+    }
+
+    let Ok(response) = forward(&mut request, &method, shared) else {
+        shared.unanswered.fetch_add(1, Ordering::SeqCst);
+        shared.ended(&target, record);
+        return Ok(After::Close);
+    };
+    if is(Kind::LostResponse) {
+        record.fault = Some(Kind::LostResponse);
+        shared.ended(&target, record);
+        return Ok(After::Close);
+    }
+    if is(Kind::ResetResponse) || (is(Kind::Truncated) && response.body.len() >= 2) {
+        let (head, body) = (response.head(), response.framed_body());
+        // Half of the body, or of the head where there is no body to break.
+        let sent = if response.body.len() >= 2 { [head, body[..body.len() / 2].to_vec()].concat() } else { half(head) };
+        record.fault = fault.map(|fault| fault.kind);
+        record.response_bytes = (response.body.len() / 2) as u64;
+        shared.ended(&target, record);
+        client.get_mut().write_all(&sent)?;
+        return Ok(if is(Kind::ResetResponse) { After::Reset } else { After::Close });
+    }
+    record.status = response.status();
+    record.response_bytes = response.body.len() as u64;
+    shared.ended(&target, record);
+    let has_body = method != "HEAD" && !matches!(response.status(), 204 | 304);
+    response.write(client.get_mut(), has_body)?;
+    Ok(if keeps { After::Next } else { After::Close })
+}
+
+fn half(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.truncate(bytes.len() / 2);
+    bytes
+}
+
+/// The answer of a server that is not well, as S3 words it.
+fn refusal(fault: Fault) -> Option<Message> {
+    let (start, code, message) = match fault.kind {
+        Kind::Error500 => (
+            "HTTP/1.1 500 Internal Server Error",
+            "InternalError",
+            "We encountered an internal error, please try again.",
+        ),
+        Kind::SlowDown503 => ("HTTP/1.1 503 Slow Down", "SlowDown", "Please reduce your request rate."),
+        _ => return None,
+    };
+    let xml = r#"<?xml version="1.0" encoding="UTF-8"?>"#;
+    let body = format!("{xml}\n<Error><Code>{code}</Code><Message>{message}</Message></Error>").into_bytes();
+    let mut refusal = Message { start: start.into(), headers: Vec::new(), body };
+    refusal.set("Content-Type", Some("application/xml"));
+    refusal.set("Content-Length", Some(&refusal.body.len().to_string()));
+    if fault.kind == Kind::SlowDown503 && fault.how < 0.5 {
+        refusal.set("Retry-After", Some("1"));
+    }
+    Some(refusal)
+}
+
+/// Sends a request to the server behind and reads its answer whole, over a connection of its own.
+fn forward(request: &mut Message, method: &str, shared: &Shared) -> io::Result<Message> {
+    let upstream = TcpStream::connect(shared.upstream)?;
+    upstream.set_nodelay(true)?;
+    upstream.set_read_timeout(Some(PATIENCE))?;
+    // Hop by hop, hence not signed; everything else, Host included, is as it came.
+    request.set("Connection", Some("close"));
+    let sent = request.write(&mut &upstream, true)?;
+    shared.sent.fetch_add(sent, Ordering::SeqCst);
+    let mut upstream = BufReader::new(upstream);
+    loop {
+        let mut response = Message::read_head(&mut upstream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        response.read_response_body(method, &mut upstream)?;
+        let received = response.head().len() + response.framed_body().len();
+        shared.received.fetch_add(received as u64, Ordering::SeqCst);
+        // 100 Continue and the like come before the answer.
+        if response.status() >= 200 {
+            response.set("Connection", None);
+            return Ok(response);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! An S3 without conditions: `rclone serve s3` over a temp folder, which takes `If-None-Match` and overwrites.
+//!
+//! ```text
+//!   Rclone::start ─► rclone serve s3 on 127.0.0.1 ─► folder/BUCKET/KEY, plain files
+//! ```
+//!
+//! It starts in a tenth of a second. It also ignores `If-Match`, also on reads; it knows one user; it takes parts
+//! of any size; **it answers a range with status 200** and `Content-Range`, which object_store takes for an error; and
+//! a key may not lie below another key, for keys are files.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use tempfile::TempDir;
+
+use crate::s3::{ADMIN, S3, environment};
+use crate::server::{Ports, Server, tool};
+
+/// The server. Everything takes `&self`, so that one thread can kill it under another.
+pub struct Rclone {
+    /// `None` after a kill. Declared first: the process goes before its folder does.
+    server: Mutex<Option<Server>>,
+    folder: TempDir,
+    _ports: Ports,
+    address: String,
+    endpoint: String,
+}
+
+impl Rclone {
+    /// Starts one and waits until it answers.
+    pub fn start() -> Self {
+        let folder = tempfile::Builder::new().prefix("rclone-").tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("data")).unwrap();
+        let ports = Ports::take();
+        let address = format!("127.0.0.1:{}", ports.port(0));
+        let endpoint = format!("http://{address}");
+        let this = Self { server: Mutex::new(None), folder, _ports: ports, address, endpoint };
+        this.launch();
+        this
+    }
+
+    fn launch(&self) {
+        let mut command = Command::new(tool("rclone"));
+        // Whatever configuration the user has.
+        for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("RCLONE_")) {
+            command.env_remove(name);
+        }
+        command.args(["serve", "s3", "--config", "/dev/null", "--addr", &self.address]);
+        // Its directory cache would hide what a test puts into the folder itself.
+        command.args(["--auth-key", &format!("{},{}", ADMIN.access, ADMIN.secret), "--dir-cache-time", "0s"]);
+        command.arg(self.folder.path().join("data"));
+        let mut server = Server::start(command, &self.folder.path().join("log"));
+        let s3 = self.s3();
+        server.wait_until("rclone", || s3.request("GET", "/", &[], b"").is_ok_and(|a| a.status == 200));
+        *self.server.lock().unwrap() = Some(server);
+    }
+
+    /// `http://127.0.0.1:port`.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// A client that may do everything.
+    pub fn s3(&self) -> S3 {
+        S3::new(&self.endpoint, ADMIN)
+    }
+
+    /// Makes a bucket.
+    pub fn create_bucket(&self, name: &str) {
+        self.s3().create_bucket(name);
+    }
+
+    /// The folder that holds the objects of a bucket.
+    pub fn bucket(&self, name: &str) -> PathBuf {
+        Path::new(self.folder.path()).join("data").join(name)
+    }
+
+    /// What its user sets.
+    pub fn environment(&self, command: &mut Command) {
+        environment(command, &self.endpoint, ADMIN);
+    }
+
+    /// SIGKILL; nothing listens until [`Rclone::restart`]. Uploads that are not complete are forgotten.
+    pub fn kill(&self) {
+        drop(self.server.lock().unwrap().take());
+    }
+
+    /// Starts it again, on the same port and folder.
+    pub fn restart(&self) {
+        self.kill();
+        self.launch();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    use object_store::ObjectStoreExt;
+
+    use super::*;
+
+    #[test]
+    fn it_ignores_conditions() {
+        let rclone = Rclone::start();
+        rclone.create_bucket("corpora");
+        let s3 = rclone.s3();
+        assert!(s3.put_new("corpora", "a/b", b"one"));
+        assert!(s3.put_new("corpora", "a/b", b"two"), "it has learnt If-None-Match: another server is needed");
+        assert_eq!(s3.get("corpora", "a/b").unwrap(), b"two");
+        assert_eq!(std::fs::read(rclone.bucket("corpora").join("a/b")).unwrap(), b"two");
+        assert_eq!(s3.list("corpora", "").into_iter().collect::<Vec<_>>(), [("a/b".to_owned(), 3)]);
+        let range = s3.request("GET", "/corpora/a/b", &[("range", "bytes=1-1")], b"").unwrap();
+        assert_eq!((range.status, range.body.as_slice()), (200, b"w".as_slice()));
+        let id = s3.create_multipart_upload("corpora", "c");
+        assert_eq!(s3.list_multipart_uploads("corpora"), [("c".to_owned(), id)]);
+        rclone.restart();
+        assert_eq!(s3.get("corpora", "a/b").unwrap(), b"two");
+        assert_eq!(s3.list_multipart_uploads("corpora"), []);
+        store_refuses_its_ranges(&s3);
+    }
+
+    /// Why readers are tested against SeaweedFS.
+    fn store_refuses_its_ranges(s3: &S3) {
+        let store = s3.store("corpora");
+        let error = s3.wait(store.get_range(&"a/b".into(), 1..2)).unwrap_err().to_string();
+        assert!(error.contains("range"), "{error}");
+    }
+
+    const GRANDCHILD: &str = "STILLHOUSE_TESTS_SERVER_FOR";
+
+    #[test]
+    fn it_dies_with_a_test_that_is_killed() {
+        if let Some(file) = std::env::var_os(GRANDCHILD) {
+            // The test that is killed: a server started by a thread that has ended, which must not matter.
+            let rclone = std::thread::spawn(Rclone::start).join().unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(rclone.s3().request("GET", "/", &[], b"").is_ok());
+            std::fs::write(file, rclone.endpoint()).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        let scratch = crate::Scratch::new();
+        let file = scratch.path("endpoint");
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", "rclone::tests::it_dies_with_a_test_that_is_killed"]).env(GRANDCHILD, &file);
+        let mut test = test.stdout(Stdio::null()).env("TMPDIR", scratch.path("")).spawn().unwrap();
+        let until = |what: &mut dyn FnMut() -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !what() {
+                assert!(Instant::now() < deadline);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        until(&mut || std::fs::read_to_string(&file).is_ok_and(|e| !e.is_empty()));
+        let s3 = S3::new(&std::fs::read_to_string(&file).unwrap(), ADMIN);
+        let answers = || s3.request("GET", "/", &[], b"").is_ok();
+        assert!(answers());
+        test.kill().unwrap();
+        test.wait().unwrap();
+        until(&mut || !answers());
+    }
+}

@@ -1,0 +1,137 @@
+//! Server processes that live no longer than the test that starts them, on ports that nobody else takes.
+//!
+//! ```text
+//!   Ports::take(8) ─► flock on a block of ports ─► command ─► keeper thread ─► fork, "die with me" ─► exec
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+/// A tool of `.venv`, which `scripts/setup` installs.
+pub fn tool(name: &str) -> PathBuf {
+    let path = crate::root().join(".venv/bin").join(name);
+    assert!(path.exists(), "{} is missing: run scripts/setup", path.display());
+    path
+}
+
+/// Ports of 127.0.0.1 that are free, and that no other test takes while this lives.
+///
+/// They lie below the range from which the kernel takes the ports of outgoing connections, so that a server that was
+/// killed finds its own again.
+pub struct Ports {
+    first: u16,
+    _lock: File,
+}
+
+const BLOCK: u16 = 16;
+const LOWEST: u16 = 12_000;
+const BLOCKS: u16 = 1_000;
+
+impl Ports {
+    /// A block of them.
+    pub fn take() -> Self {
+        let folder = std::env::temp_dir().join("stillhouse-ports");
+        fs::create_dir_all(&folder).unwrap();
+        // Test processes start somewhere else each, so that they seldom meet.
+        let start = (std::process::id() % u32::from(BLOCKS)) as u16;
+        for block in (0..BLOCKS).map(|i| (start + i) % BLOCKS) {
+            let lock = File::create(folder.join(block.to_string())).unwrap();
+            let first = LOWEST + block * BLOCK;
+            if lock.try_lock().is_ok()
+                && (first..first + BLOCK).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+            {
+                return Self { first, _lock: lock };
+            }
+        }
+        panic!("no {BLOCK} free ports in a row from {LOWEST}");
+    }
+
+    /// The n-th one.
+    pub fn port(&self, n: u16) -> u16 {
+        assert!(n < BLOCK);
+        self.first + n
+    }
+}
+
+/// A process that is killed when this goes, and by the kernel when this process dies in whatever way.
+pub struct Server {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts one; it writes what it says to `log`.
+    pub fn start(mut command: Command, log: &Path) -> Self {
+        let file = File::options().create(true).append(true).open(log).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        let child = keeper_spawn(command).unwrap();
+        Self { child, log: log.to_owned() }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits until `ready`; shows the end of the log if that is not within a minute, or if the process has ended.
+    pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !ready() {
+            let ended = self.child.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > deadline {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                let tail = log.lines().rev().take(20).collect::<Vec<_>>();
+                let tail = tail.into_iter().rev().collect::<Vec<_>>().join("\n");
+                panic!("{what}: not ready (ended: {ended:?}), log:\n{tail}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+type Order = (Command, Sender<io::Result<Child>>);
+
+/// Spawns from a thread that never ends: the kernel's "parent death" is that of the *thread* that forked.
+fn keeper_spawn(mut command: Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Sender<Order>> = OnceLock::new();
+    let keeper = KEEPER.get_or_init(|| {
+        let (orders, receiver) = channel::<Order>();
+        std::thread::Builder::new()
+            .name("keeper".into())
+            .spawn(move || {
+                for (mut command, reply) in receiver {
+                    let _ = reply.send(command.spawn());
+                }
+            })
+            .unwrap();
+        orders
+    });
+    let parent = std::process::id();
+    // SAFETY: between fork and exec this makes two system calls and touches no memory of the parent.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before that call.
+            if libc::getppid() == parent as i32 { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+        });
+    }
+    let (reply, answer) = channel();
+    keeper.send((command, reply)).unwrap();
+    answer.recv().unwrap()
+}
