@@ -1,0 +1,325 @@
+//! Corpora from a bucket, shards to a bucket, copies between places: on a real S3 server.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use stillhouse_tests::proxy::{FaultProxy, Plan};
+use stillhouse_tests::rclone::Rclone;
+use stillhouse_tests::s3::{self, ADMIN, Keys, S3};
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::{Ran, Scratch, corpus, job, nano_teacher, ran, shards, with};
+
+/// A job without a teacher: fast, with everything that stores see.
+pub(crate) fn packing_job() -> Value {
+    json!({
+        "version": 1,
+        "name": "packing",
+        "input": {"format": "jsonl", "paths": ["corpus.jsonl"]},
+        "tokenizer": {"path": nano_teacher()},
+        "pack": {"length": 64},
+        "subtokens": {"length": 4},
+        "output": {"path": "out"}
+    })
+}
+
+/// A user of a store: every command gets the endpoint and the keys from the environment.
+pub(crate) struct User<'a> {
+    pub scratch: &'a Scratch,
+    pub endpoint: String,
+    pub keys: Keys,
+}
+
+impl User<'_> {
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = self.scratch.command(arguments);
+        s3::environment(&mut command, &self.endpoint, self.keys);
+        command.env("STILLHOUSE_LOG", "debug,hyper=info,h2=info");
+        let ran = ran(&mut command);
+        // at the loudest log level, in whatever it says: no secret, no signature
+        for text in [&ran.stdout, &ran.stderr] {
+            assert!(!text.contains(self.keys.secret) && !text.contains("Signature="), "{text}");
+        }
+        ran
+    }
+
+    /// Writes and runs a job.
+    pub fn job(&self, job: &Value) -> Ran {
+        self.scratch.job("job.yaml", job);
+        self.run(&["run", "job.yaml"])
+    }
+}
+
+/// sha256 of every shard under a prefix of a bucket, by name.
+pub(crate) fn shards_in(s3: &S3, bucket: &str, prefix: &str) -> BTreeMap<String, String> {
+    let data = format!("{prefix}/data/");
+    let files = s3.files(bucket, &data).into_iter();
+    files.map(|(key, sha256)| (key.strip_prefix(&data).unwrap().to_owned(), sha256)).collect()
+}
+
+/// One line on stderr that is the error, and exit code 1.
+#[track_caller]
+fn fails(ran: Ran, parts: &[&str]) {
+    let ran = ran.expect(1).says(parts);
+    let errors: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("error")).collect();
+    assert!(errors.len() == 1 && !errors[0].contains('<') && errors[0].len() < 400, "{}", ran.stderr);
+}
+
+#[test]
+fn a_job_from_bucket_to_bucket_and_copies_of_it() {
+    let scratch = Scratch::with_corpus(6, 900);
+    let local = with(job(), &json!({"input": {"split_megabytes": 0.0015}}));
+    let expected = shards(&scratch.make(&local));
+    assert!(expected.len() > 2);
+
+    let weed = Seaweed::start();
+    let s3 = weed.s3();
+    weed.create_bucket("corpora");
+    weed.create_bucket("shards");
+    s3.put("corpora", "speeches/2024/corpus.jsonl", corpus(6, 900).as_bytes());
+    let user = User { scratch: &scratch, endpoint: weed.endpoint().to_owned(), keys: ADMIN };
+    let remote = with(
+        local.clone(),
+        &json!({
+            "input": {"paths": ["s3://corpora/speeches/20??/*.jsonl"]},
+            "output": {"path": "s3://shards/team a/small"},
+            "storage": {"endpoint": weed.endpoint(), "path_style": true}
+        }),
+    );
+
+    // the same bytes as on a disk, and nothing unfinished
+    let plan = { scratch.job("job.yaml", &remote); user.run(&["plan", "job.yaml"]).expect(0) };
+    assert!(plan.stdout.contains("s3://shards/team a/small"), "{}", plan.stdout);
+    assert!(s3.list("shards", "").is_empty());
+    let made = user.job(&remote).expect(0);
+    assert!(made.stdout.contains("s3://shards/team a/small"), "{}", made.stdout);
+    assert_eq!(shards_in(&s3, "shards", "team a/small"), expected);
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+    let left = s3.list("shards", "team a/small/_stillhouse/");
+    assert!(left.keys().all(|k| k.ends_with("plan.json") || k.contains("/splits/")), "{left:?}");
+    let manifest = String::from_utf8(s3.get("shards", "team a/small/manifest.json").unwrap()).unwrap();
+    assert!(!manifest.contains(ADMIN.secret) && !manifest.contains(ADMIN.access), "{manifest}");
+
+    // again: nothing to do; another job: refused, then told to
+    let before = s3.files("shards", "");
+    let again = user.run(&["run", "job.yaml"]).expect(0);
+    assert!(again.stdout.contains("complete already"), "{}", again.stdout);
+    let other = with(remote.clone(), &json!({"seed": 43}));
+    user.job(&other).expect(2).says(&["output.path", "s3://shards/team a/small", "another job", "--overwrite"]);
+    assert_eq!(s3.files("shards", ""), before);
+    user.run(&["run", "job.yaml", "--overwrite", "--quiet"]).expect(0);
+    assert_ne!(shards_in(&s3, "shards", "team a/small"), expected);
+    user.run(&["verify", "s3://shards/team a/small", "--teacher"]).expect(0);
+
+    // a shard that is lost: made again, with the same bytes
+    user.job(&remote).expect(2);
+    user.run(&["run", "job.yaml", "--overwrite", "--quiet"]).expect(0);
+    let (lost, sha256) = expected.iter().next().unwrap();
+    s3.delete("shards", "team a/small/_SUCCESS");
+    s3.delete("shards", &format!("team a/small/data/{lost}"));
+    user.run(&["inspect", "s3://shards/team a/small"]).expect(1).says(&["no _SUCCESS"]);
+    user.run(&["run", "job.yaml", "--quiet"]).expect(0);
+    assert_eq!(shards_in(&s3, "shards", "team a/small").get(lost), Some(sha256));
+
+    reading_is_ranged(&weed, &scratch);
+    exports_are_checked(&user, &s3, &expected);
+    abandoned_uploads_are_aborted(&user, &s3);
+    failures_are_told_in_a_line(&user, &s3, &remote);
+}
+
+/// A column of a row costs a few ranges, not a shard.
+fn reading_is_ranged(weed: &Seaweed, scratch: &Scratch) {
+    let proxy = FaultProxy::start(weed.endpoint(), Plan { probability: 0.0, ..Plan::default() });
+    let user = User { scratch, endpoint: proxy.endpoint(), keys: ADMIN };
+    // something large enough that ranges can be told from shards
+    scratch.write("corpus.jsonl", &corpus(33, 200_000));
+    let large = with(packing_job(), &json!({"output": {"path": "s3://shards/large"}}));
+    user.job(&large).expect(0);
+    let s3 = weed.s3();
+    let shard = *s3.list("shards", "large/data/").values().max().unwrap();
+    assert!(shard > 2_000_000, "{shard}");
+
+    proxy.clear();
+    let arguments = ["inspect", "s3://shards/large", "--row", "5000", "--column", "document_ids", "--json"];
+    let inspected = user.run(&arguments).expect(0).json();
+    assert!(inspected["values"][0]["values"].is_array(), "{inspected}");
+    let requests = proxy.requests();
+    let of_shards: Vec<_> = requests.iter().filter(|r| r.path.contains(".parquet") && r.method == "GET").collect();
+    assert!(!of_shards.is_empty() && of_shards.iter().all(|r| r.range.is_some()), "{of_shards:#?}");
+    let fetched: u64 = of_shards.iter().map(|r| r.response_bytes).sum();
+    assert!(fetched * 5 < shard, "{fetched} of {shard} bytes were fetched: {of_shards:#?}");
+
+    // the same values as the file itself has
+    let whole = user.run(&["inspect", "s3://shards/large", "--row", "5000", "--json"]).expect(0).json();
+    let ids: Vec<u64> = whole["row"]["tokens"].as_array().unwrap().iter().map(|t| t["id"].as_u64().unwrap()).collect();
+    let column = ["inspect", "s3://shards/large", "--row", "5000", "--column", "input_ids", "--json"];
+    let values = user.run(&column).expect(0).json()["values"][0]["values"].clone();
+    assert_eq!(values, json!(ids));
+    user.run(&["inspect", "s3://shards/large", "--column", "ids"]).expect(2).says(&["--column", "ids", "input_ids"]);
+}
+
+fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>) {
+    let scratch = user.scratch;
+    let out = scratch.path("out");
+    assert_eq!(&shards(&out), expected);
+
+    // a plan of it, then the copy
+    let dry = user.run(&["export", "out", "s3://shards/copy", "--dry-run"]).expect(0);
+    assert!(dry.stdout.contains("would be copied") && dry.stdout.contains("_SUCCESS"), "{}", dry.stdout);
+    assert!(s3.list("shards", "copy/").is_empty());
+    user.run(&["export", "out", "s3://shards/copy"]).expect(0);
+    assert_eq!(&shards_in(s3, "shards", "copy"), expected);
+    for (name, sha256) in expected {
+        let head = s3.head("shards", &format!("copy/data/{name}")).unwrap();
+        assert_eq!(head.get("x-amz-meta-sha256"), Some(sha256), "{head:?}");
+    }
+    let plan = String::from_utf8(s3.get("shards", "copy/_stillhouse/plan.json").unwrap()).unwrap();
+    assert!(plan.contains("\"job_folder\": \"\""), "{plan}");
+    user.run(&["verify", "s3://shards/copy"]).expect(0);
+
+    // again: everything is there; interrupted: what is missing is copied
+    let copied = |ran: Ran| -> Vec<String> {
+        let last: Value = serde_json::from_str(ran.expect(0).stdout.lines().last().unwrap()).unwrap();
+        let files = last["export"]["files"].as_array().unwrap().clone();
+        let new = files.iter().filter(|f| f["there"] == false);
+        new.map(|f| f["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(copied(user.run(&["export", "out", "s3://shards/copy", "--json"])), [""; 0]);
+    let lost = expected.keys().next_back().unwrap();
+    s3.delete("shards", &format!("copy/data/{lost}"));
+    s3.delete("shards", "copy/_SUCCESS");
+    assert_eq!(copied(user.run(&["export", "out", "s3://shards/copy", "--json"])), [format!("data/{lost}"), "_SUCCESS".into()]);
+
+    // from store to store and from store to disk
+    user.run(&["export", "s3://shards/copy", "s3://corpora/second", "--quiet"]).expect(0);
+    assert_eq!(&shards_in(s3, "corpora", "second"), expected);
+    user.run(&["export", "s3://corpora/second", "back", "--parallel", "1"]).expect(0);
+    assert_eq!(&shards(&scratch.path("back")), expected);
+    user.run(&["verify", "back"]).expect(0);
+    let manifest = |path: &str| fs::read(scratch.path(path).join("manifest.json")).unwrap();
+    assert_eq!(manifest("back"), manifest("out"));
+
+    // a damaged shard is not copied; another data set is not overwritten
+    let damaged = scratch.path("back/data").join(lost);
+    let mut bytes = fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&damaged, &bytes).unwrap();
+    fails(user.run(&["export", "back", "s3://shards/damaged"]), &[lost.as_str(), "has sha256", "the manifest has"]);
+    assert!(!s3.list("shards", "damaged/").keys().any(|k| k.contains(lost) || k.contains("_SUCCESS")));
+    user.run(&["export", "out", "s3://shards/large"]).expect(2).says(&["another data set"]);
+    s3.put("shards", "notes/mine.txt", b"mine");
+    user.run(&["export", "out", "s3://shards/notes"]).expect(2).says(&["not of this data set"]);
+    // what is there under a shard's name with other content is not taken for it
+    s3.delete("shards", "copy/_SUCCESS");
+    s3.put("shards", &format!("copy/data/{lost}"), &bytes);
+    fails(user.run(&["export", "out", "s3://shards/copy"]), &[lost.as_str(), "other content"]);
+}
+
+fn abandoned_uploads_are_aborted(user: &User, s3: &S3) {
+    let ours = "corpora/second/data/train-00000-of-00009.parquet";
+    s3.create_multipart_upload("corpora", "second/data/train-00000-of-00009.parquet");
+    s3.create_multipart_upload("corpora", "second/data/notes.txt");
+    s3.create_multipart_upload("corpora", "secondary/data/train-00000-of-00009.parquet");
+    let dry = user.run(&["clean", "s3://corpora/second", "--dry-run"]).expect(0);
+    assert!(dry.stdout.contains("data/train-00000-of-00009.parquet") && dry.stdout.contains("1 unfinished upload"));
+    assert_eq!(s3.list_multipart_uploads("corpora").len(), 3);
+    user.run(&["clean", "s3://corpora/second"]).expect(0);
+    let left: Vec<String> = s3.list_multipart_uploads("corpora").into_iter().map(|(key, _)| key).collect();
+    assert_eq!(left, ["second/data/notes.txt", "secondary/data/train-00000-of-00009.parquet"], "{ours}");
+    fails(user.run(&["clean", "s3://corpora/speeches"]), &["s3://corpora/speeches", "no Stillhouse job"]);
+}
+
+fn failures_are_told_in_a_line(user: &User, s3: &S3, remote: &Value) {
+    let before = s3.files("shards", "");
+    let elsewhere = with(remote.clone(), &json!({"output": {"path": "s3://shards/failures"}}));
+    let nobody = User { keys: s3::NOBODY, endpoint: user.endpoint.clone(), ..*user };
+    fails(nobody.job(&elsewhere), &["s3://corpora/speeches", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"]);
+    let wrong = Keys { access: ADMIN.access, secret: "wrong-secret-of-nobody" };
+    let wrong = User { keys: wrong, endpoint: user.endpoint.clone(), ..*user };
+    fails(wrong.job(&elsewhere), &["SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"]);
+    let reader = User { keys: s3::READER, endpoint: user.endpoint.clone(), ..*user };
+    fails(reader.job(&elsewhere), &["s3://shards/failures", "403", "s3:PutObject"]);
+    let missing = with(elsewhere.clone(), &json!({"output": {"path": "s3://no-such-bucket/x"}}));
+    fails(user.job(&missing), &["no-such-bucket", "does not exist"]);
+    let missing = with(elsewhere.clone(), &json!({"input": {"paths": ["s3://no-such-bucket/*.jsonl"]}}));
+    fails(user.job(&missing), &["no-such-bucket", "does not exist"]);
+    let missing = with(elsewhere.clone(), &json!({"input": {"paths": ["s3://corpora/speeches/1999/*.jsonl"]}}));
+    user.job(&missing).expect(2).says(&["input.paths[0]", "matches no file", "s3://corpora/speeches"]);
+    fails(user.run(&["inspect", "s3://shards/failures"]), &["s3://shards/failures", "not a Stillhouse data set"]);
+    fails(user.run(&["inspect", "s3://no-such-bucket/x"]), &["no-such-bucket", "does not exist"]);
+    let deaf = User { endpoint: "http://127.0.0.1:9".into(), ..*user };
+    let job = with(elsewhere.clone(), &json!({"storage": {"endpoint": null}}));
+    fails(deaf.job(&job), &["nobody listens at http://127.0.0.1:9"]);
+    user.run(&["inspect", "s3://KEY:hunter2@shards/x"]).expect(2).says(&["never from a URL"]);
+    assert_eq!(s3.files("shards", ""), before, "something was left behind");
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+}
+
+/// A store that ignores the condition of a conditional PUT is found out before the job starts.
+#[test]
+fn a_store_that_ignores_conditions_is_refused_unless_trusted() {
+    let scratch = Scratch::with_corpus(2, 3000);
+    let rclone = Rclone::start();
+    rclone.create_bucket("shards");
+    let user = User { scratch: &scratch, endpoint: rclone.endpoint().to_owned(), keys: ADMIN };
+    let job = with(packing_job(), &json!({"output": {"path": "s3://shards/out"}}));
+    fails(user.job(&job), &["s3://shards/out", "If-None-Match", "trust_single_writer"]);
+    assert_eq!(fs::read_dir(rclone.bucket("shards")).unwrap().count(), 0, "something was left behind");
+    let trusting = with(job, &json!({"output": {"storage": {"conditional_put": "trust_single_writer"}}}));
+    let ran = user.job(&trusting).expect(0).says(&["warning", "nothing may write here but this run"]);
+    assert!(ran.stdout.contains("s3://shards/out"), "{}", ran.stdout);
+    let expected = shards(&scratch.make(&with(packing_job(), &json!({}))));
+    assert_eq!(shards(&rclone.bucket("shards").join("out")), expected);
+    user.run(&["verify", "s3://shards/out"]).expect(0);
+}
+
+/// What is read over plain HTTP: files by name, from any web server.
+#[test]
+fn files_of_a_web_server_are_read() {
+    let scratch = Scratch::with_corpus(2, 3000);
+    let expected = shards(&scratch.make(&packing_job()));
+    let rclone = Rclone::start_web(&scratch.path(""));
+    let url = format!("{}/corpus.jsonl", rclone.endpoint());
+    scratch.job("job.yaml", &with(packing_job(), &json!({"input": {"paths": [url]}, "output": {"path": "web"}})));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(0);
+    assert_eq!(shards(&scratch.path("web")), expected);
+    let absent = format!("{}/absent.jsonl", rclone.endpoint());
+    scratch.job("job.yaml", &with(packing_job(), &json!({"input": {"paths": [absent]}, "output": {"path": "none"}})));
+    let ran = scratch.stillhouse(&["run", "job.yaml"]);
+    assert!(matches!(ran.code, Some(1 | 2)), "{}", ran.stderr);
+    assert!(ran.stderr.contains("absent.jsonl") && !scratch.path("none").exists(), "{}", ran.stderr);
+}
+
+/// A disk that is full: one line, and what was begun is gone.
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let scratch = Scratch::with_corpus(33, 200_000);
+    scratch.job("job.yaml", &packing_job());
+    let mut command = scratch.command(&["run", "job.yaml", "--quiet"]);
+    limit_files_to(&mut command, 1_000_000);
+    let ran = ran(&mut command);
+    fails(ran, &["data/train-00000-of-00001.parquet", "out"]);
+    assert!(!scratch.path("out").exists(), "{:?}", left(&scratch.path("out")));
+}
+
+/// Writing more than so many bytes to a file fails with EFBIG, as ENOSPC would: the nearest to a full disk without one.
+fn limit_files_to(command: &mut std::process::Command, bytes: u64) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: only calls that may be made between fork and exec
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            match libc::setrlimit(libc::RLIMIT_FSIZE, &limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+}
+
+fn left(folder: &Path) -> Vec<std::path::PathBuf> {
+    stillhouse_tests::files(folder).into_keys().collect()
+}
