@@ -50,7 +50,7 @@ impl fmt::Debug for Opened {
 }
 
 /// The stores that are open.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Storages {
     environment: Environment,
     opened: Mutex<HashMap<(Scheme, String, Storage), Opened>>,
@@ -86,6 +86,12 @@ impl Storages {
         };
         opened.insert(key, made.clone());
         Ok(made)
+    }
+}
+
+impl Default for Storages {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
