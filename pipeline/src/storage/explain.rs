@@ -114,7 +114,10 @@ fn of_refusal(refusal: &Refusal, asked: &Asked, place: &str) -> String {
         (_, "NoSuchBucket" | "ContainerNotFound") => {
             return format!("bucket {bucket} does not exist at {service}; check the name, the region and the endpoint");
         }
-        (_, "InvalidAccessKeyId") => "the store does not know this access key; check AWS_ACCESS_KEY_ID or the AWS profile, and that the key is for this endpoint".into(),
+        (_, "InvalidAccessKeyId") => {
+            "the store does not know this access key; check AWS_ACCESS_KEY_ID or the AWS profile, and that it is of this endpoint"
+                .into()
+        },
         (_, "SignatureDoesNotMatch") => "the secret key does not belong to the access key; check AWS_SECRET_ACCESS_KEY or the AWS profile".into(),
         (_, "ExpiredToken" | "TokenRefreshRequired") => "the credentials have expired; get new ones and start again".into(),
         (_, "InvalidToken") => "the session token is not valid; check AWS_SESSION_TOKEN or the AWS profile".into(),

@@ -50,7 +50,7 @@ impl fmt::Debug for Opened {
 }
 
 /// The stores that are open.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Storages {
     environment: Environment,
     opened: Mutex<HashMap<(Scheme, String, Storage), Opened>>,
@@ -86,6 +86,12 @@ impl Storages {
         };
         opened.insert(key, made.clone());
         Ok(made)
+    }
+}
+
+impl Default for Storages {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -127,27 +133,7 @@ impl<'a> Opening<'a> {
         let path_style = self.options.path_style.or_else(|| profile.as_ref().and_then(Profile::path_style));
         let base = bucket_address(&self.url.bucket, endpoint.as_deref(), &region, path_style);
 
-        let mut builder = AmazonS3Builder::new();
-        for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
-            // what is decided here goes another way
-            if let Ok(key) = name.to_ascii_lowercase().parse()
-                && !matches!(key, AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint)
-            {
-                builder = builder.with_config(key, value);
-            }
-        }
-        let has_keys =
-            environment.get("AWS_ACCESS_KEY_ID").is_some() || environment.get("AWS_SECRET_ACCESS_KEY").is_some();
-        let has_identity =
-            environment.get("AWS_WEB_IDENTITY_TOKEN_FILE").is_some() && environment.get("AWS_ROLE_ARN").is_some();
-        let has_container = environment.iter().any(|(name, _)| name.starts_with("AWS_CONTAINER_CREDENTIALS_"));
-        if !has_keys && !has_identity {
-            if profile.as_ref().is_some_and(Profile::has_credentials) {
-                builder = builder.with_credentials(Arc::new(ProfileProvider::new(environment.clone())));
-            } else if environment.is_metadata_disabled() && !has_container {
-                builder = builder.with_credentials(Arc::new(NoCredentials));
-            }
-        }
+        let mut builder = self.s3_builder(profile.as_ref());
         let anonymous =
             anonymous || builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
         let connector = self.connector(Some(base.clone()));
@@ -174,6 +160,33 @@ impl<'a> Opening<'a> {
         let uploads = self.uploads(&connector, base, signer, plain)?;
         let store = Arc::new(store);
         Ok(self.opened(store.clone(), Some(store), Some(uploads)))
+    }
+
+    /// What the environment says, and the credentials of the profile where it says nothing of those.
+    fn s3_builder(&self, profile: Option<&Profile>) -> AmazonS3Builder {
+        let environment = self.environment;
+        let mut builder = AmazonS3Builder::new();
+        for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+            // what is decided here goes another way
+            if let Ok(key) = name.to_ascii_lowercase().parse()
+                && !matches!(key, AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint)
+            {
+                builder = builder.with_config(key, value);
+            }
+        }
+        let has_keys =
+            environment.get("AWS_ACCESS_KEY_ID").is_some() || environment.get("AWS_SECRET_ACCESS_KEY").is_some();
+        let has_identity =
+            environment.get("AWS_WEB_IDENTITY_TOKEN_FILE").is_some() && environment.get("AWS_ROLE_ARN").is_some();
+        let has_container = environment.iter().any(|(name, _)| name.starts_with("AWS_CONTAINER_CREDENTIALS_"));
+        if !has_keys && !has_identity {
+            if profile.is_some_and(Profile::has_credentials) {
+                builder = builder.with_credentials(Arc::new(ProfileProvider::new(environment.clone())));
+            } else if environment.is_metadata_disabled() && !has_container {
+                builder = builder.with_credentials(Arc::new(NoCredentials));
+            }
+        }
+        builder
     }
 
     fn google(&self) -> Result<Opened> {

@@ -203,7 +203,8 @@ impl Transport {
         }
         let doubled = self.limits.first_backoff.saturating_mul(1 << (attempts - 1).min(20));
         let wait = jitter(doubled.min(self.limits.largest_backoff)).max(fault.wait.unwrap_or_default());
-        (started.elapsed() + wait < self.limits.longest).then_some(wait)
+        // a service may ask for any number of seconds
+        (started.elapsed().saturating_add(wait) < self.limits.longest).then_some(wait)
     }
 }
 

@@ -217,16 +217,14 @@ impl XmlUploads {
         headers: &[(String, &str)],
         body: String,
     ) -> Result<HttpRequest> {
-        let mut url = url::Url::parse(&self.base).map_err(|e| self.error(e))?;
-        if let Ok(mut segments) = url.path_segments_mut() {
-            segments.pop_if_empty().extend(path.parts().map(|part| part.as_ref().to_owned()));
-        }
+        // signatures are over the path as it is sent, encoded as strictly as this
+        let folders = path.parts().map(|part| format!("/{}", encoded(part.as_ref())));
         let query = query.into_iter().map(|(name, value)| match value {
             "" => encoded(name),
             value => format!("{}={}", encoded(name), encoded(value)),
         });
-        url.set_query(Some(&query.collect::<Vec<_>>().join("&")));
-        let mut request = http::Request::builder().method(method).uri(url.as_str());
+        let url = format!("{}{}?{}", self.base, folders.collect::<String>(), query.collect::<Vec<_>>().join("&"));
+        let mut request = http::Request::builder().method(method).uri(url);
         for (name, value) in headers {
             request = request.header(name, *value);
         }

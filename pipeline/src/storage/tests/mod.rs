@@ -13,10 +13,10 @@ use stillhouse_schemas::storage::{Retry, Storage};
 use super::{Environment, Opened, Storages, StoreUrl};
 use stand_in::StandIn;
 
-pub(super) const SECRET: &str = "PLANTEDSECRET0123456789";
-pub(super) const TOKEN: &str = "PLANTEDTOKEN0123456789";
+const SECRET: &str = "PLANTEDSECRET0123456789";
+const TOKEN: &str = "PLANTEDTOKEN0123456789";
 
-pub(super) fn environment() -> Environment {
+fn environment() -> Environment {
     [
         ("AWS_ACCESS_KEY_ID", "AKPLANTED0123456789"),
         ("AWS_SECRET_ACCESS_KEY", SECRET),
@@ -27,7 +27,7 @@ pub(super) fn environment() -> Environment {
     .collect()
 }
 
-pub(super) fn options(endpoint: &str) -> Storage {
+fn options(endpoint: &str) -> Storage {
     let retry = Retry {
         max_attempts: Some(5),
         longest_seconds: Some(30),
@@ -38,14 +38,14 @@ pub(super) fn options(endpoint: &str) -> Storage {
     Storage { endpoint: Some(endpoint.to_owned()), retry: Some(retry), ..Storage::default() }
 }
 
-pub(super) fn url(text: &str) -> StoreUrl {
+fn url(text: &str) -> StoreUrl {
     StoreUrl::parse(text).unwrap().unwrap()
 }
 
-pub(super) fn open(server: &StandIn) -> Opened {
+fn open(server: &StandIn) -> Opened {
     Storages::with_environment(environment()).open(&url("s3://b"), &options(&server.url)).unwrap()
 }
 
-pub(super) fn key() -> Path {
+fn key() -> Path {
     Path::from("folder/k")
 }

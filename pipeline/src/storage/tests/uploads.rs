@@ -55,6 +55,9 @@ async fn a_completion_can_be_conditional() {
     assert_eq!((first.path.as_str(), first.headers["x-amz-meta-sha256"].as_str()), ("/b/folder/k?uploads", "abc"));
     assert_eq!((second.path.as_str(), second.headers["if-none-match"].as_str()), ("/b/folder/k?uploadId=u%2F1", "*"));
     let body = String::from_utf8_lossy(&second.body);
+    // as strict as the signature
+    let _ = uploads.create(&Path::from("a+b c"), &[]).await;
+    assert_eq!(server.requests()[2].path, "/b/a%2Bb%20c?uploads");
     assert!(body.contains("<Part><PartNumber>2</PartNumber><ETag>&quot;2&quot;</ETag></Part>"), "{body}");
 }
 
