@@ -25,17 +25,28 @@ pub struct Rclone {
     _ports: Ports,
     address: String,
     endpoint: String,
+    /// The folder that a web server shows; `None` for an S3 server.
+    web: Option<PathBuf>,
 }
 
 impl Rclone {
     /// Starts one and waits until it answers.
     pub fn start() -> Self {
+        Self::start_as(None)
+    }
+
+    /// Starts a plain web server that shows a folder.
+    pub fn start_web(shown: &Path) -> Self {
+        Self::start_as(Some(shown.to_owned()))
+    }
+
+    fn start_as(web: Option<PathBuf>) -> Self {
         let folder = tempfile::Builder::new().prefix("rclone-").tempdir().unwrap();
         std::fs::create_dir(folder.path().join("data")).unwrap();
         let ports = Ports::take();
         let address = format!("127.0.0.1:{}", ports.port(0));
         let endpoint = format!("http://{address}");
-        let this = Self { server: Mutex::new(None), folder, _ports: ports, address, endpoint };
+        let this = Self { server: Mutex::new(None), folder, _ports: ports, address, endpoint, web };
         this.launch();
         this
     }
@@ -46,10 +57,17 @@ impl Rclone {
         for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("RCLONE_")) {
             command.env_remove(name);
         }
-        command.args(["serve", "s3", "--config", "/dev/null", "--addr", &self.address]);
-        // Its directory cache would hide what a test puts into the folder itself.
-        command.args(["--auth-key", &format!("{},{}", ADMIN.access, ADMIN.secret), "--dir-cache-time", "0s"]);
-        command.arg(self.folder.path().join("data"));
+        let what = if self.web.is_some() { "http" } else { "s3" };
+        command.args(["serve", what, "--config", "/dev/null", "--addr", &self.address]);
+        // Its directory cache would hide what a test puts into the folder itself; with 0 it spins.
+        command.args(["--dir-cache-time", "1ms"]);
+        match &self.web {
+            Some(shown) => command.arg(shown),
+            None => {
+                let keys = format!("{},{}", ADMIN.access, ADMIN.secret);
+                command.args(["--auth-key", &keys]).arg(self.folder.path().join("data"))
+            }
+        };
         let mut server = Server::start(command, &self.folder.path().join("log"));
         let s3 = self.s3();
         server.wait_until("rclone", || s3.request("GET", "/", &[], b"").is_ok_and(|a| a.status == 200));

@@ -7,3 +7,5 @@ mod python;
 mod resume;
 mod smollm2;
 mod statistics;
+mod store_faults;
+mod stores;

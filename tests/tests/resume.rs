@@ -18,7 +18,7 @@ fn scratch() -> Scratch {
 }
 
 /// Numbers in [0, 1), always the same (splitmix64).
-fn moments(seed: u64) -> impl Iterator<Item = f64> {
+pub(crate) fn moments(seed: u64) -> impl Iterator<Item = f64> {
     (1u64..).map(move |i| {
         let mut z = seed.wrapping_add(i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,7 +1,7 @@
 //! `stillhouse plan JOB.yaml`: what would run, without writing anything.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use stillhouse_pipeline::error::PipelineError;
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_long_plan_shows_both_ends() {
-        insta::assert_snapshot!(render(&plan(42), Path::new("out/demo"), VIEW).render(false), @r"
+        insta::assert_snapshot!(render(&plan(42), "out/demo", VIEW).render(false), @r"
         demo  job 0123456789ab
           path      read → clean → tokenize → pack → extract → shard
           input     1 file, 12.3 MB as stored
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_query_has_no_splits_yet() {
         let plan = Plan { estimated_tokens: None, estimated_bytes: None, ..plan(0) };
-        insta::assert_snapshot!(render(&plan, Path::new("out/demo"), VIEW).render(false), @r"
+        insta::assert_snapshot!(render(&plan, "out/demo", VIEW).render(false), @r"
         demo  job 0123456789ab
           path      read → clean → tokenize → pack → extract → shard
           input     1 file, 12.3 MB as stored

@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::future::ready;
+
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStore;
 use object_store::path::Path;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
-use super::commit::{CommitRecord, split_record};
+use super::commit::{CommitRecord, UploadRecord, split_record};
 use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER};
 use crate::error::{ErrorKind, PipelineError, Result};
 
@@ -55,11 +57,21 @@ impl Output {
         Ok(Found::Resumable { done, unsettled })
     }
 
-    /// Files and folders at the top that are not the state of a run.
+    /// Files that are not the state of a run, up to a thousand; on a disk files and folders at the top.
     pub(super) async fn entries(&self) -> Result<usize> {
+        if self.folder().is_none() {
+            // some servers show folders in which nothing is left
+            let state = Path::from(STATE);
+            let files = self.store.list(None).try_filter(|meta| ready(!meta.location.prefix_matches(&state)));
+            return files
+                .take(1000)
+                .try_fold(0, |n, _| ready(Ok(n + 1)))
+                .await
+                .map_err(|e| self.failed(&e, "list", ""));
+        }
         let listing = match self.store.list_with_delimiter(None).await {
             Ok(listing) => listing,
-            Err(object_store::Error::NotFound { .. }) if self.folder().is_some() => return Ok(0),
+            Err(object_store::Error::NotFound { .. }) => return Ok(0),
             Err(e) => return Err(self.failed(&e, "list", "")),
         };
         let folders = listing.common_prefixes.iter().filter(|p| p.filename() != Some(STATE)).count();
@@ -116,13 +128,30 @@ impl Output {
         let Ground::Store(Bucket { multipart, uploads: Some(uploads), prefix, .. }) = &self.ground else {
             return Ok(Vec::new());
         };
-        let begun = uploads.list(prefix).await.map_err(|e| self.failed(&e, "list uploads of", ""))?;
+        let begun = match uploads.list(prefix).await {
+            Ok(begun) => begun,
+            // what some servers say as long as there has never been one
+            Err(object_store::Error::NotFound { .. }) => Vec::new(),
+            Err(e) => return Err(self.failed(&e, "list the uploads to", "")),
+        };
         let records = self.records().await?;
-        let committed: BTreeSet<&str> =
-            records.iter().filter_map(|r| r.upload.as_ref()).map(|u| u.id.as_str()).collect();
+        let committed: BTreeMap<&str, (&str, &UploadRecord)> = records
+            .iter()
+            .filter_map(|r| Some((r.shard.path.as_str(), r.upload.as_ref()?)))
+            .map(|(shard, upload)| (upload.id.as_str(), (shard, upload)))
+            .collect();
         let mut found = Vec::new();
-        for upload in begun.into_iter().filter(|u| !committed.contains(u.id.as_str())) {
+        for upload in begun {
             let name: Path = upload.path.prefix_match(prefix).map(Iterator::collect).unwrap_or_default();
+            if let Some((shard, record)) = committed.get(upload.id.as_str()) {
+                // A server that died in the middle of a completion can have both the shard and its upload. Aborting
+                // might take the shard's parts away; completing once more ends the upload.
+                if !dry_run && self.exists(shard).await? {
+                    let again = multipart.complete_multipart(&upload.path, &upload.id, record.part_ids()).await;
+                    tracing::debug!(shard, ?again, "completed once more");
+                }
+                continue;
+            }
             if !is_ours(name.as_ref()) {
                 continue;
             }

@@ -303,6 +303,8 @@ impl Output {
     /// When the store does not take it.
     pub async fn finish(&self) -> Result<()> {
         self.put(SUCCESS, Vec::new()).await?;
+        // those whose beginning was answered by a connection that broke
+        self.abort_uploads(false).await?;
         self.clean_state().await
     }
 

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use stillhouse_schemas::manifest::Statistics;
+use stillhouse_tests::s3::ADMIN;
+use stillhouse_tests::seaweed::Seaweed;
 use tempfile::TempDir;
 
 use super::*;
 use crate::events::Silent;
+use crate::storage::Environment;
 
 const SHARD: &str = "train-00000-of-00001.parquet";
 
@@ -56,6 +59,27 @@ async fn memory_conforms() {
 async fn disk_conforms() {
     let folder = tempfile::tempdir().unwrap();
     conforms(&disk(&folder)).await;
+}
+
+/// A real server, through the same doors as the program: transport, conditional completion, list of uploads.
+#[tokio::test(flavor = "multi_thread")]
+async fn seaweedfs_conforms() {
+    let weed = tokio::task::spawn_blocking(|| {
+        let weed = Seaweed::start();
+        weed.create_bucket("conformance");
+        weed
+    })
+    .await
+    .unwrap();
+    let options = Storage { endpoint: Some(weed.endpoint().to_owned()), ..Storage::default() };
+    let keys = [("AWS_ACCESS_KEY_ID", ADMIN.access), ("AWS_SECRET_ACCESS_KEY", ADMIN.secret)];
+    let storages = Storages::with_environment(Environment::from_iter(keys));
+    let url = StoreUrl::parse("s3://conformance").unwrap().unwrap();
+    let Opened { store, multipart, uploads, .. } = storages.open(&url, &options).unwrap();
+    let multipart = multipart.unwrap();
+    let open = move |name: &str| in_store(Arc::clone(&store), Arc::clone(&multipart), uploads.clone(), name);
+    conforms(&Grounds { open: Box::new(open) }).await;
+    tokio::task::spawn_blocking(move || drop(weed)).await.unwrap();
 }
 
 type Body = for<'a> fn(&'a Grounds) -> BoxFuture<'a, ()>;

@@ -45,7 +45,7 @@ pub struct ShardUpload {
 }
 
 enum Target {
-    Disk { store: Arc<dyn ObjectStore>, staged: Path, writer: BufWriter },
+    Disk { store: Arc<dyn ObjectStore>, staged: Path, writer: BufWriter, closed: bool },
     Store(Parts),
 }
 
@@ -68,7 +68,7 @@ pub(super) enum StagedKind {
 impl ShardUpload {
     pub(super) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
         let writer = BufWriter::with_capacity(Arc::clone(&store), staged.clone(), DISK_BUFFER);
-        Self::new(Target::Disk { store, staged, writer })
+        Self::new(Target::Disk { store, staged, writer, closed: false })
     }
 
     /// An upload that was begun already.
@@ -128,7 +128,8 @@ impl ShardUpload {
 
     async fn flush(&mut self) -> object_store::Result<()> {
         match &mut self.target {
-            Target::Disk { writer, .. } => {
+            Target::Disk { writer, closed, .. } => {
+                *closed = true;
                 writer.shutdown().await.map_err(|e| object_store::Error::Generic { store: "disk", source: e.into() })
             }
             Target::Store(parts) => parts.flush().await,
@@ -138,8 +139,10 @@ impl ShardUpload {
     /// Takes back what was sent. What cannot be taken back now is found by `stillhouse clean` and by the next run.
     pub async fn abort(self) {
         let gone = match self.target {
-            Target::Disk { store, staged, mut writer } => {
-                let aborted = writer.abort().await;
+            Target::Disk { store, staged, mut writer, closed } => {
+                // one that failed to close has ended itself
+                let aborted = if closed { Ok(()) } else { writer.abort().await };
+                drop(writer);
                 store.delete(&staged).await.or(aborted)
             }
             Target::Store(mut parts) => {

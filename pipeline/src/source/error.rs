@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::storage::{explain, is_retryable};
+
 /// Where in a file a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -30,12 +32,12 @@ pub struct Stopped;
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The store could not give the bytes.
-    #[error("{file}: cannot be read: {source}")]
+    #[error("{}", explain(error, "read", file))]
     Store {
         /// The file, as the job names it.
         file: String,
-        /// What the store says.
-        source: Box<object_store::Error>,
+        /// What the store says; not told as a cause, because it repeats addresses.
+        error: Box<object_store::Error>,
     },
     /// The file as a whole is not what the job says it is, or it is cut off.
     #[error("{file}: {message}")]
@@ -98,16 +100,7 @@ impl SourceError {
     /// Whether the same call could succeed later: a store that does not answer, a disk that is full for now.
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Store { source, .. } => !matches!(
-                **source,
-                object_store::Error::NotFound { .. }
-                    | object_store::Error::InvalidPath { .. }
-                    | object_store::Error::NotSupported { .. }
-                    | object_store::Error::NotImplemented { .. }
-                    | object_store::Error::PermissionDenied { .. }
-                    | object_store::Error::Unauthenticated { .. }
-                    | object_store::Error::UnknownConfigurationKey { .. }
-            ),
+            Self::Store { error, .. } => is_retryable(error),
             Self::Temporary { .. } => true,
             Self::Sql { retryable, .. } => *retryable,
             _ => false,
@@ -118,7 +111,7 @@ impl SourceError {
     pub(crate) fn from_io(file: &str, error: io::Error) -> Self {
         let kind = error.kind();
         match error.downcast::<object_store::Error>() {
-            Ok(source) => Self::Store { file: file.into(), source: Box::new(source) },
+            Ok(error) => Self::Store { file: file.into(), error: Box::new(error) },
             Err(error) => Self::Corrupt {
                 file: file.into(),
                 message: match kind {

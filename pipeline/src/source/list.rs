@@ -93,7 +93,7 @@ impl<'a> Given<'a> {
         let url = StoreUrl::parse(given).transpose()?;
         // the host of a web server may be [::1]
         let fixed = if url.is_some() { 3 } else { 0 };
-        let globs_from = components.iter().skip(fixed).position(|c| is_glob(c)).map(|i| i + fixed);
+        let globs_from = components.iter().skip(fixed).position(is_glob).map(|i| i + fixed);
         let literal = globs_from.unwrap_or(components.len());
         let head = components[..literal].join("/");
         let location = match url {

@@ -90,6 +90,7 @@ fn inspection() -> Inspection {
             column("noise_logprob", "list<halffloat>", None, 2_600_000),
         ],
         row: Some(row()),
+        values: Vec::new(),
     }
 }
 

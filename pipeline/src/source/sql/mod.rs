@@ -50,8 +50,8 @@ fn sql_error(error: DataFusionError) -> SourceError {
             Err(_) => SourceError::Sql { message, retryable: false },
         },
         DataFusionError::ObjectStore(source) => {
-            let probe = SourceError::Store { file: String::new(), source };
-            SourceError::Sql { message, retryable: probe.retryable() }
+            let told = SourceError::Store { file: TABLE.into(), error: source };
+            SourceError::Sql { message: told.to_string(), retryable: told.retryable() }
         }
         DataFusionError::IoError(_) => SourceError::Sql { message, retryable: true },
         DataFusionError::ResourcesExhausted(_) => SourceError::Sql {

@@ -1,0 +1,227 @@
+//! Storage that throttles, breaks off, forgets to answer and dies; machines that die. The bytes stay the same, and nobody
+//! ever sees half a shard: a second process looks all the time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stillhouse_tests::proxy::{FaultProxy, Kind, Plan};
+use stillhouse_tests::s3::{ADMIN, S3};
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::{Scratch, corpus, root, shards, with};
+
+use super::resume::moments;
+use super::stores::{User, packing_job, shards_in};
+
+/// A job of about a hundred and fifty splits, from the bucket `corpora` to a prefix of `shards`.
+fn many_splits(prefix: &str) -> Value {
+    with(
+        packing_job(),
+        &json!({
+            "input": {"paths": ["s3://corpora/corpus.jsonl"], "split_megabytes": 0.002},
+            "output": {"path": format!("s3://shards/{prefix}")},
+            "engine": {"parallel_splits": 4},
+            "storage": {"retry": {
+                "max_attempts": 60, "longest_seconds": 120, "first_backoff_milliseconds": 2,
+                "largest_backoff_milliseconds": 200, "request_timeout_seconds": 10
+            }}
+        }),
+    )
+}
+
+/// What an undisturbed run makes of the same corpus on a disk.
+fn undisturbed(scratch: &Scratch) -> BTreeMap<String, String> {
+    let local = with(packing_job(), &json!({"input": {"split_megabytes": 0.002}, "output": {"path": "undisturbed"}}));
+    let expected = shards(&scratch.make(&local));
+    assert!(expected.len() >= 120, "{}", expected.len());
+    expected
+}
+
+/// Two hundred documents, each shorter than a split, so that every split has one.
+fn documents() -> String {
+    let mut all = String::new();
+    for speech in corpus(33, 9_000).lines() {
+        let speech: Value = serde_json::from_str(speech).unwrap();
+        let text: Vec<char> = speech["text"].as_str().unwrap().chars().collect();
+        for piece in text.chunks(1_500) {
+            all += &json!({"text": piece.iter().collect::<String>()}).to_string();
+            all.push('\n');
+        }
+    }
+    all
+}
+
+fn scratch() -> Scratch {
+    let scratch = Scratch::new();
+    scratch.write("corpus.jsonl", &documents());
+    scratch
+}
+
+fn server() -> Seaweed {
+    let weed = Seaweed::start();
+    weed.create_bucket("corpora");
+    weed.create_bucket("shards");
+    weed.s3().put("corpora", "corpus.jsonl", documents().as_bytes());
+    weed
+}
+
+/// The second process.
+struct Watcher {
+    child: Child,
+    until: PathBuf,
+}
+
+impl Watcher {
+    fn start(scratch: &Scratch, weed: &Seaweed, prefix: &str) -> Self {
+        let until = scratch.path(&format!("stop-{}", prefix.replace('/', "-")));
+        let mut command = Command::new(root().join(".venv/bin/python"));
+        weed.environment(&mut command);
+        command.arg(root().join("tests/python/watch.py")).arg(format!("s3://shards/{prefix}"));
+        let child = command.arg("--until").arg(&until).stdout(Stdio::piped()).spawn().unwrap();
+        Self { child, until }
+    }
+
+    /// What it saw: nothing wrong, often enough to have noticed.
+    fn stop(self, shards: usize) -> Value {
+        fs::write(&self.until, "").unwrap();
+        let out = self.child.wait_with_output().unwrap();
+        let seen: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(seen["problems"], json!([]), "{seen}");
+        assert_eq!(seen["complete"], true, "{seen}");
+        assert_eq!(seen["shards_seen"], shards, "{seen}");
+        assert!(seen["looks"].as_u64().unwrap() >= 3, "{seen}");
+        seen
+    }
+}
+
+fn nothing_left_over(s3: &S3, prefix: &str) {
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+    let state = s3.list("shards", &format!("{prefix}/_stillhouse/"));
+    assert!(state.keys().all(|k| k.ends_with("plan.json") || k.contains("/splits/")), "{state:?}");
+}
+
+#[test]
+fn five_hundred_faults_change_no_byte() {
+    let scratch = scratch();
+    let expected = undisturbed(&scratch);
+    let weed = server();
+    let proxy = FaultProxy::start(weed.endpoint(), Plan { seed: 7, probability: 0.45, ..Plan::default() });
+    let user = User { scratch: &scratch, endpoint: proxy.endpoint(), keys: ADMIN };
+    let watcher = Watcher::start(&scratch, &weed, "faulty");
+
+    user.job(&many_splits("faulty")).expect(0);
+
+    let fired = proxy.fired();
+    let all: u64 = fired.values().sum();
+    println!("{all} faults in {} requests: {fired:?}", proxy.requests().len());
+    assert!(all >= 500, "only {all} faults fired: {fired:?}");
+    for kind in Kind::ALL {
+        assert!(fired.get(&kind).is_some_and(|n| *n >= 20), "{kind:?}: {fired:?}");
+    }
+    let s3 = weed.s3();
+    assert_eq!(shards_in(&s3, "shards", "faulty"), expected);
+    nothing_left_over(&s3, "faulty");
+    println!("{}", watcher.stop(expected.len()));
+
+    // a copy, and reading it back, through the same; the waits there are those of a user who set nothing
+    proxy.set_plan(Plan { seed: 8, probability: 0.08, ..Plan::default() });
+    let before: u64 = all;
+    let (source, copy) = ("undisturbed", "s3://shards/copied");
+    user.run(&["export", source, copy, "--quiet"]).expect(0);
+    assert_eq!(shards_in(&s3, "shards", "copied"), expected);
+    user.run(&["verify", copy]).expect(0);
+    assert!(proxy.fired().values().sum::<u64>() > before + 40);
+    user.run(&["export", source, copy, "--quiet"]).expect(0);
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+}
+
+#[test]
+fn kills_of_the_job_and_of_the_server_change_no_byte() {
+    let scratch = scratch();
+    let expected = undisturbed(&scratch);
+    let weed = server();
+    let s3 = weed.s3();
+    let mut moments = moments(11);
+
+    // ours, ten times
+    let start = Instant::now();
+    let job = |prefix: &str| {
+        scratch.job("job.yaml", &many_splits(prefix));
+        let mut command = scratch.command(&["run", "job.yaml", "--quiet"]);
+        weed.environment(&mut command);
+        command
+    };
+    assert!(job("first").status().unwrap().success());
+    let duration = start.elapsed();
+    let (mut kills, mut midway, mut finished) = (0, 0, 0);
+    let mut watcher = Watcher::start(&scratch, &weed, "killed-0");
+    while kills < 10 {
+        let prefix = format!("killed-{finished}");
+        let mut run = job(&prefix).spawn().unwrap();
+        let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
+        let status = loop {
+            if let Some(status) = run.try_wait().unwrap() {
+                break Some(status);
+            }
+            if Instant::now() >= deadline {
+                // SIGKILL
+                run.kill().unwrap();
+                run.wait().unwrap();
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let there = shards_in(&s3, "shards", &prefix);
+        for (name, sha256) in &there {
+            assert_eq!(Some(sha256), expected.get(name), "{prefix}/data/{name} after kill {kills}");
+        }
+        match status {
+            Some(status) => {
+                assert!(status.success(), "a resumed run failed: {status}");
+                watcher.stop(expected.len());
+                finished += 1;
+                watcher = Watcher::start(&scratch, &weed, &format!("killed-{finished}"));
+            }
+            None => {
+                kills += 1;
+                midway += usize::from((1..expected.len()).contains(&there.len()));
+            }
+        }
+    }
+    let prefix = format!("killed-{finished}");
+    assert!(job(&prefix).status().unwrap().success());
+    assert_eq!(shards_in(&s3, "shards", &prefix), expected);
+    nothing_left_over(&s3, &prefix);
+    watcher.stop(expected.len());
+    assert!(midway >= 4, "only {midway} of {kills} kills fell between the first and the last commit");
+
+    // the server, ten times: the same run waits for it
+    let mut deaths = 0;
+    let mut round = 0;
+    while deaths < 10 {
+        let prefix = format!("orphaned-{round}");
+        let watcher = Watcher::start(&scratch, &weed, &prefix);
+        let mut run = job(&prefix).spawn().unwrap();
+        // a server that is not there when a job begins is told at once
+        while s3.list("shards", &format!("{prefix}/data/")).is_empty() && run.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        while deaths < 10 && run.try_wait().unwrap().is_none() {
+            std::thread::sleep(duration.mul_f64(moments.next().unwrap() * 0.5));
+            if run.try_wait().unwrap().is_some() {
+                break;
+            }
+            weed.kill();
+            deaths += 1;
+            weed.restart();
+        }
+        assert!(run.wait().unwrap().success(), "after {deaths} deaths of the server");
+        assert_eq!(shards_in(&s3, "shards", &prefix), expected, "after {deaths} deaths of the server");
+        nothing_left_over(&s3, &prefix);
+        println!("{deaths} deaths: {}", watcher.stop(expected.len()));
+        round += 1;
+    }
+}
