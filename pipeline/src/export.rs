@@ -90,6 +90,9 @@ pub async fn export(
     observer: &dyn Observer,
 ) -> Result<Export> {
     let began = Instant::now();
+    if !destination.is_listed() {
+        return Err(destination.read_only());
+    }
     let dataset = Dataset::open(source).await?;
     let small = small_files(&dataset).await?;
     let manifest_sha256 = digest(small.iter().find(|s| s.name == MANIFEST).map_or(&[][..], |s| &s.bytes));

@@ -292,6 +292,14 @@ fn files_of_a_web_server_are_read() {
     scratch.job("job.yaml", &with(packing_job(), &json!({"input": {"paths": [url]}, "output": {"path": "web"}})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     assert_eq!(shards(&scratch.path("web")), expected);
+    // and data sets are looked at there, not made
+    let made = format!("{}/web", rclone.endpoint());
+    scratch.stillhouse(&["verify", &made]).expect(0);
+    let inspected = scratch.stillhouse(&["inspect", &made, "--column", "sequence_id", "--json"]).expect(0).json();
+    assert_eq!(inspected["values"][0]["values"], 0, "{inspected}");
+    scratch.stillhouse(&["export", "web", &format!("{made}-copy")]).expect(2).says(&["only read from"]);
+    scratch.stillhouse(&["export", &made, "fetched", "--quiet"]).expect(0);
+    assert_eq!(shards(&scratch.path("fetched")), expected);
     let absent = format!("{}/absent.jsonl", rclone.endpoint());
     scratch.job("job.yaml", &with(packing_job(), &json!({"input": {"paths": [absent]}, "output": {"path": "none"}})));
     let ran = scratch.stillhouse(&["run", "job.yaml"]);

@@ -35,7 +35,7 @@ pub struct Args {
     /// Folder or URL that becomes the copy
     destination: String,
     /// Files copied at once
-    #[arg(long, value_name = "N", default_value = "4")]
+    #[arg(long, value_name = "N", default_value = "2")]
     parallel: NonZeroUsize,
     /// Show what would be copied and write nothing
     #[arg(long)]

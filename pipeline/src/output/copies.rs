@@ -26,6 +26,7 @@ impl Output {
                 let staged = Path::from(format!("{STATE}/staging/{}", name.replace('/', "_")));
                 return Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged));
             }
+            Ground::Web(_) => return Err(self.read_only()),
             Ground::Store(bucket) => bucket,
         };
         let path = bucket.full(name);
@@ -52,7 +53,7 @@ impl Output {
                 Some(uploads) => uploads.complete_if_absent(path, &upload.id, &upload.part_ids()).await.map(|_| ()),
                 None => bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ()),
             },
-            (StagedKind::Store { .. }, Ground::Disk(_)) => Ok(()),
+            (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
         };
         // an answer that was lost makes the second try fail: what counts is what is there
         match (self.copied(name).await?, done) {

@@ -97,6 +97,8 @@ pub struct Output {
 enum Ground {
     Disk(PathBuf),
     Store(Bucket),
+    /// A web server, by its URL: read only.
+    Web(String),
 }
 
 /// Where in a store the output is.
@@ -144,20 +146,17 @@ impl Output {
     /// An output in a store; nothing is written, and nothing asked of the store.
     ///
     /// # Errors
-    /// When the store takes no multipart uploads.
+    /// When the URL has no key that a store could have.
     pub fn in_store(opened: &Opened, url: &StoreUrl, sending: Sending, conditional: bool) -> Result<Self> {
         let prefix = Path::parse(&url.key)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("{url}: not a key: {e}")))?;
-        let Some(multipart) = opened.multipart.clone() else {
-            return Err(PipelineError::new(
-                ErrorKind::Usage,
-                format!("{url}: this store takes no multipart uploads; valid: s3://, gs://, az:// or a local path"),
-            ));
-        };
         let store = Arc::new(PrefixStore::new(Arc::clone(&opened.store), prefix.clone()));
         let shown = url.to_string().trim_end_matches('/').to_owned();
-        let bucket = Bucket { multipart, uploads: opened.uploads.clone(), prefix, shown };
-        Ok(Self { sending, conditional, ..Self::new(store, Ground::Store(bucket)) })
+        let ground = match opened.multipart.clone() {
+            Some(multipart) => Ground::Store(Bucket { multipart, uploads: opened.uploads.clone(), prefix, shown }),
+            None => Ground::Web(shown),
+        };
+        Ok(Self { sending, conditional, ..Self::new(store, ground) })
     }
 
     fn new(store: Arc<dyn ObjectStore>, ground: Ground) -> Self {
@@ -191,6 +190,7 @@ impl Output {
                     .map_err(PipelineError::output(format!("cannot make {}", state.display())))?;
                 Self::on_disk(root)
             }
+            Ground::Web(_) => Err(self.read_only()),
             Ground::Store(_) => {
                 let condition = probe(&self.store).await.map_err(|e| self.failed(&e, "write", ""))?;
                 if condition == Condition::Kept {
@@ -226,16 +226,26 @@ impl Output {
     pub fn folder(&self) -> Option<&FsPath> {
         match &self.ground {
             Ground::Disk(root) => Some(root),
-            Ground::Store(_) => None,
+            Ground::Store(_) | Ground::Web(_) => None,
         }
+    }
+
+    /// Whether what is here can be listed.
+    pub fn is_listed(&self) -> bool {
+        !matches!(self.ground, Ground::Web(_))
+    }
+
+    pub(crate) fn read_only(&self) -> PipelineError {
+        let message = format!("{self}: a web server is only read from; valid: s3://, gs://, az:// or a local path");
+        PipelineError::new(ErrorKind::Usage, message)
     }
 
     /// A file of the output as a person names it.
     pub fn shown(&self, name: &str) -> String {
         match &self.ground {
             Ground::Disk(root) => root.join(name).display().to_string(),
-            Ground::Store(bucket) if name.is_empty() => bucket.shown.clone(),
-            Ground::Store(bucket) => format!("{}/{name}", bucket.shown),
+            Ground::Store(Bucket { shown, .. }) | Ground::Web(shown) if name.is_empty() => shown.clone(),
+            Ground::Store(Bucket { shown, .. }) | Ground::Web(shown) => format!("{shown}/{name}"),
         }
     }
 
@@ -251,6 +261,7 @@ impl Output {
     pub async fn lock(&self, observer: &dyn Observer) -> Result<Lock> {
         let root = match &self.ground {
             Ground::Disk(root) => root,
+            Ground::Web(_) => return Err(self.read_only()),
             Ground::Store(_) => {
                 let (store, lost) = (Arc::clone(&self.store), Arc::clone(&self.lost));
                 let lease = Lease::take(store, &self.shown(""), Timing::default(), lost, observer).await?;
@@ -288,6 +299,7 @@ impl Output {
                 let staged = Path::from(format!("{STATE}/staging/{shard}"));
                 Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged))
             }
+            Ground::Web(_) => Err(self.read_only()),
             Ground::Store(bucket) => {
                 let path = bucket.full(&format!("data/{shard}"));
                 let id = bucket.multipart.create_multipart(&path).await;
