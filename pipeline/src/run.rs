@@ -328,6 +328,13 @@ impl Job {
         let info = self.teacher.as_ref().map(|t| t.info().clone());
         let manifest = finish::manifest(&self.prepared, &self.hash, info.as_ref(), self.splits, shards)?;
         finish::write(&self.prepared, &self.output, &manifest).await?;
+        if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
+            // beside an output on a disk they go with the rest of the state
+            let folder = self.output.sql_folder(&self.hash.hash)?;
+            if let Err(e) = std::fs::remove_dir_all(&folder) {
+                tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
+            }
+        }
         finish::report(&self.output, &manifest, began.elapsed().as_secs_f64(), false, self.observer.as_ref());
         Ok(())
     }

@@ -125,10 +125,27 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
     user.run(&["run", "job.yaml", "--quiet"]).expect(0);
     assert_eq!(shards_in(&s3, "shards", "team a/small").get(lost), Some(sha256));
 
+    queries_read_buckets(&user, &s3);
     reading_is_ranged(&weed, &scratch);
     exports_are_checked(&user, &s3, &expected);
     abandoned_uploads_are_aborted(&user, &s3);
     failures_are_told_in_a_line(&user, &s3, &remote);
+}
+
+/// `input.sql` over a bucket: its rows are kept on this machine while the job runs, and no longer.
+fn queries_read_buckets(user: &User, s3: &S3) {
+    let sql = json!({"input": {"sql": "SELECT text FROM input WHERE length(text) > 10 ORDER BY text"}});
+    let local = with(with(packing_job(), &sql), &json!({"output": {"path": "queried"}}));
+    let expected = shards(&user.scratch.make(&local));
+    let place =
+        json!({"input": {"paths": ["s3://corpora/speeches/**/*.jsonl"]}, "output": {"path": "s3://shards/queried"}});
+    user.scratch.job("job.yaml", &with(with(packing_job(), &sql), &place));
+    let mut command = user.scratch.command(&["run", "job.yaml", "--quiet"]);
+    s3::environment(&mut command, &user.endpoint, user.keys);
+    let cache = user.scratch.path("cache");
+    ran(command.env("XDG_CACHE_HOME", &cache)).expect(0);
+    assert_eq!(shards_in(s3, "shards", "queried"), expected);
+    assert_eq!(fs::read_dir(cache.join("stillhouse/sql")).unwrap().count(), 0);
 }
 
 /// A column of a row costs a few ranges, not a shard.
