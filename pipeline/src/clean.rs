@@ -13,6 +13,8 @@ pub struct Cleaned {
     pub uploads: Vec<String>,
     /// Staged files and probes.
     pub files: Vec<String>,
+    /// False where the store cannot list unfinished uploads.
+    pub lists_uploads: bool,
 }
 
 /// Takes away unfinished uploads, staged files and probes of a data set, finished or not.
@@ -28,13 +30,14 @@ pub async fn clean(output: Output, dry_run: bool, observer: &dyn Observer) -> Re
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     if dry_run {
-        return Ok(Cleaned { uploads: output.abort_uploads(true).await?, files: output.leftovers().await? });
+        let (uploads, files) = (output.abort_uploads(true).await?, output.leftovers().await?);
+        return Ok(Cleaned { uploads, files, lists_uploads: output.lists_uploads() });
     }
     let lock = output.lock(observer).await?;
     let result = take_away(&output).await;
     lock.release().await;
     let (uploads, files) = result?;
-    Ok(Cleaned { uploads, files })
+    Ok(Cleaned { uploads, files, lists_uploads: output.lists_uploads() })
 }
 
 async fn take_away(output: &Output) -> Result<(Vec<String>, Vec<String>)> {

@@ -103,6 +103,11 @@ pub async fn export(
         false => {
             let destination = destination.create(observer).await?;
             let lock = destination.lock(observer).await?;
+            // another export may have been here while this one waited
+            if let Err(e) = check_destination(&destination, &manifest_sha256).await {
+                lock.release().await;
+                return Err(e);
+            }
             (destination, Some(lock))
         }
     };
@@ -264,7 +269,7 @@ impl Copying<'_> {
     }
 
     async fn copy(&self, name: &str, bytes: u64, sha256: &str) -> Result<()> {
-        let mut upload = Some(self.destination.upload_copy(name, sha256).await?);
+        let mut upload = Some(self.destination.upload_copy(name, bytes, sha256).await?);
         let pieces = self.dataset.output().pieces(name, bytes);
         tokio::pin!(pieces);
         let sent: Result<()> = async {

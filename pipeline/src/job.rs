@@ -68,7 +68,8 @@ impl Prepared {
     pub fn output(&self) -> Result<Output> {
         let place = Place::parse(&self.base, &self.spec.output.path)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
-        Output::at(&shorter(place), &self.spec.output_storage(), &self.storages)
+        let output = Output::at(&shorter(place), &self.spec.output_storage(), &self.storages)?;
+        Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
     }
 }
 

@@ -10,12 +10,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 use stillhouse_operators::operator::{Counters, SharedStatistics, SplitContext};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
@@ -58,7 +58,7 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
     }
     let fresh = output.is_nothing().await?;
     let made_folder = output.folder().is_some_and(|folder| !folder.exists());
-    let output = output.create(observer.as_ref()).await?;
+    let output = output.create(observer.as_ref()).await?.for_job(&hash.hash);
     let lock = output.lock(observer.as_ref()).await?;
     let result = run_locked(prepared, hash, &output, options, observer, began).await;
     if result.is_err() && fresh {
@@ -122,6 +122,8 @@ struct Job {
     done: BTreeMap<SplitId, ShardRecord>,
     teacher: Option<Arc<dyn Teacher>>,
     counters: Arc<Counters>,
+    /// Set when a split has failed: the others end at their next batch.
+    stop: Arc<AtomicBool>,
     observer: Arc<dyn Observer>,
 }
 
@@ -201,6 +203,7 @@ impl Job {
             done,
             teacher,
             counters: Arc::new(Counters::default()),
+            stop: Arc::default(),
             observer,
         })
     }
@@ -214,29 +217,46 @@ impl Job {
             None => rayon::current_num_threads(),
         };
         let committed = std::sync::atomic::AtomicU64::new(self.done.len() as u64);
-        let work = futures::stream::iter(pending)
+        let splits = futures::stream::iter(pending)
             .map(|split| {
                 let name = names.get(&split.split).cloned().unwrap_or_default();
                 let committed = &committed;
                 async move {
-                    self.run_split(&split, &name).await?;
-                    committed.fetch_add(1, Ordering::Relaxed);
+                    if !self.stop.load(Ordering::Relaxed) {
+                        self.run_split(&split, &name).await?;
+                        committed.fetch_add(1, Ordering::Relaxed);
+                    }
                     Ok::<_, PipelineError>(())
                 }
             })
-            .buffer_unordered(at_once)
-            .try_collect::<Vec<()>>();
+            .buffer_unordered(at_once);
+        let work = self.until_one_fails(splits);
         tokio::pin!(work);
         let mut ticks = tokio::time::interval(TICK);
         loop {
             tokio::select! {
                 result = &mut work => {
                     self.progress(began, committed.load(Ordering::Relaxed));
-                    return result.map(|_| ());
+                    return result;
                 }
                 _ = ticks.tick() => self.progress(began, committed.load(Ordering::Relaxed)),
             }
         }
+    }
+
+    /// Runs the splits; after a failure the others are told to stop and waited for, so that nothing is written once
+    /// this returns.
+    async fn until_one_fails(&self, splits: impl Stream<Item = Result<()>>) -> Result<()> {
+        tokio::pin!(splits);
+        let mut failure = None;
+        while let Some(result) = splits.next().await {
+            if let Err(e) = result {
+                self.stop.store(true, Ordering::Relaxed);
+                // what the others say afterwards is that they were stopped
+                failure.get_or_insert(e);
+            }
+        }
+        failure.map_or(Ok(()), Err)
     }
 
     fn progress(&self, began: Instant, splits_done: u64) {
@@ -274,12 +294,13 @@ impl Job {
         let plan = self.split_plan(split, &context)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
         let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
+        let stop = Arc::clone(&self.stop);
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own.
         let written = tokio::task::spawn_blocking(move || {
             let stream = plan
                 .execute(0, Arc::new(TaskContext::default()))
                 .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-            Handle::current().block_on(shard::write(&output, &name, stream, &spec, &limits, &place))
+            Handle::current().block_on(shard::write(&output, &name, stream, &spec, &limits, &place, &stop))
         })
         .await
         .map_err(|e| PipelineError::caused(ErrorKind::Output, "a worker stopped", e))??;
@@ -316,8 +337,9 @@ impl Job {
     }
 
     async fn finish(self, began: Instant) -> Result<()> {
-        let mut records: BTreeMap<SplitId, ShardRecord> =
-            self.output.records().await?.into_iter().map(|r| (r.shard.split, r.shard)).collect();
+        let own = self.output.records().await?.into_iter().filter(|r| r.job_hash == self.hash.hash);
+        let mut records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
+        self.output.still_ours().await?;
         let mut shards = Vec::new();
         for split in &self.splits {
             shards.push(records.remove(&split.split).ok_or_else(|| {

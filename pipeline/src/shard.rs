@@ -4,11 +4,13 @@
 //! buffers; never the shard.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
+use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use parquet::arrow::AsyncArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -39,7 +41,7 @@ pub struct Written {
 /// Writes a stream of batches as a shard that waits for its commit.
 ///
 /// # Errors
-/// When a stage fails, or the store does not take the bytes; nothing is left of the shard then.
+/// When a stage fails, the store does not take the bytes, or `stop` is set; nothing is left of the shard then.
 pub async fn write(
     output: &Output,
     shard: &str,
@@ -47,12 +49,13 @@ pub async fn write(
     spec: &OutputSpec,
     limits: &Limits,
     context: &str,
+    stop: &AtomicBool,
 ) -> Result<Written> {
     let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec)?);
     let upload = output.upload(shard).await?;
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
     let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
-    let encoded = encode_all(&mut writer, batches, spec, limits, context, &failed).await;
+    let encoded = encode_all(&mut writer, until(stop, batches), spec, limits, context, &failed).await;
     let upload = writer.into_inner();
     match encoded {
         Ok(encoded) => {
@@ -78,6 +81,17 @@ fn not_written(error: ParquetError, context: &str, place: &str) -> PipelineError
     }
 }
 
+/// The batches until the job is to stop: then an error takes the place of the next one.
+fn until(
+    stop: &AtomicBool,
+    batches: SendableRecordBatchStream,
+) -> impl Stream<Item = Result<RecordBatch, DataFusionError>> {
+    batches.map(|batch| match stop.load(Ordering::Relaxed) {
+        true => Err(DataFusionError::Execution("another split has failed".into())),
+        false => batch,
+    })
+}
+
 struct Encoded {
     rows: u64,
     tokens: u64,
@@ -86,12 +100,13 @@ struct Encoded {
 
 async fn encode_all(
     writer: &mut AsyncArrowWriter<ShardUpload>,
-    mut batches: SendableRecordBatchStream,
+    batches: impl Stream<Item = Result<RecordBatch, DataFusionError>>,
     spec: &OutputSpec,
     limits: &Limits,
     context: &str,
     failed: &impl Fn(ParquetError) -> PipelineError,
 ) -> Result<Encoded> {
+    tokio::pin!(batches);
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
     while let Some(batch) = batches.next().await {

@@ -64,5 +64,8 @@ fn render(cleaned: &Cleaned, dry_run: bool) -> Page {
         units::counted(uploads, "unfinished upload"),
         units::counted(files, "file")
     )));
+    if !cleaned.lists_uploads {
+        page.line(Line::plain("this store cannot list unfinished uploads; Azure drops them after a week"));
+    }
     page
 }

@@ -10,7 +10,6 @@
 //! comes. A crash between record and completion is settled by whoever looks next: the record holds all it takes to
 //! complete the upload.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
@@ -32,6 +31,9 @@ const WAITS: u32 = 50;
 /// The record of a committed split.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CommitRecord {
+    /// Hash of the job; a record of another job is nobody's here.
+    #[serde(default)]
+    pub job_hash: String,
     /// The shard.
     #[serde(flatten)]
     pub shard: ShardRecord,
@@ -69,7 +71,7 @@ impl Output {
         match staged.kind {
             StagedKind::Disk(staged) => self.commit_file(&staged, shard).await,
             StagedKind::Store { path, upload } => {
-                let record = CommitRecord { shard, upload: Some(upload) };
+                let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: Some(upload) };
                 self.commit_upload(&path, record).await
             }
         }
@@ -87,8 +89,9 @@ impl Output {
         };
         match moved {
             Ok(()) => {
-                self.put_json(&name, &shard).await?;
-                Ok(shard)
+                let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: None };
+                self.put_json(&name, &record).await?;
+                Ok(record.shard)
             }
             Err(object_store::Error::AlreadyExists { .. }) => {
                 self.delete(staged.as_ref()).await?;
@@ -106,12 +109,9 @@ impl Output {
     }
 
     async fn commit_upload(&self, path: &Path, record: CommitRecord) -> Result<ShardRecord> {
-        if self.lost.load(Ordering::Relaxed) {
+        if let Err(e) = self.still_ours().await {
             self.abandon(path, &record).await;
-            return Err(PipelineError::new(
-                ErrorKind::Output,
-                format!("{self}: another run has taken this output over; this one stops"),
-            ));
+            return Err(e);
         }
         let name = split_record(record.shard.split);
         let holds = match self.create_json(&name, &record).await {
@@ -122,6 +122,10 @@ impl Output {
                 if winner.upload != record.upload {
                     self.abandon(path, &record).await;
                 }
+                if winner.job_hash != record.job_hash {
+                    let message = format!("{}: another job has committed this split; run again", self.shown(&name));
+                    return Err(PipelineError::new(ErrorKind::Output, message).retryable());
+                }
                 winner
             }
             // whether the record was written is not known: the next run settles it either way
@@ -130,7 +134,7 @@ impl Output {
         if self.settle(&holds).await? {
             return Ok(holds.shard);
         }
-        self.delete(&name).await?;
+        self.void(&holds).await?;
         Err(PipelineError::new(
             ErrorKind::Output,
             format!(
@@ -139,6 +143,16 @@ impl Output {
             ),
         )
         .retryable())
+    }
+
+    /// Takes away a record whose upload is gone, unless another has taken its place.
+    pub(super) async fn void(&self, record: &CommitRecord) -> Result<()> {
+        let name = split_record(record.shard.split);
+        self.still_ours().await?;
+        match self.get_json::<CommitRecord>(&name).await? {
+            Some(now) if now == *record => self.delete(&name).await,
+            _ => Ok(()),
+        }
     }
 
     async fn abandon(&self, path: &Path, record: &CommitRecord) {
@@ -155,17 +169,21 @@ impl Output {
         let (Ground::Store(bucket), Some(upload)) = (&self.ground, &record.upload) else { return Ok(false) };
         let path = bucket.full(&record.shard.path);
         let completed = match &bucket.uploads {
-            Some(uploads) => uploads.complete_if_absent(&path, &upload.id, &upload.part_ids()).await.map(|_| ()),
-            None => bucket.multipart.complete_multipart(&path, &upload.id, upload.part_ids()).await.map(|_| ()),
+            Some(uploads) if self.conditional => {
+                uploads.complete_if_absent(&path, &upload.id, &upload.part_ids()).await.map(|_| ())
+            }
+            _ => bucket.multipart.complete_multipart(&path, &upload.id, upload.part_ids()).await.map(|_| ()),
         };
         // An answer that was lost makes the second try fail: what counts is whether the shard is there.
         if self.size(&record.shard.path).await? == Some(record.shard.bytes) {
             return Ok(true);
         }
         match completed {
-            Err(e) if !storage::is_retryable(&e) => {
-                tracing::debug!("{path}: {e}");
-                Ok(false)
+            Err(e) if is_gone(&e) => Ok(false),
+            Err(object_store::Error::Precondition { .. } | object_store::Error::AlreadyExists { .. }) => {
+                let message =
+                    format!("{}: something else is there; remove it and run again", self.shown(&record.shard.path));
+                Err(PipelineError::new(ErrorKind::Output, message))
             }
             Err(e) => Err(self.failed(&e, "complete", &record.shard.path)),
             Ok(_) => Err(PipelineError::new(
@@ -177,5 +195,19 @@ impl Output {
                 ),
             )),
         }
+    }
+}
+
+/// The upload is gone: ended, aborted or never there.
+fn is_gone(error: &object_store::Error) -> bool {
+    match error {
+        object_store::Error::NotFound { .. } => true,
+        // object_store's own memory has no word for it
+        object_store::Error::Generic { store: "InMemory", .. } => true,
+        // Azure: blocks that were never, or no longer, there
+        _ => storage::find_failure(error).is_some_and(|failure| match &failure.outcome {
+            storage::Outcome::Refused(refusal) => refusal.code.as_deref() == Some("InvalidBlockList"),
+            storage::Outcome::Broken(..) => false,
+        }),
     }
 }

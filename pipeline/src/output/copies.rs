@@ -16,11 +16,11 @@ use crate::error::{ErrorKind, PipelineError, Result};
 pub const SHA256: &str = "sha256";
 
 impl Output {
-    /// Begins to write a file of which the checksum is known; readers see nothing of it before [`Output::place`].
+    /// Begins to write a file of which size and checksum are known; readers see nothing of it before [`Output::place`].
     ///
     /// # Errors
     /// When the store does not take it.
-    pub async fn upload_copy(&self, name: &str, sha256: &str) -> Result<ShardUpload> {
+    pub async fn upload_copy(&self, name: &str, bytes: u64, sha256: &str) -> Result<ShardUpload> {
         let bucket = match &self.ground {
             Ground::Disk(_) => {
                 let staged = Path::from(format!("{STATE}/staging/{}", name.replace('/', "_")));
@@ -36,7 +36,8 @@ impl Output {
             None => bucket.multipart.create_multipart(&path).await,
         };
         let id = id.map_err(|e| self.failed(&e, "write", name))?;
-        Ok(ShardUpload::to_store(Arc::clone(&bucket.multipart), path, id, self.sending))
+        let sending = self.sending.for_about(bytes as f64);
+        Ok(ShardUpload::to_store(Arc::clone(&bucket.multipart), path, id, sending, Arc::clone(&self.parts)))
     }
 
     /// Makes a copied file visible under its name and makes sure that it is there with its size.
@@ -50,8 +51,10 @@ impl Output {
                 self.store.rename(staged, &Path::from(name)).await
             }
             (StagedKind::Store { path, upload }, Ground::Store(bucket)) => match &bucket.uploads {
-                Some(uploads) => uploads.complete_if_absent(path, &upload.id, &upload.part_ids()).await.map(|_| ()),
-                None => bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ()),
+                Some(uploads) if self.conditional => {
+                    uploads.complete_if_absent(path, &upload.id, &upload.part_ids()).await.map(|_| ())
+                }
+                _ => bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ()),
             },
             (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
         };
@@ -80,6 +83,7 @@ impl Output {
     /// # Errors
     /// When the store does not take it.
     pub async fn put_copy(&self, name: &str, bytes: Bytes, sha256: &str) -> Result<()> {
+        self.still_ours().await?;
         let mut attributes = Attributes::new();
         if self.folder().is_none() {
             attributes.insert(Attribute::Metadata(SHA256.into()), AttributeValue::from(sha256.to_owned()));

@@ -40,6 +40,9 @@ impl Default for Timing {
     }
 }
 
+/// Rounds of taking a lease: others may be quicker a few times, not forever.
+const MOST_ROUNDS: u32 = 20;
+
 /// Held while a run works on an output.
 pub struct Lock(pub(super) Held);
 
@@ -92,8 +95,10 @@ impl LeaseRecord {
 
     /// Whether this machine can see that the holder's process is gone.
     fn is_dead(&self, me: &Self) -> bool {
+        // where others' processes are hidden nothing can be said
         !self.machine.is_empty()
             && self.machine == me.machine
+            && started(1).is_some()
             && started(self.process).is_none_or(|now| now != self.started)
     }
 }
@@ -111,15 +116,23 @@ fn started(process: u32) -> Option<String> {
     after_name.split(' ').nth(19).map(str::to_owned)
 }
 
+/// A store, and whether conditions are sent to it.
+#[derive(Clone)]
+struct Conditions {
+    store: Arc<dyn ObjectStore>,
+    kept: bool,
+}
+
 /// A lease that is held and renewed.
 pub(super) struct Lease {
-    store: Arc<dyn ObjectStore>,
+    store: Conditions,
     record: LeaseRecord,
     renewing: tokio::task::JoinHandle<()>,
 }
 
 impl Lease {
-    /// Takes the lease of an output. `lost` is set when another run has taken it over.
+    /// Takes the lease of an output. `lost` is set when another run has taken it over. Without `conditional` it only
+    /// keeps honest runs apart: the store would let two create it.
     ///
     /// # Errors
     /// When another run holds it, or the store fails.
@@ -128,14 +141,25 @@ impl Lease {
         shown: &str,
         timing: Timing,
         lost: Arc<AtomicBool>,
+        conditional: bool,
         observer: &dyn Observer,
     ) -> Result<Self> {
+        let store = Conditions { store, kept: conditional };
         let record = LeaseRecord::mine();
         let failed = |e| PipelineError::store(ErrorKind::Output, &e, "lock", shown);
         let mut told = false;
+        let mut rounds = 0;
         let version = loop {
+            rounds += 1;
+            if rounds > MOST_ROUNDS {
+                let message = format!("{shown}: the lease {} cannot be taken; remove it if no run is at work", path());
+                return Err(PipelineError::new(ErrorKind::Output, message));
+            }
+            if rounds > 1 {
+                tokio::time::sleep(timing.renew / 10).await;
+            }
             // looked for first, because a store that ignores conditions would let a creation overwrite it
-            let Some((holder, version)) = read(&store).await.map_err(failed)? else {
+            let Some((holder, version)) = read(&store.store).await.map_err(failed)? else {
                 match put(&store, &record, PutMode::Create).await {
                     Ok(version) => break version,
                     Err(e) if is_refusal(&e) => continue,
@@ -151,7 +175,7 @@ impl Lease {
                     let what = format!("waiting up to {} s for a run that may have died", timing.void.as_secs());
                     observer.event(&Event::Preparing { what });
                 }
-                wait_till_void(&store, &holder, timing, shown).await?;
+                wait_till_void(&store.store, &holder, timing, shown).await?;
             }
             match put(&store, &record, PutMode::Update(version)).await {
                 Ok(version) => break version,
@@ -159,14 +183,19 @@ impl Lease {
                 Err(e) => return Err(failed(e)),
             }
         };
-        let renewing = tokio::spawn(renew(Arc::clone(&store), record.clone(), version, timing, lost));
+        let renewing = tokio::spawn(renew(store.clone(), record.clone(), version, timing, lost));
         Ok(Self { store, record, renewing })
+    }
+
+    pub(super) fn holder(&self) -> &str {
+        &self.record.holder
     }
 
     async fn release(self) {
         self.renewing.abort();
-        let mine = matches!(read(&self.store).await, Ok(Some((holder, _))) if holder.holder == self.record.holder);
-        if mine && let Err(e) = self.store.delete(&path()).await {
+        let mine =
+            matches!(read(&self.store.store).await, Ok(Some((holder, _))) if holder.holder == self.record.holder);
+        if mine && let Err(e) = self.store.store.delete(&path()).await {
             tracing::warn!("the lease could not be given back; it ends by itself: {e}");
         }
     }
@@ -202,7 +231,7 @@ async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timi
 
 /// Renews until the lease is lost or the task is ended. A store that fails now is asked again.
 async fn renew(
-    store: Arc<dyn ObjectStore>,
+    store: Conditions,
     mut record: LeaseRecord,
     mut version: UpdateVersion,
     timing: Timing,
@@ -211,9 +240,12 @@ async fn renew(
     loop {
         tokio::time::sleep(timing.renew).await;
         record.renewals += 1;
-        match put(&store, &record, PutMode::Update(version.clone())).await {
+        let put = put(&store, &record, PutMode::Update(version.clone()));
+        // one that hangs must not outlast the lease; whether it acted shows at the next
+        let Ok(renewed) = tokio::time::timeout(timing.renew, put).await else { continue };
+        match renewed {
             Ok(new) => version = new,
-            Err(e) if is_refusal(&e) => match read(&store).await {
+            Err(e) if is_refusal(&e) => match read(&store.store).await {
                 // the answer to an earlier renewal was lost, the renewal was not
                 Ok(Some((holder, now))) if holder.holder == record.holder => version = now,
                 Ok(_) => {
@@ -227,6 +259,11 @@ async fn renew(
     }
 }
 
+/// Whether the lease is there and of this holder.
+pub(super) async fn is_held_by(store: &Arc<dyn ObjectStore>, holder: &str) -> object_store::Result<bool> {
+    Ok(read(store).await?.is_some_and(|(record, _)| record.holder == holder))
+}
+
 fn path() -> Path {
     Path::from(format!("{STATE}/lease.json"))
 }
@@ -236,11 +273,12 @@ fn is_refusal(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
 }
 
-async fn put(store: &Arc<dyn ObjectStore>, record: &LeaseRecord, mode: PutMode) -> object_store::Result<UpdateVersion> {
+async fn put(store: &Conditions, record: &LeaseRecord, mode: PutMode) -> object_store::Result<UpdateVersion> {
     let bytes =
         serde_json::to_vec(record).map_err(|e| object_store::Error::Generic { store: "lease", source: Box::new(e) })?;
+    let mode = if store.kept { mode } else { PutMode::Overwrite };
     let options = PutOptions { mode, ..PutOptions::default() };
-    store.put_opts(&path(), PutPayload::from(bytes), options).await.map(UpdateVersion::from)
+    store.store.put_opts(&path(), PutPayload::from(bytes), options).await.map(UpdateVersion::from)
 }
 
 async fn read(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<(LeaseRecord, UpdateVersion)>> {
@@ -271,8 +309,12 @@ mod tests {
 
     const FAST: Timing = Timing { renew: Duration::from_millis(20), void: Duration::from_millis(400) };
 
+    fn kept(store: &Arc<dyn ObjectStore>) -> Conditions {
+        Conditions { store: Arc::clone(store), kept: true }
+    }
+
     async fn take(store: &Arc<dyn ObjectStore>) -> Result<Lease> {
-        Lease::take(Arc::clone(store), "memory", FAST, Arc::default(), &Silent).await
+        Lease::take(Arc::clone(store), "memory", FAST, Arc::default(), true, &Silent).await
     }
 
     #[tokio::test]
@@ -293,8 +335,8 @@ mod tests {
         dead.holder = "dead".into();
         dead.started = "0".into();
         assert!(dead.is_dead(&LeaseRecord::mine()));
-        put(&store, &dead, PutMode::Create).await.unwrap();
-        let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), &Silent);
+        put(&kept(&store), &dead, PutMode::Create).await.unwrap();
+        let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), true, &Silent);
         // far below the 20 seconds after which any lease would be void
         tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
     }
@@ -305,9 +347,9 @@ mod tests {
         let lost = Arc::new(AtomicBool::new(false));
         let mut sleeper = LeaseRecord::mine();
         sleeper.machine = "elsewhere".into();
-        let version = put(&store, &sleeper, PutMode::Create).await.unwrap();
+        let version = put(&kept(&store), &sleeper, PutMode::Create).await.unwrap();
         let taken = take(&store).await.unwrap();
-        renew(Arc::clone(&store), sleeper, version, FAST, Arc::clone(&lost)).await;
+        renew(kept(&store), sleeper, version, FAST, Arc::clone(&lost)).await;
         assert!(lost.load(Ordering::Relaxed));
         taken.release().await;
     }

@@ -10,7 +10,7 @@ use object_store::path::Path;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
-use super::commit::{CommitRecord, UploadRecord, split_record};
+use super::commit::{CommitRecord, UploadRecord};
 use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER};
 use crate::error::{ErrorKind, PipelineError, Result};
 
@@ -43,11 +43,14 @@ impl Output {
             ));
         }
         if self.exists(SUCCESS).await? {
-            return Ok(Found::Complete);
+            let manifest = self.get_json::<serde_json::Value>(MANIFEST).await?.unwrap_or_default();
+            if manifest["job_hash"] == job_hash {
+                return Ok(Found::Complete);
+            }
         }
         let (mut done, mut unsettled) = (BTreeMap::new(), Vec::new());
         let shards = self.list("data").await?;
-        for record in self.records().await? {
+        for record in self.records().await?.into_iter().filter(|r| r.job_hash == job_hash) {
             if shards.get(&record.shard.path) == Some(&record.shard.bytes) {
                 done.insert(record.shard.split, record.shard);
             } else {
@@ -60,9 +63,10 @@ impl Output {
     /// Files that are not the state of a run, up to a thousand; on a disk files and folders at the top.
     pub(super) async fn entries(&self) -> Result<usize> {
         if self.folder().is_none() {
-            // some servers show folders in which nothing is left
+            // some servers show folders in which nothing is left; consoles put an empty object for the folder itself
             let state = Path::from(STATE);
-            let files = self.store.list(None).try_filter(|meta| ready(!meta.location.prefix_matches(&state)));
+            let ours = |at: &Path| at.prefix_matches(&state) || at.as_ref().is_empty();
+            let files = self.store.list(None).try_filter(|meta| ready(!ours(&meta.location)));
             return files
                 .take(1000)
                 .try_fold(0, |n, _| ready(Ok(n + 1)))
@@ -99,21 +103,26 @@ impl Output {
     /// # Errors
     /// When the store fails.
     pub async fn recover(&self, unsettled: Vec<CommitRecord>) -> Result<BTreeMap<SplitId, ShardRecord>> {
+        self.still_ours().await?;
+        self.delete(SUCCESS).await?;
         let mut settled = BTreeMap::new();
         for record in unsettled {
             if self.settle(&record).await? {
                 settled.insert(record.shard.split, record.shard);
             } else {
-                self.delete(&split_record(record.shard.split)).await?;
+                self.void(&record).await?;
             }
         }
         self.remove_leftovers().await?;
+        let (own, others): (Vec<_>, Vec<_>) =
+            self.records().await?.into_iter().partition(|r| r.job_hash == self.job_hash);
+        for record in others {
+            self.void(&record).await?;
+        }
         self.abort_uploads(false).await?;
-        if self.folder().is_some() {
-            let committed: BTreeSet<String> = self.records().await?.into_iter().map(|r| r.shard.path).collect();
-            for name in self.list("data").await?.into_keys().filter(|name| !committed.contains(name)) {
-                self.delete(&name).await?;
-            }
+        let committed: BTreeSet<String> = own.into_iter().map(|r| r.shard.path).collect();
+        for name in self.list("data").await?.into_keys().filter(|name| is_ours(name) && !committed.contains(name)) {
+            self.delete(&name).await?;
         }
         Ok(settled)
     }
@@ -125,6 +134,9 @@ impl Output {
     /// # Errors
     /// When the store fails.
     pub async fn abort_uploads(&self, dry_run: bool) -> Result<Vec<String>> {
+        if !dry_run {
+            self.still_ours().await?;
+        }
         let Ground::Store(Bucket { multipart, uploads: Some(uploads), prefix, .. }) = &self.ground else {
             return Ok(Vec::new());
         };
@@ -197,7 +209,7 @@ impl Output {
 }
 
 /// Whether a data set has files of this name.
-fn is_ours(name: &str) -> bool {
+pub(super) fn is_ours(name: &str) -> bool {
     [MANIFEST, CARD, TOKENIZER].contains(&name)
         || name.strip_prefix("data/").is_some_and(|shard| shard.ends_with(".parquet") && shard.contains("-of-"))
 }

@@ -31,7 +31,8 @@ use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
@@ -40,9 +41,11 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
+use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::lease::Lock;
@@ -51,12 +54,15 @@ use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::shard::hex;
 use crate::storage::{Opened, Place, Storages, StoreUrl, Uploads};
 
 const STATE: &str = "_stillhouse";
 const PLAN: &str = "_stillhouse/plan.json";
 /// Small requests under way at once.
 const REQUESTS: usize = 16;
+/// Parts of all shards under way at once; each is in memory.
+const PARTS_AT_ONCE: usize = 16;
 /// Name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
 /// Name of the marker that a data set is complete.
@@ -91,6 +97,12 @@ pub struct Output {
     conditional: bool,
     /// Set when another run has taken the output over.
     lost: Arc<AtomicBool>,
+    /// Who holds the lease for this process, once it is taken.
+    holder: Arc<OnceLock<String>>,
+    /// Hash of the job that writes here; empty for exports and readers.
+    job_hash: String,
+    /// Parts of all shards on their way at once.
+    parts: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
@@ -159,8 +171,29 @@ impl Output {
         Ok(Self { sending, conditional, ..Self::new(store, ground) })
     }
 
+    /// The same, for a job: its commits carry its hash, and those of others do not count.
+    #[must_use]
+    pub fn for_job(self, job_hash: &str) -> Self {
+        Self { job_hash: job_hash.to_owned(), ..self }
+    }
+
+    /// The same, with uploads in parts that suit shards of about so many bytes.
+    #[must_use]
+    pub fn for_shards_of(self, bytes: f64) -> Self {
+        Self { sending: self.sending.for_about(bytes), ..self }
+    }
+
     fn new(store: Arc<dyn ObjectStore>, ground: Ground) -> Self {
-        Self { store, ground, sending: Sending::default(), conditional: true, lost: Arc::default() }
+        Self {
+            store,
+            ground,
+            sending: Sending::default(),
+            conditional: true,
+            lost: Arc::default(),
+            holder: Arc::default(),
+            job_hash: String::new(),
+            parts: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
+        }
     }
 
     /// The output at a place.
@@ -230,6 +263,11 @@ impl Output {
         }
     }
 
+    /// Whether unfinished uploads can be found here; Azure forgets them by itself after a week.
+    pub fn lists_uploads(&self) -> bool {
+        !matches!(self.ground, Ground::Store(Bucket { uploads: None, .. }))
+    }
+
     /// Whether what is here can be listed.
     pub fn is_listed(&self) -> bool {
         !matches!(self.ground, Ground::Web(_))
@@ -264,7 +302,9 @@ impl Output {
             Ground::Web(_) => return Err(self.read_only()),
             Ground::Store(_) => {
                 let (store, lost) = (Arc::clone(&self.store), Arc::clone(&self.lost));
-                let lease = Lease::take(store, &self.shown(""), Timing::default(), lost, observer).await?;
+                let timing = Timing::default();
+                let lease = Lease::take(store, &self.shown(""), timing, lost, self.conditional, observer).await?;
+                let _ = self.holder.set(lease.holder().to_owned());
                 return Ok(Lock(Held::Lease(lease)));
             }
         };
@@ -281,12 +321,35 @@ impl Output {
         }
     }
 
-    /// Writes the plan.
+    /// Asks the store whether the lease that this process took is still its own: before every step that would harm
+    /// another run, had it taken the output over while this process slept.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When another run has it, or the store cannot say.
+    pub async fn still_ours(&self) -> Result<()> {
+        let Some(holder) = self.holder.get() else { return Ok(()) };
+        let held = !self.lost.load(Ordering::Relaxed)
+            && lease::is_held_by(&self.store, holder).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
+        if held {
+            return Ok(());
+        }
+        let message = format!("{self}: another run has taken this output over; this one stops");
+        Err(PipelineError::new(ErrorKind::Output, message))
+    }
+
+    /// Writes the plan, where there is none of another job.
+    ///
+    /// # Errors
+    /// When the store does not take it, or when another job has begun here meanwhile.
     pub async fn begin(&self, plan: &PlanRecord) -> Result<()> {
-        self.put_json(PLAN, plan).await
+        self.still_ours().await?;
+        match self.get_json::<PlanRecord>(PLAN).await? {
+            Some(there) if there.job_hash != plan.job_hash => {
+                let message = format!("{self}: another job ({}) has begun here meanwhile", there.name);
+                Err(PipelineError::new(ErrorKind::Output, message))
+            }
+            _ => self.put_json(PLAN, plan).await,
+        }
     }
 
     /// Begins to write a shard; readers see nothing of it before it is committed.
@@ -304,7 +367,13 @@ impl Output {
                 let path = bucket.full(&format!("data/{shard}"));
                 let id = bucket.multipart.create_multipart(&path).await;
                 let id = id.map_err(|e| self.failed(&e, "write", &format!("data/{shard}")))?;
-                Ok(ShardUpload::to_store(Arc::clone(&bucket.multipart), path, id, self.sending))
+                Ok(ShardUpload::to_store(
+                    Arc::clone(&bucket.multipart),
+                    path,
+                    id,
+                    self.sending,
+                    Arc::clone(&self.parts),
+                ))
             }
         }
     }
@@ -314,6 +383,7 @@ impl Output {
     /// # Errors
     /// When the store does not take it.
     pub async fn finish(&self) -> Result<()> {
+        self.still_ours().await?;
         self.put(SUCCESS, Vec::new()).await?;
         // those whose beginning was answered by a connection that broke
         self.abort_uploads(false).await?;
@@ -352,7 +422,7 @@ impl Output {
     pub async fn remove_if_nothing_is_committed(&self, made_folder: bool) {
         let empty = self.list("data").await.is_ok_and(|files| files.is_empty())
             && self.list(&format!("{STATE}/splits")).await.is_ok_and(|files| files.is_empty());
-        if !empty || self.lost.load(std::sync::atomic::Ordering::Relaxed) {
+        if !empty || self.still_ours().await.is_err() {
             return;
         }
         if let Err(e) = self.remove().await {
@@ -392,14 +462,24 @@ impl Output {
         if !self.exists(PLAN).await? {
             return Ok(());
         }
+        self.still_ours().await?;
         self.delete(SUCCESS).await?;
         for file in [MANIFEST, CARD, TOKENIZER] {
             self.delete(file).await?;
         }
-        for folder in ["data", "_stillhouse/splits", "_stillhouse/staging", "_stillhouse/input"] {
+        // records and uploads before shards: what wakes up late finds nothing that it could still complete
+        self.remove_under("_stillhouse/splits").await?;
+        self.abort_uploads(false).await?;
+        for name in self.list("data").await?.into_keys().filter(|name| look::is_ours(name)) {
+            self.delete(&name).await?;
+        }
+        if let Some(root) = self.folder() {
+            // only where nothing of anybody else is in it
+            let _ = fs::remove_dir(root.join("data"));
+        }
+        for folder in ["_stillhouse/staging", "_stillhouse/input"] {
             self.remove_under(folder).await?;
         }
-        self.abort_uploads(false).await?;
         self.delete(PLAN).await
     }
 
@@ -427,7 +507,8 @@ impl Output {
                         "input.sql: set HOME or XDG_CACHE_HOME: its rows are kept there while the job runs",
                     )
                 };
-                Ok(cache.ok_or_else(none)?.join("stillhouse/sql").join(job_hash))
+                let name = hex(&Sha256::digest(format!("{job_hash} {self}")));
+                Ok(cache.ok_or_else(none)?.join("stillhouse/sql").join(name))
             }
         }
     }

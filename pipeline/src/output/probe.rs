@@ -7,6 +7,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload}
 
 use super::STATE;
 use super::lease::unique;
+use crate::storage::{Outcome, find_failure};
 
 /// What a store makes of a conditional PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +42,19 @@ pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<
         Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
             return Ok(Condition::Refused);
         }
+        Err(e) if is_not_implemented(&e) => return Ok(Condition::Refused),
         Err(e) => return Err(e),
     };
     match store.delete(&path).await {
         Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(condition),
         Err(e) => Err(e),
     }
+}
+
+/// 501, of a server that knows no conditions.
+fn is_not_implemented(error: &object_store::Error) -> bool {
+    find_failure(error).is_some_and(|failure| match &failure.outcome {
+        Outcome::Refused(refusal) => refusal.status.as_u16() == 501,
+        Outcome::Broken(..) => false,
+    })
 }

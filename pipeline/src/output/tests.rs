@@ -22,7 +22,7 @@ pub(crate) struct Grounds {
 
 impl Grounds {
     async fn made(&self, name: &str) -> Output {
-        (self.open)(name).create(&Silent).await.unwrap()
+        (self.open)(name).create(&Silent).await.unwrap().for_job("hash")
     }
 }
 
@@ -42,12 +42,12 @@ pub(crate) fn in_store(
     let bucket = Bucket { multipart, uploads, prefix, shown: format!("s3://bucket/some folder/{name}") };
     // parts of S3's least size, so that the shards of these tests have several
     let sending = Sending { part_bytes: 5 << 20, parts_at_once: 2 };
-    Output { sending, ..Output::new(rooted, Ground::Store(bucket)) }
+    Output { sending, ..Output::new(rooted, Ground::Store(bucket)) }.for_job("hash")
 }
 
 fn disk(folder: &TempDir) -> Grounds {
     let root = folder.path().to_owned();
-    Grounds { open: Box::new(move |name| Output::on_disk(root.join(name)).unwrap()) }
+    Grounds { open: Box::new(move |name| Output::on_disk(root.join(name)).unwrap().for_job("hash")) }
 }
 
 #[tokio::test]
@@ -82,6 +82,13 @@ async fn seaweedfs_conforms() {
     tokio::task::spawn_blocking(move || drop(weed)).await.unwrap();
 }
 
+#[test]
+fn parts_suit_the_shard() {
+    let sending = Sending::default();
+    assert_eq!(sending.for_about(5e8), sending);
+    assert_eq!(sending.for_about(1e11).part_bytes, 40_000_000);
+}
+
 type Body = for<'a> fn(&'a Grounds) -> BoxFuture<'a, ()>;
 
 macro_rules! bodies {
@@ -100,6 +107,7 @@ pub(crate) async fn conforms(grounds: &Grounds) {
         unfinished_work_is_taken_away,
         outputs_of_others_are_refused,
         one_run_at_a_time,
+        a_sleeper_of_another_job_harms_nobody,
         removing_leaves_what_is_not_ours,
         a_failed_first_run_leaves_nothing,
         small_files_come_back,
@@ -197,6 +205,7 @@ async fn a_worker_that_wakes_up_after_the_end_loses(grounds: &Grounds) {
     let first = content(4, 1);
     let (shard, record) = staged(&output, &first).await;
     output.commit(shard, record).await.unwrap();
+    output.put_json(MANIFEST, &serde_json::json!({"job_hash": "hash"})).await.unwrap();
     output.finish().await.unwrap();
     if output.folder().is_some() {
         // a disk has forgotten the record; there the lock of the run keeps a second one away until it ends
@@ -239,7 +248,7 @@ async fn a_crash_in_the_middle_of_a_commit_is_settled(grounds: &Grounds) {
         }
         // the record is there, the shard is not yet
         upload::StagedKind::Store { upload, .. } => {
-            let commit = CommitRecord { shard: record.clone(), upload: Some(upload) };
+            let commit = CommitRecord { job_hash: "hash".into(), shard: record.clone(), upload: Some(upload) };
             output.create_json(&commit::split_record(SplitId(0)), &commit).await.unwrap();
             let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
             assert!(done.is_empty());
@@ -292,7 +301,10 @@ async fn outputs_of_others_are_refused(grounds: &Grounds) {
         refused.to_string().contains("another job") && refused.to_string().contains(&output.shown("")),
         "{refused}"
     );
+    output.put_json(MANIFEST, &serde_json::json!({"job_hash": "other"})).await.unwrap();
     output.finish().await.unwrap();
+    assert!(!matches!(output.look("mine").await.unwrap(), Found::Complete), "the manifest is another job's");
+    output.put_json(MANIFEST, &serde_json::json!({"job_hash": "mine"})).await.unwrap();
     assert!(matches!(output.look("mine").await.unwrap(), Found::Complete));
 
     let theirs = grounds.made("theirs").await;
@@ -310,15 +322,51 @@ async fn one_run_at_a_time(grounds: &Grounds) {
     two.lock(&Silent).await.unwrap().release().await;
 }
 
+/// It slept through its lease; meanwhile its output was given to another job.
+async fn a_sleeper_of_another_job_harms_nobody(grounds: &Grounds) {
+    let sleeper = grounds.made("sleeper").await.for_job("old");
+    if sleeper.folder().is_some() {
+        // the kernel's lock is not lost by sleeping
+        return;
+    }
+    let _lock = sleeper.lock(&Silent).await.unwrap();
+    sleeper.begin(&plan("old")).await.unwrap();
+    let late = staged(&sleeper, &content(13, 1)).await;
+    let other = (grounds.open)("sleeper").for_job("new");
+    // as taking over does it
+    other.put("_stillhouse/lease.json", b"{}".to_vec()).await.unwrap();
+    other.remove().await.unwrap();
+    other.begin(&plan("new")).await.unwrap();
+    let refused = |e: PipelineError| assert!(e.to_string().contains("taken this output over"), "{e}");
+    refused(sleeper.commit(late.0, late.1).await.unwrap_err());
+    refused(sleeper.begin(&plan("old")).await.unwrap_err());
+    refused(sleeper.finish().await.unwrap_err());
+    refused(sleeper.remove().await.unwrap_err());
+    refused(sleeper.recover(Vec::new()).await.unwrap_err());
+    refused(sleeper.abort_uploads(false).await.unwrap_err());
+
+    // and had it come through all the same: its record does not count, and goes with its shard
+    let blind = (grounds.open)("sleeper").for_job("old");
+    let (shard, record) = staged(&blind, &content(14, 1)).await;
+    blind.commit(shard, record).await.unwrap();
+    let Found::Resumable { done, unsettled } = other.look("new").await.unwrap() else { panic!() };
+    assert!(done.is_empty() && unsettled.is_empty());
+    other.recover(unsettled).await.unwrap();
+    assert_eq!(other.list("data").await.unwrap(), BTreeMap::new());
+    assert!(other.records().await.unwrap().is_empty());
+    nothing_unfinished(&other).await;
+}
+
 async fn removing_leaves_what_is_not_ours(grounds: &Grounds) {
     let output = grounds.made("remove").await;
     output.begin(&plan("hash")).await.unwrap();
     let (shard, record) = staged(&output, &content(11, 1)).await;
     output.commit(shard, record).await.unwrap();
     output.put("notes.txt", b"mine".to_vec()).await.unwrap();
+    output.put("data/notes.csv", b"mine".to_vec()).await.unwrap();
     output.remove().await.unwrap();
     let left: Vec<String> = output.list("").await.unwrap().into_keys().collect();
-    assert_eq!(left, ["notes.txt"]);
+    assert_eq!(left, ["data/notes.csv", "notes.txt"]);
 }
 
 async fn a_failed_first_run_leaves_nothing(grounds: &Grounds) {

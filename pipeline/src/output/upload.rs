@@ -1,6 +1,6 @@
 //! A shard on its way to the output: hashed, counted, and invisible until it is committed.
 //!
-//! Memory: on a store `parts_at_once` + 1 parts of `part_bytes`; on a disk 8 MB of buffer.
+//! Memory: on a store `parts_at_once` + 1 parts of `part_bytes`, and 16 parts of all shards together; on a disk 8 MB of buffer.
 
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use parquet::arrow::async_writer::AsyncFileWriter;
 use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::commit::UploadRecord;
@@ -29,6 +30,18 @@ pub struct Sending {
     pub part_bytes: usize,
     /// Parts of one shard under way at once.
     pub parts_at_once: usize,
+}
+
+/// The most parts that stores take of one upload.
+const MOST_PARTS: usize = 10_000;
+
+impl Sending {
+    /// Parts large enough that a shard of about so many bytes fits into as many as stores take, four times over.
+    #[must_use]
+    pub fn for_about(self, bytes: f64) -> Self {
+        let least = (bytes * 4.0 / MOST_PARTS as f64).ceil() as usize;
+        Self { part_bytes: self.part_bytes.max(least), ..self }
+    }
 }
 
 impl Default for Sending {
@@ -72,12 +85,19 @@ impl ShardUpload {
     }
 
     /// An upload that was begun already.
-    pub(super) fn to_store(multipart: Arc<dyn MultipartStore>, path: Path, id: String, sending: Sending) -> Self {
+    pub(super) fn to_store(
+        multipart: Arc<dyn MultipartStore>,
+        path: Path,
+        id: String,
+        sending: Sending,
+        all_parts: Arc<Semaphore>,
+    ) -> Self {
         Self::new(Target::Store(Parts {
             multipart,
             path,
             id,
             sending,
+            all_parts,
             waiting: Vec::new(),
             waiting_bytes: 0,
             under_way: JoinSet::new(),
@@ -163,6 +183,8 @@ struct Parts {
     path: Path,
     id: String,
     sending: Sending,
+    /// Shared by all uploads to an output.
+    all_parts: Arc<Semaphore>,
     waiting: Vec<Bytes>,
     waiting_bytes: usize,
     under_way: JoinSet<object_store::Result<(usize, PartId)>>,
@@ -200,12 +222,19 @@ impl Parts {
         {
             self.note(sent)?;
         }
+        if self.sent.len() == MOST_PARTS {
+            let bytes = self.sending.part_bytes;
+            let message = format!("more than {MOST_PARTS} parts of {bytes} bytes; set storage.part_megabytes higher");
+            return Err(object_store::Error::Generic { store: "upload", source: message.into() });
+        }
         let payload = PutPayload::from_iter(self.waiting.drain(..));
         self.waiting_bytes = 0;
         let index = self.sent.len();
         self.sent.push(None);
         let (multipart, path, id) = (Arc::clone(&self.multipart), self.path.clone(), self.id.clone());
+        let turn = Arc::clone(&self.all_parts).acquire_owned().await.ok();
         self.under_way.spawn(async move {
+            let _held_until_sent = turn;
             let part = multipart.put_part(&path, &id, index, payload).await?;
             Ok((index, part))
         });

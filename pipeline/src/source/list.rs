@@ -197,7 +197,9 @@ fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, T
     };
     let name = |path: &Path| path.filename().unwrap_or_default().to_string();
     let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
-    let files = listing.objects.into_iter().map(|o| (name(&o.location), Child::File(o.location, o.size)));
+    // consoles put an empty object for a folder itself
+    let objects = listing.objects.into_iter().filter(|o| o.location != *location);
+    let files = objects.map(|o| (name(&o.location), Child::File(o.location, o.size)));
     Ok(folders.chain(files).filter(|(name, _)| !name.is_empty()).collect())
 }
 

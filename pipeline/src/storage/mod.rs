@@ -24,7 +24,7 @@ pub mod url;
 mod tests;
 
 pub use explain::{explain, failed, is_retryable};
-pub use failure::{TransportError, find_failure};
+pub use failure::{Outcome, TransportError, find_failure};
 pub use open::{Opened, Storages};
 pub use profile::Environment;
 pub use transport::TransportStatistics;

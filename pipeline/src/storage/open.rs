@@ -169,7 +169,10 @@ impl<'a> Opening<'a> {
         for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
             // what is decided here goes another way
             if let Ok(key) = name.to_ascii_lowercase().parse()
-                && !matches!(key, AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint)
+                && !matches!(
+                    key,
+                    AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint | AmazonS3ConfigKey::Checksum
+                )
             {
                 builder = builder.with_config(key, value);
             }

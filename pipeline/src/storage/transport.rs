@@ -153,7 +153,9 @@ impl Transport {
         self.statistics.requests.fetch_add(1, Ordering::Relaxed);
         self.statistics.bytes_up.fetch_add(request.body().content_length() as u64, Ordering::Relaxed);
         let left = self.limits.longest.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
-        let limit = self.limits.request_timeout.min(left);
+        // a large part may take longer, at 100 kB/s and more
+        let carrying = Duration::from_secs(request.body().content_length() as u64 / 100_000);
+        let limit = (self.limits.request_timeout + carrying).min(left);
         let exchange = tokio::time::timeout(limit, async {
             let response = self.client.execute(request.clone()).await?;
             self.answered.store(true, Ordering::Relaxed);
