@@ -281,6 +281,7 @@ impl Output {
     /// A file of the output as a person names it.
     pub fn shown(&self, name: &str) -> String {
         match &self.ground {
+            Ground::Disk(root) if name.is_empty() => root.display().to_string(),
             Ground::Disk(root) => root.join(name).display().to_string(),
             Ground::Store(Bucket { shown, .. }) | Ground::Web(shown) if name.is_empty() => shown.clone(),
             Ground::Store(Bucket { shown, .. }) | Ground::Web(shown) => format!("{shown}/{name}"),
