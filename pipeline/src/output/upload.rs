@@ -150,7 +150,12 @@ impl ShardUpload {
         match &mut self.target {
             Target::Disk { writer, closed, .. } => {
                 *closed = true;
-                writer.shutdown().await.map_err(|e| object_store::Error::Generic { store: "disk", source: e.into() })
+                // the store's own error is inside
+                let store_error = |e: std::io::Error| match e.downcast::<object_store::Error>() {
+                    Ok(error) => error,
+                    Err(e) => object_store::Error::Generic { store: "disk", source: e.into() },
+                };
+                writer.shutdown().await.map_err(store_error)
             }
             Target::Store(parts) => parts.flush().await,
         }
