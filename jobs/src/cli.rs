@@ -1,6 +1,7 @@
 //! The command line: verbs, their exit codes, and errors in words or as JSON.
 
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -100,6 +101,12 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
+    /// An error of a job; the file is named where it is the file that has the problems.
+    pub fn of_job(error: PipelineError, file: &Path) -> Self {
+        let about = error.problems.is_some().then(|| file.display().to_string());
+        Self::Pipeline(error, about)
+    }
+
     fn code(&self) -> u8 {
         match self {
             Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,

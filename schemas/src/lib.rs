@@ -13,8 +13,9 @@
 //! let job = stillhouse_schemas::spec::JobSpec::from_yaml(
 //!     "version: 1\nname: demo\ninput: {format: text, paths: [a.txt]}\n\
 //!      tokenizer: {path: tokenizer.json}\npack: {length: 128}\noutput: {path: out}\n",
-//! ).unwrap();
+//! )?;
 //! assert_eq!(job.pack.length, 128);
+//! # Ok::<(), stillhouse_schemas::problems::Problems>(())
 //! ```
 
 pub mod checks;

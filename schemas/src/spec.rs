@@ -3,10 +3,14 @@
 //! The same types give the JSON Schema (`stillhouse schema`), the structural checks (see [`crate::parse`])
 //! and the values that the pipeline runs with. Unknown keys are refused at every level.
 
+mod extract;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use self::extract::{Dtype, Extract, ExtractMode, Noise, NoiseCodec, NoisePrecision, TeacherContext, TeacherSpec};
 
 use crate::storage::Storage;
 
@@ -285,139 +289,6 @@ pub enum Remainder {
     Keep,
 }
 
-/// What the teacher adds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Extract {
-    /// The teacher language model.
-    pub teacher: TeacherSpec,
-    /// `parallel`: one forward pass over given text. `sequential`: the teacher writes the text.
-    #[serde(default)]
-    pub mode: ExtractMode,
-    /// Whether the teacher sees across packed documents.
-    #[serde(default)]
-    pub context: TeacherContext,
-    /// Posterior Gumbel noise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub noise: Option<Noise>,
-    /// How many of the teacher's top log-probabilities to store per token; 0 for none.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 4_294_967_295_u64))]
-    pub topk: u32,
-}
-
-/// The teacher language model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TeacherSpec {
-    /// A folder with config.json and safetensors, a `.gguf` file, or `hf://org/name[@revision]`.
-    pub path: String,
-    /// `auto`, `cpu`, `cuda` or `cuda:N`.
-    #[serde(default = "default_device")]
-    #[schemars(regex(pattern = r"^(auto|cpu|cuda|cuda:[0-9]+)$"))]
-    pub device: String,
-    /// Arithmetic of the forward pass. Logits and everything after them are f32 and wider.
-    #[serde(default)]
-    pub dtype: Dtype,
-    /// Tokens of one forward pass (rows × length); at least one row is always taken.
-    #[serde(default = "default_batch_tokens")]
-    #[schemars(range(min = 1, max = 16_777_216))]
-    pub batch_tokens: u32,
-}
-
-/// Arithmetic of the teacher.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Dtype {
-    /// 32-bit floats.
-    #[default]
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-}
-
-/// Who writes the text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ExtractMode {
-    /// The corpus.
-    #[default]
-    Parallel,
-    /// The teacher (not in this version).
-    Sequential,
-}
-
-/// What the teacher sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TeacherContext {
-    /// All earlier tokens of the sequence, across documents (the papers' way).
-    #[default]
-    Sequence,
-    /// Only the tokens of its own document: the teacher is reset where a document begins.
-    Document,
-}
-
-/// Posterior Gumbel noise.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Noise {
-    /// How it is stored.
-    pub codec: NoiseCodec,
-    /// Largest total variation between stored and exact softmax(ξ), for every token (codec `replay`).
-    #[schemars(range(min = 0.00002, max = 0.5))]
-    pub tolerance: f64,
-    /// Independent noises per token, D.
-    #[schemars(range(min = 1, max = 64))]
-    pub draws: u32,
-    /// Precision of stored values. Default: f16; f32 for `replay` with a tolerance under 0.0005.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub precision: Option<NoisePrecision>,
-    /// Seed of the noise. Default: the job's `seed`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_u64))]
-    pub seed: Option<u64>,
-}
-
-impl Default for Noise {
-    fn default() -> Self {
-        Self { codec: NoiseCodec::Replay, tolerance: 1e-3, draws: 1, precision: None, seed: None }
-    }
-}
-
-impl Noise {
-    /// Precision of the stored values, with the default filled in.
-    pub fn resolved_precision(&self) -> NoisePrecision {
-        self.precision.unwrap_or(match self.codec {
-            NoiseCodec::Replay if self.tolerance < 5e-4 => NoisePrecision::F32,
-            _ => NoisePrecision::F16,
-        })
-    }
-}
-
-/// How noise is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum NoiseCodec {
-    /// Replayable: a seed, and the few values that the replay gets wrong.
-    #[default]
-    Replay,
-    /// All of ξ, `[V]` per token: for small vocabularies and for checking.
-    Dense,
-}
-
-/// Precision of stored noise values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum NoisePrecision {
-    /// IEEE half precision.
-    F16,
-    /// 32-bit floats.
-    F32,
-}
-
 /// Base-b sub-tokens: b = ⌈V^(1/ℓ)⌉, most significant digit first (MDM-Prime).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -558,12 +429,6 @@ fn default_delimiter() -> String {
 }
 fn default_piece() -> u32 {
     1000
-}
-fn default_device() -> String {
-    "auto".into()
-}
-fn default_batch_tokens() -> u32 {
-    4096
 }
 fn default_shard() -> f64 {
     500.0

@@ -1,6 +1,6 @@
 //! Progress as bars: splits, documents, tokens, and what the teacher has gone over, with rate and time left.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -8,6 +8,7 @@ use stillhouse_pipeline::events::{Event, Progress};
 
 use super::copies::{Copied, Copies};
 use super::gauge::{Gauge, Reading, Start};
+use super::lock;
 use super::ticker::{PATIENCE, Ticker};
 use crate::page::escaped;
 use crate::units;
@@ -58,10 +59,6 @@ impl Bars {
         state.closed = true;
         state.clear();
     }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {

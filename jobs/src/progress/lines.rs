@@ -1,12 +1,13 @@
 //! Progress as log lines: every change of state, and the counters about every five seconds.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stillhouse_pipeline::events::{Event, Progress};
 
 use super::copies::{Copied, Copies};
 use super::gauge::{Gauge, Reading, Start};
+use super::lock;
 use super::ticker::{PATIENCE, Ticker};
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
@@ -55,10 +56,6 @@ impl LogLines {
         self.ticker.stop();
         lock(&self.state).closed = true;
     }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::plan::Plan;
 use stillhouse_pipeline::{job, plan};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
@@ -43,10 +42,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let _blocking_calls_wait_on = runtime.enter();
     let planned = job::prepare(&args.job, &watch).and_then(|p| Ok((plan::plan(&p, &watch)?, p.output()?.to_string())));
     watch.close();
-    let (plan, output) = planned.map_err(|e: PipelineError| {
-        let file = e.problems.is_some().then(|| args.job.display().to_string());
-        Failure::Pipeline(e, file)
-    })?;
+    let (plan, output) = planned.map_err(|e| Failure::of_job(e, &args.job))?;
     if args.json {
         printer.json(&plan)?;
     } else {

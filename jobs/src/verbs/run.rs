@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run::RunOptions;
 use stillhouse_pipeline::{job, run};
@@ -54,10 +53,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         _ => Mode::Shown,
     };
     let watch = Arc::new(Watch::new(printer, mode));
-    let about = |e: PipelineError| {
-        let file = e.problems.is_some().then(|| args.job.display().to_string());
-        Failure::Pipeline(e, file)
-    };
+    let about = |e| Failure::of_job(e, &args.job);
     let prepared = {
         let _blocking_calls_wait_on = runtime.enter();
         job::prepare(&args.job, watch.as_ref())
