@@ -1,0 +1,140 @@
+"""Rows of a data set in memory: a dictionary of arrays, numpy or torch, that knows the data set it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from .errors import ColumnError
+from .info import Info
+
+if TYPE_CHECKING:
+    import torch
+
+Array = Union[np.ndarray, "torch.Tensor"]
+
+
+class Ragged:
+    """Rows of different lengths: ``values`` [n] of all rows one after the other, ``offsets`` [B+1] int64 where they begin.
+
+    ``ragged[i]`` is row i, a view. Both arrays are numpy or both are torch.
+    """
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: Any, offsets: Any) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Any:
+        size = len(self)
+        if not -size <= row < size:
+            raise IndexError(f"row {row} of {size}")
+        row %= size
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {len(self.values)} values, {self.values.dtype})"
+
+    @property
+    def lengths(self) -> Any:
+        """Values of each row, [B] int64."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def pin_memory(self, device: Any = None) -> Ragged:
+        """For ``DataLoader(pin_memory=True)``."""
+        return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
+
+    def to(self, *args: Any, **kwargs: Any) -> Ragged:
+        """``torch.Tensor.to`` of both arrays (the offsets keep their type)."""
+        values = self.values.to(*args, **kwargs)
+        return Ragged(values, self.offsets.to(values.device))
+
+
+class Batch(dict[str, Any]):
+    """Columns by name: arrays [B, ...] in the shape of the column, :class:`Ragged` where rows differ in length.
+
+    ``info`` holds what noise and views must know of the data set. ``state``, where a data set of :mod:`stillhouse.torch`
+    made the batch, is what ``load_state_dict`` takes to go on right after this batch. Both stay with the batch through
+    ``to``, ``torch``, pickling and ``pin_memory``.
+    """
+
+    info: Info | None
+    state: dict[str, Any] | None
+
+    def __init__(
+        self, columns: Mapping[str, Any] = {}, info: Info | None = None, state: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(columns)
+        self.info = info
+        self.state = state
+
+    def __missing__(self, column: str) -> Any:
+        raise ColumnError(f"the batch has no column {column!r}; it has {', '.join(self) or 'none'}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Batch, (dict(self), self.info, self.state))
+
+    def __copy__(self) -> Batch:
+        return Batch(self, self.info, self.state)
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(next(iter(self.values()))) if self else 0
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """``torch.Tensor.to`` of every column, such as ``batch.to("cuda", non_blocking=True)``."""
+        return Batch({name: value.to(*args, **kwargs) for name, value in self.items()}, self.info, self.state)
+
+    def torch(self) -> Batch:
+        """The same columns as torch tensors, without a copy where torch has full support for the type.
+
+        Types that torch can hardly compute with are widened: uint16 to int32, uint32 to int64; ``sequence_id`` and other
+        uint64 become int64 with the same bits.
+        """
+        return Batch({name: _to_torch(value) for name, value in self.items()}, self.info, self.state)
+
+    def numpy(self) -> Batch:
+        """The same columns as numpy arrays (of tensors on a GPU: copies). Types stay as they are."""
+        return Batch({name: _to_numpy(value) for name, value in self.items()}, self.info, self.state)
+
+
+def is_torch(value: Any) -> bool:
+    """Whether a column or array is of torch, without importing torch."""
+    if isinstance(value, Ragged):
+        value = value.values
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
+_WIDER = {"uint16": np.int32, "uint32": np.int64}
+
+
+def _to_torch(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, Ragged):
+        return Ragged(_to_torch(value.values), _to_torch(value.offsets))
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == np.uint64:
+        value = value.view(np.int64)
+    elif value.dtype.name in _WIDER:
+        value = value.astype(_WIDER[value.dtype.name])
+    if not value.flags.writeable:
+        value = value.copy()
+    return torch.from_numpy(value)
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, Ragged):
+        return Ragged(_to_numpy(value.values), _to_numpy(value.offsets))
+    return value.detach().cpu().numpy() if is_torch(value) else value

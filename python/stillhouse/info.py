@@ -1,0 +1,70 @@
+"""What a data set says about itself, as far as a trainer needs it: vocabulary, noise, sub-tokens, special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class NoiseInfo:
+    """How the noise of a data set was stored.
+
+    ``codec`` is ``"replay"`` or ``"dense"``; ``seed`` is that of the generator (``noise_seed`` of the manifest, u64);
+    ``draws`` is D, the independent noises per token; ``tolerance`` bounds the total variation between stored and exact
+    softmax(ξ) of every token (codec ``replay``; 0 for ``dense``).
+    """
+
+    codec: Literal["replay", "dense"]
+    seed: int
+    draws: int = 1
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class SubtokenInfo:
+    """Base b and length ℓ of the sub-tokens (Prime): every token is ℓ digits in base b, most significant first."""
+
+    base: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """Facts of a data set that every batch carries along.
+
+    ``vocab_size`` is V (C in Prime's paper). ``special_tokens`` maps roles (``bos``, ``eos``, ``pad``, ``mask``) to ids,
+    as far as the tokenizer has them. ``length`` is L, the positions of a row (the longest one where rows differ).
+    """
+
+    vocab_size: int
+    length: int
+    noise: NoiseInfo | None = None
+    subtokens: SubtokenInfo | None = None
+    schedule: str = "linear"
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any]) -> Info:
+        """Takes the facts out of a parsed ``manifest.json``."""
+        job = manifest["job"]
+        noise = (job.get("extract") or {}).get("noise")
+        seed = manifest.get("noise_seed")
+        subtokens = manifest.get("subtokens")
+        tokens = manifest["tokenizer"].get("special_tokens", {})
+        return cls(
+            vocab_size=int(manifest["vocab_size"]),
+            length=int(job["pack"]["length"]),
+            noise=None
+            if noise is None or seed is None
+            else NoiseInfo(
+                codec=noise["codec"],
+                seed=int(seed),
+                draws=int(noise["draws"]),
+                tolerance=float(noise["tolerance"]) if noise["codec"] == "replay" else 0.0,
+            ),
+            subtokens=None if subtokens is None else SubtokenInfo(int(subtokens["base"]), int(subtokens["length"])),
+            schedule=(job.get("partitions") or {}).get("schedule", "linear"),
+            special_tokens={role: int(token["id"]) for role, token in tokens.items()},
+        )
