@@ -5,7 +5,7 @@ use std::fmt;
 use datafusion::common::DataFusionError;
 use stillhouse_schemas::problems::Problems;
 
-use crate::storage;
+use crate::storage::{self, StorageError};
 
 /// What kind of thing failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +109,12 @@ impl fmt::Display for PipelineError {
 }
 
 impl std::error::Error for PipelineError {}
+
+impl From<StorageError> for PipelineError {
+    fn from(error: StorageError) -> Self {
+        Self::new(ErrorKind::Usage, error.to_string())
+    }
+}
 
 impl From<Problems> for PipelineError {
     fn from(problems: Problems) -> Self {

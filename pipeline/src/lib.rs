@@ -26,5 +26,6 @@ pub mod plan;
 pub mod run;
 pub mod shard;
 pub mod source;
-pub mod storage;
 pub mod verify;
+
+pub use stillhouse_storage as storage;

@@ -24,11 +24,17 @@ use super::sealed::Sealed;
 use super::transport::{Connector, TransportStatistics};
 use super::uploads::{Signer, Uploads, XmlUploads};
 use super::url::{Scheme, StoreUrl};
-use crate::error::{ErrorKind, PipelineError, Result};
 
 const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
 /// Longer than any attempt: the transport has its own limit.
 const CLIENT_TIMEOUT: &str = "3600 seconds";
+
+/// Options, environment or a profile file that make no sense: nothing was asked of any store.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StorageError(pub(crate) String);
+
+type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 /// An open bucket, container or web server.
 #[derive(Clone)]
@@ -70,7 +76,7 @@ impl Storages {
     /// Opens the bucket of a URL. Asks nobody: whether it is there shows with the first request.
     ///
     /// # Errors
-    /// Of kind [`ErrorKind::Usage`], when the options, the environment or a profile file make no sense.
+    /// When the options, the environment or a profile file make no sense.
     pub fn open(&self, url: &StoreUrl, options: &Storage) -> Result<Opened> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (url.scheme, url.bucket.clone(), options.clone());
@@ -297,12 +303,12 @@ impl<'a> Opening<'a> {
         Opened { store, multipart, uploads, statistics: self.statistics.clone() }
     }
 
-    fn usage(&self, message: impl fmt::Display) -> PipelineError {
-        PipelineError::new(ErrorKind::Usage, format!("cannot open {}: {message}", self.name))
+    fn usage(&self, message: impl fmt::Display) -> StorageError {
+        StorageError(format!("cannot open {}: {message}", self.name))
     }
 
-    fn refused(&self, error: &object_store::Error) -> PipelineError {
-        PipelineError::new(ErrorKind::Usage, explain(error, "open", &self.name))
+    fn refused(&self, error: &object_store::Error) -> StorageError {
+        StorageError(explain(error, "open", &self.name))
     }
 }
 

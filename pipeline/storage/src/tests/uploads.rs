@@ -7,7 +7,7 @@ use stillhouse_schemas::storage::Storage;
 
 use super::stand_in::{Answer, StandIn, xml};
 use super::{environment, key, open, options, url};
-use crate::storage::{Environment, Storages, explain};
+use crate::{Environment, Storages, explain};
 
 fn page(uploads: &[(&str, &str)], next: Option<(&str, &str)>) -> Answer {
     let uploads: String = uploads

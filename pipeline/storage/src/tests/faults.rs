@@ -6,7 +6,7 @@ use stillhouse_schemas::storage::Storage;
 
 use super::stand_in::{Answer, BODY, StandIn, xml};
 use super::{key, open, options, url};
-use crate::storage::{Opened, Storages, explain, find_failure, is_retryable};
+use crate::{Opened, Storages, explain, find_failure, is_retryable};
 
 fn status(status: u16, code: &str) -> Answer {
     Answer::Status(status, "", if code.is_empty() { String::new() } else { xml(code) })

@@ -6,7 +6,6 @@ use object_store::Error;
 
 use super::failure::{Asked, Breakage, Outcome, Refusal, TransportError, find_cause, find_failure};
 use super::profile::CredentialError;
-use crate::error::{ErrorKind, PipelineError};
 
 pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
      in ~/.aws/credentials, or for a public bucket `storage: {anonymous: true}`";
@@ -16,12 +15,6 @@ pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCE
 /// `action` stands after "cannot", `place` names the object or bucket.
 pub fn explain(error: &Error, action: &str, place: &str) -> String {
     format!("cannot {action} {place}: {}", reason(error, place))
-}
-
-/// [`explain`] as an error of the pipeline, which says whether trying later can help.
-pub fn failed(kind: ErrorKind, error: &Error, action: &str, place: &str) -> PipelineError {
-    let failure = PipelineError::new(kind, explain(error, action, place));
-    if is_retryable(error) { failure.retryable() } else { failure }
 }
 
 /// Whether the same call can succeed later: the limits of trying again ran out, or this machine's disk failed.

@@ -23,9 +23,9 @@ pub mod url;
 #[cfg(test)]
 mod tests;
 
-pub use explain::{explain, failed, is_retryable};
+pub use explain::{explain, is_retryable};
 pub use failure::{Outcome, TransportError, find_failure};
-pub use open::{Opened, Storages};
+pub use open::{Opened, StorageError, Storages};
 pub use profile::Environment;
 pub use transport::TransportStatistics;
 pub use uploads::{Upload, Uploads};
