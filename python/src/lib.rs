@@ -7,6 +7,8 @@
 //!
 //! Nothing here decides anything: it takes arrays apart, lets go of the interpreter's lock, and puts arrays together.
 
+mod reader;
+
 use pyo3::prelude::*;
 
 /// `stillhouse._core`.
@@ -15,4 +17,7 @@ mod _core {
     #[pymodule_export]
     #[allow(non_upper_case_globals)] // Python's name
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use super::reader::{DataSet, Steps, Stream};
 }

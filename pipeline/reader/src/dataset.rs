@@ -1,0 +1,439 @@
+//! A finished data set, and any of its rows.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt, TryStreamExt};
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use stillhouse_schemas::columns::FORMAT_VERSION;
+use stillhouse_schemas::storage::Storage;
+
+use crate::blocks::Block;
+use crate::cache::{Cache, Weigh};
+use crate::columns::{Column, ColumnSpec, RowRef, gather};
+use crate::process::PerProcess;
+use crate::shard::Footer;
+use crate::source::Source;
+use crate::{ReadError, Result};
+
+/// Tokens of a block: what is read at once. A block of L = 1,024 is 32 rows, about 0.7 MB with noise.
+pub const BLOCK_TOKENS: u64 = 32_768;
+/// Most rows of a block.
+const BLOCK_ROWS: u64 = 4_096;
+/// Memory for the footers of shards.
+const FOOTER_CACHE_BYTES: usize = 256 << 20;
+/// Blocks and shards that are read at once.
+const READS_AT_ONCE: usize = 16;
+/// Blocks of which a single row was read that are remembered.
+const TOUCHED: usize = 4_096;
+
+/// How a data set is opened.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Which data set split, such as `train`.
+    pub split: String,
+    /// How its store is reached.
+    pub storage: Storage,
+    /// Memory for decoded blocks.
+    pub cache_bytes: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { split: "train".into(), storage: Storage::default(), cache_bytes: 512 << 20 }
+    }
+}
+
+/// A shard, from the manifest.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Shard {
+    pub path: String,
+    pub dataset_split: String,
+    pub rows: u64,
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+/// What is needed of the manifest. Fields of later minor versions are of no concern.
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    job: Job,
+    job_hash: String,
+    columns: Vec<ColumnSpec>,
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Job {
+    pack: Pack,
+}
+
+#[derive(Debug, Deserialize)]
+struct Pack {
+    length: u64,
+}
+
+/// One data set split of a finished data set, with the columns that are read.
+#[derive(Debug)]
+pub struct DataSet {
+    url: String,
+    options: OpenOptions,
+    /// `manifest.json` as it stands.
+    manifest: Arc<str>,
+    job_hash: String,
+    length: u64,
+    shards: Arc<[Shard]>,
+    /// Row at which each shard begins; one more at the end.
+    starts: Arc<[u64]>,
+    columns: Vec<ColumnSpec>,
+    live: PerProcess<Live>,
+}
+
+/// What a process has open.
+#[derive(Debug)]
+struct Live {
+    source: Result<Source>,
+    footers: Cache<FooterOf>,
+    blocks: Cache<Block>,
+    touched: Mutex<Touched>,
+}
+
+#[derive(Debug)]
+struct FooterOf(Footer);
+
+impl Weigh for FooterOf {
+    fn bytes(&self) -> usize {
+        self.0.size()
+    }
+}
+
+impl DataSet {
+    /// Opens one split of a data set: reads its manifest, nothing else.
+    ///
+    /// # Errors
+    /// When there is none, when it is unfinished, of a newer format, or has no such split.
+    pub async fn open(url: &str, options: OpenOptions) -> Result<Self> {
+        let source = Source::open(url, &options.storage)?;
+        let manifest = manifest(&source).await?;
+        let parsed = parse(&source, &manifest)?;
+        let splits: BTreeSet<&str> = parsed.shards.iter().map(|s| s.dataset_split.as_str()).collect();
+        if !splits.contains(options.split.as_str()) {
+            let valid = splits.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(ReadError::Usage(format!(
+                "{}: got split {:?}, valid: {valid}",
+                source.shown(""),
+                options.split
+            )));
+        }
+        let shards: Arc<[Shard]> =
+            parsed.shards.into_iter().filter(|s| s.dataset_split == options.split && s.rows > 0).collect();
+        let mut starts = vec![0];
+        starts.extend(shards.iter().scan(0, |end, shard| {
+            *end += shard.rows;
+            Some(*end)
+        }));
+        Ok(Self {
+            url: url.to_owned(),
+            options,
+            manifest: manifest.into(),
+            job_hash: parsed.job_hash,
+            length: parsed.job.pack.length.max(1),
+            shards,
+            starts: starts.into(),
+            columns: parsed.columns,
+            live: PerProcess::new(),
+        })
+    }
+
+    /// The same data set with some of its columns, in the order given.
+    ///
+    /// # Errors
+    /// When a column is not there.
+    pub fn select_columns(&self, names: &[String]) -> Result<Self> {
+        let find = |name: &String| {
+            self.columns.iter().find(|c| c.name == *name).cloned().ok_or_else(|| {
+                let valid = self.columns.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
+                ReadError::Column(format!("{}: got column {name:?}, valid: {valid}", self.url))
+            })
+        };
+        Ok(Self {
+            url: self.url.clone(),
+            options: self.options.clone(),
+            manifest: Arc::clone(&self.manifest),
+            job_hash: self.job_hash.clone(),
+            length: self.length,
+            shards: Arc::clone(&self.shards),
+            starts: Arc::clone(&self.starts),
+            columns: names.iter().map(find).collect::<Result<_>>()?,
+            live: PerProcess::new(),
+        })
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Positions of the longest row, L.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Rows of a block: a power of two that depends on L alone.
+    pub fn block_rows(&self) -> u64 {
+        let fit = (BLOCK_TOKENS / self.length).clamp(1, BLOCK_ROWS);
+        1 << fit.ilog2()
+    }
+
+    /// The columns that are read.
+    pub fn columns(&self) -> &[ColumnSpec] {
+        &self.columns
+    }
+
+    /// `manifest.json` as it stands.
+    pub fn manifest(&self) -> &str {
+        &self.manifest
+    }
+
+    /// The hash of everything that decided the bytes of the shards.
+    pub fn job_hash(&self) -> &str {
+        &self.job_hash
+    }
+
+    /// Which data set split this is.
+    pub fn split(&self) -> &str {
+        &self.options.split
+    }
+
+    /// Some rows, in the order given; a row may come more than once.
+    ///
+    /// With `whole_blocks` whole blocks are read and kept, which is right when most of their rows will be asked for. Without, a row
+    /// that comes alone costs the pages that hold it, until a second one of its block is asked for.
+    ///
+    /// # Errors
+    /// When a row does not exist, or a shard cannot be read.
+    pub async fn read(self: &Arc<Self>, rows: &[u64], whole_blocks: bool) -> Result<Vec<Column>> {
+        if let Some(row) = rows.iter().find(|&&row| row >= self.rows()) {
+            return Err(ReadError::Usage(format!("{}: got row {row}, valid: 0 to {}", self.url, self.rows() - 1)));
+        }
+        let mut by_block: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+        for &row in rows {
+            by_block.entry(row / self.block_rows()).or_default().insert(row);
+        }
+        let (whole, single): (Vec<_>, Vec<_>) =
+            by_block.into_iter().partition(|(block, rows)| whole_blocks || self.is_worth_a_block(*block, rows.len()));
+        let single = single.into_iter().flat_map(|(_, rows)| rows);
+
+        let blocks = futures::stream::iter(whole.into_iter().map(|(block, _)| self.spawn_block(block)));
+        let blocks = blocks.buffer_unordered(READS_AT_ONCE).try_collect::<HashMap<_, _>>();
+        let (blocks, single) = futures::try_join!(blocks, self.read_single(single))?;
+
+        let find = |row: &u64| {
+            let in_block = blocks.get(&(row / self.block_rows())).and_then(|block| block.row(*row));
+            in_block.or_else(|| single.get(row).map(|(batch, row)| RowRef { batch, row: *row })).ok_or_else(|| {
+                ReadError::DataSet(format!("{}: row {row} is in no shard; `stillhouse verify` checks them", self.url))
+            })
+        };
+        let found = rows.iter().map(find).collect::<Result<Vec<_>>>()?;
+        self.columns.iter().map(|spec| gather(spec, &found)).collect()
+    }
+
+    /// Reads a block into the cache, on another thread.
+    pub(crate) fn prefetch(self: &Arc<Self>, block: u64) -> tokio::task::JoinHandle<Result<()>> {
+        let me = Arc::clone(self);
+        tokio::spawn(async move { me.block(block).await.map(|_| ()) })
+    }
+
+    /// Lets go of a block.
+    pub(crate) fn release(&self, block: u64) {
+        self.live().blocks.release(block);
+    }
+
+    /// Whether the cache has room for another block.
+    pub(crate) fn has_room(&self) -> bool {
+        self.live().blocks.has_room()
+    }
+
+    /// Checks the size and sha256 of every shard of this split.
+    ///
+    /// # Errors
+    /// The first shard that is wrong or cannot be read.
+    pub async fn verify(&self) -> Result<()> {
+        let source = self.live().source.as_ref().map_err(Clone::clone)?;
+        for shard in self.shards.iter() {
+            let failed = |e: &object_store::Error| source.failed(e, &shard.path);
+            let mut stream =
+                source.store.get(&Path::from(shard.path.as_str())).await.map_err(|e| failed(&e))?.into_stream();
+            let (mut hash, mut bytes) = (Sha256::new(), 0u64);
+            while let Some(chunk) = stream.try_next().await.map_err(|e| failed(&e))? {
+                bytes += chunk.len() as u64;
+                hash.update(&chunk);
+            }
+            let sum: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+            if bytes != shard.bytes || sum != shard.sha256 {
+                return Err(ReadError::DataSet(format!(
+                    "{}: has {bytes} bytes and sha256 {sum}, the manifest says {} and {}; copy it again",
+                    source.shown(&shard.path),
+                    shard.bytes,
+                    shard.sha256
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn live(&self) -> &Live {
+        self.live.get_or_init(|| Live {
+            source: Source::open(&self.url, &self.options.storage),
+            footers: Cache::new(FOOTER_CACHE_BYTES),
+            blocks: Cache::new(self.options.cache_bytes),
+            touched: Mutex::default(),
+        })
+    }
+
+    fn is_worth_a_block(&self, block: u64, rows: usize) -> bool {
+        let live = self.live();
+        let many = rows as u64 * 4 >= self.block_rows();
+        many || live.blocks.has(block) || live.touched.lock().unwrap_or_else(PoisonError::into_inner).again(block)
+    }
+
+    async fn spawn_block(self: &Arc<Self>, number: u64) -> Result<(u64, Arc<Block>)> {
+        let me = Arc::clone(self);
+        let task = tokio::spawn(async move { me.block(number).await });
+        Ok((number, task.await.map_err(|e| ReadError::Usage(format!("reading stopped: {e}")))??))
+    }
+
+    async fn block(&self, number: u64) -> Result<Arc<Block>> {
+        self.live()
+            .blocks
+            .get_or_load(number, || async move {
+                let (start, end) = (number * self.block_rows(), ((number + 1) * self.block_rows()).min(self.rows()));
+                let mut block = Block::default();
+                for (shard, local) in self.in_shards(start..end) {
+                    let first = self.starts[shard] + local.start;
+                    block.push(first, self.read_shard(shard, &[local]).await?);
+                }
+                Ok(block)
+            })
+            .await
+    }
+
+    /// Rows one by one, through the pages that hold them.
+    async fn read_single(
+        &self,
+        rows: impl Iterator<Item = u64>,
+    ) -> Result<HashMap<u64, (arrow::array::RecordBatch, usize)>> {
+        let mut by_shard: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for row in rows {
+            by_shard.entry(self.shard_of(row)).or_default().push(row);
+        }
+        let read = |(shard, rows): (usize, Vec<u64>)| async move {
+            let ranges: Vec<Range<u64>> =
+                rows.iter().map(|row| row - self.starts[shard]).map(|local| local..local + 1).collect();
+            let batches = self.read_shard(shard, &ranges).await?;
+            let places = batches.into_iter().flat_map(|batch| (0..batch.num_rows()).map(move |i| (batch.clone(), i)));
+            Ok::<_, ReadError>(rows.into_iter().zip(places).collect::<Vec<_>>())
+        };
+        let found: Vec<Vec<_>> =
+            futures::stream::iter(by_shard.into_iter().map(read)).buffer_unordered(READS_AT_ONCE).try_collect().await?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<arrow::array::RecordBatch>> {
+        let live = self.live();
+        let source = live.source.as_ref().map_err(Clone::clone)?;
+        let record = &self.shards[shard];
+        let footer = live
+            .footers
+            .get_or_load(shard as u64, || async { Footer::load(source, record).await.map(FooterOf) })
+            .await?;
+        let names: Vec<String> = self.columns.iter().map(|c| c.name.clone()).collect();
+        footer.0.read(source, record, &names, ranges).await
+    }
+
+    fn shard_of(&self, row: u64) -> usize {
+        self.starts.partition_point(|&start| start <= row).saturating_sub(1)
+    }
+
+    /// A range of rows of the data set as ranges of rows of its shards.
+    fn in_shards(&self, rows: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
+        (self.shard_of(rows.start)..self.shards.len()).map_while(move |shard| {
+            let (begin, end) = (self.starts[shard], self.starts[shard + 1]);
+            let (from, to) = (rows.start.max(begin), rows.end.min(end));
+            (from < to).then(|| (shard, from - begin..to - begin))
+        })
+    }
+}
+
+/// Blocks of which a single row was read lately.
+#[derive(Debug, Default)]
+struct Touched {
+    when: HashMap<u64, u64>,
+    by_time: BTreeMap<u64, u64>,
+    clock: u64,
+}
+
+impl Touched {
+    /// Remembers that a row of the block is read; whether one was before.
+    fn again(&mut self, block: u64) -> bool {
+        self.clock += 1;
+        let before = self.when.insert(block, self.clock);
+        if let Some(before) = before {
+            self.by_time.remove(&before);
+        }
+        self.by_time.insert(self.clock, block);
+        if self.by_time.len() > TOUCHED
+            && let Some((_, oldest)) = self.by_time.pop_first()
+        {
+            self.when.remove(&oldest);
+        }
+        before.is_some()
+    }
+}
+
+/// The manifest of a finished data set, if this version can read it.
+async fn manifest(source: &Source) -> Result<String> {
+    let shown = source.shown("manifest.json");
+    let Some(bytes) = source.get("manifest.json").await? else {
+        let unfinished = source.get("_stillhouse/plan.json").await?.is_some();
+        let why = match unfinished {
+            true => "the job is not finished; `stillhouse run` its job file again to go on",
+            false => "not a Stillhouse data set (no manifest.json); give the folder that the job's output.path names",
+        };
+        return Err(ReadError::DataSet(format!("{}: {why}", source.shown(""))));
+    };
+    let text = String::from_utf8(bytes.to_vec()).map_err(|e| ReadError::DataSet(format!("{shown}: {e}")))?;
+    let json: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|e| ReadError::DataSet(format!("{shown}: is damaged: {e}; copy it again")))?;
+    match json.get("format_version").and_then(serde_json::Value::as_u64) {
+        Some(version) if version <= u64::from(FORMAT_VERSION) => {}
+        Some(version) => {
+            return Err(ReadError::DataSet(format!(
+                "{shown}: got format_version {version}, this version of the package reads up to {FORMAT_VERSION}; \
+                 install a newer stillhouse (pip install -U)"
+            )));
+        }
+        None => {
+            return Err(ReadError::DataSet(format!(
+                "{shown}: has no format_version; it is not a manifest of Stillhouse"
+            )));
+        }
+    }
+    if source.get("_SUCCESS").await?.is_none() {
+        return Err(ReadError::DataSet(format!(
+            "{}: has no _SUCCESS: the job or the copy is not finished; `stillhouse run` the job, or `stillhouse export`, again",
+            source.shown("")
+        )));
+    }
+    Ok(text)
+}
+
+fn parse(source: &Source, manifest: &str) -> Result<Manifest> {
+    serde_json::from_str(manifest).map_err(|e| {
+        ReadError::DataSet(format!("{}: {e}; it is damaged, copy it again", source.shown("manifest.json")))
+    })
+}

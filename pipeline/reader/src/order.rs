@@ -1,0 +1,230 @@
+//! The order of an epoch: position ↦ row, the same for any number of trainers and workers.
+//!
+//! ```text
+//! rows       0 ………………………………………… N        cut into blocks of R consecutive rows
+//! blocks     b0 b1 b2 … b_F                  in a keyed random order (a Feistel permutation: no memory, any block at once)
+//! windows    [ b7 b3 b91 … ][ b0 b55 … ] …   about `window_blocks` blocks each: the shuffle buffer
+//! lanes      b7→0  b3→1 …  (mod `lanes`)     rows are shuffled within a lane, and the lanes take turns row by row
+//! ```
+//!
+//! So a window mixes rows of as many places as it has blocks, and a trainer of rank r among W, which takes the positions r, r + W, …,
+//! meets only the blocks of its lanes (of all lanes divided by gcd(W, lanes)): ranks read different data. The last window
+//! also holds the blocks that make no full turn of the lanes, and the rows that make no full block; it is shuffled as a whole.
+//!
+//! Every choice is Philox of (seed, purpose, window and lane or round, epoch). Any position is found in O(window) time.
+
+use std::ops::Range;
+
+use stillhouse_noise::{fnv1a64, keyed_uniforms, philox4x32_10, splitmix64};
+
+/// Lanes of a window. Ranks whose number divides it read no block twice.
+pub const LANES: u64 = 64;
+
+/// How rows are shuffled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shuffle {
+    /// Seed of the order.
+    pub seed: u64,
+    /// Blocks of a window; rounded up to full turns of the lanes.
+    pub window_blocks: u64,
+}
+
+/// The order of one epoch over `rows` rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    rows: u64,
+    block_rows: u64,
+    epoch: u32,
+    shuffle: Option<Shuffle>,
+}
+
+impl Order {
+    /// The order of an epoch over rows that are read in blocks of `block_rows`; rows as they lie where `shuffle` is `None`.
+    pub fn new(rows: u64, block_rows: u64, epoch: u32, shuffle: Option<Shuffle>) -> Self {
+        Self { rows, block_rows: block_rows.max(1), epoch, shuffle }
+    }
+
+    /// Rows, which are positions too.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Number of windows.
+    pub fn windows(&self) -> u64 {
+        match self.shuffle {
+            Some(shuffle) => {
+                let turns = self.full_blocks() / LANES;
+                (turns / shuffle.window_blocks.div_ceil(LANES).max(1)).max(1)
+            }
+            // nothing is mixed: windows only say how far to read ahead
+            None => self.rows.div_ceil(LANES * self.block_rows).max(1),
+        }
+    }
+
+    /// The window that holds a position.
+    pub fn window_of(&self, position: u64) -> u64 {
+        let (mut low, mut high) = (0, self.windows());
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if self.positions(middle).start <= position { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    /// The positions of a window.
+    pub fn positions(&self, window: u64) -> Range<u64> {
+        let last = window + 1 >= self.windows();
+        let blocks = match self.shuffle {
+            Some(_) => self.window_blocks(window),
+            None => window * LANES..(window + 1) * LANES,
+        };
+        blocks.start * self.block_rows..if last { self.rows } else { blocks.end * self.block_rows }
+    }
+
+    /// The rows of a window in the order of their positions; without a shuffle they are not listed: the row is the position.
+    pub fn window(&self, window: u64) -> Option<Vec<u64>> {
+        let shuffle = self.shuffle?;
+        let permuted = self.window_blocks(window);
+        let full = self.full_blocks();
+        let blocks: Vec<u64> = permuted.map(|index| self.permute(shuffle, index, full)).collect();
+        let rows_of = |block: u64| block * self.block_rows..(block + 1) * self.block_rows;
+        if window + 1 >= self.windows() {
+            let mut rows: Vec<u64> = blocks.into_iter().flat_map(rows_of).collect();
+            rows.extend(full * self.block_rows..self.rows);
+            keyed_uniforms(shuffle.seed, "order_window", window, self.epoch).shuffle(&mut rows);
+            return Some(rows);
+        }
+        let lanes: Vec<Vec<u64>> = (0..LANES)
+            .map(|lane| {
+                let mine = blocks.iter().skip(lane as usize).step_by(LANES as usize);
+                let mut rows: Vec<u64> = mine.copied().flat_map(rows_of).collect();
+                keyed_uniforms(shuffle.seed, "order_lane", window * LANES + lane, self.epoch).shuffle(&mut rows);
+                rows
+            })
+            .collect();
+        let depth = lanes.first().map_or(0, Vec::len);
+        Some((0..depth).flat_map(|i| lanes.iter().filter_map(move |lane| lane.get(i).copied())).collect())
+    }
+
+    fn full_blocks(&self) -> u64 {
+        self.rows / self.block_rows
+    }
+
+    /// The blocks of a window, as places in the permutation. All windows but the last hold full turns of the lanes, as equal as can be.
+    fn window_blocks(&self, window: u64) -> Range<u64> {
+        let (full, windows) = (self.full_blocks(), self.windows());
+        let turns = full / LANES;
+        let begin = |w: u64| (u128::from(turns) * u128::from(w) / u128::from(windows)) as u64 * LANES;
+        begin(window)..if window + 1 >= windows { full } else { begin(window + 1) }
+    }
+
+    /// A keyed permutation of 0..n: four Feistel rounds over the next even number of bits, walked until the result is below n.
+    fn permute(&self, shuffle: Shuffle, index: u64, n: u64) -> u64 {
+        let half = (u64::BITS - n.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
+        let mask = (1u64 << half) - 1;
+        let s = splitmix64(shuffle.seed ^ fnv1a64(b"order_blocks"));
+        let key = [s as u32, (s >> 32) as u32];
+        let mut value = index;
+        loop {
+            let (mut left, mut right) = (value >> half, value & mask);
+            for round in 0..4 {
+                let words = philox4x32_10([right as u32, (right >> 32) as u32, round, self.epoch], key);
+                (left, right) = (right, left ^ (u64::from(words[0]) & mask));
+            }
+            value = left << half | right;
+            if value < n {
+                return value;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn all(order: &Order) -> Vec<u64> {
+        (0..order.windows()).flat_map(|w| order.window(w).unwrap()).collect()
+    }
+
+    fn shuffled(rows: u64, block_rows: u64, window_blocks: u64, seed: u64, epoch: u32) -> Order {
+        Order::new(rows, block_rows, epoch, Some(Shuffle { seed, window_blocks }))
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_comes_once(rows in 1u64..60_000, block in 0u32..6, window in 1u64..300, seed: u64, epoch in 0u32..9) {
+            let order = shuffled(rows, 1 << block, window, seed, epoch);
+            let mut got = all(&order);
+            got.sort_unstable();
+            prop_assert!(got.into_iter().eq(0..rows));
+        }
+
+        #[test]
+        fn positions_are_where_the_windows_are(rows in 1u64..60_000, window in 1u64..300, at in 0f64..1.0) {
+            let order = shuffled(rows, 8, window, 1, 0);
+            let position = ((rows as f64 * at) as u64).min(rows - 1);
+            let found = order.window_of(position);
+            prop_assert!(order.positions(found).contains(&position));
+            let range = order.positions(found);
+            prop_assert_eq!(order.window(found).unwrap().len() as u64, range.end - range.start);
+        }
+    }
+
+    #[test]
+    fn seeds_and_epochs_have_orders_of_their_own() {
+        let orders: BTreeSet<Vec<u64>> =
+            [(1, 0), (1, 1), (2, 0)].map(|(seed, epoch)| all(&shuffled(5_000, 8, 128, seed, epoch))).into();
+        assert_eq!(orders.len(), 3);
+    }
+
+    /// Correlation of position and row, and of neighbours: what a shuffle must not leave.
+    #[test]
+    fn nothing_of_the_old_order_is_left() {
+        let n = 100_000u64;
+        let rows = all(&shuffled(n, 32, 128, 7, 0));
+        let mean = (n - 1) as f64 / 2.0;
+        let variance: f64 = (0..n).map(|i| (i as f64 - mean).powi(2)).sum::<f64>();
+        let with_position: f64 =
+            rows.iter().enumerate().map(|(i, &row)| (i as f64 - mean) * (row as f64 - mean)).sum::<f64>() / variance;
+        let with_next: f64 =
+            rows.windows(2).map(|w| (w[0] as f64 - mean) * (w[1] as f64 - mean)).sum::<f64>() / variance;
+        // rows of one block share a window, so the noise is that of n/32 blocks
+        let limit = 4.0 / ((n / 32) as f64).sqrt();
+        assert!(with_position.abs() < limit, "{with_position}");
+        assert!(with_next.abs() < limit, "{with_next}");
+        // and the places of one batch of 64 are 64 blocks
+        let blocks: BTreeSet<u64> = rows[6_400..6_464].iter().map(|row| row / 32).collect();
+        assert_eq!(blocks.len(), 64);
+    }
+
+    #[test]
+    fn ranks_share_no_block_in_a_window() {
+        let order = shuffled(100_000, 32, 128, 3, 0);
+        let rows = order.window(2).unwrap();
+        for world in [2usize, 8, 64] {
+            let blocks: Vec<BTreeSet<u64>> =
+                (0..world).map(|rank| rows.iter().skip(rank).step_by(world).map(|row| row / 32).collect()).collect();
+            let distinct = blocks.iter().flatten().collect::<BTreeSet<_>>().len();
+            assert_eq!(blocks.iter().map(BTreeSet::len).sum::<usize>(), distinct, "{world}");
+        }
+    }
+
+    #[test]
+    fn rows_as_they_lie() {
+        let order = Order::new(10_000, 8, 0, None);
+        assert_eq!((order.windows(), order.window(3), order.window_of(9_999)), (20, None, 19));
+        assert_eq!(order.positions(19), 9_728..10_000);
+    }
+
+    #[test]
+    fn the_order_is_this_one_for_ever() {
+        let order = shuffled(1_000, 4, 64, 42, 3);
+        // a change here loses the place of every training run that is under way
+        assert_eq!(order.window(0).unwrap()[..8], [227, 639, 742, 360, 605, 261, 615, 213]);
+    }
+}

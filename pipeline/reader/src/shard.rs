@@ -1,0 +1,159 @@
+//! Reading rows of one shard: its footer once, then only the pages that hold the rows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
+use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuilder};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
+
+use crate::dataset::Shard;
+use crate::source::Source;
+use crate::{ReadError, Result};
+
+/// What one request for the end of a file brings: the footer and the offset index of most shards.
+const FOOTER_BYTES: usize = 256 * 1024;
+
+/// Footer of a shard: where its pages are.
+#[derive(Debug, Clone)]
+pub(crate) struct Footer(ArrowReaderMetadata);
+
+impl Footer {
+    /// Reads it, and makes sure that the file is the one that the manifest describes.
+    pub async fn load(source: &Source, shard: &Shard) -> Result<Self> {
+        let mut file = ShardFile::new(source, shard);
+        let reader = ParquetMetaDataReader::new()
+            .with_offset_index_policy(PageIndexPolicy::Optional)
+            .with_column_index_policy(PageIndexPolicy::Skip)
+            .with_prefetch_hint(Some(FOOTER_BYTES.min(shard.bytes as usize)));
+        let metadata = reader.load_and_finish(&mut file, shard.bytes).await.map_err(|e| damaged(source, shard, e))?;
+        let rows = metadata.file_metadata().num_rows();
+        if u64::try_from(rows) != Ok(shard.rows) {
+            return Err(ReadError::DataSet(format!(
+                "{}: has {rows} rows, the manifest says {}; it is not the shard of this data set, copy it again",
+                source.shown(&shard.path),
+                shard.rows
+            )));
+        }
+        let options = ArrowReaderOptions::new();
+        let metadata =
+            ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(|e| damaged(source, shard, e))?;
+        Ok(Self(metadata))
+    }
+
+    /// Bytes of memory.
+    pub fn size(&self) -> usize {
+        self.0.metadata().memory_size()
+    }
+
+    /// Reads ascending, separate ranges of rows. The batches hold their rows in order, one batch per row group or more.
+    pub async fn read(
+        &self,
+        source: &Source,
+        shard: &Shard,
+        columns: &[String],
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<RecordBatch>> {
+        let (groups, selection) = self.select(ranges);
+        let mask = ProjectionMask::columns(self.0.parquet_schema(), columns.iter().map(String::as_str));
+        if let Some(missing) = columns.iter().find(|name| self.0.schema().column_with_name(name).is_none()) {
+            return Err(ReadError::Column(format!(
+                "{}: has no column {missing}, though the manifest lists it; it is not the shard of this data set, copy it again",
+                source.shown(&shard.path)
+            )));
+        }
+        let rows: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+        ParquetRecordBatchStreamBuilder::new_with_metadata(ShardFile::new(source, shard), self.0.clone())
+            .with_projection(mask)
+            .with_row_groups(groups)
+            .with_row_selection(selection)
+            .with_batch_size(rows as usize)
+            .build()
+            .map_err(|e| damaged(source, shard, e))?
+            .try_collect()
+            .await
+            .map_err(|e| damaged(source, shard, e))
+    }
+
+    /// The row groups that hold the ranges, and which of their rows.
+    fn select(&self, ranges: &[Range<u64>]) -> (Vec<usize>, RowSelection) {
+        let mut groups = Vec::new();
+        let mut selected = Vec::new();
+        let (mut start, mut taken) = (0u64, 0u64);
+        for (number, group) in self.0.metadata().row_groups().iter().enumerate() {
+            let end = start + group.num_rows().max(0) as u64;
+            let inside = |r: &&Range<u64>| r.start < end && r.end > start;
+            let before = selected.len();
+            for range in ranges.iter().filter(inside) {
+                let (from, to) = (range.start.max(start), range.end.min(end));
+                selected.push((taken + from - start) as usize..(taken + to - start) as usize);
+            }
+            if selected.len() > before {
+                groups.push(number);
+                taken += end - start;
+            }
+            start = end;
+        }
+        (groups, RowSelection::from_consecutive_ranges(selected.into_iter(), taken as usize))
+    }
+}
+
+fn damaged(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {
+    let error = match error {
+        ParquetError::External(cause) => match cause.downcast::<object_store::Error>() {
+            Ok(cause) => return source.failed(&cause, &shard.path),
+            Err(other) => other.to_string(),
+        },
+        other => other.to_string(),
+    };
+    let place = source.shown(&shard.path);
+    ReadError::DataSet(format!(
+        "{place}: is damaged: {error}; `stillhouse verify` checks every shard, then copy this one again or `stillhouse run` the job"
+    ))
+}
+
+/// Ranged reads of one shard.
+struct ShardFile {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    bytes: u64,
+}
+
+impl ShardFile {
+    fn new(source: &Source, shard: &Shard) -> Self {
+        Self { store: Arc::clone(&source.store), path: Path::from(shard.path.as_str()), bytes: shard.bytes }
+    }
+}
+
+impl AsyncFileReader for ShardFile {
+    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
+        async move { self.store.get_range(&self.path, range).await.map_err(external) }.boxed()
+    }
+
+    fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, parquet::errors::Result<Vec<Bytes>>> {
+        async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
+    }
+
+    fn get_metadata<'a>(
+        &'a mut self,
+        _: Option<&'a ArrowReaderOptions>,
+    ) -> BoxFuture<'a, parquet::errors::Result<Arc<ParquetMetaData>>> {
+        async move {
+            let bytes = self.bytes;
+            Ok(Arc::new(ParquetMetaDataReader::new().load_and_finish(self, bytes).await?))
+        }
+        .boxed()
+    }
+}
+
+fn external(error: object_store::Error) -> ParquetError {
+    ParquetError::External(Box::new(error))
+}

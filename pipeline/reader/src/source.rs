@@ -1,0 +1,82 @@
+//! Where a data set lies: a folder or a prefix of a store, with the words for what goes wrong there.
+
+use std::path::Path as FsPath;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{Error, ObjectStore, ObjectStoreExt};
+use stillhouse_schemas::storage::Storage;
+use stillhouse_storage::{Place, Storages, explain};
+
+use crate::{ReadError, Result};
+
+/// An open place, rooted at the data set.
+#[derive(Debug, Clone)]
+pub struct Source {
+    shown: String,
+    pub(crate) store: Arc<dyn ObjectStore>,
+    on_disk: bool,
+}
+
+impl Source {
+    /// Opens a folder or URL. Asks nobody: whether it is there shows with the first read.
+    pub fn open(url: &str, storage: &Storage) -> Result<Self> {
+        let here = std::env::current_dir().unwrap_or_default();
+        let place = Place::parse(&here, url).map_err(|e| ReadError::Usage(format!("the URL of the data set: {e}")))?;
+        let shown = place.to_string().trim_end_matches('/').to_owned();
+        match &place {
+            Place::Disk(folder) => {
+                if !folder.is_dir() {
+                    return Err(ReadError::DataSet(format!("{shown}: no such folder")));
+                }
+                let store = LocalFileSystem::new_with_prefix(folder)
+                    .map_err(|e| ReadError::DataSet(format!("{shown}: cannot be opened: {e}")))?;
+                Ok(Self { shown, store: Arc::new(store), on_disk: true })
+            }
+            Place::Store(url) => {
+                let opened = Storages::new().open(url, storage).map_err(|e| ReadError::Usage(e.to_string()))?;
+                let store = PrefixStore::new(opened.store, url.path());
+                Ok(Self { shown, store: Arc::new(store), on_disk: false })
+            }
+        }
+    }
+
+    /// The full name of a file of the data set.
+    pub fn shown(&self, name: &str) -> String {
+        if self.on_disk {
+            return FsPath::new(&self.shown).join(name).display().to_string();
+        }
+        if name.is_empty() { self.shown.clone() } else { format!("{}/{name}", self.shown) }
+    }
+
+    /// A small file; `None` where there is none.
+    pub async fn get(&self, name: &str) -> Result<Option<Bytes>> {
+        let answer = match self.store.get(&Path::from(name)).await {
+            Ok(found) => found.bytes().await,
+            Err(e) => Err(e),
+        };
+        match answer {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(self.failed(&e, name)),
+        }
+    }
+
+    /// What a failure means, in one line.
+    pub fn failed(&self, error: &Error, name: &str) -> ReadError {
+        let place = self.shown(name);
+        match error {
+            Error::NotFound { .. } => ReadError::DataSet(format!(
+                "{place}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
+            )),
+            _ if self.on_disk => ReadError::DataSet(format!(
+                "{}; `stillhouse verify` says what is wrong, copy the data set again",
+                explain(error, "read", &place)
+            )),
+            _ => ReadError::Store(explain(error, "read", &place)),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+"""Data sets for PyTorch trainers: shuffled over many shards, dealt to ranks and workers, resumed exactly in mid-epoch.
+
+::
+
+    import stillhouse.torch as st
+
+    ds = st.StreamingShardDataset("s3://shards/owt-noise", batch_size=32, seed=1)      # or st.ShardDataset
+    loader = st.DataLoader(ds, num_workers=2, pin_memory=True)
+    for epoch in range(loader.epoch, 10):
+        for batch in loader:                       # stillhouse.Batch of tensors [32, ...]
+            ...
+            if step % 1000 == 0:
+                torch.save({"model": model.state_dict(), "data": loader.state_dict()}, path)
+
+    loader.load_state_dict(saved["data"])          # same place, at any world size, batch size and number of workers
+
+The order of an epoch depends on the data set, the seed and the epoch alone. Global batch n is the next ``world_size × batch_size``
+rows of it; rank r takes every ``world_size``-th, beginning with the r-th; workers take whole batches in turn. So after any batch
+the rows given out are a prefix of the epoch, and its length is all the state there is. No shard belongs to a rank or worker: none is
+idle, and nothing must be divisible by anything. Where the rows of an epoch do not fill the last global batch, ranks get batches that
+differ by one row at most, or one batch less (``drop_last=True`` leaves that batch out, for trainers whose ranks must step together).
+
+``DataLoader`` of this module counts what it has given out; the plain one of torch works too (``batch_size=None``, or
+``batch_sampler=ds.batch_sampler`` for :class:`ShardDataset`), with ``batch.state`` as the state after each batch, and so does
+torchdata's ``StatefulDataLoader``, whose own state resumes at the same world size and number of workers.
+"""
+
+from .loader import DataLoader
+from .map import BatchSampler, ShardDataset
+from .streaming import StreamingShardDataset
+
+__all__ = ["BatchSampler", "DataLoader", "ShardDataset", "StreamingShardDataset"]

@@ -1,0 +1,244 @@
+"""Epochs: their order, who takes what of them, and the place where the next one begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import get_worker_info
+
+from .. import _core
+from ..batch import Batch
+from ..dataset import Dataset
+
+State = dict[str, Any]
+
+_VERSION = 1
+_MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class Order:
+    """What decides the order of an epoch, besides the data set and the epoch's number."""
+
+    shuffle: bool
+    seed: int
+    shuffle_blocks: int
+
+
+class Place:
+    """The order, and (epoch, position) at which the next iteration begins, in memory that worker processes share.
+
+    Persistent workers keep their copy of the data set from epoch to epoch, so the place must reach them by shared memory. An epoch
+    that ends in worker processes moves the place on when the last of them has ended it: each leaves a mark, and whoever finds
+    all marks there moves the place. Marks are of one iteration: its base seed, drawn by the DataLoader, and its epoch.
+    """
+
+    _HEAD = 5
+
+    def __init__(self, order: Order) -> None:
+        self._cells = torch.zeros(self._HEAD + _MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self.set_order(order)
+
+    def get(self) -> tuple[int, int]:
+        epoch, position = self._cells[:2].tolist()
+        return epoch, position
+
+    def set(self, epoch: int, position: int) -> None:
+        self._cells[1] = position
+        self._cells[0] = epoch
+
+    def order(self) -> Order:
+        shuffle, seed, shuffle_blocks = self._cells[2 : self._HEAD].tolist()
+        return Order(bool(shuffle), seed % (1 << 64), shuffle_blocks)
+
+    def set_order(self, order: Order) -> None:
+        seed = order.seed - (1 << 64) if order.seed >= 1 << 63 else order.seed
+        self._cells[2 : self._HEAD] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
+
+    def begin(self) -> None:
+        """This worker begins an iteration."""
+        worker = get_worker_info()
+        if worker is not None:
+            self._cells[self._HEAD + worker.id] = -1
+
+    def end(self, epoch: int) -> None:
+        """This process, a worker or the only one, has come to the end of an epoch."""
+        worker = get_worker_info()
+        if worker is not None:
+            base = worker.seed - worker.id
+            mark = (base * 1_000_003 + epoch) % (1 << 62)
+            self._cells[self._HEAD + worker.id] = mark
+            if not bool((self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()):
+                return
+        self.set(epoch + 1, 0)
+
+
+class Epochs:
+    """What :class:`ShardDataset` and :class:`StreamingShardDataset` have in common."""
+
+    def __init__(
+        self,
+        dataset: Dataset | str | os.PathLike[str],
+        *,
+        batch_size: int,
+        split: str = "train",
+        columns: Sequence[str] | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        shuffle_blocks: int = 128,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        transform: Callable[[Batch], Any] | None = None,
+        storage: Mapping[str, Any] | None = None,
+        cache_megabytes: int = 512,
+    ) -> None:
+        if isinstance(dataset, Dataset):
+            if (split, columns, storage) != ("train", None, None):
+                raise ValueError("split, columns and storage belong to stillhouse.open when an open data set is given")
+            self.dataset = dataset
+        else:
+            self.dataset = Dataset(
+                dataset, split=split, columns=columns, storage=storage, cache_megabytes=cache_megabytes
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size}, valid: 1 or more")
+        if shuffle_blocks < 1:
+            raise ValueError(f"shuffle_blocks: got {shuffle_blocks}, valid: 1 or more")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed: got {seed}, valid: 0 to 2^64 - 1")
+        if (rank is None) != (world_size is None):
+            raise ValueError(f"rank and world_size: got {rank} and {world_size}, valid: both or none")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ValueError(f"rank: got {rank}, valid: 0 to {world_size - 1} (world_size {world_size})")
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.transform = transform
+        self._given_ranks = None if rank is None or world_size is None else (rank, world_size)
+        self._place = Place(Order(shuffle, seed, shuffle_blocks))
+        # set while a loader of this module counts what it gives out: the sampler, which runs ahead, then leaves the place alone
+        self._counted = False
+        self._now: State | None = None
+
+    @property
+    def rank(self) -> int:
+        """This trainer's number, explicit or of ``torch.distributed``; 0 where neither is there."""
+        return self._ranks()[0]
+
+    @property
+    def world_size(self) -> int:
+        """How many trainers there are."""
+        return self._ranks()[1]
+
+    def _ranks(self) -> tuple[int, int]:
+        if self._given_ranks is not None:
+            return self._given_ranks
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or else the next one."""
+        return self._place.get()[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its beginning; or from the loaded place, where that is in this epoch.
+
+        Not needed where every epoch is iterated to its end: the next one follows by itself. An epoch that was left in the middle begins
+        anew at the next iteration.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch: got {epoch}, valid: 0 or more")
+        if epoch != self._place.get()[0]:
+            self._place.set(epoch, 0)
+            self._now = None
+
+    def state_at(self, epoch: int, position: int) -> State:
+        """The state in which the rows before this position of the epoch are given out."""
+        return {
+            "version": _VERSION,
+            "dataset": self.dataset._core.job_hash,
+            "split": self.dataset.split,
+            "rows": len(self.dataset),
+            "block_rows": self.dataset._core.block_rows,
+            **asdict(self._place.order()),
+            "epoch": epoch,
+            "position": position,
+        }
+
+    def state_dict(self) -> State:
+        """Where the data set is: after the last batch given out, counted over all ranks. Plain numbers and strings.
+
+        Without worker processes, and under :class:`stillhouse.torch.DataLoader`, that is exact. Under another loader with workers this process
+        does not know what was given out: take ``batch.state`` of the last batch, or the loader's own state.
+        """
+        return dict(self._now) if self._now is not None else self.state_at(*self._place.get())
+
+    def load_state_dict(self, state: State) -> None:
+        """The next iteration goes on at this state: same order, next row. World size, batch size and workers may be others.
+
+        Raises ``ValueError`` for the state of another data set or split.
+        """
+        self._check(state)
+        self.adopt(state)
+        self._place.set(int(state["epoch"]), int(state["position"]))
+        self._now = None
+
+    def adopt(self, state: State) -> None:
+        """Takes over the order of a state."""
+        self._place.set_order(Order(bool(state["shuffle"]), int(state["seed"]), int(state["shuffle_blocks"])))
+
+    def _check(self, state: State) -> None:
+        here = self.state_at(0, 0)
+        missing = [key for key in here if key not in state]
+        if missing:
+            hint = ""
+            if "_snapshot" in state or "_num_yielded" in state:
+                hint = "; this is the state of a StatefulDataLoader: load it there, or load batch.state here"
+            raise ValueError(f"state: has no {', '.join(missing)}{hint}")
+        if state["version"] > _VERSION:
+            raise ValueError(f"state: got version {state['version']}, valid: up to {_VERSION}; install a newer stillhouse")
+        for key in ("dataset", "split", "rows", "block_rows"):
+            if state[key] != here[key]:
+                raise ValueError(
+                    f"state: is of another data set: got {key} {state[key]!r}, {self.dataset.url} has {here[key]!r}"
+                )
+        if not 0 <= state["position"] <= here["rows"]:
+            raise ValueError(f"state: got position {state['position']}, valid: 0 to {here['rows']}")
+
+    def steps(self, epoch: int, position: int, worker: int = 0, workers: int = 1) -> _core.Steps:
+        """The batches of one worker from a position of an epoch on."""
+        rank, world_size = self._ranks()
+        order = self._place.order()
+        return self.dataset._core.steps(
+            epoch=epoch,
+            seed=order.seed if order.shuffle else None,
+            window_blocks=order.shuffle_blocks,
+            start=position,
+            rank=rank,
+            world=world_size,
+            batch_rows=self.batch_size,
+            drop_last=self.drop_last,
+            worker=worker,
+            workers=workers,
+        )
+
+    def after(self, epoch: int, start: int, batches: int) -> State:
+        """The state when this trainer has got so many batches of an iteration that began at ``start``."""
+        given = batches * self.batch_size * self.world_size
+        return self.state_at(epoch, min(start + given, len(self.dataset)))
+
+    def finish(self, batch: Batch) -> Any:
+        """Tensors, and the transform."""
+        tensors = batch.torch()
+        return tensors if self.transform is None else self.transform(tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a spawned worker has no torch.distributed of its own
+        return {**self.__dict__, "_given_ranks": self._ranks()}
