@@ -190,6 +190,6 @@ def given_times(t: float | Array, rows: int) -> Floats:
     given = to_numpy(t).astype(np.float32)
     if given.shape not in ((), (rows,)):
         raise ViewError(f"t: got shape {list(given.shape)}, valid: a number or [{rows}], one for each row")
-    if not ((given > 0) & (given <= 1)).all():
+    if given.size and not ((given > 0) & (given <= 1)).all():
         raise ViewError(f"t: got {given.min()} to {given.max()}, valid: more than 0, at most 1")
     return np.broadcast_to(given, (rows,)).copy()

@@ -64,7 +64,8 @@ def complementary(
     The groups are those of :func:`stillhouse.views.pgm.partition`, stored (``view``) or drawn. The first example
     predicts group 1, which is masked with probability 1 − α(t), with the weight w(t); the second predicts group 0 with
     the weight of the complement, −α'(t)/α(t), which is w(1 − t) for the linear schedule. Each half alone is a bound as
-    MDLM's (up to ``eps``), and its ``t`` is the time of its own mask share: t, and the t' with 1 − α(t') = α(t).
+    MDLM's, up to ``eps`` and to the token that a group gets instead of being empty, which adds about ln(1/(L·eps))/L to the
+    mean weight where L·eps < 1. Its ``t`` is the time of its own mask share: t, and the t' with 1 − α(t') = α(t).
     """
     rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)
     groups: Groups = groups_of(batch, rows, view=view, seed=seed, epoch=epoch_of(batch, epoch), eps=eps, schedule=alpha)
