@@ -122,7 +122,8 @@ def test_uniforms_are_uniform_and_streams_independent():
     assert drawn.min() >= 0 and drawn.max() < 1
     for column in range(8):
         assert stats.kstest(drawn[:, column], "uniform").pvalue > 1e-3
-    for other in (keyed.uniforms(5, "test", IDS, 8, 1), keyed.uniforms(5, "other", IDS, 8), keyed.uniforms(6, "test", IDS, 8)):
+    for seed, purpose, stream in ((5, "test", 1), (5, "other", 0), (6, "test", 0)):
+        other = keyed.uniforms(seed, purpose, IDS, 8, stream)
         assert abs(np.corrcoef(drawn.ravel(), other.ravel())[0, 1]) < 0.02
 
 
