@@ -153,6 +153,8 @@ def test_never_and_mask_id():
     rows = np.zeros((6, 16), bool)
     rows[2] = True
     assert mdlm.mask(batch.torch(), mask_id=7, t=1.0, never=torch.from_numpy(rows)).targets.sum() == 5 * 16
+    padded = mdlm.mask(batch_of(lengths=[16, 5, 1, 0, 16, 9]), t=1.0, never=np.arange(16) < 3)
+    np.testing.assert_array_equal(padded.targets, padded.valid & (np.arange(16) >= 3))
     with pytest.raises(ViewError, match=r"never: got shape \[5\], valid: \[6, 16\]"):
         mdlm.mask(batch, mask_id=7, never=np.zeros(5, bool))
     for t, message in ((0.0, "more than 0"), (1.5, "at most 1"), (np.ones(3), r"valid: a number or \[6\]")):
