@@ -44,7 +44,7 @@ def test_digits_are_most_significant_first_and_come_back():
         np.testing.assert_array_equal(decode(digits, base, vocab), ids)
         np.testing.assert_array_equal(decode(torch.from_numpy(digits), base, vocab), ids)
     assert decode(np.array([[1, 1, 1], [1, 1, 0], [0, 2, 0], [0, -1, 0]]), 2, 7).tolist() == [-1, 6, -1, -1]
-    assert decode(np.full((1, 32), 65535), 65536, 7).tolist() == [-1]  # no overflow
+    assert decode(np.array([[1, 0, 0, 0, 5]]), 65536, 7).tolist() == [-1]  # 2^64 + 5: no overflow
 
 
 def test_intermediate_states_of_the_paper():

@@ -34,7 +34,7 @@ class HeadExample(Example):
     input_ids  [B, L] integer      the clean sequence, for a causal model: anchor i sees x^{≤ i}
     anchors    [B, P] int64        the positions i
     positions  [B, P, k] int64     the positions i + first + head; where there is none, the last one of the row
-    targets    [B, P, k] bool      whether there is one: inside the row and no padding, nor is the anchor
+    targets    [B, P, k] bool      whether there is one: inside the row and no padding
     weights    [B, P, k] float32   1 at targets, 0 elsewhere
     t          None                there is no time
     ========== =================== =======================================================================
@@ -92,7 +92,7 @@ def targets(batch: Batch, *, heads: int = 3, first: int = 1, anchors: Array | No
     wanted = at[:, :, None] + np.arange(first, first + heads)
     positions = np.minimum(wanted, length - 1)
     row = np.arange(size)[:, None, None]
-    there = (wanted < length) & rows.valid[row, positions] & rows.valid[row, at[:, :, None]]
+    there = (wanted < length) & rows.valid[row, positions]
     give = rows.give
     return HeadExample(
         batch,
