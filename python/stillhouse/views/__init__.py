@@ -1,0 +1,39 @@
+"""Training examples of each method, made from a batch: what is masked, predicted and weighted, and the targets' noise.
+
+::
+
+    from stillhouse import views
+
+    example = views.mdlm.mask(batch)                      # keyed by (seed, epoch, sequence): no generator, no state
+    context, noise, target = example.triplet()            # (x^{−I}, ξ^I, x^I)
+
+| module | method | makes |
+|---|---|---|
+| ``mdlm`` | MDLM | ``mask``; ``complementary``: two examples whose masks are complements |
+| ``pgm`` | Partition Generative Modeling | ``partition``: groups, their weights, tokens sorted by group, attention |
+| ``prime`` | MDM-Prime | ``mask`` of digits; ``filter_table``, ``valid_set``, ``idle_step_ratio`` |
+| ``bd3lm`` | BD3-LM | ``mask`` with a time per block; ``block_attention`` |
+| ``medusa`` | Medusa heads | ``targets``: the next k tokens |
+| ``armd`` | ARMD | ``progressive``, ``strided``, ``masking_steps``, ``stored``: orders, blocks, causal masks |
+
+A row becomes the same example in any batch, worker and device, and another one in every epoch.
+"""
+
+from . import armd, bd3lm, keyed, mdlm, medusa, pgm, prime
+from .example import Example
+from .keyed import ViewError
+from .schedule import LINEAR, Schedule
+
+__all__ = [
+    "LINEAR",
+    "Example",
+    "Schedule",
+    "ViewError",
+    "armd",
+    "bd3lm",
+    "keyed",
+    "mdlm",
+    "medusa",
+    "pgm",
+    "prime",
+]

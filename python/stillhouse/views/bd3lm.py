@@ -1,0 +1,131 @@
+"""BD3-LM (Arriola et al. 2025): blocks of L' tokens in order, and masked diffusion with a time of its own in every block.
+
+::
+
+    block            0            |      1            L' = 3, t = (0.3, 0.7)
+    x           the  cat  sat     | on   the  mat
+    input_ids   the   m   sat     |  m    m   mat     block 1 is predicted from clean block 0 and noised block 1
+
+    L = Σ_b L_MDLM(x^b | x^{<b}, ξ^b)          (Gumbel distillation, Eq. 8 and 9; L' = 4 and 16)
+
+One forward pass over [x_t, x_0] (2 L tokens) trains all blocks; :func:`block_attention` is its mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..batch import Array, Batch
+from .example import Bools, Example, candidates, epoch_of, given_times, mask_id_of, rows_of, times
+from .keyed import ViewError, epoch_seed, uniforms
+from .schedule import Schedule, schedule_of
+
+
+@dataclass(frozen=True, eq=False)
+class BlockExample(Example):
+    """An :class:`~stillhouse.views.example.Example` in blocks: ``t`` is [B, blocks] float32, ``block_size`` is L'.
+
+    The last block is shorter where L' does not divide L. ``targets`` are the masked positions of all blocks.
+    """
+
+    block_size: int
+    mask_id: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return int(self.t.shape[1])
+
+    def block(self, block: int) -> BlockExample:
+        """One block alone: its masked positions are the targets, earlier blocks are clean, and later ones are hidden.
+
+        Later positions hold ``mask_id`` and are no targets; a trainer may cut them off with ``[:, : (block + 1) * L']``.
+        """
+        if not 0 <= block < self.blocks:
+            raise ViewError(f"block: got {block}, valid: 0 to {self.blocks - 1}")
+        start, stop = block * self.block_size, (block + 1) * self.block_size
+        rows = rows_of(self.batch)
+        inside = np.zeros(rows.ids.shape[1], bool)
+        inside[start:stop] = True
+        inside = rows.give(inside)
+        input_ids = rows.give(rows.ids.copy())
+        input_ids[:, start:stop] = self.input_ids[:, start:stop]
+        input_ids[:, stop:] = self.mask_id
+        return replace(self, input_ids=input_ids, targets=self.targets & inside, weights=self.weights * inside)
+
+    def noised_and_clean(self) -> Any:
+        """[x_t, x_0]: the noised and the clean sequence one after the other, [B, 2 L]."""
+        rows = rows_of(self.batch)
+        clean = rows.give(rows.ids)
+        if rows.device is None:
+            return np.concatenate([self.input_ids, clean], axis=1)
+        import torch
+
+        return torch.cat([self.input_ids, clean], dim=1)
+
+    def attention(self) -> Any:
+        """:func:`block_attention` without padding: [B, 2 L (query), 2 L (key)] bool."""
+        rows = rows_of(self.batch)
+        valid = np.concatenate([rows.valid, rows.valid], axis=1)
+        allowed = block_attention(rows.ids.shape[1], self.block_size)
+        return rows.give(allowed & valid[:, :, None] & valid[:, None, :])
+
+
+def mask(
+    batch: Batch,
+    *,
+    block_size: int,
+    seed: int = 0,
+    epoch: int | None = None,
+    t: float | Array | None = None,
+    t_range: tuple[float, float] = (1e-3, 1.0),
+    schedule: Schedule | str | None = None,
+    mask_id: int | None = None,
+    never: Array | None = None,
+) -> BlockExample:
+    """Masks tokens inside blocks of ``block_size`` (L'): a :class:`BlockExample`.
+
+    t of every block is drawn uniformly from ``t_range``: the default is MDLM's, a narrower one clips the schedule, as
+    BD3-LM does for small L'. ``t`` gives it instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
+    never masks the first token where it is a BOS). The weight is w(t) of the block.
+
+    Purposes: ``bd3lm_t`` (one number per block), ``bd3lm_mask`` (one per position).
+    """
+    if block_size < 1:
+        raise ViewError(f"block_size: got {block_size}, valid: 1 or more")
+    rows, epoch, alpha = rows_of(batch), epoch_of(batch, epoch), schedule_of(schedule, batch.info)
+    ids, length = rows.sequence_ids, rows.ids.shape[1]
+    blocks = -(-length // block_size)
+    if t is None:
+        low, high = t_range
+        time = times(ids, blocks, seed=seed, epoch=epoch, purpose="bd3lm_t", low=low, high=high)
+    else:
+        time = np.repeat(given_times(t, len(ids))[:, None], blocks, axis=1)
+    block = np.arange(length) // block_size
+    drawn = uniforms(epoch_seed(seed, epoch), "bd3lm_mask", ids, length)
+    targets = (drawn < alpha.share(time)[:, block]) & candidates(rows, never)
+    token = mask_id_of(batch, mask_id)
+    masked = np.where(targets, np.asarray(token, rows.ids.dtype), rows.ids)
+    weights = np.where(targets, alpha.weight(time).astype(np.float32)[:, block], np.float32(0))
+    give = rows.give
+    return BlockExample(
+        batch, give(masked), give(targets), give(time), give(weights), give(rows.valid), block_size, token
+    )
+
+
+def block_attention(length: int, block_size: int) -> Bools:
+    """The attention mask over [x_t, x_0] of the block diffusion paper: [2 L (query), 2 L (key)] bool, numpy.
+
+    ::
+
+                     key x_t            key x_0
+        query x_t    own block (M_BD)   earlier blocks (M_OBC)
+        query x_0    nothing            own and earlier blocks (M_BC)
+    """
+    block = np.arange(length) // block_size
+    query, key = block[:, None], block[None, :]
+    nothing = np.zeros((length, length), bool)
+    return np.block([[query == key, query > key], [nothing, query >= key]])

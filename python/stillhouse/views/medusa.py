@@ -1,0 +1,106 @@
+"""Medusa heads (Cai et al. 2024): from position i, k heads predict the next k tokens at once.
+
+::
+
+    position     0    1    2    3    4    5
+    x           the  cat  sat  on   the  mat
+    i = 1             ▲    1    2    3            I = {i + 1, ..., i + k}, k = 3          (Gumbel distillation, §4.2)
+
+"Offsets 1–3, head 0 uses the frozen base LM head" (§5.2) can be counted in two ways. ``first=1`` counts from the last
+token of the context: I = {i + 1..i + k}. Appendix C.2 gives head 0, the base's own, the token i + 1, and head j the token
+i + j + 1: that is ``first=2`` for the three heads that are trained, or ``first=1, heads=4`` with head 0 among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..batch import Array, Batch
+from .example import Example, replay, rows_of, to_numpy
+from .keyed import ViewError
+
+IGNORED = -100
+"""The id of a target that does not exist; torch's cross-entropy leaves it out by default."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadExample(Example):
+    """Targets of k heads from P anchors of every row.
+
+    ========== =================== =======================================================================
+    input_ids  [B, L] integer      the clean sequence, for a causal model: anchor i sees x^{≤ i}
+    anchors    [B, P] int64        the positions i
+    positions  [B, P, k] int64     the positions i + first + head; where there is none, the last one of the row
+    targets    [B, P, k] bool      whether there is one: inside the row and no padding
+    weights    [B, P, k] float32   1 at targets, 0 elsewhere
+    t          None                there is no time
+    ========== =================== =======================================================================
+    """
+
+    anchors: Any
+    positions: Any
+
+    def target_ids(self) -> Any:
+        """x^I: [B, P, k] int64, −100 where there is no target."""
+        rows = rows_of(self.batch)
+        positions, targets = to_numpy(self.positions), to_numpy(self.targets)
+        ids = rows.ids[np.arange(len(rows.ids))[:, None, None], positions].astype(np.int64)
+        return rows.give(np.where(targets, ids, IGNORED))
+
+    def target_weights(self) -> Any:
+        """The weights, [B, P, k]."""
+        return self.weights
+
+    def noise(self, **options: Any) -> Any:
+        """ξ^I: [B, P, k, V], zero where there is no target. Options are those of :func:`stillhouse.noise.replay`.
+
+        A token is replayed once even where several heads predict it, when P · k is more than L; the result still holds
+        B · P · k · V numbers, which for all anchors of long rows is a lot: give fewer ``anchors``.
+        """
+        rows, positions = rows_of(self.batch), to_numpy(self.positions)
+        size, anchors, heads = positions.shape
+        length = rows.ids.shape[1]
+        if anchors * heads <= length:
+            flat = replay(self.batch, rows.give(positions.reshape(size, -1)), options)
+            noise = flat.reshape(size, anchors, heads, flat.shape[-1])
+        else:
+            every = replay(self.batch, rows.give(np.tile(np.arange(length), (size, 1))), options)
+            row = np.arange(size)[:, None, None]
+            noise = every[rows.give(row), self.positions]
+        noise[~self.targets] = 0
+        return noise
+
+
+def targets(batch: Batch, *, heads: int = 3, first: int = 1, anchors: Array | None = None) -> HeadExample:
+    """The targets of ``heads`` heads (k), the first of which predicts i + ``first``: a :class:`HeadExample`.
+
+    ``anchors``, int [P] or [B, P], are the positions i; by default all L. Nothing is random.
+    """
+    if heads < 1 or first < 1:
+        raise ViewError(f"heads, first: got {heads}, {first}, valid: 1 or more")
+    rows = rows_of(batch)
+    size, length = rows.ids.shape
+    at = np.arange(length) if anchors is None else to_numpy(anchors).astype(np.int64)
+    if at.size and not (at.min() >= 0 and at.max() < length):
+        raise ViewError(f"anchors: got {at.min()} to {at.max()}, valid: 0 to {length - 1}")
+    if at.ndim not in (1, 2) or (at.ndim == 2 and len(at) != size):
+        raise ViewError(f"anchors: got shape {list(at.shape)}, valid: [P] or [{size}, P]")
+    at = np.broadcast_to(at, (size, at.shape[-1]))
+    wanted = at[:, :, None] + np.arange(first, first + heads)
+    positions = np.minimum(wanted, length - 1)
+    row = np.arange(size)[:, None, None]
+    there = (wanted < length) & rows.valid[row, positions]
+    give = rows.give
+    return HeadExample(
+        batch,
+        give(rows.ids),
+        give(there),
+        None,
+        give(there.astype(np.float32)),
+        give(rows.valid),
+        give(at),
+        give(positions),
+    )

@@ -1,0 +1,198 @@
+"""PGM (Deschenaux et al. 2025): tokens in two groups, each predicted from the other; no masks.
+
+::
+
+    x          the  cat  sat  on   the  mat        t = 0.5: P(g = 1) = 1 − α(t)
+    g           0    1    1   0     0    1
+    sorted      the  on   the | cat  sat  mat      the encoder's attention is block-diagonal: 3 × 3, 3 × 3
+                group 0       | group 1            the decoder's (GroupSwap) is the other two blocks
+
+Every token is a target, so that Σ weights runs over the whole row. See :data:`Weighting` for a trap in the paper's Eq. 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..batch import Batch
+from .example import (
+    Bools,
+    Example,
+    Floats,
+    Rows,
+    epoch_of,
+    rows_of,
+    stored_column,
+    stored_time,
+    times,
+    to_numpy,
+)
+from .keyed import GOLDEN, U64, ViewError, below, epoch_seed, integers, shuffles, uniforms, unit
+from .schedule import LINEAR, Schedule, schedule_of
+
+Weighting = Literal["eq6", "bound"]
+"""Which weight belongs to which group.
+
+``"eq6"``: the paper's Eq. 6 as it is printed: w(t) where g = 0, w(1 − t) where g = 1.
+
+``"bound"``: each token has the weight that MDLM's bound gives it. A token of group 1 is hidden from group 0, which
+predicts it, with probability 1 − α(t), so it has w(t); one of group 0 has −α'(t)/α(t), which is w(1 − t) for the linear
+schedule. These are the weights of :func:`stillhouse.views.mdlm.complementary`, and of the code that the authors published
+(github.com/jdeschena/pgm, ``algo.py``: group 1 gets w(t)). The expected sum of the weights of a row is then 2 L, of
+which that code takes half.
+
+The two differ in which group "group 0" of the text means, the one that predicts or the one that is predicted. With Eq. 6
+read for the predicted token, the expected sum of weights has no bound: for small t nearly all tokens get 1 / t.
+"""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of every row: ``one`` [B, L] bool, true for group 1; ``t`` [B] float32."""
+
+    one: Bools
+    t: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionExample(Example):
+    """An :class:`~stillhouse.views.example.Example` whose targets are all tokens and whose input is the clean sequence.
+
+    ============ ================ =========================================================================
+    groups       [B, L] bool      true for group 1; false on padding
+    permutation  [B, L] int64     positions sorted by group: group 0 in their order, group 1, then padding
+    sizes        [B, 2] int64     tokens in group 0 and in group 1
+    sorted_ids   [B, L] integer   ``input_ids`` in the order of ``permutation``
+    ============ ================ =========================================================================
+    """
+
+    groups: Any
+    permutation: Any
+    sizes: Any
+    sorted_ids: Any
+
+    def sorted(self, values: Any) -> Any:
+        """Values [B, L] or [B, L, ...] of positions, such as ``weights``, in the order of ``permutation``."""
+        if isinstance(values, np.ndarray):
+            return values[np.arange(len(values))[:, None], to_numpy(self.permutation)]
+        import torch
+
+        return values[torch.arange(len(values), device=values.device)[:, None], self.permutation]
+
+    def attention(
+        self, kind: Literal["group", "swap"] = "group", *, order: Literal["sorted", "position"] = "sorted"
+    ) -> Any:
+        """What may be attended to: [B, L (query), L (key)] bool.
+
+        ``"group"``: tokens of the own group (encoder). ``"swap"``: tokens of the other group (GroupSwap and decoder), so
+        that what is predicted at a position never depends on its group. Padding neither attends nor is attended to: its
+        rows have no true entry.
+        """
+        group, valid = self.groups, self.valid
+        if order == "sorted":
+            group, valid = self.sorted(group), self.sorted(valid)
+        same = group[:, :, None] == group[:, None, :]
+        return (same if kind == "group" else ~same) & valid[:, :, None] & valid[:, None, :]
+
+
+def partition(
+    batch: Batch,
+    *,
+    view: int | None = None,
+    seed: int = 0,
+    epoch: int | None = None,
+    eps: float = 1e-3,
+    schedule: Schedule | str | None = None,
+    weighting: Weighting = "eq6",
+) -> PartitionExample:
+    """Two groups of every row: a :class:`PartitionExample`.
+
+    ``view`` takes that view of the stored columns ``partition`` and ``partition_t``, whatever ``epoch`` and ``seed``.
+    Without it a partition is drawn for each sequence and epoch, t uniform in [eps, 1 − eps], by the algorithm of the
+    operator: at epoch 0 and with the job's seed these are the bits that ``partitions: {views: 1}`` stores.
+    """
+    rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)
+    groups = groups_of(batch, rows, view=view, seed=seed, epoch=epoch_of(batch, epoch), eps=eps, schedule=alpha)
+    t, one = groups.t, groups.one
+    if weighting == "eq6":
+        of_zero, of_one = alpha.weight(t), alpha.weight(1.0 - t.astype(np.float64))
+    elif weighting == "bound":
+        of_zero, of_one = alpha.complement_weight(t), alpha.weight(t)
+    else:
+        raise ViewError(f"weighting: got {weighting!r}, valid: 'eq6', 'bound'")
+    weights = np.where(one, of_one[:, None], of_zero[:, None]).astype(np.float32) * rows.valid
+    rank = np.where(rows.valid, one.astype(np.int8), np.int8(2))
+    permutation = np.argsort(rank, axis=1, kind="stable")
+    sizes = np.stack([(rank == 0).sum(axis=1), (rank == 1).sum(axis=1)], axis=1)
+    give = rows.give
+    return PartitionExample(
+        batch,
+        give(rows.ids),
+        give(rows.valid),
+        give(t),
+        give(weights),
+        give(rows.valid),
+        give(one),
+        give(permutation),
+        give(sizes),
+        give(np.take_along_axis(rows.ids, permutation, axis=1)),
+    )
+
+
+def groups_of(
+    batch: Batch, rows: Rows, *, view: int | None, seed: int, epoch: int, eps: float, schedule: Schedule
+) -> Groups:
+    """The groups of a stored view, or drawn ones."""
+    if view is None:
+        t = times(rows.sequence_ids, 1, seed=seed, epoch=epoch, purpose="partition_t", low=eps, high=1.0 - eps)[:, 0]
+        return Groups(draw_groups(rows.sequence_ids, rows.valid, t, epoch_seed(seed, epoch), schedule, 0), t)
+    instead = "leave out `view` to draw one"
+    one = stored_column(batch, "partition", "partitions: {views: 2}", instead).astype(bool)
+    t = stored_column(batch, "partition_t", "partitions: {views: 2}", instead).astype(np.float32)
+    if not 0 <= view < one.shape[1]:
+        raise ViewError(f"view: got {view}, valid: 0 to {one.shape[1] - 1}, the views this data set stores")
+    return Groups(one[:, view] & rows.valid, t[:, view])
+
+
+def draw_partitions(
+    sequence_ids: U64,
+    valid: Bools,
+    *,
+    views: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    eps: float = 1e-3,
+    schedule: Schedule = LINEAR,
+    stratified: bool = True,
+) -> tuple[Bools, Floats]:
+    """What the operator ``partitions`` stores: ``partition`` [B, views, L] bool and ``partition_t`` [B, views] float32.
+
+    Purposes ``partition_strata``, ``partition_t``, ``partition_group`` and ``partition_repair``, see docs/FORMAT.md.
+    """
+    key = epoch_seed(seed, epoch)
+    strata = shuffles(key, "partition_strata", sequence_ids, views)
+    turn = np.uint64(epoch * GOLDEN & (1 << 64) - 1)
+    groups, t = [], []
+    for view in range(views):
+        # As in `times`: t turns with the epoch inside its stratum.
+        part = unit(integers(seed, "partition_t", sequence_ids, 1, view)[:, 0] + turn)
+        if stratified:
+            part = (strata[:, view] + part) / views
+        t.append(stored_time(eps + (1.0 - 2.0 * eps) * part, eps, 1.0 - eps))
+        groups.append(draw_groups(sequence_ids, valid, t[-1], key, schedule, view))
+    return np.stack(groups, axis=1), np.stack(t, axis=1)
+
+
+def draw_groups(sequence_ids: U64, valid: Bools, t: Floats, key: int, schedule: Schedule, view: int) -> Bools:
+    """Group 1 of every row, [B, L] bool, with the share 1 − α(t); an empty group of two or more tokens gets one."""
+    one = uniforms(key, "partition_group", sequence_ids, valid.shape[1], view) < schedule.share(t)[:, None]
+    one &= valid
+    tokens, ones = valid.sum(axis=1), one.sum(axis=1)
+    rows = np.flatnonzero((tokens >= 2) & ((ones == 0) | (ones == tokens)))
+    nth = below(key, "partition_repair", sequence_ids[rows], tokens[rows], view)
+    moved = ((np.cumsum(valid[rows], axis=1) == nth[:, None] + 1) & valid[rows]).argmax(axis=1)
+    one[rows, moved] ^= True
+    return one

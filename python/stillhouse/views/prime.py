@@ -1,0 +1,201 @@
+"""Prime (Chao et al. 2025): a token is ℓ digits in base b = ⌈C^{1/ℓ}⌉, and every digit is masked on its own.
+
+::
+
+    C = 7, ℓ = 3, b = 2                            mask = 2 (b), t = 0.5
+    x                  cat = 5                     on = 3
+    digits  y_0         1  0  1                     0  1  1
+    input_ids y_t       1  m  1                     m  m  1         both tokens are targets: a digit of each is hidden
+    V(y_t)              {101}                       {001, 011, 101}     (111 = 7 is no token)
+
+    L = E_t Σ_{i ∈ I} w(t) · (−log p(y_0^i | y_t, ξ^I))          (Eq. 5), p = 0 outside V(y_t^i)          (Eq. 7)
+
+The filter table holds one row of C truth values per digit position and digit; the AND of the rows that the digits of a
+token select is V (appendix A.2.3, Fig. A2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..batch import Array, Batch, Ragged, is_torch
+from .example import Bools, Example, Rows, candidates, epoch_of, given_times, rows_of, times, to_numpy
+from .keyed import ViewError, epoch_seed, uniforms
+from .schedule import LINEAR, Schedule, schedule_of
+
+NO_TOKEN = -1
+"""What :func:`decode` gives for digits that stand for no token."""
+
+
+@dataclass(frozen=True, eq=False)
+class DigitExample(Example):
+    """An :class:`~stillhouse.views.example.Example` in digits.
+
+    ============ ==================== =====================================================================
+    input_ids    [B, L, ℓ] int32      y_t: the digits, b where masked; this is x^{−I}, as partly hidden tokens are
+    digits       [B, L, ℓ] int32      y_0
+    digit_mask   [B, L, ℓ] bool       which digits are masked
+    targets      [B, L] bool          tokens with a masked digit (the others are known, and their loss is 0)
+    weights      [B, L] float32       w(t) at targets
+    base, length                      b and ℓ
+    ============ ==================== =====================================================================
+
+    ``target_ids`` are tokens, [n], and ``noise`` is that of the tokens: a target is predicted over all C at once.
+    """
+
+    digits: Any
+    digit_mask: Any
+    base: int
+    length: int
+
+
+def mask(
+    batch: Batch,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    epoch: int | None = None,
+    t: float | Array | None = None,
+    eps: float = 1e-3,
+    schedule: Schedule | str | None = None,
+    never: Array | None = None,
+) -> DigitExample:
+    """Masks digits with probability 1 − α(t) each: a :class:`DigitExample`.
+
+    Digits are the stored column ``subtokens``; where the batch has none, or another ``length`` (ℓ) is asked for, they
+    are made from the tokens. ``t``, ``eps``, ``epoch``, ``never`` (of tokens): see :func:`stillhouse.views.mdlm.mask`.
+
+    Purposes: ``prime_t``, ``prime_mask`` (one uniform per digit, token after token).
+    """
+    rows, epoch, alpha = rows_of(batch), epoch_of(batch, epoch), schedule_of(schedule, batch.info)
+    digits, base = _digits(batch, rows, length)
+    size, positions, count = digits.shape
+    ids = rows.sequence_ids
+    if t is None:
+        time = times(ids, 1, seed=seed, epoch=epoch, purpose="prime_t", low=eps, high=1.0)[:, 0]
+    else:
+        time = given_times(t, size)
+    drawn = uniforms(epoch_seed(seed, epoch), "prime_mask", ids, positions * count).reshape(digits.shape)
+    hidden: Bools = (drawn < alpha.share(time)[:, None, None]) & candidates(rows, never)[:, :, None]
+    targets: Bools = np.any(hidden, axis=2)
+    weights = np.where(targets, alpha.weight(time).astype(np.float32)[:, None], np.float32(0))
+    masked = np.where(hidden, np.int32(base), digits)
+    give = rows.give
+    return DigitExample(
+        batch,
+        give(masked),
+        give(targets),
+        give(time),
+        give(weights),
+        give(rows.valid),
+        give(digits),
+        give(hidden),
+        base,
+        count,
+    )
+
+
+def _digits(batch: Batch, rows: Rows, length: int | None) -> tuple[npt.NDArray[np.int32], int]:
+    """The digits [B, L, ℓ] int32 and the base."""
+    if batch.info is None:
+        raise ViewError("the batch has no info, which says the size of its vocabulary; valid: a batch of a data set")
+    stored = batch.info.subtokens
+    if length is None and stored is None:
+        raise ViewError(
+            "length: this data set stores no sub-tokens, so that ℓ must be given (the paper uses 4 for text, 2 for "
+            "images), or the job file needs `subtokens: {length: 4}`"
+        )
+    if stored is not None and length in (None, stored.length):
+        column = batch.get("subtokens")
+        if column is not None and not isinstance(column, Ragged):
+            return to_numpy(column).astype(np.int32), stored.base
+        return np.asarray(encode(rows.ids, stored.base, stored.length)), stored.base
+    assert length is not None
+    base = base_of(batch.info.vocab_size, length)
+    return np.asarray(encode(rows.ids, base, length)), base
+
+
+def base_of(vocab_size: int, length: int) -> int:
+    """b: the smallest integer with b^ℓ ≥ C. In integers, as floating-point roots are wrong at exact powers."""
+    if vocab_size < 1 or length < 1:
+        raise ViewError(f"vocab_size, length: got {vocab_size}, {length}, valid: 1 or more")
+    low, high = 0, vocab_size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle**length >= vocab_size else (middle, high)
+    return high
+
+
+def encode(ids: Array, base: int, length: int) -> Any:
+    """The digits of ids, most significant first: [...] → [..., ℓ] int32 (numpy or torch, as the ids)."""
+    values, digits = to_numpy(ids).astype(np.int64), []
+    for _ in range(length):
+        digits.append(values % base)
+        values = values // base
+    return _like(np.stack(digits[::-1], axis=-1).astype(np.int32), ids)
+
+
+def decode(digits: Array, base: int, vocab_size: int) -> Any:
+    """The ids of digits: [..., ℓ] → [...] int64; −1 where they stand for no token, a masked digit included."""
+    array = to_numpy(digits).astype(np.int64)
+    ids, proper = np.zeros(array.shape[:-1], np.int64), np.ones(array.shape[:-1], bool)
+    for position in range(array.shape[-1]):
+        digit = array[..., position]
+        proper &= (digit >= 0) & (digit < base)
+        # Held at the size of the vocabulary: from there on it is no token, and it cannot overflow.
+        ids = np.minimum(ids * base + digit, vocab_size)
+    return _like(np.where(proper & (ids < vocab_size), ids, NO_TOKEN), digits)
+
+
+def filter_table(vocab_size: int, length: int) -> Bools:
+    """Which tokens agree with a digit: bool [ℓ, b + 1, C], numpy. Row b, the mask, allows every token.
+
+    ``table[j, d, k]`` says whether digit j of token k is d. For a GPU, ``torch.from_numpy(table).to(device)``.
+    Size: ℓ · (b + 1) · C bytes, 3 MB for C = 50,257 and ℓ = 4.
+    """
+    base = base_of(vocab_size, length)
+    digits = encode(np.arange(vocab_size), base, length)
+    table = digits.T[:, None, :] == np.arange(base + 1)[None, :, None]
+    table[:, base, :] = True
+    return np.asarray(table)
+
+
+def valid_set(digits: Array, table: Array) -> Any:
+    """V(y): the tokens that agree with digits, masked ones (b) being free: [..., ℓ] → bool [..., C] (Eq. 7).
+
+    ``table`` is that of :func:`filter_table`, numpy or torch as the digits. Logits outside V are to be set to −∞. The
+    result has C truth values per token: of long rows give the targets' digits alone,
+    ``example.input_ids[example.targets]``.
+    """
+    lookup = digits.long() if is_torch(digits) else np.asarray(digits)  # type: ignore[union-attr]
+    allowed = table[0][lookup[..., 0]]
+    for position in range(1, len(table)):
+        allowed = allowed & table[position][lookup[..., position]]
+    return allowed
+
+
+def intermediate_states(vocab_size: int, length: int) -> int:
+    """(b + 1)^ℓ − (C + 1): the states of a token that are neither masked nor a token (proposition A.3)."""
+    return int((base_of(vocab_size, length) + 1) ** length - (vocab_size + 1))
+
+
+def idle_step_ratio(length: int, *, steps: int = 1024, positions: int = 1024, schedule: Schedule = LINEAR) -> float:
+    """The expected share of sampling steps that change nothing (Eq. A6), for ℓ = ``length``.
+
+    (1/T) Σ_{k<T} [1 − (α_{1−(k+1)/T} − α_{1−k/T})]^{L·ℓ}, T = ``steps``, L = ``positions``. The best ℓ lies near the
+    elbow of this curve.
+    """
+    alpha = schedule.alpha(1.0 - np.arange(steps + 1) / steps)
+    return float(np.mean((1.0 - np.diff(alpha)) ** (positions * length)))
+
+
+def _like(array: npt.NDArray[Any], pattern: Any) -> Any:
+    if not is_torch(pattern):
+        return array
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array)).to(pattern.device)

@@ -1,0 +1,77 @@
+"""The schedule α(t), the part of a sequence that is not masked at time t, and the loss weight that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+import numpy.typing as npt
+
+from ..info import Info
+from .keyed import ViewError
+
+Times = Union[float, npt.NDArray[np.floating]]
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """α(t) = (1 − t)^power. Power 1 is the linear schedule (MDLM's log-linear), power 3 that of Prime's images.
+
+    All functions take numbers or numpy arrays and compute in float64.
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.power < float("inf"):
+            raise ViewError(f"power: got {self.power}, valid: more than 0")
+
+    def alpha(self, t: Times) -> Doubles:
+        """α(t)."""
+        return np.asarray((1.0 - np.asarray(t, np.float64)) ** self.power)
+
+    def share(self, t: Times) -> Doubles:
+        """1 − α(t): the probability of a token to be masked, or to be in group 1."""
+        # The data set's writer draws with t itself under the linear schedule, not with 1 − (1 − t).
+        return np.asarray(t, np.float64) if self.power == 1.0 else np.asarray(1.0 - self.alpha(t))
+
+    def time_of(self, share: Times) -> Doubles:
+        """The t at which 1 − α(t) is ``share``."""
+        kept = 1.0 - np.asarray(share, np.float64)
+        return np.asarray(share, np.float64) if self.power == 1.0 else np.asarray(1.0 - kept ** (1.0 / self.power))
+
+    def derivative(self, t: Times) -> Doubles:
+        """α'(t)."""
+        return np.asarray(-self.power * (1.0 - np.asarray(t, np.float64)) ** (self.power - 1.0))
+
+    def weight(self, t: Times) -> Doubles:
+        """w(t) = −α'(t) / (1 − α(t)), the weight of a masked token in MDLM's bound (PGM, Eq. 4); linear: 1 / t."""
+        return np.asarray(-self.derivative(t) / self.share(t))
+
+    def complement_weight(self, t: Times) -> Doubles:
+        """−α'(t) / α(t): the weight of the complement, the tokens that are *not* masked at t, when they are targets.
+
+        They are masked with probability m = α(t). MDLM's bound is ∫ (1/m) CE dm over the mask probability, and
+        dm = |α'(t)| dt. Linear: 1 / (1 − t), which is w(1 − t); under other schedules w(1 − t) would not be the bound.
+        """
+        return np.asarray(-self.derivative(t) / self.alpha(t))
+
+
+LINEAR = Schedule()
+
+
+def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
+    """The schedule that an argument names; ``None`` is that of the data set, linear where it says nothing."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    name = schedule if schedule is not None else (info.schedule if info is not None else "linear")
+    if name == "linear":
+        return LINEAR
+    if name == "polynomial":
+        raise ViewError(
+            "schedule: got 'polynomial', which needs its power; valid: Schedule(power), with the `power` under "
+            "`partitions` in the job file (3.0 unless it was given)"
+        )
+    raise ViewError(f"schedule: got {name!r}, valid: 'linear' or Schedule(power)")
