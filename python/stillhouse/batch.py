@@ -95,6 +95,29 @@ class Batch(dict[str, Any]):
         """``torch.Tensor.to`` of every column, such as ``batch.to("cuda", non_blocking=True)``."""
         return Batch({name: value.to(*args, **kwargs) for name, value in self.items()}, self.info, self.state)
 
+    def padded(self, length: int | None = None, pad_id: int | None = None) -> Batch:
+        """Rows of different lengths (``pack.remainder: keep``) made equal: every column [B, L, ...], padding at the end.
+
+        ``length`` is L, by default that of the longest row. ``input_ids`` are padded with ``pad_id`` (by default the tokenizer's ``pad``, else 0),
+        everything else with 0, and ``attention_mask`` says what is padding. A batch of equal rows is given back as it is.
+        """
+        ids = self["input_ids"]
+        if not isinstance(ids, Ragged):
+            return self
+        if is_torch(ids):
+            return self.numpy().padded(length, pad_id).torch().to(ids.values.device)
+        lengths = ids.lengths
+        longest = int(lengths.max(initial=0))
+        if length is not None and length < longest:
+            raise ValueError(f"length: got {length}, valid: {longest} or more, the longest row")
+        valid = np.arange(length or longest) < lengths[:, None]
+        if pad_id is None:
+            pad_id = 0 if self.info is None else self.info.special_tokens.get("pad", 0)
+        made = {name: _pad(name, column, lengths, valid) for name, column in self.items()}
+        made["input_ids"][~valid] = pad_id
+        made["attention_mask"] = valid
+        return Batch(made, self.info, self.state)
+
     def torch(self) -> Batch:
         """The same columns as torch tensors, without a copy where torch has full support for the type.
 
@@ -106,6 +129,29 @@ class Batch(dict[str, Any]):
     def numpy(self) -> Batch:
         """The same columns as numpy arrays (of tensors on a GPU: copies). Types stay as they are."""
         return Batch({name: _to_numpy(value) for name, value in self.items()}, self.info, self.state)
+
+
+# columns with values for every position: before it (draws, views) or after it (digits, top-k)
+_BEFORE = ("noise_count", "partition")
+_AFTER = ("input_ids", "attention_mask", "logprob", "topk_index", "topk_logprob", "subtokens", "order", "block")
+
+
+def _pad(name: str, column: Any, lengths: Any, valid: Any) -> Any:
+    """A column with its positions padded; one without positions as it is."""
+    if not isinstance(column, Ragged) or name not in _BEFORE + _AFTER + ("noise",):
+        return column
+    rows, length = valid.shape
+    each = int(column.lengths.max(initial=0) // max(int(lengths.max(initial=0)), 1)) or 1
+    if name in _AFTER:
+        flat = np.zeros((rows, length, each), column.values.dtype)
+        flat[valid] = column.values.reshape(-1, each)
+        return flat[:, :, 0] if each == 1 else flat
+    if name == "noise":  # [D, L, V]: V is not known here, so it is padded row by row
+        raise ColumnError("noise: dense noise of rows of different lengths cannot be padded; leave the column out")
+    padded = np.zeros((rows, each, length), column.values.dtype)
+    for row, (values, size) in enumerate(zip(column, lengths)):
+        padded[row, :, :size] = values.reshape(each, size)
+    return padded
 
 
 def is_torch(value: Any) -> bool:

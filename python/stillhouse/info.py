@@ -36,13 +36,14 @@ class Info:
 
     ``vocab_size`` is V (C in Prime's paper). ``special_tokens`` maps roles (``bos``, ``eos``, ``pad``, ``mask``) to ids,
     as far as the tokenizer has them. ``length`` is L, the positions of a row (the longest one where rows differ).
+    ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule.
     """
 
     vocab_size: int
     length: int
     noise: NoiseInfo | None = None
     subtokens: SubtokenInfo | None = None
-    schedule: str = "linear"
+    schedule_power: float = 1.0
     special_tokens: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -52,6 +53,7 @@ class Info:
         noise = (job.get("extract") or {}).get("noise")
         seed = manifest.get("noise_seed")
         subtokens = manifest.get("subtokens")
+        partitions = job.get("partitions") or {}
         tokens = manifest["tokenizer"].get("special_tokens", {})
         return cls(
             vocab_size=int(manifest["vocab_size"]),
@@ -65,6 +67,6 @@ class Info:
                 tolerance=float(noise["tolerance"]) if noise["codec"] == "replay" else 0.0,
             ),
             subtokens=None if subtokens is None else SubtokenInfo(int(subtokens["base"]), int(subtokens["length"])),
-            schedule=(job.get("partitions") or {}).get("schedule", "linear"),
+            schedule_power=float(partitions["power"]) if partitions.get("schedule") == "polynomial" else 1.0,
             special_tokens={role: int(token["id"]) for role, token in tokens.items()},
         )

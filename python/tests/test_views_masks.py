@@ -167,14 +167,17 @@ def test_rows_of_different_lengths_are_padded():
     flat = batch["input_ids"][batch["attention_mask"]]
     ragged = Batch({"sequence_id": batch["sequence_id"], "input_ids": Ragged(flat, np.array([0, 16, 20, 29]))}, batch.info)
     for other in (ragged, ragged.torch()):
-        np.testing.assert_array_equal(mdlm.mask(other).input_ids, mdlm.mask(batch).input_ids)
-        np.testing.assert_array_equal(pgm.partition(other).groups, pgm.partition(batch).groups)
+        with pytest.raises(ViewError, match=r"rows differ in length.*batch\.padded\(\)"):
+            mdlm.mask(other)
+        padded = other.padded()
+        np.testing.assert_array_equal(mdlm.mask(padded).input_ids, mdlm.mask(batch).input_ids)
+        np.testing.assert_array_equal(pgm.partition(padded).groups, pgm.partition(batch).groups)
 
 
 def test_complementary_masks_are_complements():
     batch = batch_of(rows=200, lengths=[16] * 100 + [9] * 100)
     first, second = mdlm.complementary(batch, seed=8)
-    groups = pgm.partition(batch, seed=8, weighting="bound")
+    groups = pgm.partition(batch, seed=8)
     np.testing.assert_array_equal(first.targets ^ second.targets, first.valid)
     np.testing.assert_array_equal(first.targets, groups.groups)
     np.testing.assert_allclose(first.weights + second.weights, groups.weights)
@@ -210,10 +213,10 @@ def test_both_halves_are_bounds():
 
 
 def test_pgm_weights_as_printed_and_of_the_bound():
-    example = pgm.partition(batch_of(rows=50))
+    example = pgm.partition(batch_of(rows=50), weighting="eq6")
     t, one = example.t.astype(float)[:, None], example.groups
     np.testing.assert_allclose(example.weights, np.where(one, 1 / (1 - t), 1 / t), rtol=1e-5)  # Eq. 6
-    bound = pgm.partition(batch_of(rows=50), weighting="bound")
+    bound = pgm.partition(batch_of(rows=50))
     np.testing.assert_allclose(bound.weights, np.where(one, 1 / t, 1 / (1 - t)), rtol=1e-5)
     # The bound's weights of a row are 2 L on average; Eq. 6 as printed has no such mean: it grows with ln(1/eps).
     many = batch_of(rows=4000, length=256)

@@ -41,7 +41,7 @@ class Place:
     _HEAD = 5
 
     def __init__(self, order: Order) -> None:
-        self._cells = torch.zeros(self._HEAD + _MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._cells = torch.zeros(self._HEAD + _MOST_WORKERS, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.set_order(order)
 
     def get(self) -> tuple[int, int]:

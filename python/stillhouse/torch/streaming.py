@@ -25,6 +25,10 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
     Reading needs no worker processes (threads of the core read ahead); they help where the transform is slow.
     """
 
+    # of a worker's copy: the iteration it is in, and where the next one begins, for its state_dict and load_state_dict
+    _iterator: _Epoch | None = None
+    _resumed: tuple[int, int] | None = None
+
     def __len__(self) -> int:
         """Batches of this rank from the place where the next iteration begins to the end of its epoch."""
         return self.steps(*self._place.get()).own_batches
@@ -39,7 +43,7 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             return super().state_dict()
-        iterator: _Epoch | None = self.__dict__.get("_iterator")
+        iterator = self._iterator
         if iterator is None:
             return {"worker": self.state_at(*self._place.get()), "ended": False}
         return {"worker": self.state_at(iterator.epoch, iterator.start), "ended": iterator.ended}
@@ -56,7 +60,7 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
         self._resumed = (int(begun["epoch"]), int(begun["position"]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_iterator"}
+        return {**super().__getstate__(), "_iterator": None}
 
 
 class _Epoch(Iterator[Any]):
@@ -66,7 +70,8 @@ class _Epoch(Iterator[Any]):
         self.dataset = dataset
         worker = get_worker_info()
         self.worker, self.workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        self.epoch, self.start = dataset.__dict__.pop("_resumed", None) or dataset._place.get()
+        self.epoch, self.start = dataset._resumed or dataset._place.get()
+        dataset._resumed = None
         self.given = 0
         self.ended = False
         self._stream: _core.Stream | None = None

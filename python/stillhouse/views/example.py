@@ -99,18 +99,14 @@ class Rows:
 
 
 def rows_of(batch: Batch) -> Rows:
-    """Reads the columns. Rows of different lengths are padded at the end with id 0, which is not valid."""
+    """Reads the columns."""
     column = batch["input_ids"]
-    device = (column.values if isinstance(column, Ragged) else column).device if is_torch(column) else None
     if isinstance(column, Ragged):
-        lengths = to_numpy(column.lengths)
-        valid = np.arange(int(lengths.max(initial=0)))[None, :] < lengths[:, None]
-        ids = np.zeros(valid.shape, to_numpy(column.values).dtype)
-        ids[valid] = to_numpy(column.values)
-    else:
-        ids = to_numpy(column)
-        mask = batch.get("attention_mask")
-        valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
+        raise ViewError("input_ids: rows differ in length (`pack.remainder: keep`); valid: batch.padded()")
+    device = column.device if is_torch(column) else None
+    ids = to_numpy(column)
+    mask = batch.get("attention_mask")
+    valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
     sequence_ids = to_numpy(batch["sequence_id"])
     return Rows(ids, valid, sequence_ids.astype(np.int64, copy=False).view(np.uint64), device)
 
@@ -127,8 +123,6 @@ def stored_column(batch: Batch, column: str, section: str, instead: str) -> npt.
             f"the batch has no column {column!r}; it has {', '.join(batch) or 'none'}. A job makes it with `{section}` "
             f"in its job file; {instead}"
         )
-    if isinstance(batch[column], Ragged):
-        raise ColumnError(f"column {column!r} has rows of different lengths, which views do not read; {instead}")
     return to_numpy(batch[column])
 
 

@@ -36,16 +36,15 @@ from .schedule import LINEAR, Schedule, schedule_of
 Weighting = Literal["eq6", "bound"]
 """Which weight belongs to which group.
 
-``"eq6"``: the paper's Eq. 6 as it is printed: w(t) where g = 0, w(1 − t) where g = 1.
-
-``"bound"``: each token has the weight that MDLM's bound gives it. A token of group 1 is hidden from group 0, which
-predicts it, with probability 1 − α(t), so it has w(t); one of group 0 has −α'(t)/α(t), which is w(1 − t) for the linear
+``"bound"``, the default: each token has the weight that MDLM's bound gives it. A token of group 1 is hidden from group 0,
+which predicts it, with probability 1 − α(t), so it has w(t); one of group 0 has −α'(t)/α(t), which is w(1 − t) for the linear
 schedule. These are the weights of :func:`stillhouse.views.mdlm.complementary`, and of the code that the authors published
 (github.com/jdeschena/pgm, ``algo.py``: group 1 gets w(t)). The expected sum of the weights of a row is then 2 L, of
 which that code takes half.
 
-The two differ in which group "group 0" of the text means, the one that predicts or the one that is predicted. With Eq. 6
-read for the predicted token, the expected sum of weights has no bound: for small t nearly all tokens get 1 / t.
+``"eq6"``: the paper's Eq. 6 as it is printed: w(t) where g = 0, w(1 − t) where g = 1. Read for the token that is predicted, its
+expected sum has no bound: for small t nearly all tokens are in group 0 and get 1 / t. The text before the equation speaks of the group
+that predicts.
 """
 
 
@@ -106,7 +105,7 @@ def partition(
     epoch: int | None = None,
     eps: float = 1e-3,
     schedule: Schedule | str | None = None,
-    weighting: Weighting = "eq6",
+    weighting: Weighting = "bound",
 ) -> PartitionExample:
     """Two groups of every row: a :class:`PartitionExample`.
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch, Ragged, is_torch
+from ..batch import Array, Batch, is_torch
 from .example import Bools, Example, Rows, candidates, epoch_of, given_times, rows_of, times, to_numpy
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import LINEAR, Schedule, schedule_of
@@ -111,7 +111,7 @@ def _digits(batch: Batch, rows: Rows, length: int | None) -> tuple[npt.NDArray[n
         )
     if stored is not None and length in (None, stored.length):
         column = batch.get("subtokens")
-        if column is not None and not isinstance(column, Ragged):
+        if column is not None:
             return to_numpy(column).astype(np.int32), stored.base
         return np.asarray(encode(rows.ids, stored.base, stored.length)), stored.base
     assert length is not None

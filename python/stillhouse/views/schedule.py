@@ -66,12 +66,8 @@ def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
     """The schedule that an argument names; ``None`` is that of the data set, linear where it says nothing."""
     if isinstance(schedule, Schedule):
         return schedule
-    name = schedule if schedule is not None else (info.schedule if info is not None else "linear")
-    if name == "linear":
+    if schedule is None:
+        return LINEAR if info is None else Schedule(info.schedule_power)
+    if schedule == "linear":
         return LINEAR
-    if name == "polynomial":
-        raise ViewError(
-            "schedule: got 'polynomial', which needs its power; valid: Schedule(power), with the `power` under "
-            "`partitions` in the job file (3.0 unless it was given)"
-        )
-    raise ViewError(f"schedule: got {name!r}, valid: 'linear' or Schedule(power)")
+    raise ViewError(f"schedule: got {schedule!r}, valid: 'linear' or Schedule(power)")
