@@ -25,6 +25,9 @@ use stillhouse_schemas::spec::Output as OutputSpec;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, ShardUpload, Staged};
 
+/// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
+const PAGE_TOKENS: usize = 8_192;
+
 /// What was written, and waits for its commit.
 #[derive(Debug)]
 pub struct Written {
@@ -51,7 +54,7 @@ pub async fn write(
     context: &str,
     stop: &AtomicBool,
 ) -> Result<Written> {
-    let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec)?);
+    let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
     let upload = output.upload(shard).await?;
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
     let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
@@ -177,7 +180,7 @@ fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
 }
 
 /// Encodings: floats are split into byte planes, ids too where that wins, small counts and groups stay dictionaries.
-fn properties(schema: &Schema, spec: &OutputSpec) -> Result<WriterProperties> {
+fn properties(schema: &Schema, spec: &OutputSpec, length: usize) -> Result<WriterProperties> {
     let level = ZstdLevel::try_new(spec.zstd_level)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, "output.zstd_level", e))?;
     let mut builder = WriterProperties::builder()
@@ -186,6 +189,7 @@ fn properties(schema: &Schema, spec: &OutputSpec) -> Result<WriterProperties> {
         .set_compression(Compression::ZSTD(level))
         .set_statistics_enabled(EnabledStatistics::Page)
         .set_max_row_group_row_count(None)
+        .set_data_page_row_count_limit((PAGE_TOKENS / length.max(1)).max(1))
         .set_dictionary_enabled(true);
     for field in schema.fields() {
         builder = encode(builder, field);
