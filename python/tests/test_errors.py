@@ -155,4 +155,4 @@ def test_stores(store: dict[str, str], plain: pathlib.Path, monkeypatch: pytest.
     refused(stillhouse.StoreError, "s3://bucket/plain.*secret key does not belong", lambda: stillhouse.open("s3://bucket/plain"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     patience = {"retry": {"max_attempts": 2}}
-    refused(stillhouse.StoreError, "nobody listens at 127.0.0.1:9", lambda: stillhouse.open("s3://bucket/x", storage=patience))
+    refused(stillhouse.StoreError, "nobody listens at http://127.0.0.1:9", lambda: stillhouse.open("s3://bucket/x", storage=patience))

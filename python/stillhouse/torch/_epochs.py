@@ -38,7 +38,7 @@ class Place:
     all marks there moves the place. Marks are of one iteration: its base seed, drawn by the DataLoader, and its epoch.
     """
 
-    _HEAD = 5
+    _HEAD = 6
 
     def __init__(self, order: Order) -> None:
         self._cells = torch.zeros(self._HEAD + _MOST_WORKERS, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -53,12 +53,21 @@ class Place:
         self._cells[0] = epoch
 
     def order(self) -> Order:
-        shuffle, seed, shuffle_blocks = self._cells[2 : self._HEAD].tolist()
+        shuffle, seed, shuffle_blocks = self._cells[2:5].tolist()
         return Order(bool(shuffle), seed % (1 << 64), shuffle_blocks)
 
     def set_order(self, order: Order) -> None:
         seed = order.seed - (1 << 64) if order.seed >= 1 << 63 else order.seed
-        self._cells[2 : self._HEAD] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
+        self._cells[2:5] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
+
+    def leave_to_loader(self) -> None:
+        """From now on a loader of this module moves the place on: it knows what was given out, workers only what was asked for."""
+        self._cells[5] = 1
+
+    @property
+    def left_to_loader(self) -> bool:
+        """Whether a loader of this module moves the place on."""
+        return bool(self._cells[5])
 
     def begin(self) -> None:
         """This worker begins an iteration."""
@@ -73,7 +82,7 @@ class Place:
             base = worker.seed - worker.id
             mark = (base * 1_000_003 + epoch) % (1 << 62)
             self._cells[self._HEAD + worker.id] = mark
-            if not bool((self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()):
+            if self.left_to_loader or not bool((self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()):
                 return
         self.set(epoch + 1, 0)
 
@@ -121,8 +130,6 @@ class Epochs:
         self.transform = transform
         self._given_ranks = None if rank is None or world_size is None else (rank, world_size)
         self._place = Place(Order(shuffle, seed, shuffle_blocks))
-        # set while a loader of this module counts what it gives out: the sampler, which runs ahead, then leaves the place alone
-        self._counted = False
         self._now: State | None = None
 
     @property
@@ -151,7 +158,8 @@ class Epochs:
         """The next iteration is this epoch, from its beginning; or from the loaded place, where that is in this epoch.
 
         Not needed where every epoch is iterated to its end: the next one follows by itself. An epoch that was left in the middle begins
-        anew at the next iteration.
+        anew at the next iteration. (Under torch's own DataLoader with workers, or with a sampler, an epoch counts as ended when its last batch was
+        asked for, a few batches before it is given out: there call this if you leave epochs early.)
         """
         if epoch < 0:
             raise ValueError(f"epoch: got {epoch}, valid: 0 or more")

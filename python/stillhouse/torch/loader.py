@@ -40,6 +40,7 @@ class DataLoader(TorchDataLoader[Any]):
             # without a batch size, torch would convert the batch to tensors once more
             kwargs.setdefault("collate_fn", ShardDataset.collate)
         super().__init__(dataset, **kwargs)
+        dataset._place.leave_to_loader()
 
     @property
     def epoch(self) -> int:
@@ -49,13 +50,9 @@ class DataLoader(TorchDataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator, where torch has a class of its own
         dataset = self.dataset
         epoch, start = dataset._place.get()
-        dataset._counted = True
-        try:
-            for given, batch in enumerate(super().__iter__(), start=1):
-                dataset._now = dataset.after(epoch, start, given)
-                yield batch
-        finally:
-            dataset._counted = False
+        for given, batch in enumerate(super().__iter__(), start=1):
+            dataset._now = dataset.after(epoch, start, given)
+            yield batch
         dataset._place.set(epoch + 1, 0)
         dataset._now = None
 

@@ -86,7 +86,7 @@ class _Batches(Iterator[list[int]]):
         try:
             rows, self._position = next(self._steps)
         except StopIteration:
-            if not self.dataset._counted:
+            if not self.dataset._place.left_to_loader:
                 self.dataset._place.set(self.epoch + 1, 0)
             raise
         indices = Indices(rows.tolist())
