@@ -9,10 +9,16 @@
 
 use pyo3::prelude::*;
 
+mod replay;
+mod threads;
+
 /// `stillhouse._core`.
 #[pymodule]
 mod _core {
     #[pymodule_export]
     #[allow(non_upper_case_globals)] // Python's name
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use crate::replay::{prior, replay, replay_dense};
 }
