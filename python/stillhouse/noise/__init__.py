@@ -26,6 +26,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -98,7 +99,7 @@ class _Target:
             return torch.from_numpy(memory).view(dtype)
         return torch.empty((n, vocab), dtype=dtype, device=self.device)
 
-    def bring(self, array: Any) -> Any:
+    def bring(self, array: Any, move: bool = True) -> Any:
         """An input where the backend takes it: the Rust core takes numpy and CPU tensors, the others tensors."""
         if array is None or (self.backend == "rust" and not is_torch(array)):
             return array
@@ -110,7 +111,7 @@ class _Target:
             elif array.dtype.name in ("uint16", "uint32"):
                 array = array.astype(np.int64)
             array = torch.from_numpy(np.array(array) if not array.flags.writeable else np.ascontiguousarray(array))
-        return array.to("cpu" if self.device is None else self.device)
+        return array.to("cpu" if self.device is None else self.device) if move else array
 
     def finish(self, array: Any, shape: tuple[int, ...]) -> Any:
         """The output in its final shape and library."""
@@ -165,7 +166,7 @@ def replay(
         backend: ``"rust"``, ``"torch"`` or ``"triton"`` to force one.
 
     Returns:
-        A new array. All values are finite. ξ_k for k ≠ x lies in −4 to 22.9; ξ_x = −ln p_x − ln e_0 has no upper bound, and is
+        A new array. All values are finite (τ up to 2,000). ξ_k for k ≠ x lies in −4 to 22.9; ξ_x = −ln p_x − ln e_0 has no upper bound, and is
         rounded to the largest finite number where a half type cannot hold it. Uniforms round to 1 above ξ = 17 (f32), 8 (f16)
         and 6 (bf16), where a Gaussian still tells values apart. Of a softmax over a large vocabulary most values are below
         6·10⁻⁵, where f16 loses digits and then everything (below 3·10⁻⁸): bfloat16 keeps them. In f32, what is below 10⁻²⁶ of the
@@ -188,20 +189,24 @@ def replay(
     target = _Target(torch_in, source.device if torch_in else None, dtype, device, backend)
     tokens, shape = _columns.asked(positions, stored.rows, stored.length)
     n = stored.rows * stored.length if tokens is None else len(tokens)
-    stored, tokens = stored.map(target.bring), target.bring(tokens)
     array = target.empty(n, stored.vocab)
+    if stored.noise is not None and target.backend != "rust":
+        # Nothing is replayed: torch does it on every device, and only the asked tokens go there.
+        from . import _torch
+
+        noise = target.bring(stored.noise, move=False)
+        tokens = None if tokens is None else target.bring(tokens).to(noise.device)
+        _torch.replay_dense(replace(stored, noise=noise), tokens, out, temperature, array)
+        return target.finish(array, (*shape, stored.vocab))
+    stored, tokens = stored.map(target.bring), target.bring(tokens)
     if target.backend == "rust":
         asked = _rust.request(out, temperature, target.dtype, threads, stored.vocab, stored.seed, stored.draw)
         _rust.replay(stored, tokens, asked, array)
     else:
         from . import _torch
 
-        if stored.noise is not None:  # nothing is replayed: torch does it on every device
-            _torch.replay_dense(stored, tokens, out, temperature, array)
-        else:
-            _make(target.backend)(
-                _torch.look_up(stored, tokens), stored.vocab, stored.seed, stored.draw, out, temperature, array
-            )
+        found = _torch.look_up(stored, tokens)
+        _make(target.backend)(found, stored.vocab, stored.seed, stored.draw, out, temperature, array)
     return target.finish(array, (*shape, stored.vocab))
 
 

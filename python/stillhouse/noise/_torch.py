@@ -219,7 +219,7 @@ def replay(tokens: Tokens, vocab: int, seed: int, draw: int, out: str, temperatu
 
 
 def replay_dense(stored: Stored, tokens: torch.Tensor | None, out: str, temperature: float, array: torch.Tensor) -> None:
-    """Writes stored dense noise of the asked tokens into ``array`` [n, V]."""
+    """Writes stored dense noise of the asked tokens into ``array`` [n, V], on another device than the noise if need be."""
     noise, rows, length = stored.noise[:, stored.draw], stored.rows, stored.length
     if tokens is None:
         tokens = torch.arange(rows * length, device=noise.device)
@@ -228,6 +228,6 @@ def replay_dense(stored: Stored, tokens: torch.Tensor | None, out: str, temperat
     step = max(1, _CHUNK // stored.vocab)
     for start in range(0, len(tokens), step):
         part = tokens[start : start + step]
-        xi = noise[part // length, part % length].to(torch.float32)
+        xi = noise[part // length, part % length].to(array.device, torch.float32)
         value = value_of(out, xi, temperature)
         write(array, start, value.softmax(1) if out == "softmax" else value)
