@@ -295,12 +295,8 @@ mod tests {
             .map(|rank| {
                 let mut workers: Vec<Steps> =
                     (0..plan.workers).map(|worker| Plan { rank, worker, ..plan }.steps()).collect();
-                let mut all = Vec::new();
-                let mut turn = 0;
-                while let Some(step) = workers[turn % plan.workers as usize].next() {
-                    all.push(step);
-                    turn += 1;
-                }
+                let turns = (0..workers.len()).cycle();
+                let all: Vec<Step> = turns.map_while(|turn| workers[turn].next()).collect();
                 assert_eq!(all.len() as u64, Plan { rank, ..plan }.own_batches());
                 assert_eq!(all.iter().map(|s| s.rows.len() as u64).sum::<u64>(), Plan { rank, ..plan }.rows());
                 all

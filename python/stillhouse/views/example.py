@@ -73,7 +73,7 @@ class Example:
 
 def replay(batch: Batch, positions: Any, options: dict[str, Any]) -> Any:
     """Noise at positions; masks need no Rust core, so that it is imported only here."""
-    from .. import noise  # type: ignore[attr-defined,unused-ignore]
+    from .. import noise
 
     return noise.replay(batch, positions=positions, **options)
 
