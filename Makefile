@@ -1,7 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests.
-.PHONY: demo demo-smollm2 build setup test python-test bench docs lint
+.PHONY: demo demo-smollm2 build setup test python python-setup python-test python-wheel bench docs lint
 
-PYTHON := .venv/bin/python
 STILLHOUSE := target/debug/stillhouse
 
 build:
@@ -23,6 +22,24 @@ setup:
 test: setup
 	cargo nextest run --workspace
 	cargo test --doc --workspace -q
+
+# The package of python/, into .venv-torch: its core in the profile of the tests.
+python: python-setup
+	VIRTUAL_ENV=$(CURDIR)/.venv-torch PATH="$(CURDIR)/.venv/bin:$$PATH" .venv-torch/bin/maturin develop --quiet --uv --profile dev -m python/Cargo.toml
+
+python-setup: setup
+	scripts/setup-python
+
+# With the selection of the Rust tests, so that the program is built once.
+python-test: python
+	cargo build --quiet --workspace --tests --bin stillhouse
+	cd python && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
+	cd python && ../.venv-torch/bin/mypy
+	cd python && ../.venv-torch/bin/pytest
+
+# A wheel for every Python from 3.10 on, in dist/.
+python-wheel: python-setup
+	.venv-torch/bin/maturin build --release -m python/Cargo.toml --out dist
 
 bench:
 	cargo bench -p stillhouse-noise -p stillhouse-operators -p stillhouse-teacher

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 import stillhouse
 from stillhouse.noise import replay
 
@@ -44,7 +45,9 @@ def numpy_by_hand(batch: stillhouse.Batch, vocab: int, out: str) -> Any:
     e = rng.standard_exponential((n, vocab), dtype=np.float32)
     e0 = rng.standard_exponential((n, 1), dtype=np.float32)
     owner = np.repeat(np.arange(n), batch["noise_count"][0])
-    np.add.at(e, (owner, batch["noise_index"].values), np.exp(batch["noise_logprob"].values, dtype=np.float32) * e0[owner, 0])
+    np.add.at(
+        e, (owner, batch["noise_index"].values), np.exp(batch["noise_logprob"].values, dtype=np.float32) * e0[owner, 0]
+    )
     e[np.arange(n), x] = np.exp(batch["logprob"][0]) * e0[:, 0]
     if out == "gumbel":
         return -np.log(e)
@@ -80,7 +83,9 @@ def torch_by_hand(batch: stillhouse.Batch, vocab: int, out: str) -> Any:
     e = -torch.log(torch.rand(n, vocab, device=device))
     e0 = -torch.log(torch.rand(n, device=device))
     owner = torch.repeat_interleave(torch.arange(n, device=device), batch["noise_count"][0].long())
-    e.index_put_((owner, batch["noise_index"].values.long()), batch["noise_logprob"].values.float().exp() * e0[owner], True)
+    e.index_put_(
+        (owner, batch["noise_index"].values.long()), batch["noise_logprob"].values.float().exp() * e0[owner], True
+    )
     e[torch.arange(n, device=device), x] = batch["logprob"][0].exp() * e0
     xi = -e.log()
     return xi if out == "gumbel" else xi.softmax(1)
@@ -114,7 +119,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     cuda = options.device.startswith("cuda")
     wait = torch.cuda.synchronize if cuda else lambda: None
-    print(f"{options.tokens} tokens, {options.corrections} corrections each, {options.threads} thread(s), {options.device}")
+    print(
+        f"{options.tokens} tokens, {options.corrections} corrections each, {options.threads} thread(s), {options.device}"
+    )
     print(f"{'V':>6}  {'out':<8} {'way':<28} {'µs/token':>9} {'tokens/s':>10}")
     for vocab in options.vocab:
         numpy_batch = make_batch(vocab, options.tokens, options.corrections)

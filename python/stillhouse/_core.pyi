@@ -1,7 +1,7 @@
 """The Rust core; see python/src."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ import numpy.typing as npt
 __version__: str
 
 # (name, values, offsets or None) of each column
-_Columns = list[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64] | None]]
+_Columns: TypeAlias = list[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64] | None]]
 
 class DataSet:
     rows: int
@@ -60,4 +60,6 @@ def replay_dense(
     request: dict[str, Any],
     out: npt.NDArray[Any],
 ) -> None: ...
-def prior(sequence_ids: npt.NDArray[Any], positions: npt.NDArray[Any], request: dict[str, Any], out: npt.NDArray[Any]) -> None: ...
+def prior(
+    sequence_ids: npt.NDArray[Any], positions: npt.NDArray[Any], request: dict[str, Any], out: npt.NDArray[Any]
+) -> None: ...

@@ -115,7 +115,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return run(
         folder,
         {
-            "input": {"format": "jsonl", "paths": paths, "text": "text", "split_megabytes": 0.05, "holdout": {"validation": {"last_documents": 1}}},
+            "input": {
+                "format": "jsonl",
+                "paths": paths,
+                "text": "text",
+                "split_megabytes": 0.05,
+                "holdout": {"validation": {"last_documents": 1}},
+            },
             "tokenizer": teacher,
             "pack": {"mode": "wrap", "length": 256, "separator": "eos", "boundary": "bos_eos"},
             "extract": {"teacher": teacher, "noise": {"codec": "replay", "tolerance": 1e-3}, "topk": 4},
@@ -162,11 +168,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
     ports = free_ports(8)
-    named = [f"-{part}.port{kind}={ports.pop()}" for part in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")]
+    named = [
+        f"-{part}.port{kind}={ports.pop()}" for part in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")
+    ]
     port = named[0].partition("=")[2]
     fixed = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-dir=data", "-s3", "-s3.config=s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=50", "-volume.preStopSeconds=0"]  # fmt: skip
     log = (folder / "log").open("w")
-    with subprocess.Popen([ROOT / ".venv/bin/weed", "server", *fixed, *named], cwd=folder, stdout=log, stderr=log) as server:
+    with subprocess.Popen(
+        [ROOT / ".venv/bin/weed", "server", *fixed, *named], cwd=folder, stdout=log, stderr=log
+    ) as server:
         try:
             for _ in range(600):
                 try:
@@ -177,7 +187,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
                     assert server.poll() is None, (folder / "log").read_text()[-2000:]
                 time.sleep(0.1)
             s3 = pyarrow.fs.S3FileSystem(
-                access_key="KEY", secret_key="SECRET", endpoint_override=f"http://127.0.0.1:{port}", allow_bucket_creation=True
+                access_key="KEY",
+                secret_key="SECRET",
+                endpoint_override=f"http://127.0.0.1:{port}",
+                allow_bucket_creation=True,
             )
             s3.create_dir("bucket")
             yield {

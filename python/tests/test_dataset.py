@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stillhouse
 import truth
 from conftest import Maker
+
+import stillhouse
 from stillhouse import Batch, Ragged
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -57,7 +58,9 @@ def test_every_way_of_asking(demo: pathlib.Path) -> None:
         for i, number in enumerate(numbers):
             truth.same({name: column[i] for name, column in batch.items()}, expected[number])
     assert batch["input_ids"].shape == (len(numbers), 256) and batch["subtokens"].shape == (len(numbers), 256, 4)
-    assert isinstance(batch["noise_index"], Ragged) and batch["noise_index"].lengths.sum() == len(batch["noise_index"].values)
+    assert isinstance(batch["noise_index"], Ragged) and batch["noise_index"].lengths.sum() == len(
+        batch["noise_index"].values
+    )
     together = [row for batch in ds.batches(17) for row in batch["sequence_id"]]
     assert together == [row["sequence_id"] for row in expected]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stillhouse
 from conftest import program
+
+import stillhouse
 
 
 @pytest.fixture
@@ -47,7 +48,11 @@ def test_what_is_no_finished_data_set(copy: pathlib.Path, tmp_path: pathlib.Path
     refused(stillhouse.DatasetError, "the job is not finished", open_copy)
     (copy / "other").rename(copy / "manifest.json")
     change(copy, lambda m: m.update(format_version=99))
-    refused(stillhouse.DatasetError, r"manifest\.json: got format_version 99.*reads up to 1; install a newer stillhouse", open_copy)
+    refused(
+        stillhouse.DatasetError,
+        r"manifest\.json: got format_version 99.*reads up to 1; install a newer stillhouse",
+        open_copy,
+    )
     (copy / "manifest.json").write_text('{"format_version"')
     refused(stillhouse.DatasetError, r"manifest\.json: is damaged", open_copy)
 
@@ -60,7 +65,11 @@ def test_fields_of_later_minor_versions_do_not_matter(copy: pathlib.Path) -> Non
 def test_wrong_calls(plain: pathlib.Path) -> None:
     ds = stillhouse.open(plain)
     refused(ValueError, 'got split "test", valid: train', lambda: stillhouse.open(plain, split="test"))
-    refused(stillhouse.ColumnError, 'got column "noise", valid: sequence_id, input_ids', lambda: ds.select_columns(["noise"]))
+    refused(
+        stillhouse.ColumnError,
+        'got column "noise", valid: sequence_id, input_ids',
+        lambda: ds.select_columns(["noise"]),
+    )
     refused(TypeError, "got the string 'input_ids', valid: a list", lambda: ds.select_columns("input_ids"))
     refused(IndexError, rf"row {len(ds)} of .*which has {len(ds)} rows", lambda: ds[len(ds)])
     refused(IndexError, "row -9999999", lambda: ds[[0, -9_999_999]])
@@ -73,7 +82,11 @@ def test_wrong_calls(plain: pathlib.Path) -> None:
 
 def test_missing_columns_of_a_batch(plain: pathlib.Path) -> None:
     batch = stillhouse.open(plain)[:2]
-    refused(stillhouse.ColumnError, "the batch has no column 'logprob'; it has sequence_id, input_ids", lambda: batch["logprob"])
+    refused(
+        stillhouse.ColumnError,
+        "the batch has no column 'logprob'; it has sequence_id, input_ids",
+        lambda: batch["logprob"],
+    )
     with pytest.raises(KeyError):
         batch["logprob"]
 
@@ -106,7 +119,11 @@ def test_a_shard_of_another_data_set(copy: pathlib.Path) -> None:
     wrong = other.read_bytes()
     shard(copy).write_bytes(wrong)
     change(copy, lambda m: m["shards"][1].update(bytes=len(wrong)))
-    refused(stillhouse.DatasetError, rf"{shard_name(copy)}.*has \d+ rows, the manifest says \d+.*copy it again", rows_of(copy))
+    refused(
+        stillhouse.DatasetError,
+        rf"{shard_name(copy)}.*has \d+ rows, the manifest says \d+.*copy it again",
+        rows_of(copy),
+    )
 
 
 def test_damage_anywhere_is_found(copy: pathlib.Path) -> None:
@@ -150,9 +167,21 @@ def test_stores(store: dict[str, str], plain: pathlib.Path, monkeypatch: pytest.
     np.testing.assert_array_equal(ds[::50]["input_ids"], stillhouse.open(plain)[::50]["input_ids"])
     assert sum(batch.rows for batch in ds.batches(100)) == len(ds)
     ds.verify()
-    refused(stillhouse.DatasetError, "s3://bucket/nothing.*not a Stillhouse data set", lambda: stillhouse.open("s3://bucket/nothing"))
+    refused(
+        stillhouse.DatasetError,
+        "s3://bucket/nothing.*not a Stillhouse data set",
+        lambda: stillhouse.open("s3://bucket/nothing"),
+    )
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG")
-    refused(stillhouse.StoreError, "s3://bucket/plain.*secret key does not belong", lambda: stillhouse.open("s3://bucket/plain"))
+    refused(
+        stillhouse.StoreError,
+        "s3://bucket/plain.*secret key does not belong",
+        lambda: stillhouse.open("s3://bucket/plain"),
+    )
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     patience = {"retry": {"max_attempts": 2}}
-    refused(stillhouse.StoreError, "nobody listens at http://127.0.0.1:9", lambda: stillhouse.open("s3://bucket/x", storage=patience))
+    refused(
+        stillhouse.StoreError,
+        "nobody listens at http://127.0.0.1:9",
+        lambda: stillhouse.open("s3://bucket/x", storage=patience),
+    )

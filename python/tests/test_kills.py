@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+
 import stillhouse
 
 TRAINER = pathlib.Path(__file__).with_name("trainer.py")
@@ -67,5 +68,9 @@ def test_every_epoch_has_every_row_once(plain: pathlib.Path, tmp_path: pathlib.P
     assert kills == KILLS and len(shapes) >= 8, shapes
     everything = Counter(stillhouse.open(plain, columns=["sequence_id"])[:]["sequence_id"].tolist())
     for epoch in range(2):
-        got = Counter(row for step, ranks in kept.items() if epoch_of[step] == epoch for rows in ranks.values() for row in rows)
-        assert got == everything, f"epoch {epoch}: {(got - everything).total()} twice, {(everything - got).total()} lost"
+        got = Counter(
+            row for step, ranks in kept.items() if epoch_of[step] == epoch for rows in ranks.values() for row in rows
+        )
+        assert got == everything, (
+            f"epoch {epoch}: {(got - everything).total()} twice, {(everything - got).total()} lost"
+        )

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stillhouse
 import torch
 from conftest import WORDS, Maker
+
+import stillhouse
 from stillhouse import views
 
 REPLAY: dict[str, Any] = {"extract": {"topk": WORDS, "noise": {"draws": 2, "tolerance": 1e-3}}}
@@ -26,7 +27,9 @@ def dense(small: Maker) -> stillhouse.Batch:
     return stillhouse.open(small("noise-dense", DENSE))[:]
 
 
-def test_replayed_noise_is_within_the_tolerance_of_dense_noise(batch: stillhouse.Batch, dense: stillhouse.Batch) -> None:
+def test_replayed_noise_is_within_the_tolerance_of_dense_noise(
+    batch: stillhouse.Batch, dense: stillhouse.Batch
+) -> None:
     np.testing.assert_array_equal(batch["input_ids"], dense["input_ids"])
     worst = 0.0
     for draw in range(2):
@@ -65,7 +68,11 @@ def test_torch_and_numpy_agree(batch: stillhouse.Batch) -> None:
 
 
 def test_rows_of_different_lengths(small: Maker) -> None:
-    ds = stillhouse.open(small("keep", {"pack": {"remainder": "keep", "separator": "none"}, "extract": {"noise": {"draws": 2}, "topk": 3}}))
+    ds = stillhouse.open(
+        small(
+            "keep", {"pack": {"remainder": "keep", "separator": "none"}, "extract": {"noise": {"draws": 2}, "topk": 3}}
+        )
+    )
     with pytest.raises(stillhouse.StillhouseError, match="padded"):
         stillhouse.noise.replay(ds[:])
     padded = ds[:].padded()

@@ -10,8 +10,9 @@ import numpy as np
 import polars
 import pyarrow.dataset
 import pytest
-import stillhouse
 import truth
+
+import stillhouse
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def test_pyarrow(demo: pathlib.Path, rows: list[dict[str, np.ndarray]]) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_datasets(demo: pathlib.Path, rows: list[dict[str, np.ndarray]], streaming: bool, tmp_path: pathlib.Path) -> None:
+def test_datasets(
+    demo: pathlib.Path, rows: list[dict[str, np.ndarray]], streaming: bool, tmp_path: pathlib.Path
+) -> None:
     loaded = datasets.load_dataset(str(demo), split="train", streaming=streaming, cache_dir=str(tmp_path))
     for row, other in zip(rows, loaded, strict=True):
         truth.same(row, other)

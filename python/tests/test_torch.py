@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stillhouse
-import stillhouse.torch as st
 import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import stillhouse
+import stillhouse.torch as st
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital'")
 
@@ -63,7 +64,11 @@ def test_epochs_are_complete_and_mixed(epochs: list[list[list[int]]], plain: pat
 def test_rows_are_whole(plain: pathlib.Path) -> None:
     truth = dict(zip(*(stillhouse.open(plain)[:][name].tolist() for name in ("sequence_id", "input_ids")), strict=True))
     for kind in KINDS:
-        for batch in dataset(kind, plain, batch_size=500) if kind is st.StreamingShardDataset else plain_loader(dataset(kind, plain)):
+        for batch in (
+            dataset(kind, plain, batch_size=500)
+            if kind is st.StreamingShardDataset
+            else plain_loader(dataset(kind, plain))
+        ):
             assert all(truth[i] == row for i, row in zip(ids(batch), batch["input_ids"].tolist(), strict=True))
 
 
@@ -82,7 +87,9 @@ def test_every_loader_gives_the_same(kind: Set, count: int, persistent: bool, pl
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "persistent"), WORKERS)
-def test_an_epoch_that_is_left_begins_anew(kind: Set, count: int, persistent: bool, plain: pathlib.Path, epochs: Any) -> None:
+def test_an_epoch_that_is_left_begins_anew(
+    kind: Set, count: int, persistent: bool, plain: pathlib.Path, epochs: Any
+) -> None:
     loader = st.DataLoader(dataset(kind, plain), **workers(count, persistent))
     for stop in (1, 3, len(epochs[0]) - 1):
         assert [ids(batch) for batch in itertools.islice(loader, stop)] == epochs[0][:stop]
@@ -156,11 +163,16 @@ def test_ranks_differ_by_one_row_at_most(plain: pathlib.Path) -> None:
         for rank in range(world):
             ds = dataset(st.StreamingShardDataset, plain, batch_size=size, rank=rank, world_size=world)
             batches = [len(ids(batch)) for batch in ds]
-            assert len(batches) == len(dataset(st.StreamingShardDataset, plain, batch_size=size, rank=rank, world_size=world))
+            assert len(batches) == len(
+                dataset(st.StreamingShardDataset, plain, batch_size=size, rank=rank, world_size=world)
+            )
             counts.append(sum(batches))
         assert sum(counts) == total and max(counts) - min(counts) <= 1
     even = [
-        [len(ids(b)) for b in dataset(st.StreamingShardDataset, plain, batch_size=100, rank=r, world_size=3, drop_last=True)]
+        [
+            len(ids(b))
+            for b in dataset(st.StreamingShardDataset, plain, batch_size=100, rank=r, world_size=3, drop_last=True)
+        ]
         for r in range(3)
     ]
     assert even == [[100] * (total // 300)] * 3
@@ -236,7 +248,9 @@ def test_items_of_the_map(demo: pathlib.Path) -> None:
 
 def test_spawned_workers(plain: pathlib.Path, epochs: Any) -> None:
     for kind in KINDS:
-        loader = st.DataLoader(dataset(kind, plain), num_workers=2, multiprocessing_context="spawn", persistent_workers=True)
+        loader = st.DataLoader(
+            dataset(kind, plain), num_workers=2, multiprocessing_context="spawn", persistent_workers=True
+        )
         assert [[ids(batch) for batch in loader] for _ in range(2)] == epochs
 
 

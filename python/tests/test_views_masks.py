@@ -165,7 +165,9 @@ def test_never_and_mask_id():
 def test_rows_of_different_lengths_are_padded():
     batch = batch_of(rows=3, lengths=[16, 4, 9])
     flat = batch["input_ids"][batch["attention_mask"]]
-    ragged = Batch({"sequence_id": batch["sequence_id"], "input_ids": Ragged(flat, np.array([0, 16, 20, 29]))}, batch.info)
+    ragged = Batch(
+        {"sequence_id": batch["sequence_id"], "input_ids": Ragged(flat, np.array([0, 16, 20, 29]))}, batch.info
+    )
     for other in (ragged, ragged.torch()):
         with pytest.raises(ViewError, match=r"rows differ in length.*batch\.padded\(\)"):
             mdlm.mask(other)
@@ -181,7 +183,9 @@ def test_complementary_masks_are_complements():
     np.testing.assert_array_equal(first.targets ^ second.targets, first.valid)
     np.testing.assert_array_equal(first.targets, groups.groups)
     np.testing.assert_allclose(first.weights + second.weights, groups.weights)
-    np.testing.assert_allclose(first.weights[first.targets], np.repeat(1 / first.t, first.targets.sum(axis=1)), rtol=1e-6)
+    np.testing.assert_allclose(
+        first.weights[first.targets], np.repeat(1 / first.t, first.targets.sum(axis=1)), rtol=1e-6
+    )
     np.testing.assert_allclose(second.t, 1 - first.t, atol=1e-7)
     np.testing.assert_allclose(
         second.weights[second.targets], np.repeat(1 / (1 - first.t), second.targets.sum(axis=1)), rtol=1e-5

@@ -12,7 +12,15 @@ from test_views_keyed import batch_of
 
 from stillhouse import Batch, Info, SubtokenInfo
 from stillhouse.views import Schedule, ViewError, keyed, prime
-from stillhouse.views.prime import base_of, decode, encode, filter_table, idle_step_ratio, intermediate_states, valid_set
+from stillhouse.views.prime import (
+    base_of,
+    decode,
+    encode,
+    filter_table,
+    idle_step_ratio,
+    intermediate_states,
+    valid_set,
+)
 
 M = 2  # the mask, where b = 2
 
@@ -51,9 +59,7 @@ def test_intermediate_states_of_the_paper():
     assert [intermediate_states(256, length) for length in (2, 4, 8)] == [32, 368, 6304]
 
 
-@pytest.mark.parametrize(
-    ("length", "percent"), [(1, 36.77), (2, 13.52), (3, 4.97), (4, 1.83), (6, 0.25), (8, 0.03)]
-)
+@pytest.mark.parametrize(("length", "percent"), [(1, 36.77), (2, 13.52), (3, 4.97), (4, 1.83), (6, 0.25), (8, 0.03)])
 def test_idle_step_ratios_of_the_paper(length, percent):
     assert round(100 * idle_step_ratio(length), 2) == percent
 

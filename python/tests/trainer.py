@@ -1,6 +1,6 @@
 """A trainer for the tests: ranks that step together, write down what they got, save, and die when told.
 
-    trainer.py JSON        the keys are the names below
+trainer.py JSON        the keys are the names below
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import signal
 import sys
 from typing import Any
 
-import stillhouse.torch as st
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
+
+import stillhouse.torch as st
 
 EPOCHS = 2
 SAVE_EVERY = 3

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import torch
 from noise_f64 import batch, error_of, expected
+
 from stillhouse.noise import prior, replay
 
 OUTS = ("softmax", "gumbel", "gaussian", "uniform")
@@ -22,7 +23,9 @@ def interpret() -> None:
                 worst = error_of(got, exact, out, temperature)
                 assert worst < 1, (vocab, out, temperature, worst)
                 for dtype in (torch.float16, torch.bfloat16) if vocab == 5003 and temperature != 3.0 else ():
-                    half = replay(columns, [[0, 4]] * 3, draws - 1, out, temperature, dtype=dtype, device="cpu", backend="triton")
+                    half = replay(
+                        columns, [[0, 4]] * 3, draws - 1, out, temperature, dtype=dtype, device="cpu", backend="triton"
+                    )
                     near = got[:, [0, 4]].float()
                     torch.testing.assert_close(half.float(), near, rtol=8e-3, atol=1e-7)
     unlikely = batch(300, surest=-300.0)
@@ -35,9 +38,10 @@ def interpret() -> None:
 
 def compile_for_gpus() -> None:
     import triton
-    from stillhouse.noise import _triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from stillhouse.noise import _triton
 
     types = {
         "out": "*fp32", "scratch": "*fp32", "key": "*i64", "low": "*i32", "high": "*i32", "position": "*i32",
@@ -51,7 +55,11 @@ def compile_for_gpus() -> None:
             # Triton makes a constant of a vocabulary of 1.
             small = {"vocab": 1} if out == "*fp32" and unit else {}
             constants = {**small, "KIND": kind, "UNIT": unit, "HALF": half, "QUADS": _triton._QUADS}
-            source = ASTSource(fn=_triton._replay, signature={**types, "out": out, **dict.fromkeys(small, "constexpr")}, constexprs=constants)
+            source = ASTSource(
+                fn=_triton._replay,
+                signature={**types, "out": out, **dict.fromkeys(small, "constexpr")},
+                constexprs=constants,
+            )
             kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": _triton._WARPS})
             assert "mul.hi.u32" in kernel.asm["ptx"] and ".local" not in kernel.asm["ptx"]
 

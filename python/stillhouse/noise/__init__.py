@@ -59,7 +59,9 @@ class _Target:
         if dtype is not None and not isinstance(dtype, str) and not is_torch(dtype):
             name = np.dtype(dtype).name
         if name not in _DTYPES[library]:
-            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES[library])} for a {library} output")
+            raise ValueError(
+                f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES[library])} for a {library} output"
+            )
         self.dtype = name
         self.device: Any = None
         if self.torch:

@@ -62,7 +62,9 @@ def _column(batch: Mapping[str, Any], name: str, kind: str, ragged: bool = False
     value = batch[name]
     if isinstance(value, Ragged) != ragged:
         if ragged:
-            raise ColumnError(f"column {name!r} is {type(value).__name__}, expected a Ragged (values [n], offsets [B+1])")
+            raise ColumnError(
+                f"column {name!r} is {type(value).__name__}, expected a Ragged (values [n], offsets [B+1])"
+            )
         raise ColumnError(
             f"the rows of column {name!r} differ in length, replay needs [B, L]: "
             "take batch.padded(), or pack with `remainder: drop` or `pad`"
@@ -71,7 +73,9 @@ def _column(batch: Mapping[str, Any], name: str, kind: str, ragged: bool = False
     if not hasattr(array, "dtype"):
         raise ColumnError(f"column {name!r} is {type(array).__name__}, expected a numpy array or a torch tensor")
     if _kind(array) != kind:
-        raise ColumnError(f"column {name!r} is of {array.dtype}, expected {'an integer' if kind == 'i' else 'a float'} type")
+        raise ColumnError(
+            f"column {name!r} is of {array.dtype}, expected {'an integer' if kind == 'i' else 'a float'} type"
+        )
     return value
 
 
@@ -119,7 +123,9 @@ def stored(batch: Mapping[str, Any], info: Info | None, draw: int) -> Stored:
     sequence_id = _column(batch, "sequence_id", "i")
     _expect("sequence_id", sequence_id, (rows,), "[B]")
     if str(sequence_id.dtype).removeprefix("torch.") not in ("uint64", "int64"):
-        raise ColumnError(f"column 'sequence_id' is of {sequence_id.dtype}, expected uint64 (or int64 of the same bits)")
+        raise ColumnError(
+            f"column 'sequence_id' is of {sequence_id.dtype}, expected uint64 (or int64 of the same bits)"
+        )
     logprob = _column(batch, "logprob", "f")
     _expect("logprob", logprob, (rows, length), "[B, L]")
     count = _with_draws("noise_count", _column(batch, "noise_count", "i"), draws, 3, "[B, D, L]")

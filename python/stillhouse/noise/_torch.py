@@ -218,7 +218,9 @@ def replay(tokens: Tokens, vocab: int, seed: int, draw: int, out: str, temperatu
         write(array, start, _of_totals(e, tokens, chunk, out, temperature))
 
 
-def replay_dense(stored: Stored, tokens: torch.Tensor | None, out: str, temperature: float, array: torch.Tensor) -> None:
+def replay_dense(
+    stored: Stored, tokens: torch.Tensor | None, out: str, temperature: float, array: torch.Tensor
+) -> None:
     """Writes stored dense noise of the asked tokens into ``array`` [n, V], on another device than the noise if need be."""
     noise, rows, length = stored.noise[:, stored.draw], stored.rows, stored.length
     if tokens is None:

@@ -82,7 +82,9 @@ class Place:
             base = worker.seed - worker.id
             mark = (base * 1_000_003 + epoch) % (1 << 62)
             self._cells[self._HEAD + worker.id] = mark
-            if self.left_to_loader or not bool((self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()):
+            if self.left_to_loader or not bool(
+                (self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()
+            ):
                 return
         self.set(epoch + 1, 0)
 
@@ -211,7 +213,9 @@ class Epochs:
                 hint = "; this is the state of a StatefulDataLoader: load it there, or load batch.state here"
             raise ValueError(f"state: has no {', '.join(missing)}{hint}")
         if state["version"] > _VERSION:
-            raise ValueError(f"state: got version {state['version']}, valid: up to {_VERSION}; install a newer stillhouse")
+            raise ValueError(
+                f"state: got version {state['version']}, valid: up to {_VERSION}; install a newer stillhouse"
+            )
         for key in ("dataset", "split", "rows", "block_rows"):
             if state[key] != here[key]:
                 raise ValueError(

@@ -9,7 +9,6 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
-from ..batch import Batch
 from ._epochs import Epochs, State
 
 

@@ -133,7 +133,9 @@ def mask_id_of(batch: Batch, mask_id: int | None) -> int:
     if batch.info is not None and "mask" in batch.info.special_tokens:
         return batch.info.special_tokens["mask"]
     usual = f"vocab_size, {batch.info.vocab_size} here" if batch.info is not None else "the size of the vocabulary"
-    raise ViewError(f"mask_id: the tokenizer of this data set has no mask token; give an id, commonly a new one ({usual})")
+    raise ViewError(
+        f"mask_id: the tokenizer of this data set has no mask token; give an id, commonly a new one ({usual})"
+    )
 
 
 def epoch_of(batch: Batch, epoch: int | None) -> int:

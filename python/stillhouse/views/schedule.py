@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from ..info import Info
 from .keyed import ViewError
 
-Times = Union[float, npt.NDArray[np.floating]]
+Times = float | npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
 
 
