@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arrow::array::{Array, RecordBatch};
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::storage::Storage;
+use tokio::sync::OnceCell;
 
 use crate::blocks::Block;
 use crate::cache::{Cache, Weigh};
@@ -28,6 +30,8 @@ const BLOCK_ROWS: u64 = 4_096;
 const FOOTER_CACHE_BYTES: usize = 256 << 20;
 /// Blocks and shards that are read at once.
 const READS_AT_ONCE: usize = 16;
+/// Blocks that the cache must be able to hold for whole blocks to be worth reading.
+const BLOCKS_IN_CACHE: u64 = 8;
 /// Blocks of which a single row was read that are remembered.
 const TOUCHED: usize = 4_096;
 
@@ -100,6 +104,8 @@ struct Live {
     footers: Cache<FooterOf>,
     blocks: Cache<Block>,
     touched: Mutex<Touched>,
+    /// Decoded size of the first row.
+    row_bytes: OnceCell<usize>,
 }
 
 #[derive(Debug)]
@@ -212,20 +218,23 @@ impl DataSet {
     /// Some rows, in the order given; a row may come more than once.
     ///
     /// With `whole_blocks` whole blocks are read and kept, which is right when most of their rows will be asked for. Without, a row
-    /// that comes alone costs the pages that hold it, until a second one of its block is asked for.
+    /// that comes alone costs the pages that hold it, until a second one of its block is asked for. Rows so heavy that the cache would
+    /// hold few blocks (dense noise, a large top-k) are always read by their pages.
     ///
     /// # Errors
     /// When a row does not exist, or a shard cannot be read.
     pub async fn read(self: &Arc<Self>, rows: &[u64], whole_blocks: bool) -> Result<Vec<Column>> {
         if let Some(row) = rows.iter().find(|&&row| row >= self.rows()) {
-            return Err(ReadError::Usage(format!("{}: got row {row}, valid: 0 to {}", self.url, self.rows() - 1)));
+            return Err(ReadError::Usage(format!("{}: got row {row}, valid: below {}", self.url, self.rows())));
         }
+        let fits = self.fit_in_cache(BLOCKS_IN_CACHE * self.block_rows()).await?;
         let mut by_block: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         for &row in rows {
             by_block.entry(row / self.block_rows()).or_default().insert(row);
         }
-        let (whole, single): (Vec<_>, Vec<_>) =
-            by_block.into_iter().partition(|(block, rows)| whole_blocks || self.is_worth_a_block(*block, rows.len()));
+        let (whole, single): (Vec<_>, Vec<_>) = by_block
+            .into_iter()
+            .partition(|(block, rows)| fits && (whole_blocks || self.is_worth_a_block(*block, rows.len())));
         let single = single.into_iter().flat_map(|(_, rows)| rows);
 
         let blocks = futures::stream::iter(whole.into_iter().map(|(block, _)| self.spawn_block(block)));
@@ -256,6 +265,19 @@ impl DataSet {
     /// Whether the cache has room for another block.
     pub(crate) fn has_room(&self) -> bool {
         self.live().blocks.has_room()
+    }
+
+    /// Whether the cache can hold so many rows, going by the size of the first one.
+    pub(crate) async fn fit_in_cache(&self, rows: u64) -> Result<bool> {
+        let measure = || async {
+            let found = self.read_single(std::iter::once(0)).await?;
+            Ok::<_, ReadError>(found.values().map(|(batch, _)| logical_bytes(batch)).sum::<usize>())
+        };
+        if self.rows() == 0 {
+            return Ok(true);
+        }
+        let each = *self.live().row_bytes.get_or_try_init(measure).await?;
+        Ok(rows.saturating_mul(each as u64) <= self.options.cache_bytes as u64)
     }
 
     /// Checks the size and sha256 of every shard of this split.
@@ -292,6 +314,7 @@ impl DataSet {
             footers: Cache::new(FOOTER_CACHE_BYTES),
             blocks: Cache::new(self.options.cache_bytes),
             touched: Mutex::default(),
+            row_bytes: OnceCell::new(),
         })
     }
 
@@ -323,10 +346,7 @@ impl DataSet {
     }
 
     /// Rows one by one, through the pages that hold them.
-    async fn read_single(
-        &self,
-        rows: impl Iterator<Item = u64>,
-    ) -> Result<HashMap<u64, (arrow::array::RecordBatch, usize)>> {
+    async fn read_single(&self, rows: impl Iterator<Item = u64>) -> Result<HashMap<u64, (RecordBatch, usize)>> {
         let mut by_shard: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for row in rows {
             by_shard.entry(self.shard_of(row)).or_default().push(row);
@@ -343,7 +363,7 @@ impl DataSet {
         Ok(found.into_iter().flatten().collect())
     }
 
-    async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<arrow::array::RecordBatch>> {
+    async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
         let live = self.live();
         let source = live.source.as_ref().map_err(Clone::clone)?;
         let record = &self.shards[shard];
@@ -393,6 +413,11 @@ impl Touched {
         }
         before.is_some()
     }
+}
+
+/// Size of the values themselves.
+fn logical_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
 /// The manifest of a finished data set, if this version can read it.

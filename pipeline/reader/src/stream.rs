@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::columns::Column;
 use crate::dataset::DataSet;
-use crate::order::Order;
+use crate::order::{LANES, Order};
 use crate::process::runtime;
 use crate::{ReadError, Result};
 
@@ -83,6 +83,15 @@ impl Plan {
     /// The batches of this worker.
     pub fn steps(self) -> Steps {
         Steps { plan: self, next: self.worker, window: 0, rows: None }
+    }
+
+    /// Into how many parts the ranks divide the blocks of a window.
+    fn ranks_apart(&self) -> u64 {
+        let (mut a, mut b) = (self.world, LANES);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
     }
 
     fn global(&self) -> u64 {
@@ -207,9 +216,18 @@ impl Stream {
 
 async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<Batch>>) {
     let mut ahead = Ahead::new(&dataset, plan);
+    // a window that the cache cannot hold would be read again for every batch
+    let positions = plan.order.positions(plan.order.window_of(plan.start));
+    let fits = dataset.fit_in_cache((positions.end - positions.start).div_ceil(plan.ranks_apart())).await;
     for step in plan.steps() {
-        ahead.move_to(step.window);
-        let columns = dataset.read(&step.rows, true).await;
+        let columns = match fits.clone() {
+            Ok(true) => {
+                ahead.move_to(step.window);
+                dataset.read(&step.rows, true).await
+            }
+            Ok(false) => dataset.read(&step.rows, false).await,
+            Err(e) => Err(e),
+        };
         let failed = columns.is_err();
         let batch = columns.map(|columns| Batch { columns, rows: step.rows.len(), next: step.next });
         if sender.send(batch).await.is_err() || failed {
