@@ -7,9 +7,11 @@
 //!
 //! Nothing here decides anything: it takes arrays apart, lets go of the interpreter's lock, and puts arrays together.
 
-mod reader;
-
 use pyo3::prelude::*;
+
+mod reader;
+mod replay;
+mod threads;
 
 /// `stillhouse._core`.
 #[pymodule]
@@ -19,5 +21,7 @@ mod _core {
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_export]
-    use super::reader::{DataSet, Steps, Stream};
+    use crate::reader::{DataSet, Steps, Stream};
+    #[pymodule_export]
+    use crate::replay::{prior, replay, replay_dense};
 }

@@ -8,8 +8,8 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use stillhouse_noise::{
-    DrawKey, Encoder, NoiseStream, Softmax, StoredToken, Tolerance, ValueType, decode_softmax, dense_noise,
-    exponentials, keyed_uniforms, philox_words, sample_sequential, top_k,
+    Correction, DrawKey, Encoder, NoiseStream, Output, OutputKind, RowWriter, Softmax, StoredToken, Tolerance,
+    ValueType, decode_softmax, dense_noise, exponentials, keyed_uniforms, philox_words, sample_sequential, top_k,
 };
 
 /// Rows of Zipf-like logits, and a token drawn from each.
@@ -96,6 +96,38 @@ fn benches(c: &mut Criterion) {
                 decode_softmax(&stored, &stream, black_box(&mut row)).unwrap();
             });
         });
+        // What a trainer reads, six corrections per token, as it leaves the core: [V] of the output's type.
+        let corrections: Vec<Correction> =
+            (0..6).map(|i| Correction { index: i * vocab as u32 / 6, logprob: -3.0 - i as f32 }).collect();
+        let mut half = vec![half::f16::ZERO; vocab];
+        let mut brain = vec![half::bf16::ZERO; vocab];
+        for (name, kind, temperature) in [
+            ("softmax", OutputKind::Softmax, 1.0),
+            ("softmax τ=0.85", OutputKind::Softmax, 0.85),
+            ("gumbel", OutputKind::Gumbel, 1.0),
+            ("gaussian", OutputKind::Gaussian, 1.0),
+            ("uniform", OutputKind::Uniform, 1.0),
+        ] {
+            let mut writer = RowWriter::new(vocab, Output::new(kind, temperature).unwrap());
+            let mut row_of = |ty: &str| {
+                group.bench_function(format!("replay {name} {ty}"), |b| {
+                    b.iter(|| {
+                        let ((_, x), stream) = next();
+                        let stored = StoredToken { token: *x, logprob: -3.0, corrections: &corrections };
+                        match ty {
+                            "f32" => writer.replay(&stored, &stream, black_box(&mut row)).unwrap(),
+                            "f16" => writer.replay(&stored, &stream, black_box(&mut half)).unwrap(),
+                            _ => writer.replay(&stored, &stream, black_box(&mut brain)).unwrap(),
+                        }
+                    });
+                });
+            };
+            row_of("f32");
+            if name == "softmax" || name == "gumbel" {
+                row_of("f16");
+                row_of("bf16");
+            }
+        }
         group.finish();
     }
 }

@@ -101,4 +101,61 @@ pub enum NoiseError {
         /// Vocabulary size.
         vocab: usize,
     },
+    /// A temperature that scales nothing.
+    #[error("temperature {temperature} is not valid ({})",
+        if *uniform { "uniform noise has no scale: only 1" } else { "a finite number above 0" })]
+    Temperature {
+        /// The temperature given.
+        temperature: f64,
+        /// Whether uniform noise was asked for.
+        uniform: bool,
+    },
+    /// A stored ln p_x that no encoder writes.
+    #[error("sequence {sequence_id}, position {position}: logprob is {logprob}, expected a finite number")]
+    Logprob {
+        /// Packed sequence.
+        sequence_id: u64,
+        /// Position in it.
+        position: u32,
+        /// The value.
+        logprob: f32,
+    },
+    /// Corrections of a token that do not ascend by index, as they do in every shard.
+    #[error(
+        "sequence {sequence_id}, position {position}: the corrections do not ascend by token ({index} after {before}); \
+         do noise_index and noise_count come from the same rows?"
+    )]
+    Unordered {
+        /// Packed sequence.
+        sequence_id: u64,
+        /// Position in it.
+        position: u32,
+        /// Vocabulary entry of the correction.
+        index: u32,
+        /// That of the one before it.
+        before: u32,
+    },
+    /// A sequence whose counts of corrections do not add up to the corrections it has.
+    #[error(
+        "row {row}: noise_count adds up to {counted} corrections, noise_index and noise_logprob hold {stored}; do the \
+         columns come from the same rows?"
+    )]
+    Counts {
+        /// Row of the batch.
+        row: usize,
+        /// Sum of its counts.
+        counted: i64,
+        /// Corrections that are there.
+        stored: i64,
+    },
+    /// A number of a draw, row or position that the columns do not have.
+    #[error("{what} {got} is out of range (0 to {last})")]
+    Range {
+        /// What was asked for.
+        what: &'static str,
+        /// The number given.
+        got: i64,
+        /// The largest valid one.
+        last: i64,
+    },
 }

@@ -16,6 +16,7 @@
 use crate::dispatch::dispatched;
 use crate::math::{exp_f32, exponential_from_word, ln_f32};
 use crate::philox::{BLOCK, NoiseStream, philox_block};
+use crate::quantile::normal_f32;
 
 /// Lanes of an f64 sum, and values that are scanned together.
 const LANES: usize = 16;
@@ -290,6 +291,88 @@ dispatched! {
     pub(crate) fn scale(values: &mut [f32], factor: f32) {
         for value in values {
             *value *= factor;
+        }
+    }
+}
+
+// One block at a time, for rows that are converted to another type on their way out: the block stays in the
+// first-level cache from the generator to the store.
+
+dispatched! {
+    /// e of the entries from `first` (a multiple of BLOCK) on.
+    pub(crate) fn block_of_exponentials(stream: &NoiseStream, first: usize, out: &mut Block) {
+        exponential_block(stream, first, &mut out.0);
+    }
+}
+
+dispatched! {
+    /// E ↦ 1/E; Σ 1/E.
+    pub(crate) fn block_to_weights(values: &mut Block) -> f64 {
+        for i in 0..BLOCK {
+            values.0[i] = 1.0 / values.0[i];
+        }
+        f64::from(sum_block(values))
+    }
+}
+
+dispatched! {
+    /// E ↦ −τ·ln E = τ·ξ.
+    pub(crate) fn block_to_gumbel(values: &mut Block, temperature: f32) {
+        for i in 0..BLOCK {
+            values.0[i] = -(temperature * ln_f32(values.0[i]));
+        }
+    }
+}
+
+dispatched! {
+    /// E ↦ exp(−E), the Gumbel CDF at ξ.
+    pub(crate) fn block_to_uniform(values: &mut Block) {
+        for i in 0..BLOCK {
+            values.0[i] = exp_f32(-values.0[i]);
+        }
+    }
+}
+
+dispatched! {
+    /// E ↦ τ·Φ⁻¹(exp(−E)).
+    pub(crate) fn block_to_gaussian(values: &mut Block, temperature: f32) {
+        for i in 0..BLOCK {
+            values.0[i] = temperature * normal_f32(values.0[i]);
+        }
+    }
+}
+
+dispatched! {
+    /// v ↦ v·factor.
+    pub(crate) fn block_scaled(values: &Block, factor: f32, out: &mut Block) {
+        for i in 0..BLOCK {
+            out.0[i] = values.0[i] * factor;
+        }
+    }
+}
+
+dispatched! {
+    /// max v.
+    pub(crate) fn block_max(values: &Block) -> f32 {
+        max_block(values)
+    }
+}
+
+dispatched! {
+    /// v ↦ exp(v − max); Σ of it.
+    pub(crate) fn block_to_exp(values: &mut Block, max: f32) -> f64 {
+        for i in 0..BLOCK {
+            values.0[i] = exp_f32(values.0[i] - max);
+        }
+        f64::from(sum_block(values))
+    }
+}
+
+dispatched! {
+    /// ξ ↦ E = exp(−ξ), for ξ ≥ −88; 0 for ξ > 60.
+    pub(crate) fn block_to_totals(values: &mut Block) {
+        for i in 0..BLOCK {
+            values.0[i] = exp_f32(-values.0[i]);
         }
     }
 }

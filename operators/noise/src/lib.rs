@@ -19,6 +19,7 @@
 //! | `dispatch`, `kernels` | the passes over a row, compiled for AVX-512, AVX2 and the baseline, with equal bits |
 //! | `posterior` | softmax of a row, dense, prior and sequential noise |
 //! | `replay`, `decode`, `verify` | the codec: encoder, decoder, and an independent judge in f64 |
+//! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //!
 //! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
@@ -29,9 +30,12 @@ mod dispatch;
 mod error;
 mod kernels;
 mod math;
+mod output;
 mod philox;
 mod posterior;
+mod quantile;
 mod replay;
+mod replay_rows;
 mod rows;
 mod topk;
 mod uniforms;
@@ -41,11 +45,13 @@ pub use decode::{Correction, StoredToken, decode, decode_softmax};
 pub use dispatch::Level;
 pub use error::NoiseError;
 pub use math::exponential_from_word;
+pub use output::{DenseRow, Element, Output, OutputKind, RowWriter};
 pub use philox::{DrawKey, NoiseStream, philox4x32_10};
 pub use posterior::{
     Row, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential, sequential_noise,
 };
 pub use replay::{Encoded, Encoder, Tolerance, ValueType};
+pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
 pub use rows::{RowEncoder, Rows, RowsEncoded};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};

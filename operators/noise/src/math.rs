@@ -10,7 +10,7 @@
 /// 1.2·10^-10, feels it; and products with it stay clear of subnormal numbers, which are slow on many CPUs.
 pub(crate) const EXP_FLUSH: f32 = -60.0;
 
-/// e^x for x ≤ 0, and 0 below [`EXP_FLUSH`].
+/// e^x for x ≤ 88, and 0 below [`EXP_FLUSH`].
 #[inline(always)]
 pub(crate) fn exp_f32(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -30,6 +30,22 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     let y = (p * r * r + r) + 1.0;
     let scale = f32::from_bits(shifted.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23);
     if x < EXP_FLUSH { 0.0 } else { y * scale }
+}
+
+/// 1 − e^−x for 0 ≤ x ≤ ln 2, with full relative precision for small x: the polynomial of [`exp_f32`] without the 1 it
+/// adds, or, where that rounds no more than the polynomial itself, the difference.
+#[inline(always)]
+pub(crate) fn expm1_neg_f32(x: f32) -> f32 {
+    let r = -x;
+    let mut p = 1.987_569_1e-4;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 0.5;
+    let small = -(p * r * r + r);
+    let large = 1.0 - exp_f32(r);
+    if x < 0.34 { small } else { large }
 }
 
 /// ln(1 + f) + n·ln 2 for 1 + f in [√½, √2).

@@ -1,0 +1,355 @@
+//! The noise of many tokens at once, from the columns of a batch: what a trainer reads.
+//!
+//! ```text
+//! columns of B sequences, L positions each             asked: n tokens
+//!   sequence_id [B]   input_ids, logprob [B, L]    ─►  checked, then written by rayon's threads in any order:  [n, V]
+//!   noise_count [B, D, L], corrections [*]             Philox ─► E ─► softmax | Gumbel | Gaussian | uniform
+//! ```
+//!
+//! The columns are borrowed in the types they are stored in, and the corrections are looked up for the asked tokens only.
+//! Memory beyond the output: 16 bytes per asked token, and 4·V bytes per thread for softmax.
+
+use half::f16;
+use rayon::prelude::*;
+
+use crate::{Correction, DenseRow, DrawKey, Element, NoiseError, NoiseStream, Output, RowWriter, StoredToken};
+
+/// Whole numbers in the type they are stored in.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // the variants are the types
+pub enum Integers<'a> {
+    U8(&'a [u8]),
+    U16(&'a [u16]),
+    U32(&'a [u32]),
+    I32(&'a [i32]),
+    I64(&'a [i64]),
+}
+
+impl Integers<'_> {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::U8(v) => v.len(),
+            Self::U16(v) => v.len(),
+            Self::U32(v) => v.len(),
+            Self::I32(v) => v.len(),
+            Self::I64(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn get(&self, i: usize) -> i64 {
+        match self {
+            Self::U8(v) => i64::from(v[i]),
+            Self::U16(v) => i64::from(v[i]),
+            Self::U32(v) => i64::from(v[i]),
+            Self::I32(v) => i64::from(v[i]),
+            Self::I64(v) => v[i],
+        }
+    }
+
+    fn sum(&self, range: std::ops::Range<usize>) -> i64 {
+        match self {
+            Self::U8(v) => v[range].iter().map(|&v| i64::from(v)).sum(),
+            Self::U16(v) => v[range].iter().map(|&v| i64::from(v)).sum(),
+            Self::U32(v) => v[range].iter().map(|&v| i64::from(v)).sum(),
+            Self::I32(v) => v[range].iter().map(|&v| i64::from(v)).sum(),
+            Self::I64(v) => v[range].iter().fold(0, |a, &b| a.saturating_add(b)),
+        }
+    }
+}
+
+/// Real numbers in the type they are stored in.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // the variants are the types
+pub enum Reals<'a> {
+    F16(&'a [f16]),
+    F32(&'a [f32]),
+}
+
+impl<'a> Reals<'a> {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(v) => v.len(),
+            Self::F32(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn get(&self, i: usize) -> f32 {
+        match self {
+            Self::F16(v) => v[i].to_f32(),
+            Self::F32(v) => v[i],
+        }
+    }
+
+    fn row(&self, first: usize, len: usize) -> DenseRow<'a> {
+        match self {
+            Self::F16(v) => DenseRow::F16(&v[first..first + len]),
+            Self::F32(v) => DenseRow::F32(&v[first..first + len]),
+        }
+    }
+}
+
+/// How the noise of a batch is stored.
+#[derive(Debug, Clone, Copy)]
+pub enum StoredNoise<'a> {
+    /// Codec `replay`.
+    Replay {
+        /// `noise_seed` of the data set.
+        seed: u64,
+        /// `sequence_id` `[B]`.
+        sequence_ids: &'a [u64],
+        /// `input_ids` [B, L].
+        tokens: &'a [i32],
+        /// `logprob` [B, L].
+        logprobs: &'a [f32],
+        /// `noise_count` [B, D, L].
+        counts: Integers<'a>,
+        /// Where the corrections of a sequence begin [B + 1].
+        offsets: &'a [i64],
+        /// `noise_index`, all sequences one after the other.
+        indices: Integers<'a>,
+        /// `noise_logprob`, likewise.
+        values: Reals<'a>,
+    },
+    /// Codec `dense`: `noise` [B, D, L, V].
+    Dense(Reals<'a>),
+}
+
+/// The noise columns of B sequences.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredColumns<'a> {
+    /// B.
+    pub rows: usize,
+    /// D.
+    pub draws: usize,
+    /// L.
+    pub length: usize,
+    /// V.
+    pub vocab: usize,
+    /// The columns.
+    pub noise: StoredNoise<'a>,
+}
+
+/// Which tokens, in the order of the output.
+#[derive(Debug, Clone, Copy)]
+pub enum Asked<'a> {
+    /// All B·L.
+    All,
+    /// Numbers row·L + position.
+    Flat(&'a [i64]),
+}
+
+fn check_length(what: &'static str, got: usize, expected: usize) -> Result<(), NoiseError> {
+    if got == expected { Ok(()) } else { Err(NoiseError::Length { what, got, expected }) }
+}
+
+impl StoredColumns<'_> {
+    fn check(&self, draw: usize) -> Result<(), NoiseError> {
+        if self.vocab == 0 || self.vocab as u64 > 1 << 32 {
+            return Err(NoiseError::Vocabulary { vocab: self.vocab });
+        }
+        if draw >= self.draws {
+            return Err(NoiseError::Range { what: "draw", got: draw as i64, last: self.draws as i64 - 1 });
+        }
+        let tokens = self.rows * self.length;
+        match self.noise {
+            StoredNoise::Dense(noise) => check_length("noise", noise.len(), tokens * self.draws * self.vocab),
+            StoredNoise::Replay { sequence_ids, tokens: ids, logprobs, counts, offsets, indices, values, .. } => {
+                check_length("sequence_id", sequence_ids.len(), self.rows)?;
+                check_length("input_ids", ids.len(), tokens)?;
+                check_length("logprob", logprobs.len(), tokens)?;
+                check_length("noise_count", counts.len(), tokens * self.draws)?;
+                check_length("the offsets of noise_index", offsets.len(), self.rows + 1)?;
+                check_length("noise_logprob", values.len(), indices.len())?;
+                for (row, pair) in offsets.windows(2).enumerate() {
+                    let inside = pair[0] >= 0 && pair[1] >= pair[0] && pair[1] <= indices.len() as i64;
+                    let all = row * self.draws * self.length..(row + 1) * self.draws * self.length;
+                    let (counted, stored) = (counts.sum(all), pair[1] - pair[0]);
+                    if !inside || counted != stored {
+                        return Err(NoiseError::Counts { row, counted, stored });
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Where the corrections of every asked token begin and end, for codec `replay`.
+    fn spans(&self, draw: usize, asked: Asked<'_>, n: usize) -> Result<Vec<(u64, u64)>, NoiseError> {
+        let StoredNoise::Replay { counts, offsets, .. } = self.noise else { return Ok(Vec::new()) };
+        let mut spans = Vec::with_capacity(n);
+        // Asked tokens mostly ascend within a row, so the running sum goes on from the one before.
+        let (mut row, mut at, mut begin) = (usize::MAX, 0, 0);
+        for i in 0..n {
+            let (r, position) = self.token(asked, i);
+            let before = (r * self.draws + draw) * self.length;
+            if r != row || position < at {
+                (row, at) = (r, 0);
+                begin = offsets[r] + counts.sum(r * self.draws * self.length..before);
+            }
+            begin += counts.sum(before + at..before + position);
+            at = position;
+            let end = begin + counts.get(before + position);
+            // A negative count could lead out of the row; the sums agree with the offsets, so unsigned ones cannot.
+            if begin < offsets[r] || end < begin || end > offsets[r + 1] {
+                return Err(NoiseError::Counts {
+                    row: r,
+                    counted: end - offsets[r],
+                    stored: offsets[r + 1] - offsets[r],
+                });
+            }
+            spans.push((begin as u64, end as u64));
+        }
+        Ok(spans)
+    }
+
+    /// Row and position of asked token i.
+    fn token(&self, asked: Asked<'_>, i: usize) -> (usize, usize) {
+        let flat = match asked {
+            Asked::All => i,
+            Asked::Flat(flat) => flat[i] as usize,
+        };
+        (flat / self.length, flat % self.length)
+    }
+
+    /// One asked token.
+    fn write<T: Element>(
+        &self,
+        writer: &mut RowWriter,
+        corrections: &mut Vec<Correction>,
+        draw: usize,
+        (row, position): (usize, usize),
+        span: Option<(u64, u64)>,
+        out: &mut [T],
+    ) -> Result<(), NoiseError> {
+        let at = row * self.length + position;
+        match self.noise {
+            StoredNoise::Dense(noise) => {
+                let first = ((row * self.draws + draw) * self.length + position) * self.vocab;
+                writer.dense(noise.row(first, self.vocab), out)
+            }
+            StoredNoise::Replay { seed, sequence_ids, tokens, logprobs, indices, values, .. } => {
+                let stream = NoiseStream::new(DrawKey::new(seed, draw as u32), sequence_ids[row], position as u32);
+                let (begin, end) = span.unwrap_or_default();
+                corrections.clear();
+                corrections.extend((begin as usize..end as usize).map(|i| Correction {
+                    index: u32::try_from(indices.get(i)).unwrap_or(u32::MAX), // told as an error below
+                    logprob: values.get(i),
+                }));
+                let token = tokens[at] as u32; // a negative one is above every vocabulary
+                writer.replay(&StoredToken { token, logprob: logprobs[at], corrections }, &stream, out)
+            }
+        }
+    }
+}
+
+/// Rows per task: enough that scratch is made rarely, few enough that all threads have work.
+fn rows_per_task(n: usize) -> usize {
+    (n / (8 * rayon::current_num_threads())).clamp(1, 64)
+}
+
+/// Every row of `out` by `write`, with one scratch per task; of several errors, the first row's.
+fn for_rows<T: Element, S>(
+    vocab: usize,
+    out: &mut [T],
+    scratch: impl Fn() -> S + Sync,
+    write: impl Fn(&mut S, usize, &mut [T]) -> Result<(), NoiseError> + Sync,
+) -> Result<(), NoiseError> {
+    let per_task = rows_per_task(out.len() / vocab);
+    let task = |(t, rows): (usize, &mut [T])| {
+        let mut scratch = scratch();
+        let rows = rows.chunks_exact_mut(vocab).enumerate();
+        rows.map(|(i, row)| (t * per_task + i, row))
+            .try_for_each(|(i, row)| write(&mut scratch, i, row).map_err(|e| (i, e)))
+    };
+    // Outside a pool of the caller's, rayon would start its global one, which a fork does not survive.
+    let failed = if rayon::current_thread_index().is_none() {
+        out.chunks_mut(vocab * per_task).enumerate().find_map(|chunk| task(chunk).err())
+    } else {
+        let chunks = out.par_chunks_mut(vocab * per_task).enumerate();
+        chunks.filter_map(|chunk| task(chunk).err()).min_by_key(|(i, _)| *i)
+    };
+    failed.map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// The noise of the asked tokens under one draw, into `out` [n, V].
+///
+/// Inside a rayon pool it uses its threads; outside it stays on the calling thread.
+///
+/// # Errors
+/// If columns do not fit together, a token or correction is outside the vocabulary, or a number asked for is not there.
+pub fn replay_rows<T: Element>(
+    columns: &StoredColumns<'_>,
+    draw: usize,
+    asked: Asked<'_>,
+    output: Output,
+    out: &mut [T],
+) -> Result<(), NoiseError> {
+    columns.check(draw)?;
+    let tokens = columns.rows * columns.length;
+    let n = match asked {
+        Asked::All => tokens,
+        Asked::Flat(flat) => {
+            if let Some(&got) = flat.iter().find(|&&i| i < 0 || i >= tokens as i64) {
+                return Err(NoiseError::Range { what: "token", got, last: tokens as i64 - 1 });
+            }
+            flat.len()
+        }
+    };
+    check_length("the output", out.len(), n * columns.vocab)?;
+    let spans = columns.spans(draw, asked, n)?;
+    for_rows(
+        columns.vocab,
+        out,
+        || (RowWriter::new(columns.vocab, output), Vec::new()),
+        |(writer, corrections), i, out| {
+            columns.write(writer, corrections, draw, columns.token(asked, i), spans.get(i).copied(), out)
+        },
+    )
+}
+
+/// Prior noise ξ_k = −ln e_k of (sequence, position) pairs under one draw, into `out` [n, V]: what teacher-generated text
+/// was sampled with, and what a student is given at inference.
+///
+/// Threads as in [`replay_rows`].
+///
+/// # Errors
+/// On lengths that do not fit together, or a position beyond 32 bits.
+pub fn prior_rows<T: Element>(
+    key: DrawKey,
+    vocab: usize,
+    sequence_ids: &[u64],
+    positions: &[i64],
+    output: Output,
+    out: &mut [T],
+) -> Result<(), NoiseError> {
+    if vocab == 0 || vocab as u64 > 1 << 32 {
+        return Err(NoiseError::Vocabulary { vocab });
+    }
+    check_length("sequence_id", sequence_ids.len(), positions.len())?;
+    check_length("the output", out.len(), positions.len() * vocab)?;
+    if let Some(&got) = positions.iter().find(|&&p| u32::try_from(p).is_err()) {
+        return Err(NoiseError::Range { what: "position", got, last: i64::from(u32::MAX) });
+    }
+    for_rows(
+        vocab,
+        out,
+        || RowWriter::new(vocab, output),
+        |writer, i, out| writer.prior(&NoiseStream::new(key, sequence_ids[i], positions[i] as u32), out),
+    )
+}
