@@ -45,3 +45,19 @@ class Steps(Iterator[tuple[npt.NDArray[np.uint64], int]]):
 
 class Stream(Iterator[tuple[_Columns, int]]):
     def __next__(self) -> tuple[_Columns, int]: ...
+
+def replay(
+    columns: dict[str, npt.NDArray[Any]],
+    shape: tuple[int, int, int],
+    tokens: npt.NDArray[Any] | None,
+    request: dict[str, Any],
+    out: npt.NDArray[Any],
+) -> None: ...
+def replay_dense(
+    noise: npt.NDArray[Any],
+    shape: tuple[int, int, int],
+    tokens: npt.NDArray[Any] | None,
+    request: dict[str, Any],
+    out: npt.NDArray[Any],
+) -> None: ...
+def prior(sequence_ids: npt.NDArray[Any], positions: npt.NDArray[Any], request: dict[str, Any], out: npt.NDArray[Any]) -> None: ...

@@ -258,11 +258,6 @@ impl StoredColumns<'_> {
     }
 }
 
-/// Rows per task: enough that scratch is made rarely, few enough that all threads have work.
-fn rows_per_task(n: usize) -> usize {
-    (n / (8 * rayon::current_num_threads())).clamp(1, 64)
-}
-
 /// Every row of `out` by `write`, with one scratch per task; of several errors, the first row's.
 fn for_rows<T: Element, S>(
     vocab: usize,
@@ -270,15 +265,17 @@ fn for_rows<T: Element, S>(
     scratch: impl Fn() -> S + Sync,
     write: impl Fn(&mut S, usize, &mut [T]) -> Result<(), NoiseError> + Sync,
 ) -> Result<(), NoiseError> {
-    let per_task = rows_per_task(out.len() / vocab);
+    // A pool of the caller's, or this thread: rayon would otherwise start its global pool, which a fork does not survive.
+    let threads = rayon::current_thread_index().map_or(1, |_| rayon::current_num_threads());
+    // Enough rows per task that scratch is made rarely, few enough that all threads have work.
+    let per_task = (out.len() / vocab / (8 * threads)).clamp(1, 64);
     let task = |(t, rows): (usize, &mut [T])| {
         let mut scratch = scratch();
         let rows = rows.chunks_exact_mut(vocab).enumerate();
         rows.map(|(i, row)| (t * per_task + i, row))
             .try_for_each(|(i, row)| write(&mut scratch, i, row).map_err(|e| (i, e)))
     };
-    // Outside a pool of the caller's, rayon would start its global one, which a fork does not survive.
-    let failed = if rayon::current_thread_index().is_none() {
+    let failed = if threads == 1 {
         out.chunks_mut(vocab * per_task).enumerate().find_map(|chunk| task(chunk).err())
     } else {
         let chunks = out.par_chunks_mut(vocab * per_task).enumerate();
