@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import readers
 
 WORKERS = {  # 2 as well where the reader is a DataLoader's data set
@@ -32,9 +31,7 @@ WORKERS = {  # 2 as well where the reader is a DataLoader's data set
 
 def call(python: str, what: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Runs readers.py in a process of its own."""
-    done = subprocess.run(
-        [python, readers.__file__, what, json.dumps(spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([python, readers.__file__, what, json.dumps(spec)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{spec.get('reader', what)}: failed\n{done.stderr}")
     lines = done.stdout.strip().splitlines()
@@ -74,7 +71,11 @@ def megabytes(folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("dataset", type=Path, help="folder of a finished data set with noise (codec replay), or without for --columns ids")
+    parser.add_argument(
+        "dataset",
+        type=Path,
+        help="folder of a finished data set with noise (codec replay), or without for --columns ids",
+    )
     parser.add_argument("--copies", type=Path, help="folder for the copies, by default DATASET-copies")
     parser.add_argument("--mosaic-python", help="python with mosaicml-streaming and torch; without it, MDS is left out")
     parser.add_argument("--runs", type=int, default=5)
@@ -122,7 +123,10 @@ def main() -> None:
 
     for columns in args.columns:
         rows, _ = expected[columns]
-        print(f"\n{rows:,} rows of {length:,} tokens, batches of {args.batch_size}, columns {', '.join(readers.COLUMNS[columns])}; ", end="")
+        print(
+            f"\n{rows:,} rows of {length:,} tokens, batches of {args.batch_size}, columns {', '.join(readers.COLUMNS[columns])}; ",
+            end="",
+        )
         print(f"medians of {args.runs} runs, warm page cache\n")
         print("| reader | workers | rows/s | tokens/s | slowest to fastest run, tokens/s | first batch, s |")
         print("|---|---|---|---|---|---|")

@@ -58,9 +58,7 @@ def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def stillhouse_streaming(setup: Setup, workers: int) -> Batches:
     import stillhouse.torch as st
 
-    ds = st.StreamingShardDataset(
-        setup.dataset, columns=setup.columns, batch_size=setup.batch_size, seed=setup.seed
-    )
+    ds = st.StreamingShardDataset(setup.dataset, columns=setup.columns, batch_size=setup.batch_size, seed=setup.seed)
     return iter(st.DataLoader(ds, num_workers=workers))
 
 
@@ -177,7 +175,9 @@ def write_mds(setup: Setup, folder: str, compression: str | None) -> None:
 
     # its environment may have no pyarrow: read.py has put the columns into numpy files
     columns = {name: np.load(setup.copies / "numpy" / f"{name}.npy", mmap_mode="r") for name in setup.columns}
-    offsets = {name: np.load(setup.copies / "numpy" / f"{name}.offsets.npy") for name in setup.columns if name in RAGGED}
+    offsets = {
+        name: np.load(setup.copies / "numpy" / f"{name}.offsets.npy") for name in setup.columns if name in RAGGED
+    }
     kinds = {
         name: f"ndarray:{column.dtype}" if name in RAGGED else f"ndarray:{column.dtype}:{column.shape[1]}"
         for name, column in columns.items()

@@ -156,7 +156,12 @@ def train(args: argparse.Namespace) -> list[float]:
             tokens = 0
         if args.checkpoint and (step % args.save_every == 0 or step == args.steps):
             # No random state: nothing here draws but the keyed masks. A model with dropout must save torch's as well.
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": loader.state_dict(), "step": step}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "data": loader.state_dict(),
+                "step": step,
+            }
             torch.save(state, args.checkpoint + ".new")
             os.replace(args.checkpoint + ".new", args.checkpoint)  # whole or not at all
     if args.generate:
@@ -174,7 +179,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--noise", action=argparse.BooleanOptionalAction, default=True, help="--no-noise: plain MDLM")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the noise and the products")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the noise and the products"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--checkpoint", help="file to go on from, where it exists, and to save to")
     parser.add_argument("--save-every", type=int, default=500)
