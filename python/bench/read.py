@@ -31,7 +31,9 @@ WORKERS = {  # 2 as well where the reader is a DataLoader's data set
 
 def call(python: str, what: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Runs readers.py in a process of its own."""
-    done = subprocess.run([python, readers.__file__, what, json.dumps(spec)], capture_output=True, text=True)
+    done = subprocess.run(
+        [python, readers.__file__, what, json.dumps(spec)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{spec.get('reader', what)}: failed\n{done.stderr}")
     lines = done.stdout.strip().splitlines()
