@@ -39,7 +39,7 @@ class Setup:
     columns: list[str]
     batch_size: int
     shuffle_rows: int
-    """Rows of a shuffle buffer: as many as those of Stillhouse hold by default, 128 blocks of 32,768 tokens."""
+    """Rows of a shuffle buffer: as many as those of Stillhouse hold by default, 128 blocks of 65,536 tokens."""
     seed: int
 
     def shards(self) -> list[str]:

@@ -34,7 +34,7 @@ class Dataset:
     several threads, pickled, and carried into forked or spawned workers, where it opens its files again.
 
     Cost: a row that is read alone costs the pages of Parquet that hold it (8,192 tokens of every column); rows next to each other
-    are read block by block (32,768 tokens) and kept within ``cache_megabytes``.
+    are read block by block (65,536 tokens) and kept within ``cache_megabytes``.
     """
 
     def __init__(

@@ -160,6 +160,22 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Over 9 million tokens (the speeches again and again), so that an epoch has several windows of 64 lanes."""
+    folder = tmp_path_factory.mktemp("long")
+    texts = speeches(33, 10**9)
+    paths = [write_corpus(folder, f"part-{i}.jsonl", texts * 7) for i in range(4)]
+    return run(
+        folder,
+        {
+            "input": {"format": "jsonl", "paths": paths, "text": "text", "split_megabytes": 5},
+            "tokenizer": {"path": str(ROOT / "assets/teacher-nano-gpt2")},
+            "pack": {"mode": "wrap", "length": 1024},
+        },
+    )
+
+
+@pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A real S3 (SeaweedFS) with a bucket named `bucket`: the environment to use it."""
     folder = tmp_path_factory.mktemp("seaweed")

@@ -130,30 +130,27 @@ def test_any_shape_goes_on_from_any_other(kind: Set, plain: pathlib.Path, epochs
     random = np.random.default_rng(5)
     expected = [list(itertools.chain(*epoch)) for epoch in epochs]
     for _ in range(3):
-        state, seen = None, {0: [], 1: []}
-        while True:
+        state: Any = None
+        seen: list[list[int]] = [[], []]
+        while state is None or (state["epoch"], state["position"]) != (1, len(expected[1])):
             world, count = int(random.integers(1, 5)), int(random.choice([0, 0, 1, 2]))
-            batch_size = int(random.integers(10, 400))
-            loaders = rank_loaders(kind, plain, world, batch_size, count)
-            for loader in loaders:
-                if state is not None:
+            loaders = rank_loaders(kind, plain, world, int(random.integers(10, 400)), count)
+            if state is not None:
+                if state["position"] == len(expected[0]):
+                    state = {**state, "epoch": 1, "position": 0}
+                for loader in loaders:
                     loader.load_state_dict(state)
-            epoch = loaders[0].epoch
-            stop = int(random.integers(1, 12))
+            epoch, stop = loaders[0].epoch, int(random.integers(1, 12))
             given = [list(itertools.islice(loader, stop)) for loader in loaders]
             for turn in itertools.zip_longest(*given):
                 rows = [ids(batch) for batch in turn if batch is not None]
                 # rank r has the rows r, r + W, … of the global batch
                 seen[epoch] += [i for some in itertools.zip_longest(*rows) for i in some if i is not None]
-            states = [loader.state_dict() for loader in loaders[:1]] + [given[0][-1].state]
-            state = states[0] if states[0]["epoch"] == epoch else states[1]
-            assert states[1]["position"] == len(seen[epoch]) or states[1]["epoch"] > epoch
-            state = states[1]
-            if state["position"] == len(expected[0]):
-                if epoch == 1:
-                    break
-                state = {**state, "epoch": 1, "position": 0}
-        assert [seen[0], seen[1]] == expected
+            state = given[0][-1].state
+            assert state["position"] == len(seen[epoch])
+            if len(given[0]) == stop:
+                assert loaders[0].state_dict() == state
+        assert seen == expected
 
 
 def test_ranks_differ_by_one_row_at_most(plain: pathlib.Path) -> None:
@@ -213,6 +210,57 @@ def test_order_as_it_lies(plain: pathlib.Path) -> None:
 def test_small_caches_are_right_too(plain: pathlib.Path, epochs: Any) -> None:
     ds = dataset(st.StreamingShardDataset, plain, cache_megabytes=1)
     assert [ids(batch) for batch in ds] == epochs[0]
+
+
+def test_epochs_of_several_windows(long: pathlib.Path) -> None:
+    """Blocks are read ahead and let go of; ranks and workers see the parts of one order; a resumed run begins in any window."""
+    rows = stillhouse.open(long, columns=["sequence_id"])[:]["sequence_id"].tolist()
+    assert len(rows) > 2 * 64 * 64
+    whole = [ids(batch) for batch in dataset(st.StreamingShardDataset, long, shuffle_blocks=64)]
+    order = list(itertools.chain(*whole))
+    assert sorted(order) == sorted(rows)
+    assert [
+        ids(batch) for batch in dataset(st.StreamingShardDataset, long, shuffle_blocks=64, cache_megabytes=4)
+    ] == whole
+    loaders = [
+        st.DataLoader(dataset(st.StreamingShardDataset, long, shuffle_blocks=64, batch_size=16, rank=rank, world_size=4), num_workers=rank % 2)
+        for rank in range(4)
+    ]  # fmt: skip
+    state = {**loaders[0].state_dict(), "position": len(rows) // 2}
+    for loader in loaders:
+        loader.load_state_dict(state)
+    given = [[ids(batch) for batch in loader] for loader in loaders]
+    together = [
+        row
+        for turn in itertools.zip_longest(*given, fillvalue=[])
+        for some in itertools.zip_longest(*turn)
+        for row in some
+        if row is not None
+    ]
+    assert together == order[len(rows) // 2 :]
+    shards = [len({i >> 32 for i in batch}) for batch in whole]
+    assert np.mean(shards) > 6
+
+
+def test_batches_are_pinned_whole(demo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `pin_memory=True` does to a batch, with a stand-in for the memory that only a machine with a GPU has."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    batch = next(iter(st.DataLoader(st.StreamingShardDataset(demo, batch_size=3))))
+    pinned_tensors: list[Any] = []
+
+    def stand_in(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        pinned_tensors.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", stand_in)
+    pinned = pin_memory(batch)
+    assert type(pinned) is stillhouse.Batch and pinned.state == batch.state and pinned.info == batch.info
+    assert list(pinned) == list(batch)
+    ragged = sum(isinstance(column, stillhouse.Ragged) for column in batch.values())
+    assert len(pinned_tensors) == len(batch) + ragged > len(batch)
+    assert torch.equal(pinned["noise_index"].values, batch["noise_index"].values)
+    assert pinned["noise_index"].values is not batch["noise_index"].values
 
 
 def test_distributed_is_asked(plain: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -39,6 +39,39 @@ impl ColumnSpec {
     }
 }
 
+impl ColumnSpec {
+    /// Makes sure that a column of a file is what the manifest says: type of the values, and values per row where they are fixed.
+    pub(crate) fn check(&self, found: &DataType) -> Result<(), String> {
+        let (item, width) = match found {
+            DataType::FixedSizeList(item, width) => (item.data_type(), Some(*width as usize)),
+            DataType::List(item) => (item.data_type(), None),
+            other => (other, None),
+        };
+        if item_name(item) != self.item() {
+            return Err(format!(
+                "column {} has values of type {}, the manifest says {}",
+                self.name,
+                item_name(item),
+                self.item()
+            ));
+        }
+        match (self.dimensions(), width) {
+            (Some(shape), Some(width)) if shape.iter().product::<usize>() != width => {
+                Err(format!("column {} has {width} values per row, the manifest says {shape:?}", self.name))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A type as the manifest writes it.
+fn item_name(data_type: &DataType) -> String {
+    match data_type {
+        DataType::Boolean => "bool".into(),
+        other => other.to_string().to_lowercase(),
+    }
+}
+
 /// Values of one type.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
@@ -215,6 +248,24 @@ mod tests {
         let single = spec("uint64", None);
         assert_eq!((single.item(), single.dimensions()), ("uint64", Some(vec![])));
         assert_eq!(spec("list<uint8>", Some("[*,4]")).dimensions(), None);
+    }
+
+    #[test]
+    fn files_are_held_to_the_manifest() {
+        let list = |item: DataType, width: i32| DataType::new_fixed_size_list(item, width, false);
+        let fixed = spec("fixed_size_list<float16>[6]", Some("[2,3]"));
+        assert_eq!(fixed.check(&list(DataType::Float16, 6)), Ok(()));
+        assert_eq!(
+            fixed.check(&list(DataType::Float32, 6)).unwrap_err(),
+            "column c has values of type float32, the manifest says float16"
+        );
+        assert_eq!(
+            fixed.check(&list(DataType::Float16, 5)).unwrap_err(),
+            "column c has 5 values per row, the manifest says [2, 3]"
+        );
+        for (name, found) in [("bool", DataType::Boolean), ("uint64", DataType::UInt64), ("int32", DataType::Int32)] {
+            assert_eq!(spec(name, None).check(&found), Ok(()));
+        }
     }
 
     #[test]

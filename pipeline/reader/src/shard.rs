@@ -15,6 +15,7 @@ use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuil
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
 
+use crate::columns::ColumnSpec;
 use crate::dataset::Shard;
 use crate::source::Source;
 use crate::{ReadError, Result};
@@ -59,16 +60,20 @@ impl Footer {
         &self,
         source: &Source,
         shard: &Shard,
-        columns: &[String],
+        columns: &[ColumnSpec],
         ranges: &[Range<u64>],
     ) -> Result<Vec<RecordBatch>> {
         let (groups, selection) = self.select(ranges);
-        let mask = ProjectionMask::columns(self.0.parquet_schema(), columns.iter().map(String::as_str));
-        if let Some(missing) = columns.iter().find(|name| self.0.schema().column_with_name(name).is_none()) {
-            return Err(ReadError::Column(format!(
-                "{}: has no column {missing}, though the manifest lists it; it is not the shard of this data set, copy it again",
-                source.shown(&shard.path)
-            )));
+        let mask = ProjectionMask::columns(self.0.parquet_schema(), columns.iter().map(|c| c.name.as_str()));
+        for column in columns {
+            let checked = match self.0.schema().field_with_name(&column.name) {
+                Ok(field) => column.check(field.data_type()),
+                Err(_) => Err(format!("has no column {}, though the manifest lists it", column.name)),
+            };
+            checked.map_err(|what| {
+                let place = source.shown(&shard.path);
+                ReadError::Column(format!("{place}: {what}; it is not the shard of this data set, copy it again"))
+            })?;
         }
         let rows: u64 = ranges.iter().map(|r| r.end - r.start).sum();
         ParquetRecordBatchStreamBuilder::new_with_metadata(ShardFile::new(source, shard), self.0.clone())

@@ -15,7 +15,7 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
     """An iterable data set that gives whole batches: ``DataLoader(ds, batch_size=None, num_workers=K)``.
 
     ``dataset`` is a URL, a folder or what :func:`stillhouse.open` gave; ``columns`` leaves the others unread; ``batch_size`` is the
-    number of rows of a batch of one rank. ``shuffle`` mixes: blocks of 32,768 tokens from all shards in random order,
+    number of rows of a batch of one rank. ``shuffle`` mixes: blocks of 65,536 tokens from all shards in random order,
     ``shuffle_blocks`` of them (rounded up to a multiple of 64) in the buffer whose rows are mixed; both keyed by ``seed`` and epoch. ``transform`` gets each
     :class:`~stillhouse.Batch` of tensors, in the worker.
 
