@@ -1,18 +1,10 @@
 //! Opening a finished data set and reading its shards, column-pruned and ranged, from a folder.
 
-use std::sync::Arc;
-
 use arrow::array::RecordBatch;
-use bytes::Bytes;
-use futures::future::BoxFuture;
-use futures::{FutureExt, TryStreamExt};
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use futures::TryStreamExt;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ArrowReaderOptions;
-use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder};
-use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
+use parquet::arrow::async_reader::{ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder};
+use stillhouse_reader::ShardFile;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use tokenizers::Tokenizer;
@@ -110,13 +102,9 @@ impl Dataset {
         &self,
         shard: &ShardRecord,
         selection: &Selection,
-    ) -> Result<ParquetRecordBatchStream<ShardReader>> {
+    ) -> Result<ParquetRecordBatchStream<ShardFile>> {
         let context = self.shown(&shard.path);
-        let reader = ShardReader {
-            store: Arc::clone(self.output.store()),
-            path: Path::from(shard.path.as_str()),
-            bytes: shard.bytes,
-        };
+        let reader = ShardFile::new(self.output.store(), &shard.path, shard.bytes);
         let mut builder =
             ParquetRecordBatchStreamBuilder::new(reader).await.map_err(PipelineError::dataset(context.clone()))?;
         if let Some(columns) = &selection.columns {
@@ -157,40 +145,4 @@ impl Dataset {
                 .map_err(PipelineError::dataset(self.shown(&shard.path))),
         }
     }
-}
-
-/// Ranged reads of one shard.
-pub struct ShardReader {
-    store: Arc<dyn ObjectStore>,
-    path: Path,
-    bytes: u64,
-}
-
-impl AsyncFileReader for ShardReader {
-    fn get_bytes(&mut self, range: std::ops::Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
-        async move { self.store.get_range(&self.path, range).await.map_err(external) }.boxed()
-    }
-
-    fn get_byte_ranges(
-        &mut self,
-        ranges: Vec<std::ops::Range<u64>>,
-    ) -> BoxFuture<'_, parquet::errors::Result<Vec<Bytes>>> {
-        async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
-    }
-
-    fn get_metadata<'a>(
-        &'a mut self,
-        _: Option<&'a ArrowReaderOptions>,
-    ) -> BoxFuture<'a, parquet::errors::Result<Arc<ParquetMetaData>>> {
-        async move {
-            let bytes = self.bytes;
-            let reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Optional);
-            Ok(Arc::new(reader.load_and_finish(self, bytes).await?))
-        }
-        .boxed()
-    }
-}
-
-fn external(error: object_store::Error) -> ParquetError {
-    ParquetError::External(Box::new(error))
 }

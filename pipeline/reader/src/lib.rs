@@ -19,6 +19,7 @@ mod cache;
 pub mod columns;
 pub mod dataset;
 mod error;
+mod file;
 pub mod order;
 pub mod process;
 mod shard;
@@ -28,6 +29,7 @@ pub mod stream;
 pub use columns::{Column, Layout, Values};
 pub use dataset::{DataSet, OpenOptions};
 pub use error::ReadError;
+pub use file::ShardFile;
 pub use order::{Order, Shuffle};
 pub use stream::{Plan, Stream};
 

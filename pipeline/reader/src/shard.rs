@@ -4,19 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use bytes::Bytes;
-use futures::future::BoxFuture;
-use futures::{FutureExt, TryStreamExt};
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use futures::TryStreamExt;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
-use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuilder};
+use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataReader};
 
 use crate::columns::ColumnSpec;
 use crate::dataset::Shard;
+use crate::file::ShardFile;
 use crate::source::Source;
 use crate::{ReadError, Result};
 
@@ -30,7 +27,7 @@ pub(crate) struct Footer(ArrowReaderMetadata);
 impl Footer {
     /// Reads it, and makes sure that the file is the one that the manifest describes.
     pub async fn load(source: &Source, shard: &Shard) -> Result<Self> {
-        let mut file = ShardFile::new(source, shard);
+        let mut file = file(source, shard);
         let reader = ParquetMetaDataReader::new()
             .with_offset_index_policy(PageIndexPolicy::Optional)
             .with_column_index_policy(PageIndexPolicy::Skip)
@@ -76,7 +73,7 @@ impl Footer {
             })?;
         }
         let rows: u64 = ranges.iter().map(|r| r.end - r.start).sum();
-        ParquetRecordBatchStreamBuilder::new_with_metadata(ShardFile::new(source, shard), self.0.clone())
+        ParquetRecordBatchStreamBuilder::new_with_metadata(file(source, shard), self.0.clone())
             .with_projection(mask)
             .with_row_groups(groups)
             .with_row_selection(selection)
@@ -111,6 +108,10 @@ impl Footer {
     }
 }
 
+fn file(source: &Source, shard: &Shard) -> ShardFile {
+    ShardFile::new(&source.store, &shard.path, shard.bytes)
+}
+
 fn damaged(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {
     let error = match error {
         ParquetError::External(cause) => match cause.downcast::<object_store::Error>() {
@@ -123,42 +124,4 @@ fn damaged(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {
     ReadError::DataSet(format!(
         "{place}: is damaged: {error}; `stillhouse verify` checks every shard, then copy this one again or `stillhouse run` the job"
     ))
-}
-
-/// Ranged reads of one shard.
-struct ShardFile {
-    store: Arc<dyn ObjectStore>,
-    path: Path,
-    bytes: u64,
-}
-
-impl ShardFile {
-    fn new(source: &Source, shard: &Shard) -> Self {
-        Self { store: Arc::clone(&source.store), path: Path::from(shard.path.as_str()), bytes: shard.bytes }
-    }
-}
-
-impl AsyncFileReader for ShardFile {
-    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
-        async move { self.store.get_range(&self.path, range).await.map_err(external) }.boxed()
-    }
-
-    fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, parquet::errors::Result<Vec<Bytes>>> {
-        async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
-    }
-
-    fn get_metadata<'a>(
-        &'a mut self,
-        _: Option<&'a ArrowReaderOptions>,
-    ) -> BoxFuture<'a, parquet::errors::Result<Arc<ParquetMetaData>>> {
-        async move {
-            let bytes = self.bytes;
-            Ok(Arc::new(ParquetMetaDataReader::new().load_and_finish(self, bytes).await?))
-        }
-        .boxed()
-    }
-}
-
-fn external(error: object_store::Error) -> ParquetError {
-    ParquetError::External(Box::new(error))
 }

@@ -25,6 +25,11 @@ differ by one row at most, or one batch less (``drop_last=True`` leaves that bat
 torchdata's ``StatefulDataLoader``, whose own state resumes at the same world size and number of workers.
 """
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("stillhouse.torch needs PyTorch: pip install 'stillhouse[torch]'", name="torch") from error
+
 from .loader import DataLoader
 from .map import BatchSampler, ShardDataset
 from .streaming import StreamingShardDataset
