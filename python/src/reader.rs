@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use stillhouse_reader::process::runtime;
 use stillhouse_reader::stream::Next;
-use stillhouse_reader::{Column, Layout, OpenOptions, Order, Plan, ReadError, Shuffle, Values};
+use stillhouse_reader::{Column, Layout, OpenOptions, Order, Plan, ReadError, Reading, Shuffle, Values};
 
 /// How long Python's signals (Ctrl-C) may wait.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -138,8 +138,9 @@ impl DataSet {
     ) -> PyResult<Bound<'py, PyList>> {
         let rows = rows.as_slice()?.to_vec();
         let count = rows.len();
+        let reading = if whole_blocks { Reading::Blocks } else { Reading::Either };
         let me = Arc::clone(&self.0);
-        let found = wait(py, async move { me.read(&rows, whole_blocks).await })?;
+        let found = wait(py, async move { me.read(&rows, reading).await })?;
         columns(py, found, count)
     }
 

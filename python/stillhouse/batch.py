@@ -144,6 +144,10 @@ def _pad(name: str, column: Any, lengths: Any, valid: Any) -> Any:
     each = int(column.lengths.max(initial=0) // max(int(lengths.max(initial=0)), 1)) or 1
     if name in _AFTER:
         flat = np.zeros((rows, length, each), column.values.dtype)
+        if name == "order":  # padding comes last, in its place
+            flat[:] = np.arange(length, dtype=flat.dtype)[:, None]
+        if name == "block":  # and after every block
+            flat[:] = np.asarray([row.max(initial=0) + 1 for row in column], flat.dtype)[:, None, None]
         flat[valid] = column.values.reshape(-1, each)
         return flat[:, :, 0] if each == 1 else flat
     if name == "noise":  # [D, L, V]: V is not known here, so it is padded row by row

@@ -47,7 +47,7 @@ class Dataset:
         cache_megabytes: int = 512,
     ) -> None:
         self._arguments: dict[str, Any] = {
-            "url": os.fspath(url),
+            "url": _absolute(os.fspath(url)),
             "split": split,
             "columns": None if columns is None else _names(columns),
             "storage": None if storage is None else dict(storage),
@@ -106,6 +106,8 @@ class Dataset:
         if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
             raise TypeError(f"row numbers: got {rows.dtype} of shape {rows.shape}, valid: integers of shape (B,)")
         count = len(self)
+        if rows.dtype == np.uint64 and rows.size and rows.max() >= count:
+            raise IndexError(f"row {rows.max()} of {self.url} ({self.split}), which has {count} rows")
         numbers = rows.astype(np.int64)
         wrong = numbers[(numbers < -count) | (numbers >= count)]
         if wrong.size:
@@ -152,6 +154,12 @@ class Dataset:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Dataset.__init__(self, **state)
+
+
+def _absolute(url: str) -> str:
+    """A path that stays the same when the process changes its folder, or another one takes over; URLs as they are."""
+    path = url.removeprefix("file://")
+    return url if "://" in path else os.path.abspath(path)
 
 
 def _names(columns: Sequence[str]) -> list[str]:

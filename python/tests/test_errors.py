@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pickle
 import re
 import shutil
 import subprocess
@@ -73,11 +74,21 @@ def test_wrong_calls(plain: pathlib.Path) -> None:
     refused(TypeError, "got the string 'input_ids', valid: a list", lambda: ds.select_columns("input_ids"))
     refused(IndexError, rf"row {len(ds)} of .*which has {len(ds)} rows", lambda: ds[len(ds)])
     refused(IndexError, "row -9999999", lambda: ds[[0, -9_999_999]])
+    refused(IndexError, "row 18446744073709551615", lambda: ds[np.array([2**64 - 1], np.uint64)])
     refused(TypeError, "valid: integers", lambda: ds[[0.5]])  # type: ignore[list-item]
     refused(ValueError, "cache_megabytes: got 0", lambda: stillhouse.open(plain, cache_megabytes=0))
     refused(ValueError, "storage: unknown field `endpont`", lambda: stillhouse.open(plain, storage={"endpont": "x"}))
     refused(ValueError, "URL", lambda: stillhouse.open("s3://key:SECRET@bucket/x"))
     assert ds[[]].rows == 0 and ds[5:5]["input_ids"].shape == (0, 32)
+
+
+def test_relative_paths_stay_where_they_are(
+    plain: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(plain.parent)
+    ds = stillhouse.open(plain.name)
+    monkeypatch.chdir(tmp_path)
+    assert ds[0]["sequence_id"] == pickle.loads(pickle.dumps(ds))[0]["sequence_id"]
 
 
 def test_missing_columns_of_a_batch(plain: pathlib.Path) -> None:
@@ -144,6 +155,28 @@ def test_damage_anywhere_is_found(copy: pathlib.Path) -> None:
             assert shard_name(copy) in str(error), error
             seen += 1
     assert seen > 10  # the others hit what is not read: statistics, the column index
+
+
+def test_damage_never_makes_an_epoch_short(demo: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Of some damage the Parquet library panics, in threads of its own: that is an error as well, and not the end."""
+    copy = pathlib.Path(shutil.copytree(demo, tmp_path / "copy"))
+    rows = len(stillhouse.open(copy))
+    random = np.random.default_rng(2)
+    path = max((copy / "data").glob("train-*.parquet"), key=lambda file: file.stat().st_size)
+    whole = path.read_bytes()
+    told = 0
+    for trial in range(60):
+        damaged = bytearray(whole)
+        for place in random.integers(4, len(whole), 20):
+            damaged[place] ^= 1 << random.integers(0, 8)
+        path.write_bytes(damaged)
+        try:
+            ds = stillhouse.open(copy, cache_megabytes=1 if trial % 2 else 512)
+            assert sum(batch.rows for batch in ds.batches(16)) == rows
+        except stillhouse.StillhouseError as error:
+            assert path.name in str(error) or "row" in str(error), error
+            told += 1
+    assert told > 30
 
 
 def test_columns_that_the_manifest_does_not_describe(copy: pathlib.Path) -> None:

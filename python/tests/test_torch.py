@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pathlib
 import pickle
+import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -263,6 +266,64 @@ def test_batches_are_pinned_whole(demo: pathlib.Path, monkeypatch: pytest.Monkey
     assert pinned["noise_index"].values is not batch["noise_index"].values
 
 
+def _slow(batch: stillhouse.Batch) -> stillhouse.Batch:
+    time.sleep(0.3)
+    return batch
+
+
+def test_a_worker_that_is_left_behind_moves_nothing(plain: pathlib.Path) -> None:
+    """It still has batches to make of an iteration that was left, to the end of the epoch, when the place is set."""
+    half = -(-len(stillhouse.open(plain)) // 2)
+    expected = [set(ids(batch)) for batch in dataset(st.StreamingShardDataset, plain, batch_size=half)]
+    for again in ("load", "set"):
+        ds = dataset(st.StreamingShardDataset, plain, batch_size=half, transform=_slow)
+        loader = plain_loader(ds, num_workers=1, persistent_workers=True)
+        first = next(iter(loader))
+        if again == "load":
+            ds.load_state_dict(first.state)
+        else:
+            ds.set_epoch(1)
+            ds.set_epoch(0)
+        assert [set(ids(batch)) for batch in loader] == (expected[1:] if again == "load" else expected)
+
+
+def test_after_an_error_the_rest_is_still_there(plain: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    copied = pathlib.Path(shutil.copytree(plain, tmp_path / "copy"))
+    shard = sorted((copied / "data").glob("*.parquet"))[2]
+    batches = iter(dataset(st.StreamingShardDataset, copied, cache_megabytes=1))
+    shard.rename(tmp_path / "hidden")
+    with pytest.raises(stillhouse.DatasetError, match="is missing"):
+        while True:
+            next(batches)
+    (tmp_path / "hidden").rename(shard)
+    seen = list(itertools.chain(*(ids(batch) for batch in batches)))
+    assert len(seen) == len(set(seen)) == len(stillhouse.open(plain))
+
+
+def _ranks_of(rank: int, ds: Any, folder: str, queue: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    queue.put((ds.rank, ds.world_size))
+
+
+def test_a_data_set_that_is_made_before_the_ranks(plain: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    ds = dataset(st.StreamingShardDataset, plain)
+    torch.multiprocessing.spawn(_ranks_of, (ds, str(tmp_path), queue), nprocs=2)
+    assert sorted(queue.get() for _ in range(2)) == [(0, 2), (1, 2)]
+
+
+def test_loaders_of_both_kinds_over_one_data_set(plain: pathlib.Path, epochs: Any) -> None:
+    for kind in KINDS:
+        ds = dataset(kind, plain)
+        ours = st.DataLoader(ds, num_workers=1)
+        assert [ids(batch) for batch in itertools.islice(ours, 3)] == epochs[0][:3]
+        theirs = plain_loader(copy.deepcopy(ds), num_workers=1)
+        assert [[ids(batch) for batch in theirs] for _ in range(2)] == epochs
+        assert [ids(batch) for batch in plain_loader(ds, num_workers=1)] == epochs[0]
+        assert [ids(batch) for batch in ours] == epochs[1]
+
+
 def test_distributed_is_asked(plain: pathlib.Path, tmp_path: pathlib.Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
@@ -308,7 +369,7 @@ def test_wrong_use_is_told(kind: Set, plain: pathlib.Path, demo: pathlib.Path) -
         with pytest.raises(error, match=message):
             dataset(kind, plain, **options)
 
-    bad("batch_size: got 0, valid: 1 or more", batch_size=0)
+    bad("batch_size: got 0, valid: 1 to", batch_size=0)
     bad("rank: got 3, valid: 0 to 2", rank=3, world_size=3)
     bad("rank and world_size: got 1 and None, valid: both or none", rank=1)
     bad("seed: got -1", seed=-1)
@@ -325,6 +386,10 @@ def test_wrong_use_is_told(kind: Set, plain: pathlib.Path, demo: pathlib.Path) -
         ds.load_state_dict(plain_loader(ds, StatefulDataLoader).state_dict())
     with pytest.raises(TypeError, match="batch_size: give it to"):
         st.DataLoader(ds, batch_size=3)
+    with pytest.raises(TypeError, match="in_order: got False"):
+        st.DataLoader(ds, num_workers=1, in_order=False)
+    with pytest.raises(ValueError, match="epoch: got 4294967296"):
+        ds.set_epoch(1 << 32)
     with pytest.raises(TypeError, match="valid: StreamingShardDataset, ShardDataset"):
         st.DataLoader([1, 2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="belong to stillhouse.open"):

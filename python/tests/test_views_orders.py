@@ -9,7 +9,7 @@ from scipy import stats
 from test_views_keyed import batch_of
 from test_views_masks import V, noise  # noqa: F401
 
-from stillhouse import Batch, ColumnError
+from stillhouse import Batch, ColumnError, Info, Ragged
 from stillhouse.views import ViewError, armd, medusa
 from stillhouse.views.armd import LM1B, OWT, strided_order
 
@@ -189,3 +189,16 @@ def test_stored_orders_are_read():
     for columns in (batch, batch.torch()):
         for name in ("input_ids", "order", "block", "targets", "weights"):
             np.testing.assert_array_equal(getattr(armd.stored(columns), name), getattr(drawn, name))
+
+
+def test_stored_orders_of_rows_of_different_lengths():
+    """Padding comes last, after every block, and is no target."""
+    order = Ragged(np.array([2, 0, 1, 1, 0], np.uint16), np.array([0, 3, 5]))
+    block = Ragged(np.array([1, 2, 2, 1, 2], np.uint16), np.array([0, 3, 5]))
+    ids = Ragged(np.array([10, 11, 12, 20, 21], np.int32), np.array([0, 3, 5]))
+    columns = {"sequence_id": np.arange(2, dtype=np.uint64), "input_ids": ids, "order": order, "block": block}
+    example = armd.stored(Batch(columns, Info(100, 3)).padded())
+    np.testing.assert_array_equal(example.input_ids[:, :2], [[12, 10], [21, 20]])
+    np.testing.assert_array_equal(example.targets, [[True, True, True], [True, True, False]])
+    np.testing.assert_allclose(example.weights, [[1 / 3] * 3, [1 / 2, 1 / 2, 0]], rtol=1e-6)
+    assert not example.strictly_causal()[:, 0].any() and not example.causal()[1, :, 2].any()

@@ -82,6 +82,17 @@ struct Pack {
     length: u64,
 }
 
+/// What is read for the rows that are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reading {
+    /// Whole blocks, which are kept: right when most of their rows will be asked for.
+    Blocks,
+    /// A row that comes alone by the pages that hold it, until a second one of its block is asked for.
+    Either,
+    /// Rows by their pages.
+    Rows,
+}
+
 /// One data set split of a finished data set, with the columns that are read.
 #[derive(Debug)]
 pub struct DataSet {
@@ -105,7 +116,7 @@ struct Live {
     footers: Cache<FooterOf>,
     blocks: Cache<Block>,
     touched: Mutex<Touched>,
-    /// Decoded size of the first row.
+    /// Decoded size of the largest of a few rows.
     row_bytes: OnceCell<usize>,
 }
 
@@ -218,24 +229,25 @@ impl DataSet {
 
     /// Some rows, in the order given; a row may come more than once.
     ///
-    /// With `whole_blocks` whole blocks are read and kept, which is right when most of their rows will be asked for. Without, a row
-    /// that comes alone costs the pages that hold it, until a second one of its block is asked for. Rows so heavy that the cache would
-    /// hold few blocks (dense noise, a large top-k) are always read by their pages.
+    /// Memory: the rows, and the blocks they are in, which the cache must be able to hold: otherwise they are read by their pages.
     ///
     /// # Errors
     /// When a row does not exist, or a shard cannot be read.
-    pub async fn read(self: &Arc<Self>, rows: &[u64], whole_blocks: bool) -> Result<Vec<Column>> {
+    pub async fn read(self: &Arc<Self>, rows: &[u64], reading: Reading) -> Result<Vec<Column>> {
         if let Some(row) = rows.iter().find(|&&row| row >= self.rows()) {
             return Err(ReadError::Usage(format!("{}: got row {row}, valid: below {}", self.url, self.rows())));
         }
-        let fits = self.fit_in_cache(BLOCKS_IN_CACHE * self.block_rows()).await?;
+
         let mut by_block: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         for &row in rows {
             by_block.entry(row / self.block_rows()).or_default().insert(row);
         }
-        let (whole, single): (Vec<_>, Vec<_>) = by_block
-            .into_iter()
-            .partition(|(block, rows)| fits && (whole_blocks || self.is_worth_a_block(*block, rows.len())));
+        let blocks = by_block.len() as u64;
+        let fits =
+            reading != Reading::Rows && self.fit_in_cache(blocks.max(BLOCKS_IN_CACHE) * self.block_rows()).await?;
+        let (whole, single): (Vec<_>, Vec<_>) = by_block.into_iter().partition(|(block, rows)| {
+            fits && (reading == Reading::Blocks || self.is_worth_a_block(*block, rows.len()))
+        });
         let single = single.into_iter().flat_map(|(_, rows)| rows);
 
         let blocks = futures::stream::iter(whole.into_iter().map(|(block, _)| self.spawn_block(block)));
@@ -268,11 +280,15 @@ impl DataSet {
         self.live().blocks.has_room()
     }
 
-    /// Whether the cache can hold so many rows, going by the size of the first one.
+    /// Whether the cache can hold so many rows, going by the largest of a few.
     pub(crate) async fn fit_in_cache(&self, rows: u64) -> Result<bool> {
         let measure = || async {
-            let found = self.read_single(std::iter::once(0)).await?;
-            Ok::<_, ReadError>(found.values().map(|(batch, _)| logical_bytes(batch)).sum::<usize>())
+            let last = self.rows() - 1;
+            let sample = BTreeSet::from([0, last / 3, last / 3 * 2, last]);
+            let found = self.read_single(sample.into_iter()).await?;
+            Ok::<_, ReadError>(
+                found.values().map(|(batch, row)| logical_bytes(&batch.slice(*row, 1))).max().unwrap_or(0),
+            )
         };
         if self.rows() == 0 {
             return Ok(true);

@@ -25,7 +25,7 @@ pub const LANES: u64 = 64;
 pub struct Shuffle {
     /// Seed of the order.
     pub seed: u64,
-    /// Blocks of a window; rounded up to full turns of the lanes.
+    /// Most blocks of a window, rounded up to full turns of the lanes. (The last one has up to 63 more.)
     pub window_blocks: u64,
 }
 
@@ -54,7 +54,7 @@ impl Order {
         match self.shuffle {
             Some(shuffle) => {
                 let turns = self.full_blocks() / LANES;
-                (turns / shuffle.window_blocks.div_ceil(LANES).max(1)).max(1)
+                turns.div_ceil(shuffle.window_blocks.div_ceil(LANES).max(1)).max(1)
             }
             // nothing is mixed: windows only say how far to read ahead
             None => self.rows.div_ceil(LANES * self.block_rows).max(1),

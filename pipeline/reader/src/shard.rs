@@ -1,10 +1,11 @@
 //! Reading rows of one shard: its footer once, then only the pages that hold the rows.
 
 use std::ops::Range;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
@@ -32,7 +33,7 @@ impl Footer {
             .with_offset_index_policy(PageIndexPolicy::Optional)
             .with_column_index_policy(PageIndexPolicy::Skip)
             .with_prefetch_hint(Some(FOOTER_BYTES.min(shard.bytes as usize)));
-        let metadata = reader.load_and_finish(&mut file, shard.bytes).await.map_err(|e| damaged(source, shard, e))?;
+        let metadata = guarded(source, shard, reader.load_and_finish(&mut file, shard.bytes)).await?;
         let rows = metadata.file_metadata().num_rows();
         if u64::try_from(rows) != Ok(shard.rows) {
             return Err(ReadError::DataSet(format!(
@@ -41,9 +42,8 @@ impl Footer {
                 shard.rows
             )));
         }
-        let options = ArrowReaderOptions::new();
-        let metadata =
-            ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(|e| damaged(source, shard, e))?;
+        let metadata = async { ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new()) };
+        let metadata = guarded(source, shard, metadata).await?;
         Ok(Self(metadata))
     }
 
@@ -73,16 +73,17 @@ impl Footer {
             })?;
         }
         let rows: u64 = ranges.iter().map(|r| r.end - r.start).sum();
-        ParquetRecordBatchStreamBuilder::new_with_metadata(file(source, shard), self.0.clone())
-            .with_projection(mask)
-            .with_row_groups(groups)
-            .with_row_selection(selection)
-            .with_batch_size(rows as usize)
-            .build()
-            .map_err(|e| damaged(source, shard, e))?
-            .try_collect()
-            .await
-            .map_err(|e| damaged(source, shard, e))
+        let reading = async {
+            ParquetRecordBatchStreamBuilder::new_with_metadata(file(source, shard), self.0.clone())
+                .with_projection(mask)
+                .with_row_groups(groups)
+                .with_row_selection(selection)
+                .with_batch_size(rows as usize)
+                .build()?
+                .try_collect()
+                .await
+        };
+        guarded(source, shard, reading).await
     }
 
     /// The row groups that hold the ranges, and which of their rows.
@@ -110,6 +111,18 @@ impl Footer {
 
 fn file(source: &Source, shard: &Shard) -> ShardFile {
     ShardFile::new(&source.store, &shard.path, shard.bytes)
+}
+
+/// Of some damage parquet and arrow do not return an error but panic.
+async fn guarded<T>(
+    source: &Source,
+    shard: &Shard,
+    reading: impl Future<Output = Result<T, ParquetError>>,
+) -> Result<T> {
+    match AssertUnwindSafe(reading).catch_unwind().await {
+        Ok(read) => read.map_err(|e| damaged(source, shard, e)),
+        Err(_) => Err(damaged(source, shard, ParquetError::General("its contents make no sense".into()))),
+    }
 }
 
 fn damaged(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::columns::Column;
-use crate::dataset::DataSet;
+use crate::dataset::{DataSet, Reading};
 use crate::order::{LANES, Order};
 use crate::process::runtime;
 use crate::{ReadError, Result};
@@ -85,13 +85,18 @@ impl Plan {
         Steps { plan: self, next: self.worker, window: 0, rows: None }
     }
 
-    /// Into how many parts the ranks divide the blocks of a window.
-    fn ranks_apart(&self) -> u64 {
+    /// Rows of the blocks of a window that this rank meets: ranks divide the lanes, but the last window has none.
+    fn window_rows(&self, window: u64) -> u64 {
+        let positions = self.order.positions(window);
+        let rows = positions.end - positions.start;
+        if window + 1 >= self.order.windows() {
+            return rows;
+        }
         let (mut a, mut b) = (self.world, LANES);
         while b > 0 {
             (a, b) = (b, a % b);
         }
-        a
+        rows.div_ceil(a)
     }
 
     fn global(&self) -> u64 {
@@ -171,7 +176,8 @@ pub enum Next {
 /// Batches that are read ahead. Dropping it ends the reading.
 #[derive(Debug)]
 pub struct Stream {
-    batches: mpsc::Receiver<Result<Batch>>,
+    /// `None` is the end: a channel that closes without it is a failure.
+    batches: mpsc::Receiver<Result<Option<Batch>>>,
     process: u32,
 }
 
@@ -208,33 +214,43 @@ impl Stream {
         let waited = runtime()?.block_on(async { tokio::time::timeout(wait, self.batches.recv()).await });
         match waited {
             Err(_) => Ok(Next::Waiting),
-            Ok(None) => Ok(Next::End),
-            Ok(Some(batch)) => batch.map(Next::Batch),
+            Ok(None) => Err(ReadError::DataSet(
+                "reading stopped before the end of the epoch; `stillhouse verify` checks the shards".into(),
+            )),
+            Ok(Some(batch)) => Ok(batch?.map_or(Next::End, Next::Batch)),
         }
     }
 }
 
-async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<Batch>>) {
+async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<Option<Batch>>>) {
     let mut ahead = Ahead::new(&dataset, plan);
-    // a window that the cache cannot hold would be read again for every batch
-    let positions = plan.order.positions(plan.order.window_of(plan.start));
-    let fits = dataset.fit_in_cache((positions.end - positions.start).div_ceil(plan.ranks_apart())).await;
+    let mut window = None;
+    let mut reading = Reading::Blocks;
     for step in plan.steps() {
-        let columns = match fits.clone() {
-            Ok(true) => {
-                ahead.move_to(step.window);
-                dataset.read(&step.rows, true).await
-            }
-            Ok(false) => dataset.read(&step.rows, false).await,
-            Err(e) => Err(e),
-        };
+        if window.replace(step.window) != Some(step.window) {
+            reading = match dataset.fit_in_cache(plan.window_rows(step.window).max(8 * dataset.block_rows())).await {
+                Ok(true) => Reading::Blocks,
+                // a window that the cache cannot hold would be read again for every batch
+                Ok(false) => Reading::Rows,
+                Err(e) => {
+                    let _ = sender.send(Err(e)).await;
+                    return;
+                }
+            };
+        }
+        if reading == Reading::Blocks {
+            ahead.move_to(step.window);
+        }
+        let columns = dataset.read(&step.rows, reading).await;
         let failed = columns.is_err();
-        let batch = columns.map(|columns| Batch { columns, rows: step.rows.len(), next: step.next });
+        let batch = columns.map(|columns| Some(Batch { columns, rows: step.rows.len(), next: step.next }));
         if sender.send(batch).await.is_err() || failed {
-            break; // nobody listens any more
+            ahead.release_all();
+            return; // nobody listens any more
         }
     }
     ahead.release_all();
+    let _ = sender.send(Ok(None)).await;
 }
 
 /// Has the blocks of the next window read, and lets go of those of past ones.

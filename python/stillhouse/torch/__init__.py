@@ -28,7 +28,9 @@ torchdata's ``StatefulDataLoader``, whose own state resumes at the same world si
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("stillhouse.torch needs PyTorch: pip install 'stillhouse[torch]'", name="torch") from error
+    raise ModuleNotFoundError(
+        "stillhouse.torch needs PyTorch: pip install 'stillhouse[torch]'", name="torch"
+    ) from error
 
 from .loader import DataLoader
 from .map import BatchSampler, ShardDataset

@@ -35,10 +35,11 @@ class Place:
 
     Persistent workers keep their copy of the data set from epoch to epoch, so the place must reach them by shared memory. An epoch
     that ends in worker processes moves the place on when the last of them has ended it: each leaves a mark, and whoever finds
-    all marks there moves the place. Marks are of one iteration: its base seed, drawn by the DataLoader, and its epoch.
+    all marks there moves the place. Marks are of one iteration: its base seed, drawn by the DataLoader, its epoch, and the generation of
+    the place: what a worker still has to do of an iteration that was left does not move a place that was set meanwhile.
     """
 
-    _HEAD = 6
+    _HEAD = 7
 
     def __init__(self, order: Order) -> None:
         self._cells = torch.zeros(self._HEAD + _MOST_WORKERS, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -48,7 +49,13 @@ class Place:
         epoch, position = self._cells[:2].tolist()
         return epoch, position
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
+        copied = Place(self.order())
+        copied._cells.copy_(self._cells)
+        return copied
+
     def set(self, epoch: int, position: int) -> None:
+        self._cells[6] += 1
         self._cells[1] = position
         self._cells[0] = epoch
 
@@ -60,31 +67,32 @@ class Place:
         seed = order.seed - (1 << 64) if order.seed >= 1 << 63 else order.seed
         self._cells[2:5] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
 
-    def leave_to_loader(self) -> None:
-        """From now on a loader of this module moves the place on: it knows what was given out, workers only what was asked for."""
-        self._cells[5] = 1
+    def leave_to_loader(self, left: bool) -> None:
+        """Whether a loader of this module moves the place on: it knows what was given out, workers only what was asked for."""
+        self._cells[6] += 1
+        self._cells[5] = int(left)
 
     @property
     def left_to_loader(self) -> bool:
         """Whether a loader of this module moves the place on."""
         return bool(self._cells[5])
 
-    def begin(self) -> None:
-        """This worker begins an iteration."""
+    def begin(self) -> int:
+        """This process begins an iteration; gives the generation that it belongs to."""
         worker = get_worker_info()
         if worker is not None:
             self._cells[self._HEAD + worker.id] = -1
+        return int(self._cells[6])
 
-    def end(self, epoch: int) -> None:
+    def end(self, epoch: int, generation: int) -> None:
         """This process, a worker or the only one, has come to the end of an epoch."""
         worker = get_worker_info()
         if worker is not None:
             base = worker.seed - worker.id
-            mark = (base * 1_000_003 + epoch) % (1 << 62)
+            mark = ((base * 1_000_003 + epoch) * 1_000_003 + generation) % (1 << 62)
             self._cells[self._HEAD + worker.id] = mark
-            if self.left_to_loader or not bool(
-                (self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()
-            ):
+            stale = int(self._cells[6]) != generation or self.left_to_loader
+            if stale or not bool((self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()):
                 return
         self.set(epoch + 1, 0)
 
@@ -117,10 +125,9 @@ class Epochs:
             self.dataset = Dataset(
                 dataset, split=split, columns=columns, storage=storage, cache_megabytes=cache_megabytes
             )
-        if batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}, valid: 1 or more")
-        if shuffle_blocks < 1:
-            raise ValueError(f"shuffle_blocks: got {shuffle_blocks}, valid: 1 or more")
+        for name, value in (("batch_size", batch_size), ("shuffle_blocks", shuffle_blocks)):
+            if not 1 <= value < 1 << 32:
+                raise ValueError(f"{name}: got {value}, valid: 1 to 2^32 - 1")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed: got {seed}, valid: 0 to 2^64 - 1")
         if (rank is None) != (world_size is None):
@@ -161,10 +168,10 @@ class Epochs:
 
         Not needed where every epoch is iterated to its end: the next one follows by itself. An epoch that was left in the middle begins
         anew at the next iteration. (Under torch's own DataLoader with workers, or with a sampler, an epoch counts as ended when its last batch was
-        asked for, a few batches before it is given out: there call this if you leave epochs early.)
+        asked for, a few batches before it is given out: there call this before an iteration if you leave epochs early.)
         """
-        if epoch < 0:
-            raise ValueError(f"epoch: got {epoch}, valid: 0 or more")
+        if not 0 <= epoch < 1 << 32:
+            raise ValueError(f"epoch: got {epoch}, valid: 0 to 2^32 - 1")
         if epoch != self._place.get()[0]:
             self._place.set(epoch, 0)
             self._now = None
@@ -252,5 +259,6 @@ class Epochs:
         return tensors if self.transform is None else self.transform(tensors)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a spawned worker has no torch.distributed of its own
-        return {**self.__dict__, "_given_ranks": self._ranks()}
+        # a spawned worker has no torch.distributed of its own; a spawned trainer may come to have one
+        known = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return {**self.__dict__, "_given_ranks": self._ranks() if known else self._given_ranks}

@@ -32,6 +32,8 @@ class DataLoader(TorchDataLoader[Any]):
         for name in _OURS:
             if name in kwargs:
                 raise TypeError(f"{name}: give it to {type(dataset).__name__}, which decides the order of the epoch")
+        if not kwargs.get("in_order", True):
+            raise TypeError("in_order: got False, valid: True; the state of an epoch is how far it has come, in order")
         if isinstance(dataset, ShardDataset):
             kwargs["batch_sampler"] = dataset.batch_sampler
             kwargs.setdefault("collate_fn", dataset.collate)
@@ -40,7 +42,6 @@ class DataLoader(TorchDataLoader[Any]):
             # without a batch size, torch would convert the batch to tensors once more
             kwargs.setdefault("collate_fn", ShardDataset.collate)
         super().__init__(dataset, **kwargs)
-        dataset._place.leave_to_loader()
 
     @property
     def epoch(self) -> int:
@@ -50,9 +51,13 @@ class DataLoader(TorchDataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator, where torch has a class of its own
         dataset = self.dataset
         epoch, start = dataset._place.get()
-        for given, batch in enumerate(super().__iter__(), start=1):
-            dataset._now = dataset.after(epoch, start, given)
-            yield batch
+        dataset._place.leave_to_loader(True)
+        try:
+            for given, batch in enumerate(super().__iter__(), start=1):
+                dataset._now = dataset.after(epoch, start, given)
+                yield batch
+        finally:
+            dataset._place.leave_to_loader(False)
         dataset._place.set(epoch + 1, 0)
         dataset._now = None
 
