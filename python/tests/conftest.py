@@ -5,12 +5,15 @@ STILLHOUSE_BIN names the program; otherwise it is the repository's target/debug/
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gzip
 import json
 import os
 import pathlib
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -147,15 +150,27 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     )
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports below 50,000, as SeaweedFS adds 10,000 for gRPC where it is not told."""
-    found: list[int] = []
-    for port in range(21_000 + os.getpid() % 20_000, 65_000):
-        with socket.socket() as free:
-            if free.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-        if len(found) == count:
-            return found
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[list[int]]:
+    """Ports in a row, by the same locks as those of the Rust tests (tests/src/server.rs).
+
+    They lie below the range from which the kernel takes the ports of outgoing connections: one of those may be taken at any moment.
+    """
+    folder = pathlib.Path(tempfile.gettempdir()) / "stillhouse-ports"
+    folder.mkdir(exist_ok=True)
+    for block in range(1000):
+        number = (os.getpid() + block) % 1000
+        ports = [12_000 + number * 16 + i for i in range(count)]
+        with (folder / str(number)).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for port in ports:
+                    with socket.socket() as free:
+                        free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            yield ports
+            return
     raise OSError("no free ports")
 
 
@@ -183,37 +198,39 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     identity = {"name": "admin", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    ports = free_ports(8)
-    named = [
-        f"-{part}.port{kind}={ports.pop()}" for part in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")
-    ]
-    port = named[0].partition("=")[2]
     fixed = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-dir=data", "-s3", "-s3.config=s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=50", "-volume.preStopSeconds=0"]  # fmt: skip
     log = (folder / "log").open("w")
-    with subprocess.Popen(
-        [ROOT / ".venv/bin/weed", "server", *fixed, *named], cwd=folder, stdout=log, stderr=log
-    ) as server:
-        try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).close()
-                except urllib.error.HTTPError:
-                    break  # it refuses strangers, so it is there
-                except OSError:
-                    assert server.poll() is None, (folder / "log").read_text()[-2000:]
-                time.sleep(0.1)
-            s3 = pyarrow.fs.S3FileSystem(
-                access_key="KEY",
-                secret_key="SECRET",
-                endpoint_override=f"http://127.0.0.1:{port}",
-                allow_bucket_creation=True,
-            )
-            s3.create_dir("bucket")
-            yield {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-                "AWS_ACCESS_KEY_ID": "KEY",
-                "AWS_SECRET_ACCESS_KEY": "SECRET",
-                "AWS_REGION": "us-east-1",
-            }
-        finally:
-            server.kill()
+    with free_ports(8) as ports:
+        named = [
+            f"-{part}.port{kind}={ports.pop()}"
+            for part in ("s3", "master", "volume", "filer")
+            for kind in ("", ".grpc")
+        ]
+        port = named[0].partition("=")[2]
+        with subprocess.Popen(
+            [ROOT / ".venv/bin/weed", "server", *fixed, *named], cwd=folder, stdout=log, stderr=log
+        ) as server:
+            try:
+                for _ in range(600):
+                    try:
+                        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).close()
+                    except urllib.error.HTTPError:
+                        break  # it refuses strangers, so it is there
+                    except OSError:
+                        assert server.poll() is None, (folder / "log").read_text()[-2000:]
+                    time.sleep(0.1)
+                s3 = pyarrow.fs.S3FileSystem(
+                    access_key="KEY",
+                    secret_key="SECRET",
+                    endpoint_override=f"http://127.0.0.1:{port}",
+                    allow_bucket_creation=True,
+                )
+                s3.create_dir("bucket")
+                yield {
+                    "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+                    "AWS_ACCESS_KEY_ID": "KEY",
+                    "AWS_SECRET_ACCESS_KEY": "SECRET",
+                    "AWS_REGION": "us-east-1",
+                }
+            finally:
+                server.kill()
