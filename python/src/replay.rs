@@ -164,6 +164,20 @@ fn asked<'a>(tokens: Option<&'a PyReadonlyArrayDyn<'_, i64>>) -> PyResult<Asked<
     })
 }
 
+/// Writes the noise of the tokens asked for, whatever the codec.
+fn replay_stored(
+    py: Python<'_>,
+    noise: StoredNoise<'_>,
+    (rows, draws, length): (usize, usize, usize),
+    tokens: Option<&PyReadonlyArrayDyn<'_, i64>>,
+    request: &Request,
+    out: &mut OutArray<'_>,
+) -> PyResult<()> {
+    let columns = StoredColumns { rows, draws, length, vocab: request.vocab, noise };
+    let job = Replay { columns, draw: request.draw as usize, asked: asked(tokens)? };
+    request.run(py, out, &job)
+}
+
 /// Writes the noise of `tokens` (numbers row·L + position; None for all) of codec `replay` into `out` [n, V].
 /// `shape` is (B, D, L).
 #[pyfunction]
@@ -175,7 +189,6 @@ pub fn replay(
     request: Request,
     mut out: OutArray<'_>,
 ) -> PyResult<()> {
-    let (rows, draws, length) = shape;
     let noise = StoredNoise::Replay {
         seed: request.seed,
         sequence_ids: columns.sequence_id.as_slice()?,
@@ -186,9 +199,7 @@ pub fn replay(
         indices: columns.noise_index.get()?,
         values: columns.noise_logprob.get()?,
     };
-    let columns = StoredColumns { rows, draws, length, vocab: request.vocab, noise };
-    let job = Replay { columns, draw: request.draw as usize, asked: asked(tokens.as_ref())? };
-    request.run(py, &mut out, &job)
+    replay_stored(py, noise, shape, tokens.as_ref(), &request, &mut out)
 }
 
 /// As [`replay`], of the column `noise` [B, D, L, V] of codec `dense` (f16 as its bits).
@@ -201,11 +212,8 @@ pub fn replay_dense(
     request: Request,
     mut out: OutArray<'_>,
 ) -> PyResult<()> {
-    let (rows, draws, length) = shape;
     let noise = StoredNoise::Dense(noise.get()?);
-    let columns = StoredColumns { rows, draws, length, vocab: request.vocab, noise };
-    let job = Replay { columns, draw: request.draw as usize, asked: asked(tokens.as_ref())? };
-    request.run(py, &mut out, &job)
+    replay_stored(py, noise, shape, tokens.as_ref(), &request, &mut out)
 }
 
 struct Prior<'a> {

@@ -363,32 +363,22 @@ def test_data_loader_workers_use_one_thread():
         assert abs(float(total) - 15) < 1e-4 and int(threads) == 1
 
 
-def test_triton_in_its_interpreter():
-    """The Triton kernel on the CPU, in a process of its own: the interpreter is chosen at import."""
+def run_triton_cases(what, environment):
+    """In a process of its own: Triton chooses its interpreter at import."""
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, HERE / "triton_cases.py", "interpret"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, HERE / "triton_cases.py", what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_triton_in_its_interpreter():
+    """The Triton kernel on the CPU."""
+    run_triton_cases("interpret", {**os.environ, "TRITON_INTERPRET": "1"})
 
 
 def test_triton_compiles_for_a_gpu():
     """To machine code of an H100, without one: the interpreter takes what the compiler would not."""
-    pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, HERE / "triton_cases.py", "compile"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_triton_cases("compile", {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

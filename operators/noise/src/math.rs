@@ -10,6 +10,18 @@
 /// 1.2·10^-10, feels it; and products with it stay clear of subnormal numbers, which are slow on many CPUs.
 pub(crate) const EXP_FLUSH: f32 = -60.0;
 
+/// e^r − 1 for |r| ≤ ½·ln 2.
+#[inline(always)]
+fn expm1_reduced(r: f32) -> f32 {
+    let mut p = 1.987_569_1e-4;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 0.5;
+    p * r * r + r
+}
+
 /// e^x for x ≤ 88, and 0 below [`EXP_FLUSH`].
 #[inline(always)]
 pub(crate) fn exp_f32(x: f32) -> f32 {
@@ -21,13 +33,7 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     let shifted = clamped * LOG2_E + MAGIC;
     let n = shifted - MAGIC;
     let r = (clamped - n * C1) - n * C2;
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
-    let y = (p * r * r + r) + 1.0;
+    let y = expm1_reduced(r) + 1.0;
     let scale = f32::from_bits(shifted.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23);
     if x < EXP_FLUSH { 0.0 } else { y * scale }
 }
@@ -37,13 +43,7 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn expm1_neg_f32(x: f32) -> f32 {
     let r = -x;
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
-    let small = -(p * r * r + r);
+    let small = -expm1_reduced(r);
     let large = 1.0 - exp_f32(r);
     if x < 0.34 { small } else { large }
 }
