@@ -1,6 +1,6 @@
 //! The command line: verbs, their exit codes, and errors in words or as JSON.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,8 +9,10 @@ use clap::{Parser, Subcommand};
 use serde_json::json;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 
+use stillhouse_schemas::problems::Problems;
+
 use crate::printer::{Color, Printer};
-use crate::verbs::{clean, completions, export, inspect, plan, run, schema, verify};
+use crate::verbs::{clean, completions, export, inspect, jobs, plan, run, schema, serve, submit, token, verify, work};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,6 +21,10 @@ Examples:
   stillhouse inspect out/demo                    look at what came out
   stillhouse verify out/demo --teacher           check it, the noise included
   stillhouse export out/demo s3://shards/demo    copy it to a store; a job can also write there itself
+
+  stillhouse serve                               a queue of jobs for a team, with a web page
+  stillhouse submit job.yaml                     send it a job and watch it
+  stillhouse jobs list                           what runs, what waits, what failed
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or job file, 130 interrupted.
 Environment: NO_COLOR switches colours off; STILLHOUSE_LOG=debug (or a tracing filter) logs to stderr.";
@@ -42,6 +48,11 @@ enum Verb {
     Verify(verify::Args),
     Export(export::Args),
     Clean(clean::Args),
+    Serve(serve::Args),
+    Submit(submit::Args),
+    Jobs(jobs::Args),
+    Token(token::Args),
+    Work(work::Args),
     Schema(schema::Args),
     Completions(completions::Args),
 }
@@ -55,7 +66,22 @@ impl Verb {
             Self::Verify(args) => args.json,
             Self::Export(args) => args.json,
             Self::Clean(args) => args.json,
-            Self::Schema(_) | Self::Completions(_) => false,
+            Self::Serve(args) => args.json,
+            Self::Submit(args) => args.json,
+            Self::Jobs(args) => args.json(),
+            Self::Token(args) => args.json,
+            Self::Work(_) | Self::Schema(_) | Self::Completions(_) => false,
+        }
+    }
+
+    /// What log lines look like, and which are written where nobody says.
+    fn log(&self, terminal: bool) -> (serve::LogFormat, &'static str) {
+        match self {
+            Self::Serve(args) if !args.check => {
+                let usual = if terminal { serve::LogFormat::Text } else { serve::LogFormat::Json };
+                (args.log_format.unwrap_or(usual), "info")
+            }
+            _ => (serve::LogFormat::Text, "error"),
         }
     }
 
@@ -67,6 +93,11 @@ impl Verb {
             Self::Verify(args) => verify::call(&args, printer),
             Self::Export(args) => export::call(&args, printer),
             Self::Clean(args) => clean::call(&args, printer),
+            Self::Serve(args) => serve::call(&args, printer),
+            Self::Submit(args) => submit::call(&args, printer),
+            Self::Jobs(args) => jobs::call(&args, printer),
+            Self::Token(args) => token::call(&args, printer),
+            Self::Work(args) => work::call(&args, printer),
             Self::Schema(args) => schema::call(&args, printer),
             Self::Completions(args) => completions::call(&args, printer),
         }
@@ -78,6 +109,12 @@ impl Verb {
 pub enum Failure {
     /// The pipeline failed; the file that it was about, where one is to be named.
     Pipeline(PipelineError, Option<String>),
+    /// How the program was called.
+    Usage(String),
+    /// A configuration of the service with problems.
+    Configuration(String, Problems),
+    /// A configuration with problems, told already.
+    WrongConfiguration,
     /// Something is wrong, and it is told already or there is nobody to tell.
     Told,
     /// Stdout could not be written.
@@ -110,6 +147,7 @@ impl Failure {
     fn code(&self) -> u8 {
         match self {
             Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,
+            Self::Usage(_) | Self::Configuration(..) | Self::WrongConfiguration => 2,
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
             Self::Interrupted(_) => 130,
             _ => 1,
@@ -118,7 +156,14 @@ impl Failure {
 
     fn tell(&self, json: bool, printer: &Printer) {
         match self {
-            Self::Told => {}
+            Self::Told | Self::WrongConfiguration => {}
+            Self::Usage(message) => tell(message, &json!([]), json, printer),
+            Self::Configuration(about, problems) => {
+                let lines: Vec<String> = problems.0.iter().map(|p| format!("\n  {p}")).collect();
+                let n = problems.0.len();
+                let message = format!("{about}: {n} problem{}{}", if n == 1 { "" } else { "s" }, lines.concat());
+                tell(&message, &json!(problems.0), json, printer);
+            }
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
             Self::Stdout(e) => printer.error(format!("cannot write to stdout: {e}")),
             Self::System(message) => tell(message, &json!([]), json, printer),
@@ -153,7 +198,8 @@ pub fn main() -> ExitCode {
         }
     };
     let printer = Arc::new(Printer::new(cli.color));
-    crate::verbs::log_to(&printer);
+    let (format, level) = cli.verb.log(std::io::stderr().is_terminal());
+    crate::verbs::log_to(&printer, format, level);
     let json = cli.verb.json();
     match cli.verb.call(&printer) {
         Ok(()) => ExitCode::SUCCESS,

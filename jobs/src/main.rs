@@ -4,6 +4,7 @@ mod cli;
 mod page;
 mod printer;
 mod progress;
+mod service;
 mod table;
 mod units;
 mod verbs;

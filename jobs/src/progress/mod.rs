@@ -13,6 +13,8 @@ mod ticker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use self::gauge::{Gauge, Start};
+
 use stillhouse_pipeline::events::{Event, Observer, Progress};
 
 use crate::page::{Line, Page, Tone};

@@ -4,10 +4,15 @@ pub mod clean;
 pub mod completions;
 pub mod export;
 pub mod inspect;
+pub mod jobs;
 pub mod plan;
 pub mod run;
 pub mod schema;
+pub mod serve;
+pub mod submit;
+pub mod token;
 pub mod verify;
+pub mod work;
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -25,6 +30,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::cli::Failure;
 use crate::page::{Line, Page};
 use crate::printer::Printer;
+use crate::verbs::serve::LogFormat;
 
 /// How much of the machine to use.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
@@ -94,14 +100,15 @@ impl StoreOptions {
 }
 
 /// Sends log records to stderr, past the progress bars.
-pub fn log_to(printer: &Arc<Printer>) {
-    let filter = EnvFilter::try_from_env("STILLHOUSE_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
+pub fn log_to(printer: &Arc<Printer>, format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_env("STILLHOUSE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let writer = LogWriter(Arc::clone(printer));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(writer);
     // Fails only where a subscriber is set already, which is as good.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(LogWriter(Arc::clone(printer)))
-        .try_init();
+    let _ = match format {
+        LogFormat::Text => lines.try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
+    };
 }
 
 struct LogWriter(Arc<Printer>);

@@ -1,0 +1,197 @@
+//! Jobs: list, show, cancel, retry, delete.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::App;
+use super::auth::Caller;
+use super::problem::{Answer, ProblemDetails};
+use super::query::{Id, Nothing, Params};
+use crate::service::model::{Job, JobState, RatePoint, Time};
+use crate::service::rates::Rates;
+use crate::service::runner::Stop;
+use crate::service::store::jobs::{self, Filter};
+use crate::service::store::tokens::Scope;
+
+/// Which jobs to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// States, separated by commas.
+    #[param(pattern = "^(queued|running|cancelling|retrying|succeeded|failed|cancelled)(,(queued|running|cancelling|retrying|succeeded|failed|cancelled))*$", example = "running,queued")]
+    state: Option<String>,
+    /// Jobs of this user.
+    #[param(max_length = 100)]
+    user: Option<String>,
+    /// Jobs of this name.
+    #[param(max_length = 100)]
+    name: Option<String>,
+    /// How many at most.
+    #[param(minimum = 1, maximum = 500, default = 50)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    #[param(pattern = "^[0-9a-f]{1,16}$")]
+    cursor: Option<String>,
+}
+
+/// A page of jobs.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobList {
+    /// Newest first.
+    pub jobs: Vec<Job>,
+    /// Where older ones go on; null when there are none.
+    pub next_cursor: Option<String>,
+}
+
+const LARGEST_PAGE: u32 = 500;
+
+impl ListQuery {
+    fn filter(self) -> Answer<Filter> {
+        let bad = |what: String| ProblemDetails::bad_request(what);
+        let states = self.state.iter().flat_map(|s| s.split(',')).map(|s| {
+            s.parse().map_err(|()| {
+                let valid: Vec<&str> = JobState::ALL.iter().map(|s| s.name()).collect();
+                bad(format!("state: got {s:?}; valid: {}", valid.join(", ")))
+            })
+        });
+        let limit = self.limit.unwrap_or(50);
+        if !(1..=LARGEST_PAGE).contains(&limit) {
+            return Err(bad(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
+        }
+        for (key, text) in [("user", &self.user), ("name", &self.name)] {
+            if text.as_ref().is_some_and(|t| t.chars().count() > 100) {
+                return Err(bad(format!("{key}: longer than 100 characters")));
+            }
+        }
+        let before = self.cursor.map(|cursor| {
+            let number = i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
+            number.ok_or_else(|| bad("cursor: not one that this service gave".into()))
+        });
+        Ok(Filter {
+            states: states.collect::<Answer<_>>()?,
+            user: self.user,
+            name: self.name,
+            before: before.transpose()?,
+            limit,
+        })
+    }
+}
+
+/// List jobs
+///
+/// Newest first, a page at a time.
+#[utoipa::path(get, path = "/jobs", tag = "jobs", params(ListQuery), responses(
+    (status = 200, description = "A page of jobs", body = JobList),
+))]
+pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<ListQuery>) -> Answer<Json<JobList>> {
+    caller.must(Scope::Read)?;
+    let filter = query.filter()?;
+    let (jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
+    Ok(Json(JobList { jobs, next_cursor: next.map(|n| format!("{n:x}")) }))
+}
+
+/// Show a job
+#[utoipa::path(get, path = "/jobs/{id}", tag = "jobs", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 200, description = "The job", body = Job),
+))]
+pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
+    caller.must(Scope::Read)?;
+    Ok(Json(app.service.store.read(move |c| jobs::show(c, &id)).await?))
+}
+
+/// The job file, as it was submitted
+#[utoipa::path(get, path = "/jobs/{id}/file", tag = "jobs", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
+))]
+pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    caller.must(Scope::Read)?;
+    let (media_type, text) = app.service.store.read(move |c| jobs::file(c, &id)).await?;
+    let media_type = if media_type == super::submit::JSON { super::submit::JSON } else { super::submit::YAML };
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(media_type))], text).into_response())
+}
+
+/// Cancel a job
+///
+/// A job that waits is cancelled at once; the worker of a running one is stopped within seconds. What is committed stays, and a
+/// retry goes on from there.
+#[utoipa::path(post, path = "/jobs/{id}/cancel", tag = "jobs", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 200, description = "It is cancelled", body = Job),
+    (status = 202, description = "Its worker is being stopped", body = Job),
+    (status = 409, description = "It is over", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    let job = owned(&app, &caller, &id).await?;
+    let by = caller.must(Scope::Submit)?.user.clone();
+    let job_id = job.id.clone();
+    let job = app.service.store.write(move |t, told| jobs::cancel(t, &job_id, &by, Time::now(), told)).await?;
+    if job.state == JobState::Cancelling {
+        app.service.running.stop(&job.id, Stop::Cancel);
+    }
+    let status = if job.state == JobState::Cancelled { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(job)).into_response())
+}
+
+/// Retry a job
+///
+/// A failed or cancelled job is queued again, under its id; it goes on after the splits that it had committed.
+#[utoipa::path(post, path = "/jobs/{id}/retry", tag = "jobs", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 202, description = "It waits for a slot", body = Job),
+    (status = 409, description = "It is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    owned(&app, &caller, &id).await?;
+    let by = caller.must(Scope::Submit)?.user.clone();
+    let job = app.service.store.write(move |t, told| jobs::retry(t, &id, &by, Time::now(), told)).await?;
+    app.service.wake.notify_one();
+    Ok((StatusCode::ACCEPTED, Json(job)).into_response())
+}
+
+/// Forget a job
+///
+/// With its events and its log. The data set stays where it is.
+#[utoipa::path(delete, path = "/jobs/{id}", tag = "jobs", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 204, description = "It is forgotten"),
+    (status = 409, description = "It is not over", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<StatusCode> {
+    owned(&app, &caller, &id).await?;
+    let job_id = id.clone();
+    app.service.store.write(move |t, _| jobs::delete(t, &job_id)).await?;
+    app.service.logs.remove(&id);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The job, if the caller may change it.
+async fn owned(app: &App, caller: &Caller, id: &crate::service::model::JobId) -> Answer<Job> {
+    caller.must(Scope::Submit)?;
+    let id = id.clone();
+    let job = app.service.store.read(move |c| jobs::get(c, &id)).await?;
+    caller.must_own(&job.user)?;
+    Ok(job)
+}
+
+/// Points of a job's rate plot.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct RateList {
+    /// At most 600, oldest first; the further a job is, the further apart.
+    pub points: Vec<RatePoint>,
+}
+
+/// The rate of a job over time
+#[utoipa::path(get, path = "/jobs/{id}/rates", tag = "jobs", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 200, description = "Its points", body = RateList),
+))]
+pub async fn rates(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<RateList>> {
+    caller.must(Scope::Read)?;
+    let kept = app.service.store.read(move |c| jobs::rates(c, &id)).await?;
+    let rates: Rates = match kept {
+        Some(text) => serde_json::from_str(&text).map_err(|e| ProblemDetails::internal(&e))?,
+        None => Rates::default(),
+    };
+    Ok(Json(RateList { points: rates.into_points() }))
+}

@@ -1,0 +1,227 @@
+//! The REST API under `/api/v1`, the page at `/`, figures at `/metrics`.
+//!
+//! ```text
+//!   request ─► id, host and origin ─► token ─► rate ─► handler ─► id, security headers, log line, figures
+//! ```
+//!
+//! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
+
+pub mod auth;
+mod events;
+mod jobs;
+pub mod limits;
+mod meta;
+pub mod openapi;
+mod page;
+pub mod problem;
+mod query;
+mod results;
+mod submit;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use metrics::{counter, histogram};
+use tokio::sync::Semaphore;
+use tracing::Instrument;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use self::auth::Caller;
+use self::limits::{Rate, Watchers};
+use self::problem::{Answer, ProblemDetails};
+use super::Service;
+use super::model::Time;
+use super::store::tokens;
+
+/// Where the API is.
+pub const BASE: &str = "/api/v1";
+
+/// What handlers share.
+pub struct Shared {
+    pub service: Arc<Service>,
+    pub watchers: Watchers,
+    pub reports: Semaphore,
+    requests: Rate,
+    submissions: Rate,
+}
+
+pub type App = Arc<Shared>;
+
+/// The two ends of a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Ends {
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+}
+
+/// The id of a request.
+#[derive(Debug, Clone)]
+pub struct RequestId(String);
+
+/// The handlers, with what documents them.
+pub fn documented() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(meta::health))
+        .routes(routes!(meta::ready))
+        .routes(routes!(meta::version))
+        .routes(routes!(meta::openapi))
+        .routes(routes!(meta::schema))
+        .routes(routes!(jobs::list, submit::submit))
+        .routes(routes!(submit::validate))
+        .routes(routes!(jobs::show, jobs::delete))
+        .routes(routes!(jobs::file))
+        .routes(routes!(jobs::cancel))
+        .routes(routes!(jobs::retry))
+        .routes(routes!(events::of_job))
+        .routes(routes!(events::of_all))
+        .routes(routes!(jobs::rates))
+        .routes(routes!(results::logs))
+        .routes(routes!(results::manifest))
+        .routes(routes!(results::report))
+}
+
+/// Everything that is served.
+pub fn router(service: Arc<Service>) -> Router {
+    let limits = &service.config.limits;
+    let shared: App = Arc::new(Shared {
+        watchers: Watchers::new(limits.watchers),
+        reports: Semaphore::new(limits.reports_at_once as usize),
+        requests: Rate::new(limits.requests_per_minute),
+        submissions: Rate::new(limits.submissions_per_minute),
+        service,
+    });
+    let (api, _) = documented().split_for_parts();
+    Router::new()
+        .nest(BASE, api)
+        .merge(page::router())
+        .route("/metrics", axum::routing::get(meta::metrics))
+        .fallback(|| async { ProblemDetails::new(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/openapi.json") })
+        .method_not_allowed_fallback(|| async {
+            ProblemDetails::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here; see the header Allow")
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), around))
+        .with_state(shared)
+}
+
+/// Paths that need no token: they tell nothing of jobs.
+fn is_public(path: &str) -> bool {
+    matches!(path, "/" | "/api/v1/health" | "/api/v1/ready" | "/api/v1/version" | "/api/v1/openapi.json" | "/api/v1/schema")
+        || path.starts_with("/page/")
+}
+
+async fn around(State(shared): State<App>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = match super::model::JobId::new() {
+        Ok(id) => RequestId(id.as_str().to_owned()),
+        Err(e) => return ProblemDetails::internal(&e).into_response(),
+    };
+    let route = request.extensions().get::<MatchedPath>().map_or("none", |p| p.as_str()).to_owned();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let span = tracing::info_span!("request", request_id = %id.0, method = %method, path = %path);
+    request.extensions_mut().insert(id.clone());
+    let ends = request.extensions().get::<ConnectInfo<Ends>>().map(|c| c.0);
+    let headers = request.headers().clone();
+    let mut user = String::new();
+    let response = async {
+        match admit(&shared, ends, &headers, &path).await {
+            Ok(caller) => {
+                user.clone_from(&caller.counted_as);
+                request.extensions_mut().insert(caller);
+                next.run(request).await
+            }
+            Err(problem) => problem.into_response(),
+        }
+    };
+    let mut response = response.instrument(span.clone()).await;
+    let status = response.status();
+    if let Some(mut problem) = response.extensions_mut().remove::<ProblemDetails>() {
+        problem.request_id = Some(id.0.clone());
+        let headers = std::mem::take(response.headers_mut());
+        response = (status, Json(&problem)).into_response();
+        let length = response.headers_mut().remove(header::CONTENT_LENGTH);
+        response.headers_mut().extend(headers.into_iter().filter_map(|(name, value)| Some((name?, value))));
+        if let Some(length) = length {
+            response.headers_mut().insert(header::CONTENT_LENGTH, length);
+        }
+    }
+    secure(response.headers_mut(), &id, &path);
+    counter!("stillhouse_http_requests_total", "method" => method_name(&method), "route" => route.clone(), "status" => status.as_str().to_owned())
+        .increment(1);
+    let seconds = began.elapsed().as_secs_f64();
+    histogram!("stillhouse_http_seconds", "route" => route).record(seconds);
+    let _entered = span.enter();
+    match status.is_server_error() {
+        true => tracing::error!(status = status.as_u16(), user, seconds, "answered"),
+        false => tracing::info!(status = status.as_u16(), user, seconds, "answered"),
+    }
+    response
+}
+
+/// Methods that clients make up must not make up labels.
+fn method_name(method: &axum::http::Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "DELETE" => "DELETE",
+        _ => "other",
+    }
+}
+
+/// Whether a request may go on, and who sends it.
+async fn admit(shared: &App, ends: Option<Ends>, headers: &HeaderMap, path: &str) -> Answer<Caller> {
+    let config = &shared.service.config;
+    let ends = ends.ok_or_else(|| ProblemDetails::internal(&"a request without a connection"))?;
+    auth::refuse_other_sites(config, ends.local, headers, !path.starts_with("/api/"))?;
+    let address = ends.peer.ip().to_canonical().to_string();
+    let public = is_public(path);
+    let holder = match auth::bearer(headers) {
+        Ok(Some(token)) => {
+            let token = token.to_owned();
+            shared.service.store.read(move |c| tokens::holder(c, &token, Time::now())).await?
+        }
+        Ok(None) if !config.needs_token() => Some(auth::local()),
+        Ok(None) => None,
+        Err(problem) if !public => return Err(problem),
+        Err(_) => None,
+    };
+    let counted_as = holder.as_ref().map_or(address, |h| h.user.clone());
+    shared.requests.take(&counted_as, Instant::now()).map_err(|seconds| {
+        let most = config.limits.requests_per_minute;
+        ProblemDetails::too_many(format!("more than {most} requests in a minute"), seconds)
+    })?;
+    let caller = Caller { holder, counted_as };
+    if !public {
+        caller.must(tokens::Scope::Read).or_else(|p| if p.status == 403 { caller.must(tokens::Scope::Submit) } else { Err(p) })?;
+    }
+    Ok(caller)
+}
+
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+    form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+const ELSE_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
+
+fn secure(headers: &mut HeaderMap, id: &RequestId, path: &str) {
+    let page = path == "/" || path.starts_with("/page/");
+    let mut set = |name: &'static str, value: &'static str| {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    };
+    set("content-security-policy", if page { PAGE_POLICY } else { ELSE_POLICY });
+    set("x-content-type-options", "nosniff");
+    set("x-frame-options", "DENY");
+    set("referrer-policy", "no-referrer");
+    set("cross-origin-opener-policy", "same-origin");
+    set("cross-origin-resource-policy", "same-origin");
+    set("permissions-policy", "camera=(), geolocation=(), microphone=()");
+    set("cache-control", if page { "no-cache" } else { "no-store" });
+    if let Ok(value) = HeaderValue::from_str(&id.0) {
+        headers.insert(HeaderName::from_static("x-request-id"), value);
+    }
+}

@@ -1,0 +1,125 @@
+//! The OpenAPI document: from the handlers, with the job file's own schema put in.
+
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value, json};
+use stillhouse_schemas::spec::JobSpec;
+
+const DESCRIPTION: &str = "Batch jobs that turn raw corpora into training shards for parallel (discrete-diffusion) language models.\n\n\
+    Errors are problem details (RFC 9457). Where the service needs tokens, every path but health, readiness, version and the documents \
+    answers 401 without one.";
+
+/// The document.
+pub fn document() -> Value {
+    static DOCUMENT: OnceLock<Value> = OnceLock::new();
+    DOCUMENT.get_or_init(make).clone()
+}
+
+fn make() -> Value {
+    let (_, api) = super::documented().split_for_parts();
+    let mut document = serde_json::to_value(api).unwrap_or_default();
+    document["info"] = json!({
+        "title": "Stillhouse", "version": env!("CARGO_PKG_VERSION"), "description": DESCRIPTION,
+        "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    });
+    document["servers"] = json!([{"url": super::BASE}]);
+    document["security"] = json!([{"token": []}]);
+    document["components"]["securitySchemes"] = json!({"token": {"type": "http", "scheme": "bearer"}});
+    job_file(&mut document);
+    common_answers(&mut document);
+    document
+}
+
+/// Puts the job file's schema where `JobFile` stands for it, its definitions beside it.
+fn job_file(document: &mut Value) {
+    let mut schema = JobSpec::json_schema();
+    let definitions = schema.as_object_mut().and_then(|s| s.remove("$defs"));
+    if let Some(s) = schema.as_object_mut() {
+        s.remove("$schema");
+    }
+    let Some(components) = document["components"]["schemas"].as_object_mut() else { return };
+    let own: Map<String, Value> = definitions.and_then(|d| d.as_object().cloned()).unwrap_or_default();
+    for (name, mut definition) in own {
+        point_to_components(&mut definition);
+        components.insert(format!("JobFile.{name}"), definition);
+    }
+    point_to_components(&mut schema);
+    components.insert("JobFile".into(), schema);
+}
+
+fn point_to_components(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if let Some(Value::String(reference)) = fields.get_mut("$ref")
+                && let Some(name) = reference.strip_prefix("#/$defs/")
+            {
+                *reference = format!("#/components/schemas/JobFile.{name}");
+            }
+            fields.values_mut().for_each(point_to_components);
+        }
+        Value::Array(items) => items.iter_mut().for_each(point_to_components),
+        _ => {}
+    }
+}
+
+/// What every path may answer, besides what it documents itself.
+fn common_answers(document: &mut Value) {
+    let problem = |description: &str| {
+        json!({"description": description, "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}})
+    };
+    let Some(paths) = document["paths"].as_object_mut() else { return };
+    for (path, methods) in paths {
+        for operation in methods.as_object_mut().into_iter().flat_map(|m| m.values_mut()) {
+            let public = operation["security"].as_array().is_some_and(|s| s.contains(&json!({})));
+            let Some(answers) = operation["responses"].as_object_mut() else { continue };
+            let mut add = |status: &str, description: &str| {
+                answers.entry(status).or_insert_with(|| problem(description));
+            };
+            add("400", "The request makes no sense");
+            add("403", "It comes from another web site, or the token lacks the scope");
+            add("421", "The Host header names another server");
+            add("429", "Too many requests in a minute");
+            add("500", "The service failed; its log tells more");
+            if !public {
+                add("401", "No token, or not a good one");
+            }
+            if path.contains("{id}") {
+                add("404", "There is no such job");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// To bring it up to date: `cargo run -p stillhouse -- schema --openapi > jobs/openapi.json`.
+    #[test]
+    fn the_document_in_the_repository_is_that_of_the_code() {
+        let kept: Value = serde_json::from_str(include_str!("../../../openapi.json")).unwrap();
+        assert!(kept == document(), "jobs/openapi.json is out of date: cargo run -p stillhouse -- schema --openapi > jobs/openapi.json");
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn references(value: &Value, found: &mut Vec<String>) {
+            match value {
+                Value::Object(fields) => {
+                    found.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
+                    fields.values().for_each(|v| references(v, found));
+                }
+                Value::Array(items) => items.iter().for_each(|v| references(v, found)),
+                _ => {}
+            }
+        }
+        let document = document();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 30);
+        for reference in found {
+            assert!(document.pointer(reference.trim_start_matches('#')).is_some(), "{reference}");
+        }
+        assert_eq!(document["openapi"], "3.1.0");
+    }
+}

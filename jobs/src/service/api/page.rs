@@ -1,0 +1,38 @@
+//! The page at `/`: a few files without a build step, in the program itself.
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use super::App;
+use super::problem::ProblemDetails;
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => { [$(($name, include_str!(concat!("../page/", $name)))),*] };
+}
+
+const FILES: [(&str, &str); 15] = files!(
+    "index.html", "style.css", "api.js", "dom.js", "eventlist.js", "format.js", "job.js", "list.js", "locate.js", "log.js",
+    "main.js", "plot.js", "result.js", "stream.js", "submit.js",
+);
+
+pub fn router() -> Router<App> {
+    Router::new().route("/", get(|| async { file("index.html") })).route(
+        "/page/{name}",
+        get(|Path(name): Path<String>| async move { file(&name) }),
+    )
+}
+
+fn file(name: &str) -> Response {
+    let Some((name, text)) = FILES.iter().find(|(n, _)| *n == name) else {
+        return ProblemDetails::new(StatusCode::NOT_FOUND, "there is no such file").into_response();
+    };
+    let media_type = match name.rsplit_once('.') {
+        Some((_, "html")) => "text/html; charset=utf-8",
+        Some((_, "css")) => "text/css; charset=utf-8",
+        _ => "text/javascript; charset=utf-8",
+    };
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(media_type))], *text).into_response()
+}

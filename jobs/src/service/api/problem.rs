@@ -1,0 +1,115 @@
+//! Errors as problem details (RFC 9457).
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use stillhouse_schemas::problems::Problems;
+use utoipa::ToSchema;
+
+use crate::service::model::FieldProblem;
+use crate::service::store::StoreError;
+
+/// Why a request was not done.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ProblemDetails {
+    /// Kind of problem: `about:blank` where the status says it all.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The kind in words.
+    pub title: String,
+    /// The status of the answer.
+    pub status: u16,
+    /// This one, in words.
+    pub detail: String,
+    /// The id of the request, as in the header `x-request-id` and in the service's log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// Everything that is wrong with a job file, by field.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<FieldProblem>,
+    #[serde(skip)]
+    retry_after_seconds: Option<u64>,
+}
+
+pub const MEDIA_TYPE: &str = "application/problem+json";
+
+impl ProblemDetails {
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self {
+            kind: "about:blank",
+            title: status.canonical_reason().unwrap_or("Error").to_owned(),
+            status: status.as_u16(),
+            detail: detail.into(),
+            request_id: None,
+            problems: Vec::new(),
+            retry_after_seconds: None,
+        }
+    }
+
+    /// A job file with problems.
+    pub fn of_file(problems: &Problems) -> Self {
+        let n = problems.0.len();
+        let detail = format!("the job file has {n} problem{}", if n == 1 { "" } else { "s" });
+        Self {
+            problems: problems.0.iter().map(Into::into).collect(),
+            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+        }
+    }
+
+    #[must_use]
+    pub fn with_problems(mut self, problems: Vec<FieldProblem>) -> Self {
+        self.problems = problems;
+        self
+    }
+
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    pub fn too_many(detail: impl Into<String>, retry_after_seconds: u64) -> Self {
+        Self {
+            retry_after_seconds: Some(retry_after_seconds.max(1)),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
+        }
+    }
+
+    /// What went wrong here is told to the log; the client learns that something did.
+    pub fn internal(error: &dyn std::fmt::Display) -> Self {
+        tracing::error!("{error}");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the service failed; its log tells more, under the request's id")
+    }
+}
+
+impl From<StoreError> for ProblemDetails {
+    fn from(e: StoreError) -> Self {
+        match e {
+            StoreError::NoJob(_) => Self::new(StatusCode::NOT_FOUND, e.to_string()),
+            StoreError::WrongState { .. } => Self::new(StatusCode::CONFLICT, e.to_string()),
+            StoreError::Full(message) => Self::too_many(message, 60),
+            StoreError::KeyReused => Self::new(StatusCode::UNPROCESSABLE_ENTITY, e.to_string()),
+            other => Self::internal(&other),
+        }
+    }
+}
+
+impl IntoResponse for ProblemDetails {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let retry_after = self.retry_after_seconds;
+        let mut response = (status, Json(&self)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"stillhouse\""));
+        }
+        // the middleware adds the request's id to it
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+pub type Answer<T> = Result<T, ProblemDetails>;

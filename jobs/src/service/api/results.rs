@@ -1,0 +1,256 @@
+//! What a job leaves: its log, the manifest and a report of its data set.
+//!
+//! Manifest and report are read by a worker, confined like the job's own: a data set is input like any other.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use utoipa::IntoParams;
+
+use super::App;
+use super::auth::Caller;
+use super::limits::Watcher;
+use super::problem::{Answer, ProblemDetails};
+use super::query::{Id, Nothing, Params};
+use crate::service::Service;
+use crate::service::logs::LogReader;
+use crate::service::until;
+use crate::service::model::{EventType, EventView, JobId, JobState};
+use crate::service::order::{Message, Order, Work};
+use crate::service::store::jobs;
+use crate::service::store::tokens::Scope;
+use crate::service::worker::{FromWorker, Start, Worker};
+
+/// Whether to go on.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LogsQuery {
+    /// Whether to go on until the job is over.
+    #[param(default = false)]
+    follow: Option<bool>,
+}
+
+/// Which row.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ReportQuery {
+    /// The row to decode, counted over the whole data set.
+    #[param(minimum = 0, default = 0)]
+    row: Option<u64>,
+}
+
+/// The log of a job
+///
+/// Lines of all attempts, each with its time; the oldest go when there are too many.
+#[utoipa::path(get, path = "/jobs/{id}/logs", tag = "results", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$"), LogsQuery), responses(
+    (status = 200, description = "Lines", content((String = "text/plain; charset=utf-8"))),
+    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn logs(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id,
+    Params(query): Params<LogsQuery>,
+) -> Answer<Response> {
+    caller.must(Scope::Read)?;
+    let receiver = app.service.store.watch();
+    let found = id.clone();
+    let job = app.service.store.read(move |c| jobs::get(c, &found)).await?;
+    let follow = query.follow.unwrap_or(false);
+    let watcher = if follow { Some(super::events::enter(&app)?) } else { None };
+    let lines = Lines {
+        reader: Some(app.service.logs.read(&id)),
+        id,
+        over: !follow || job.state.is_final(),
+        receiver,
+        stopping: app.service.stopping.subscribe(),
+        _watcher: watcher,
+    };
+    let body = Body::from_stream(stream::unfold(lines, |mut lines| async move { Some((lines.next().await?, lines)) }));
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"))], body).into_response())
+}
+
+const LOOK: Duration = Duration::from_millis(300);
+
+struct Lines {
+    reader: Option<LogReader>,
+    id: JobId,
+    /// Whether nothing more will be written.
+    over: bool,
+    receiver: Receiver<std::sync::Arc<EventView>>,
+    stopping: watch::Receiver<bool>,
+    _watcher: Option<Watcher>,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
+        loop {
+            let mut reader = self.reader.take()?;
+            let read = tokio::task::spawn_blocking(move || (reader.next(), reader)).await;
+            let (piece, reader) = read.ok()?;
+            match piece {
+                Err(e) => return Some(Err(e)),
+                Ok(piece) if !piece.is_empty() => {
+                    self.reader = Some(reader);
+                    return Some(Ok(piece.into()));
+                }
+                Ok(_) if self.over => return None,
+                Ok(_) => self.reader = Some(reader),
+            }
+            self.wait().await?;
+        }
+    }
+
+    /// Waits a little, or until the job is over; `None` when the service stops.
+    async fn wait(&mut self) -> Option<()> {
+        let pause = tokio::time::sleep(LOOK);
+        tokio::pin!(pause);
+        loop {
+            let event = tokio::select! {
+                () = &mut pause => return Some(()),
+                () = until(&mut self.stopping) => return None,
+                event = self.receiver.recv() => event,
+            };
+            match event {
+                Ok(event) if event.job == self.id && event.kind == EventType::State => {
+                    let to = event.data.get("to").and_then(Value::as_str).and_then(|s| s.parse::<JobState>().ok());
+                    if to.is_some_and(JobState::is_final) {
+                        self.over = true;
+                        return Some(());
+                    }
+                }
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+/// The manifest of a job's data set
+#[utoipa::path(get, path = "/jobs/{id}/manifest", tag = "results", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
+    (status = 200, description = "`manifest.json`", body = Value),
+    (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Value>> {
+    caller.must(Scope::Read)?;
+    answer(&app, id, |file, folder| Work::Manifest { file, folder: folder.into() }).await.map(Json)
+}
+
+/// A report of a job's data set
+///
+/// Totals, statistics, perplexity, bytes per token by column, and one row decoded.
+#[utoipa::path(get, path = "/jobs/{id}/report", tag = "results", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$"), ReportQuery), responses(
+    (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
+    (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 502, description = "The data set cannot be read, or has no such row", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn report(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id,
+    Params(query): Params<ReportQuery>,
+) -> Answer<Json<Value>> {
+    caller.must(Scope::Read)?;
+    let row = query.row.unwrap_or(0);
+    answer(&app, id, |file, folder| Work::Report { file, folder: folder.into(), row }).await.map(Json)
+}
+
+async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String) -> Work) -> Answer<Value> {
+    let (job, file, folder) = app
+        .service
+        .store
+        .read(move |c| {
+            let job = jobs::get(c, &id)?;
+            let (file, folder) = jobs::file_and_folder(c, &id)?;
+            Ok((job, file, folder))
+        })
+        .await?;
+    if job.state != JobState::Succeeded {
+        let detail = format!("the job is {}; valid: succeeded", job.state);
+        return Err(ProblemDetails::new(StatusCode::CONFLICT, detail));
+    }
+    let _turn = app.reports.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
+    let seconds = app.service.config.limits.report_seconds;
+    let asked = ask(&app.service, work(file, folder));
+    match tokio::time::timeout(Duration::from_secs(seconds.into()), asked).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let detail = format!("reading the data set took longer than {seconds} s");
+            Err(ProblemDetails::new(StatusCode::GATEWAY_TIMEOUT, detail))
+        }
+    }
+}
+
+/// Has a worker answer; it is killed when this future is dropped.
+async fn ask(service: &Service, work: Work) -> Answer<Value> {
+    let name = JobId::new().map_err(|e| ProblemDetails::internal(&e))?;
+    let scratch = service.scratch(&format!("ask-{name}"));
+    let start = Start {
+        program: service.program.clone(),
+        visible_gpus: Some(String::new()),
+        order: Order {
+            work,
+            access: service.config.job_access(),
+            scratch: scratch.clone(),
+            threads: 1,
+            allow_unconfined: service.config.allow_unconfined,
+            memory_bytes: None,
+        },
+    };
+    let started = tokio::task::spawn_blocking(move || Worker::start(&start)).await;
+    let worker = started.map_err(|e| ProblemDetails::internal(&e))?.map_err(|e| ProblemDetails::internal(&e))?;
+    let mut asked = Asked { worker: Some(worker), scratch };
+    let mut log = Vec::new();
+    let mut answer = None;
+    while let Some(said) = match &mut asked.worker {
+        Some(worker) => worker.said.recv().await,
+        None => None,
+    } {
+        match said {
+            FromWorker::Message(message) => match *message {
+                Message::Answer(value) => answer = Some(Ok(value)),
+                Message::Failed { message, .. } => {
+                    answer = Some(Err(ProblemDetails::new(StatusCode::BAD_GATEWAY, message)));
+                }
+                Message::Event(_) => {}
+            },
+            FromWorker::Log(line) if log.len() < 4096 => log.extend(line),
+            FromWorker::Log(_) | FromWorker::Garbled(_) => {}
+        }
+    }
+    answer.unwrap_or_else(|| {
+        let said = String::from_utf8_lossy(&log).into_owned();
+        Err(ProblemDetails::internal(&format!("a worker that was to read a data set ended without an answer: {said}")))
+    })
+}
+
+struct Asked {
+    worker: Option<Worker>,
+    scratch: std::path::PathBuf,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.kill();
+            // reaped in the background
+            tokio::spawn(worker.wait());
+        }
+        if let Err(e) = std::fs::remove_dir_all(&self.scratch) {
+            tracing::warn!("cannot remove {}: {e}", self.scratch.display());
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The service's configuration: one YAML file, every limit in it, unknown keys refused.
+//!
+//! ```yaml
+//! listen: 127.0.0.1:7373
+//! data: /var/lib/stillhouse
+//! access: {read: [/corpora, "s3://corpora"], write: [/shards, "s3://shards"], hub: ["*"]}
+//! capacity: {running_jobs: 4, cpu_slots: 1, gpus: [0, 1]}
+//! limits: {queued_jobs: 10000}
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use stillhouse_pipeline::access::Access;
+use stillhouse_schemas::problems::Problem;
+
+/// Everything that can be set.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where to listen. Another address than loopback needs tokens.
+    pub listen: SocketAddr,
+    /// Where queue, tokens and logs are kept; of one server only. Default: `$XDG_STATE_HOME/stillhouse`.
+    pub data: PathBuf,
+    /// Who may ask: `auto` lets everybody in on loopback; `token` never does.
+    pub auth: Auth,
+    /// Names, besides the address and loopback's, that requests may give in `Host` (behind a proxy: the proxy's).
+    pub hosts: Vec<String>,
+    /// What relative paths in a job file are relative to where the submission names no folder.
+    pub folder: PathBuf,
+    /// What jobs may touch.
+    pub access: Access,
+    /// How much runs at once.
+    pub capacity: Capacity,
+    /// Limits.
+    pub limits: Limits,
+    /// When a failed attempt is tried again.
+    pub retry: Retry,
+    /// What is kept of finished jobs.
+    pub keep: Keep,
+    /// Longest that workers are waited for when the service stops.
+    pub shutdown_seconds: u32,
+    /// Run jobs even where the kernel cannot confine them (Landlock: Linux 5.13 and newer).
+    pub allow_unconfined: bool,
+}
+
+/// Who may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Auth {
+    /// Everybody on loopback, tokens elsewhere.
+    Auto,
+    /// Tokens everywhere.
+    Token,
+}
+
+/// How much runs at once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Capacity {
+    /// Jobs that run at once, on whatever device.
+    pub running_jobs: u32,
+    /// Jobs that run at once on the processor.
+    pub cpu_slots: u32,
+    /// Ordinals of the GPUs that jobs may use.
+    pub gpus: Vec<u32>,
+    /// Jobs that run at once on each GPU.
+    pub jobs_per_gpu: u32,
+    /// Threads of each job. Default: the processors, shared among the CPU slots.
+    pub threads_per_job: Option<NonZeroU32>,
+    /// Memory of each worker, in gigabytes (10^9 bytes) of address space. Default: no limit.
+    pub worker_gigabytes: Option<u32>,
+}
+
+/// Limits, each in the unit of its name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Connections at once; more wait to be accepted.
+    pub connections: u32,
+    /// Connections at once from one address; more are closed.
+    pub connections_per_address: u32,
+    /// Live streams (events, followed logs) at once.
+    pub watchers: u32,
+    /// Longest that a client may take to send the head of a request.
+    pub header_seconds: u32,
+    /// Longest that a client may take to send the body.
+    pub body_seconds: u32,
+    /// Largest job file.
+    pub body_kilobytes: u32,
+    /// Requests of one user (or address, without a token) per minute.
+    pub requests_per_minute: u32,
+    /// Submissions and validations of one user per minute.
+    pub submissions_per_minute: u32,
+    /// Jobs that wait, of all users.
+    pub queued_jobs: u32,
+    /// Jobs that wait, of one user.
+    pub queued_jobs_per_user: u32,
+    /// Attempts of a job where the submission names none, and the most that it may name.
+    pub max_attempts: u32,
+    /// Hours that one attempt may take where the submission names no limit, and the most that it may name.
+    pub time_limit_hours: u32,
+    /// Gigabytes (10^9 bytes) of shards where the submission names no limit, and the most that it may name.
+    pub output_limit_gigabytes: u32,
+    /// Seconds that a worker has to stop before it is killed.
+    pub cancel_seconds: u32,
+    /// Starts that a job may lose to the service being stopped or killed.
+    pub interruptions: u32,
+    /// Log of a job; older lines go.
+    pub log_megabytes: u32,
+    /// Events kept of a job; of more, only its changes of state are kept.
+    pub events_per_job: u32,
+    /// Reports and manifests made at once.
+    pub reports_at_once: u32,
+    /// Seconds that a report may take.
+    pub report_seconds: u32,
+}
+
+/// When a failed attempt is tried again: after `first`, doubled each time, up to `largest`.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retry {
+    /// Before the second attempt.
+    pub first_backoff_seconds: u32,
+    /// At most.
+    pub largest_backoff_seconds: u32,
+}
+
+/// What is kept.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Keep {
+    /// Days after which a finished job is forgotten, with its log and events (never its data set). Default: kept.
+    pub finished_days: Option<NonZeroU32>,
+}
+
+pub const DEFAULT_PORT: u16 = 7373;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)),
+            data: default_data(),
+            auth: Auth::Auto,
+            hosts: Vec::new(),
+            folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
+            access: Access::default(),
+            capacity: Capacity::default(),
+            limits: Limits::default(),
+            retry: Retry::default(),
+            keep: Keep::default(),
+            shutdown_seconds: 10,
+            allow_unconfined: false,
+        }
+    }
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self {
+            running_jobs: 2,
+            cpu_slots: 1,
+            gpus: Vec::new(),
+            jobs_per_gpu: 1,
+            threads_per_job: None,
+            worker_gigabytes: None,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            connections_per_address: 512,
+            watchers: 512,
+            header_seconds: 10,
+            body_seconds: 30,
+            body_kilobytes: 1024,
+            requests_per_minute: 6000,
+            submissions_per_minute: 600,
+            queued_jobs: 10_000,
+            queued_jobs_per_user: 5_000,
+            max_attempts: 3,
+            time_limit_hours: 24 * 14,
+            output_limit_gigabytes: 10_000,
+            cancel_seconds: 5,
+            interruptions: 100,
+            log_megabytes: 16,
+            events_per_job: 20_000,
+            reports_at_once: 2,
+            report_seconds: 60,
+        }
+    }
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { first_backoff_seconds: 5, largest_backoff_seconds: 600 }
+    }
+}
+
+impl Retry {
+    /// The wait after so many failures.
+    pub fn backoff(&self, failures: u32) -> Duration {
+        let doubled = u64::from(self.first_backoff_seconds) << failures.saturating_sub(1).min(20);
+        Duration::from_secs(doubled.min(u64::from(self.largest_backoff_seconds)))
+    }
+}
+
+impl Limits {
+    pub fn body_bytes(&self) -> usize {
+        self.body_kilobytes as usize * 1000
+    }
+
+    pub fn longest_job_seconds(&self) -> u64 {
+        u64::from(self.time_limit_hours) * 3600
+    }
+
+    pub fn largest_output_bytes(&self) -> u64 {
+        u64::from(self.output_limit_gigabytes) * 1_000_000_000
+    }
+}
+
+impl Capacity {
+    /// Threads that each job computes with.
+    pub fn threads(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        match self.threads_per_job {
+            Some(n) => n.get() as usize,
+            None => (processors / self.cpu_slots.clamp(1, self.running_jobs.max(1)) as usize).max(1),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// What cannot be read, with file, line and key.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read the configuration {shown}: {e}"))?;
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_yaml_ng::from_str(&text).map_err(|e| format!("{shown}: {e}"))
+    }
+
+    /// Whether requests need a token.
+    pub fn needs_token(&self) -> bool {
+        self.auth == Auth::Token || !is_loopback(self.listen.ip())
+    }
+
+    /// What jobs may touch: as configured, without the service's own folder.
+    pub fn job_access(&self) -> Access {
+        let mut access = self.access.clone();
+        access.deny.push(self.data.clone());
+        access
+    }
+
+    /// Everything wrong with the values.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = self.access.check();
+        let mut at_least = |field: &str, got: u32, least: u32| {
+            if got < least {
+                problems.push(Problem::new(field, got, format!("too small; valid: {least} or more")));
+            }
+        };
+        at_least("capacity.running_jobs", self.capacity.running_jobs, 1);
+        at_least("capacity.jobs_per_gpu", self.capacity.jobs_per_gpu, 1);
+        if self.capacity.gpus.is_empty() {
+            at_least("capacity.cpu_slots", self.capacity.cpu_slots, 1);
+        }
+        let limits = &self.limits;
+        for (field, got, least) in [
+            ("limits.connections", limits.connections, 1),
+            ("limits.connections_per_address", limits.connections_per_address, 1),
+            ("limits.header_seconds", limits.header_seconds, 1),
+            ("limits.body_seconds", limits.body_seconds, 1),
+            ("limits.body_kilobytes", limits.body_kilobytes, 1),
+            ("limits.requests_per_minute", limits.requests_per_minute, 1),
+            ("limits.submissions_per_minute", limits.submissions_per_minute, 1),
+            ("limits.queued_jobs", limits.queued_jobs, 1),
+            ("limits.queued_jobs_per_user", limits.queued_jobs_per_user, 1),
+            ("limits.max_attempts", limits.max_attempts, 1),
+            ("limits.time_limit_hours", limits.time_limit_hours, 1),
+            ("limits.output_limit_gigabytes", limits.output_limit_gigabytes, 1),
+            ("limits.interruptions", limits.interruptions, 1),
+            ("limits.log_megabytes", limits.log_megabytes, 1),
+            ("limits.events_per_job", limits.events_per_job, 1),
+            ("limits.reports_at_once", limits.reports_at_once, 1),
+            ("limits.report_seconds", limits.report_seconds, 1),
+            ("retry.largest_backoff_seconds", self.retry.largest_backoff_seconds, 1),
+        ] {
+            at_least(field, got, least);
+        }
+        for (field, path) in [("data", &self.data), ("folder", &self.folder)] {
+            if !path.is_absolute() {
+                problems.push(Problem::new(field, path.display(), "is relative; valid: an absolute path"));
+            }
+        }
+        if !self.folder.is_dir() {
+            problems.push(Problem::new("folder", self.folder.display(), "is not a folder"));
+        }
+        for (i, host) in self.hosts.iter().enumerate() {
+            if host.is_empty() || !host.bytes().all(|b| b.is_ascii_alphanumeric() || b".-:[]".contains(&b)) {
+                problems.push(Problem::new(format!("hosts[{i}]"), format!("{host:?}"), "is not the name of a host"));
+            }
+        }
+        problems
+    }
+}
+
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+fn default_data() -> PathBuf {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = variable("XDG_STATE_HOME").or_else(|| Some(std::env::home_dir()?.join(".local/state")));
+    state.unwrap_or_else(std::env::temp_dir).join("stillhouse")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unknown_or_too_small_is_told() {
+        let wrong = serde_yaml_ng::from_str::<Config>("limits: {body_megabytes: 1}").unwrap_err().to_string();
+        assert!(wrong.contains("body_megabytes") && wrong.contains("body_kilobytes"), "{wrong}");
+        let config: Config =
+            serde_yaml_ng::from_str("{data: x, capacity: {cpu_slots: 0}, limits: {queued_jobs: 0}, hosts: ['a/b']}")
+                .unwrap();
+        let fields: Vec<String> = config.problems().into_iter().map(|p| p.field).collect();
+        assert_eq!(fields, ["capacity.cpu_slots", "limits.queued_jobs", "data", "hosts[0]"]);
+    }
+
+    #[test]
+    fn other_addresses_than_loopback_need_tokens() {
+        let listen = |listen: &str| Config { listen: listen.parse().unwrap(), ..Config::default() };
+        for (address, needs) in [
+            ("127.0.0.1:1", false),
+            ("127.9.0.1:1", false),
+            ("[::1]:1", false),
+            ("[::ffff:127.0.0.1]:1", false),
+            ("0.0.0.0:1", true),
+            ("[::]:1", true),
+            ("10.0.0.1:1", true),
+        ] {
+            assert_eq!(listen(address).needs_token(), needs, "{address}");
+        }
+        assert!(Config { auth: Auth::Token, ..Config::default() }.needs_token());
+    }
+
+    #[test]
+    fn waits_double_up_to_the_largest() {
+        let retry = Retry { first_backoff_seconds: 5, largest_backoff_seconds: 60 };
+        let waits: Vec<u64> = [1, 2, 3, 4, 5, 40].map(|n| retry.backoff(n).as_secs()).to_vec();
+        assert_eq!(waits, [5, 10, 20, 40, 60, 60]);
+    }
+}

@@ -1,0 +1,206 @@
+//! The log of each job: what its workers say on stderr, in two files of bounded size.
+//!
+//! ```text
+//!   logs/<id>.log.1   older lines       each line: time, attempt, text
+//!   logs/<id>.log     newer ones; becomes the older file when it is full
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::model::{JobId, Time};
+
+/// Longest line that is kept whole.
+pub const LONGEST_LINE: usize = 16 << 10;
+
+/// Where the logs are.
+#[derive(Debug, Clone)]
+pub struct Logs {
+    folder: PathBuf,
+    /// Bytes of both files of a job.
+    most: u64,
+}
+
+impl Logs {
+    /// The logs of a data folder.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn new(data: &Path, most: u64) -> io::Result<Self> {
+        let folder = data.join("logs");
+        fs::create_dir_all(&folder)?;
+        Ok(Self { folder, most })
+    }
+
+    fn newer(&self, id: &JobId) -> PathBuf {
+        self.folder.join(format!("{id}.log"))
+    }
+
+    fn older(&self, id: &JobId) -> PathBuf {
+        self.folder.join(format!("{id}.log.1"))
+    }
+
+    /// Opens a job's log for more lines.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn write_to(&self, id: &JobId, attempt: u32) -> io::Result<LogWriter> {
+        let (newer, older) = (self.newer(id), self.older(id));
+        let file = append(&newer)?;
+        let size = file.metadata()?.len();
+        Ok(LogWriter { newer, older, file, size, most: self.most / 2, attempt })
+    }
+
+    /// Reads a job's log from its oldest line, in pieces.
+    pub fn read(&self, id: &JobId) -> LogReader {
+        LogReader { newer: self.newer(id), older: self.older(id), at: None, began: false }
+    }
+
+    /// Removes a job's log.
+    pub fn remove(&self, id: &JobId) {
+        for path in [self.newer(id), self.older(id)] {
+            if let Err(e) = fs::remove_file(&path)
+                && e.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!("cannot remove {}: {e}", path.display());
+            }
+        }
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).mode(0o600).open(path)
+}
+
+/// Adds lines to a log.
+pub struct LogWriter {
+    newer: PathBuf,
+    older: PathBuf,
+    file: File,
+    size: u64,
+    most: u64,
+    attempt: u32,
+}
+
+impl LogWriter {
+    /// Adds a line. Control characters are escaped: a line is one line, whatever a file's name or a document says.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
+        let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(text));
+        let mut line = format!("{now} attempt {}: ", self.attempt);
+        for c in text.chars() {
+            match c {
+                '\t' => line.push(' '),
+                c if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
+                    line.extend(c.escape_unicode());
+                }
+                c => line.push(c),
+            }
+        }
+        line.push('\n');
+        if self.size > 0 && self.size + line.len() as u64 > self.most {
+            fs::rename(&self.newer, &self.older)?;
+            self.file = append(&self.newer)?;
+            self.size = 0;
+        }
+        self.size += line.len() as u64;
+        self.file.write_all(line.as_bytes())
+    }
+}
+
+/// Reads a log that may grow meanwhile.
+pub struct LogReader {
+    newer: PathBuf,
+    older: PathBuf,
+    /// The open file, and what it is in the file system.
+    at: Option<(File, u64)>,
+    began: bool,
+}
+
+const PIECE: usize = 64 << 10;
+
+impl LogReader {
+    /// The next piece; empty when there is nothing more for now.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn next(&mut self) -> io::Result<Vec<u8>> {
+        loop {
+            if self.at.is_none() && !self.open()? {
+                return Ok(Vec::new());
+            }
+            let Some((file, inode)) = &mut self.at else { return Ok(Vec::new()) };
+            let mut piece = vec![0; PIECE];
+            let n = file.read(&mut piece)?;
+            piece.truncate(n);
+            if n > 0 {
+                return Ok(piece);
+            }
+            // at its end: is it still the one that grows?
+            match fs::metadata(&self.newer) {
+                Ok(now) if now.ino() != *inode => self.at = None,
+                _ => return Ok(piece),
+            }
+        }
+    }
+
+    fn open(&mut self) -> io::Result<bool> {
+        let first = !std::mem::replace(&mut self.began, true);
+        let candidates = [first.then_some(&self.older), Some(&self.newer)];
+        for path in candidates.into_iter().flatten() {
+            match File::open(path) {
+                Ok(file) => {
+                    let inode = file.metadata()?.ino();
+                    self.at = Some((file, inode));
+                    return Ok(true);
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(false)
+    }
+
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(reader: &mut LogReader) -> String {
+        let mut text = Vec::new();
+        loop {
+            let piece = reader.next().unwrap();
+            if piece.is_empty() {
+                return String::from_utf8(text).unwrap();
+            }
+            text.extend(piece);
+        }
+    }
+
+    #[test]
+    fn lines_are_lines_and_old_ones_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = Logs::new(folder.path(), 4000).unwrap();
+        let id = JobId::new().unwrap();
+        let mut reader = logs.read(&id);
+        assert_eq!(all(&mut reader), "");
+        let mut writer = logs.write_to(&id, 2).unwrap();
+        writer.line(b"first\nforged\x1b[2J\n", Time(0)).unwrap();
+        assert_eq!(all(&mut reader), "1970-01-01T00:00:00.000Z attempt 2: first\\u{a}forged\\u{1b}[2J\n");
+        for n in 0..200 {
+            writer.line(format!("line {n}").as_bytes(), Time(0)).unwrap();
+            // a reader that follows sees every line, also when the files change places
+            let seen = all(&mut reader);
+            assert!(seen.ends_with(&format!(": line {n}\n")) && seen.lines().count() == 1, "{n}: {seen:?}");
+        }
+        let kept = all(&mut logs.read(&id));
+        assert!(kept.len() as u64 <= 4000 && kept.ends_with("line 199\n") && !kept.contains("first"), "{kept}");
+        logs.remove(&id);
+        assert_eq!(all(&mut logs.read(&id)), "");
+    }
+}

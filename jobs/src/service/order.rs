@@ -1,0 +1,86 @@
+//! What the service tells a worker, and what a worker tells back.
+//!
+//! ```text
+//!   service ──stdin──► one line: Order, then nothing; closed when the service dies ──► the worker ends at once
+//!           ◄─stdout── one Message per line
+//!           ◄─stderr── the job's log
+//! ```
+//!
+//! A worker is a process of its own: what goes wrong in a job (a crash in a decoder, no memory, a teacher that hangs) is the
+//! job's alone, a job is stopped by stopping its process, and what a job may touch is confined by the kernel.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::events::Event;
+
+use super::model::FieldProblem;
+
+/// What a worker is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// The work.
+    pub work: Work,
+    /// What it may touch.
+    pub access: Access,
+    /// A folder for what it needs while it works.
+    pub scratch: PathBuf,
+    /// Threads to compute with.
+    pub threads: usize,
+    /// Whether to work where the kernel cannot confine it.
+    pub allow_unconfined: bool,
+    /// Most bytes of address space.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Kinds of work.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Runs a job.
+    Run {
+        /// The job file.
+        file: String,
+        /// What its relative paths are relative to.
+        folder: PathBuf,
+        /// Whether it may replace another job's data set.
+        overwrite: bool,
+    },
+    /// Looks at the data set of a job.
+    Report {
+        /// The job file: it says where, and how its store is reached.
+        file: String,
+        /// What its relative paths are relative to.
+        folder: PathBuf,
+        /// The row to decode.
+        row: u64,
+    },
+    /// Reads the manifest of the data set of a job.
+    Manifest {
+        /// As for a report.
+        file: String,
+        /// As for a report.
+        folder: PathBuf,
+    },
+}
+
+/// What a worker says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Message {
+    /// The job goes on.
+    Event(Event),
+    /// The answer to a report or manifest.
+    Answer(Value),
+    /// The work failed.
+    Failed {
+        /// In words.
+        message: String,
+        /// What is wrong with the job file.
+        problems: Vec<FieldProblem>,
+        /// Whether another attempt can help.
+        retryable: bool,
+    },
+}

@@ -1,0 +1,156 @@
+// Streams that stay open: server-sent events and followed logs, read with fetch because EventSource sends no token.
+
+import { aborted, request } from './api.js';
+
+const FIRST_WAIT = 1000;
+const LONGEST_WAIT = 30000;
+// The server writes a comment every 15 s; silence for three of them means that the connection is dead.
+const SILENCE = 50000;
+// A browser opens six connections to an HTTP/1.1 server: tabs that nobody looks at give theirs back.
+const HIDDEN = 30000;
+
+/**
+ * Calls `once(signal, alive)` again and again until it returns true or `signal` ends it.
+ * `onStatus({state: 'connecting' | 'live' | 'lost' | 'paused' | 'ended' | 'failed', error?, retryAt?, retryNow?})`
+ */
+async function keepOpen(once, { signal, onStatus = () => {}, patience = SILENCE }) {
+  let wait = FIRST_WAIT;
+  while (!signal.aborted) {
+    const attempt = new AbortController();
+    const stop = () => attempt.abort();
+    signal.addEventListener('abort', stop);
+    let silence;
+    let hidden;
+    let why = null;
+    const alive = () => {
+      clearTimeout(silence);
+      if (patience) silence = setTimeout(() => { why = new Error('Nothing was heard from the server'); attempt.abort(); }, patience);
+    };
+    const watch = () => {
+      clearTimeout(hidden);
+      if (document.hidden) hidden = setTimeout(() => { why = 'hidden'; attempt.abort(); }, HIDDEN);
+    };
+    document.addEventListener('visibilitychange', watch);
+    watch();
+    let error = null;
+    try {
+      alive();
+      onStatus({ state: 'connecting' });
+      const over = await once(attempt.signal, () => {
+        wait = FIRST_WAIT;
+        alive();
+      }, () => onStatus({ state: 'live' }));
+      if (signal.aborted) return;
+      if (over) return void onStatus({ state: 'ended' });
+      error = new Error('The server closed the connection');
+    } catch (e) {
+      if (signal.aborted) return;
+      error = aborted(e) ? why : e;
+    } finally {
+      clearTimeout(silence);
+      clearTimeout(hidden);
+      document.removeEventListener('visibilitychange', watch);
+      signal.removeEventListener('abort', stop);
+      attempt.abort();
+    }
+    if (error === 'hidden') {
+      onStatus({ state: 'paused' });
+      await shown(signal);
+      continue;
+    }
+    // What the server refuses it will refuse again.
+    if (error?.status >= 400 && error.status < 500 && ![408, 425, 429].includes(error.status)) return void onStatus({ state: 'failed', error });
+    const pause = wait * (0.75 + Math.random() / 2);
+    wait = Math.min(LONGEST_WAIT, wait * 2);
+    await new Promise((resolve) => {
+      const timer = setTimeout(resolve, pause);
+      const retryNow = () => { clearTimeout(timer); resolve(); };
+      signal.addEventListener('abort', retryNow, { once: true });
+      onStatus({ state: 'lost', error, retryAt: Date.now() + pause, retryNow });
+    });
+  }
+}
+
+function shown(signal) {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener('visibilitychange', look);
+      resolve();
+    };
+    document.addEventListener('visibilitychange', look);
+    signal.addEventListener('abort', look, { once: true });
+    look();
+  });
+}
+
+/** Text of an answer as it comes. */
+async function* chunks(response, onBytes) {
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      onBytes(value.length);
+      yield decoder.decode(value, { stream: true });
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** Server-sent events. `onEvent(type, data)`; an event `end` ends it for good. */
+export function events(path, { signal, onEvent, onStatus, after }) {
+  let lastId = after ?? null;
+  return keepOpen(async (attempt, alive, live) => {
+    const headers = lastId == null ? {} : { 'Last-Event-ID': String(lastId) };
+    const response = await request(path, { accept: 'text/event-stream', headers, signal: attempt });
+    live();
+    let rest = '';
+    let message = { type: 'message', data: [] };
+    for await (const chunk of chunks(response, alive)) {
+      const lines = (rest + chunk).split(/\r?\n/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line === '') {
+          const { type, data } = message;
+          message = { type: 'message', data: [] };
+          if (data.length) onEvent(type, parse(data.join('\n')));
+          if (type === 'end') return true;
+          continue;
+        }
+        const colon = line.indexOf(':');
+        if (colon === 0) continue; // a comment that keeps the connection open
+        const name = colon < 0 ? line : line.slice(0, colon);
+        const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
+        if (name === 'event') message.type = value;
+        else if (name === 'data') message.data.push(value);
+        else if (name === 'id') lastId = value;
+      }
+    }
+    return false;
+  }, { signal, onStatus });
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+/** A log from a byte offset on. `onText(text)`; `isOver()` says whether the end of the answer is the end of the log. */
+export function follow(path, { signal, onText, onStatus, isOver, from = 0, onOffset }) {
+  let offset = from;
+  return keepOpen(async (attempt, alive, live) => {
+    const response = await request(path, { query: { follow: !isOver(), after: offset }, accept: 'text/plain', signal: attempt });
+    const over = isOver();
+    live();
+    for await (const text of chunks(response, (n) => { alive(); offset += n; onOffset(offset); })) onText(text);
+    // The log of a job ends a moment before the page hears of the job's end.
+    if (!over && !isOver()) await new Promise((resolve) => { setTimeout(resolve, 1500); });
+    return over || isOver();
+  }, { signal, onStatus, patience: null }); // a quiet job writes nothing
+}

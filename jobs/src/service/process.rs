@@ -1,0 +1,70 @@
+//! The few things of processes that the standard library leaves out.
+
+use std::io;
+
+/// SIGTERM: asks for an end.
+pub const TERMINATE: i32 = libc::SIGTERM;
+/// SIGKILL: ends.
+pub const KILL: i32 = libc::SIGKILL;
+
+/// Sends a signal to a process group. That the group is gone already is no error.
+///
+/// # Errors
+/// When it is another user's.
+pub fn signal_group(leader: i32, signal: i32) -> io::Result<()> {
+    if leader <= 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{leader} leads no group of ours")));
+    }
+    // SAFETY: a plain system call without memory of ours.
+    match unsafe { libc::kill(-leader, signal) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            e if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            e => Err(e),
+        },
+    }
+}
+
+/// When the kernel says that a process began, in ticks since the machine did; `None` where there is no such process, or only
+/// what is left of it. With the number it names a process that number alone does not: numbers are given out again.
+pub fn began(process: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // the name may hold anything, brackets and spaces too
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Limits the address space of this process.
+///
+/// # Errors
+/// When the system refuses.
+pub fn limit_memory(bytes: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: the struct lives through the call, which only reads it.
+    match unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_when_it_began() {
+        let own = began(std::process::id().cast_signed()).unwrap();
+        assert!(own > 0);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let id = child.id().cast_signed();
+        assert!(began(id).unwrap() >= own);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(began(id), None);
+        assert!(signal_group(0, KILL).is_err() && signal_group(1, KILL).is_err() && signal_group(-1, KILL).is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! The points of a job's rate plot: a bounded number over any length of time.
+
+use serde::{Deserialize, Serialize};
+
+use super::model::{RatePoint, Time};
+
+/// Points that are kept; twice as many as a plot of a few hundred pixels can show.
+pub const POINTS: usize = 600;
+const FIRST_GAP_MILLISECONDS: i64 = 1000;
+
+/// Points over the attempts of a job. When there are too many, every second one goes and the gap between new ones doubles.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Rates {
+    gap: i64,
+    points: Vec<RatePoint>,
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self { gap: FIRST_GAP_MILLISECONDS, points: Vec::new() }
+    }
+}
+
+impl Rates {
+    pub fn into_points(self) -> Vec<RatePoint> {
+        self.points
+    }
+
+    /// Takes a reading; keeps it if the last one is long enough ago.
+    pub fn read(&mut self, time: Time, attempt: u32, tokens: u64, splits_done: u64) {
+        let last = self.points.last().filter(|p| p.attempt == attempt);
+        if last.is_some_and(|p| time.0 - p.time.0 < self.gap) {
+            return;
+        }
+        let tokens_per_second = last.map_or(0.0, |p| {
+            tokens.saturating_sub(p.tokens) as f64 / time.seconds_since(p.time).max(1e-3)
+        });
+        self.points.push(RatePoint { time, attempt, tokens_per_second, tokens, splits_done });
+        if self.points.len() > POINTS {
+            self.thin();
+        }
+    }
+
+    /// Merges each two points of one attempt: tokens are a count, so the later point stands for both.
+    fn thin(&mut self) {
+        self.gap *= 2;
+        let mut kept: Vec<RatePoint> = Vec::with_capacity(POINTS);
+        for pair in self.points.chunks(2) {
+            match pair {
+                [first, second] if first.attempt == second.attempt => {
+                    let mut point = second.clone();
+                    if let Some(before) = kept.last().filter(|p| p.attempt == point.attempt) {
+                        let seconds = point.time.seconds_since(before.time).max(1e-3);
+                        point.tokens_per_second = point.tokens.saturating_sub(before.tokens) as f64 / seconds;
+                    }
+                    kept.push(point);
+                }
+                others => kept.extend_from_slice(others),
+            }
+        }
+        self.points = kept;
+    }
+}
+
+/// Tokens per second over the last seconds.
+#[derive(Debug, Clone, Default)]
+pub struct Speed {
+    readings: std::collections::VecDeque<(f64, u64)>,
+}
+
+const WINDOW_SECONDS: f64 = 10.0;
+
+impl Speed {
+    pub fn read(&mut self, seconds: f64, tokens: u64) -> f64 {
+        self.readings.push_back((seconds, tokens));
+        while self.readings.len() > 2 && self.readings.front().is_some_and(|(then, _)| seconds - then > WINDOW_SECONDS) {
+            self.readings.pop_front();
+        }
+        match self.readings.front() {
+            Some((then, had)) if seconds - then > 0.5 => tokens.saturating_sub(*had) as f64 / (seconds - then),
+            _ => 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_stay_few_and_keep_the_count() {
+        let mut rates = Rates::default();
+        for second in 0..10_000_i64 {
+            rates.read(Time(second * 1000), 1 + u32::from(second >= 5000), (second as u64 % 5000) * 100, 0);
+        }
+        let points = rates.into_points();
+        assert!(points.len() <= POINTS && points.len() > POINTS / 4, "{}", points.len());
+        let steady = points.windows(2).filter(|p| p[0].attempt == p[1].attempt);
+        for pair in steady {
+            assert!((pair[1].tokens_per_second - 100.0).abs() < 1e-6, "{pair:?}");
+        }
+        assert_eq!(points.iter().filter(|p| p.attempt == 2 && p.tokens_per_second == 0.0).count(), 1);
+    }
+
+    #[test]
+    fn speed_is_of_the_last_seconds() {
+        let mut speed = Speed::default();
+        assert_eq!(speed.read(0.0, 0), 0.0);
+        for tick in 1..400 {
+            speed.read(f64::from(tick) * 0.25, 1000 * tick as u64);
+        }
+        // it stopped
+        let mut last = f64::NAN;
+        for tick in 400..500 {
+            last = speed.read(f64::from(tick) * 0.25, 399_000);
+        }
+        assert_eq!(last, 0.0);
+    }
+}

@@ -1,0 +1,485 @@
+//! One attempt at a job: from the start of its worker to its next state.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metrics::{counter, histogram};
+use serde_json::{Value, json};
+use stillhouse_pipeline::events::{Event, Progress};
+use tokio::sync::watch;
+
+use super::Service;
+use super::logs::LogWriter;
+use super::model::{
+    EventType, EventView, Failure, FailureKind, FieldProblem, JobState, ProgressView, ResultView, Slot, StageView, Time,
+};
+use super::order::{Message, Order, Work};
+use super::rates::{Rates, Speed};
+use super::store::jobs::{self, Report, Task};
+use super::store::{Result, StoreError, attempts, events};
+use super::worker::{Exit, FromWorker, Start, Worker};
+use crate::progress::{Gauge, Start as GaugeStart};
+
+/// Why a worker is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// Nobody asks.
+    No,
+    /// Somebody cancelled the job.
+    Cancel,
+    /// The service stops.
+    Shutdown,
+}
+
+/// How an attempt ended.
+#[derive(Debug)]
+enum Outcome {
+    Succeeded,
+    Failed { message: String, problems: Vec<FieldProblem>, retryable: bool },
+    Crashed(String),
+    OverLimit(String),
+    Cancelled,
+    Interrupted,
+}
+
+const TELL: Duration = Duration::from_millis(500);
+const KEEP: Duration = Duration::from_secs(5);
+
+/// Makes the attempt and gives the job its next state.
+pub async fn attempt(service: Arc<Service>, task: Task, gpu: Option<u32>, stop: watch::Receiver<Stop>) {
+    let id = task.whose.id.clone();
+    let mut attempt = Attempt::new(Arc::clone(&service), task, gpu, stop);
+    let outcome = match attempt.run().await {
+        Ok(outcome) => outcome,
+        Err(message) => Outcome::Crashed(message),
+    };
+    tracing::info!(job = %id, attempt = attempt.task.whose.attempt, outcome = ?outcome, "attempt ended");
+    // the state must reach the store: without it the job would be neither here nor there
+    while let Err(e) = attempt.close(&outcome).await {
+        tracing::error!(job = %id, "cannot store how an attempt ended: {e}");
+        if matches!(e, StoreError::Damaged(_) | StoreError::NoJob(_)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+struct Attempt {
+    service: Arc<Service>,
+    task: Task,
+    gpu: Option<u32>,
+    stop: watch::Receiver<Stop>,
+    log: Option<LogWriter>,
+    report: Report,
+    gauge: Option<(Gauge, bool)>,
+    speed: Speed,
+    rates: Rates,
+    last: Progress,
+    view: Option<ProgressView>,
+    bytes_before: u64,
+    bytes: u64,
+    told: Option<Instant>,
+    kept: Option<Instant>,
+    failed: Option<Outcome>,
+    finished: bool,
+}
+
+impl Attempt {
+    fn new(service: Arc<Service>, task: Task, gpu: Option<u32>, stop: watch::Receiver<Stop>) -> Self {
+        Self {
+            service,
+            task,
+            gpu,
+            stop,
+            log: None,
+            report: Report { gpu, ..Report::default() },
+            gauge: None,
+            speed: Speed::default(),
+            rates: Rates::default(),
+            last: Progress::default(),
+            view: None,
+            bytes_before: 0,
+            bytes: 0,
+            told: None,
+            kept: None,
+            failed: None,
+            finished: false,
+        }
+    }
+
+    async fn run(&mut self) -> Result<Outcome, String> {
+        let id = self.task.whose.id.clone();
+        histogram!("stillhouse_queue_wait_seconds").record(self.task.waited as f64 / 1e3);
+        match self.service.logs.write_to(&id, self.task.whose.attempt) {
+            Ok(log) => self.log = Some(log),
+            Err(e) => tracing::error!(job = %id, "cannot write its log: {e}"),
+        }
+        // cancelled before anybody could stop this
+        let (own, store) = (id.clone(), Arc::clone(&self.service.store));
+        let state = store.read(move |c| jobs::get(c, &own)).await.map_err(|e| e.to_string())?.state;
+        if state == JobState::Cancelling {
+            return Ok(Outcome::Cancelled);
+        }
+        self.rates = self.earlier_rates().await;
+        let scratch = self.service.scratch(id.as_str());
+        let start = self.order(scratch.clone());
+        let worker = tokio::task::spawn_blocking(move || Worker::start(&start));
+        let worker = worker.await.map_err(|e| e.to_string())?.map_err(|e| format!("cannot start a worker: {e}"))?;
+        let (seq, attempt, (process, began)) = (self.task.whose.seq, self.task.whose.attempt, worker.process());
+        let noted = self.service.store.write(move |t, _| attempts::set_process(t, seq, attempt, process, began));
+        if let Err(e) = noted.await {
+            worker.kill();
+            let _ = worker.wait().await;
+            return Err(e.to_string());
+        }
+        tracing::info!(job = %id, attempt, process, gpu = self.gpu, user = self.task.user, "attempt began");
+        let outcome = self.follow(worker).await;
+        if let Err(e) = tokio::fs::remove_dir_all(&scratch).await {
+            tracing::warn!(job = %id, "cannot remove {}: {e}", scratch.display());
+        }
+        outcome
+    }
+
+    fn order(&self, scratch: std::path::PathBuf) -> Start {
+        let config = &self.service.config;
+        let visible_gpus = match (self.task.slot, self.gpu) {
+            (Slot::AnyGpu, Some(gpu)) => Some(gpu.to_string()),
+            // the job names its GPU itself, by the machine's ordinal
+            (Slot::Gpu(_), _) => None,
+            // `auto` must not find one that is another job's
+            _ => Some(String::new()),
+        };
+        Start {
+            program: self.service.program.clone(),
+            visible_gpus,
+            order: Order {
+                work: Work::Run {
+                    file: self.task.file.clone(),
+                    folder: self.task.folder.clone().into(),
+                    overwrite: self.task.overwrite,
+                },
+                access: config.job_access(),
+                scratch,
+                threads: config.capacity.threads(),
+                allow_unconfined: config.allow_unconfined,
+                memory_bytes: config.capacity.worker_gigabytes.map(|n| u64::from(n) * 1_000_000_000),
+            },
+        }
+    }
+
+    async fn earlier_rates(&self) -> Rates {
+        let id = self.task.whose.id.clone();
+        let kept = self.service.store.read(move |c| jobs::rates(c, &id)).await.ok().flatten();
+        kept.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+    }
+
+    /// Follows the worker to its end, stopping it where it has to be.
+    async fn follow(&mut self, mut worker: Worker) -> Result<Outcome, String> {
+        let limit = Duration::from_secs(self.task.time_limit_seconds);
+        let deadline = tokio::time::sleep(limit);
+        tokio::pin!(deadline);
+        let mut stop = self.stop.clone();
+        let mut stopping: Option<Outcome> = None;
+        let mut kill_at: Option<tokio::time::Instant> = None;
+        let patience = Duration::from_secs(u64::from(self.service.config.limits.cancel_seconds));
+        loop {
+            let killing = async {
+                match kill_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let mut reason = None;
+            tokio::select! {
+                said = worker.said.recv() => match said {
+                    Some(said) => self.take(said).await,
+                    None => break,
+                },
+                why = told_to_stop(&mut stop), if stopping.is_none() => {
+                    reason = Some(if why == Stop::Cancel { Outcome::Cancelled } else { Outcome::Interrupted });
+                }
+                () = &mut deadline, if stopping.is_none() => {
+                    let hours = limit.as_secs_f64() / 3600.0;
+                    reason = Some(Outcome::OverLimit(format!(
+                        "took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()
+                    )));
+                }
+                () = killing => {
+                    worker.kill();
+                    kill_at = None;
+                }
+            }
+            let bytes = self.bytes_before + self.bytes;
+            if stopping.is_none() && bytes > self.task.output_limit_bytes && !self.finished {
+                reason = Some(Outcome::OverLimit(format!(
+                    "its shards take {bytes} bytes, more than its limit of {} bytes",
+                    self.task.output_limit_bytes
+                )));
+            }
+            if let Some(reason) = reason {
+                worker.terminate();
+                stopping = Some(reason);
+                kill_at = Some(tokio::time::Instant::now() + patience);
+            }
+        }
+        // its pipes are closed, so it is at its end, or it is stuck there
+        for _ in 0..100 {
+            if worker.has_ended() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        worker.kill();
+        let exit = worker.wait().await.map_err(|e| format!("the worker's end was not seen: {e}"))?;
+        Ok(self.outcome(exit, stopping))
+    }
+
+    fn outcome(&mut self, exit: Exit, stopping: Option<Outcome>) -> Outcome {
+        match (exit, self.failed.take(), stopping) {
+            (Exit::Code(0), _, _) if self.finished => Outcome::Succeeded,
+            (_, _, Some(stopped)) => stopped,
+            (_, Some(failed), None) => failed,
+            (exit, None, None) => Outcome::Crashed(exit.told()),
+        }
+    }
+
+    async fn take(&mut self, said: FromWorker) {
+        match said {
+            FromWorker::Log(line) => {
+                if let Some(log) = &mut self.log
+                    && let Err(e) = log.line(&line, Time::now())
+                {
+                    tracing::error!(job = %self.task.whose.id, "cannot write its log: {e}");
+                    self.log = None;
+                }
+            }
+            FromWorker::Garbled(what) => tracing::warn!(job = %self.task.whose.id, "its worker said what it cannot: {what}"),
+            FromWorker::Message(message) => match *message {
+                Message::Event(event) => self.event(event).await,
+                Message::Failed { message, problems, retryable } => {
+                    self.failed = Some(Outcome::Failed { message, problems, retryable });
+                }
+                Message::Answer(_) => {}
+            },
+        }
+    }
+
+    async fn event(&mut self, event: Event) {
+        let mut data = match serde_json::to_value(&event) {
+            Ok(Value::Object(fields)) => fields,
+            _ => return,
+        };
+        data.remove("event");
+        let data = Value::Object(data);
+        match event {
+            Event::Progress(progress) => self.progress(progress).await,
+            Event::Preparing { .. } => self.tell_kept(EventType::Preparing, data).await,
+            Event::Warning { .. } => self.tell_kept(EventType::Warning, data).await,
+            Event::SplitStarted { .. } => self.tell_kept(EventType::SplitStarted, data).await,
+            Event::JobStarted { output, splits_done, input_bytes, teacher, .. } => {
+                let start = GaugeStart { splits_done, input_bytes, teacher: teacher.is_some() };
+                self.gauge = Some((Gauge::new(start), teacher.is_some()));
+                self.report.teacher = teacher;
+                self.report.output = Some(output);
+                self.tell_kept(EventType::Started, data).await;
+                self.keep().await;
+            }
+            Event::SplitCommitted { bytes, .. } => {
+                counter!("stillhouse_splits_committed_total").increment(1);
+                counter!("stillhouse_shard_bytes_total").increment(bytes);
+                self.bytes += bytes;
+                self.tell_kept(EventType::SplitCommitted, data).await;
+            }
+            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
+                self.finished = true;
+                self.report.output = Some(output);
+                self.report.result = Some(ResultView { rows, tokens, bytes, seconds, already_done });
+                if let Some(view) = &mut self.view {
+                    view.seconds_left = None;
+                    view.bytes = bytes;
+                }
+                self.tell_kept(EventType::Finished, data).await;
+                self.keep().await;
+            }
+            Event::ExportStarted { .. } | Event::ExportProgress { .. } => {}
+        }
+    }
+
+    async fn progress(&mut self, now: Progress) {
+        super::metrics::count(&self.last, &now);
+        let now_time = Time::now();
+        let with_teacher = self.gauge.as_ref().is_some_and(|(_, teacher)| *teacher);
+        let tokens = if with_teacher { now.teacher_tokens } else { now.tokens };
+        let seconds_left = self.gauge.as_mut().and_then(|(gauge, _)| gauge.read(&now).seconds_left);
+        self.rates.read(now_time, self.task.whose.attempt, tokens, now.splits_done);
+        self.view = Some(ProgressView {
+            seconds: now.seconds,
+            splits_done: now.splits_done,
+            splits: now.splits,
+            documents: now.documents,
+            text_bytes: now.text_bytes,
+            tokens: now.tokens,
+            sequences: now.sequences,
+            teacher_tokens: now.teacher_tokens,
+            bytes: self.bytes_before + self.bytes,
+            tokens_per_second: self.speed.read(now.seconds, tokens),
+            seconds_left,
+            stages: stages(&now),
+        });
+        self.last = now;
+        if self.told.is_none_or(|told| told.elapsed() >= TELL) {
+            self.told = Some(Instant::now());
+            let whose = &self.task.whose;
+            self.service.store.tell(EventView {
+                seq: None,
+                job: whose.id.clone(),
+                time: now_time,
+                attempt: whose.attempt,
+                kind: EventType::Progress,
+                data: json!(self.view),
+            });
+        }
+        if self.kept.is_none_or(|kept| kept.elapsed() >= KEEP) {
+            self.keep().await;
+        }
+    }
+
+    /// Keeps what is known of the attempt.
+    async fn keep(&mut self) {
+        self.kept = Some(Instant::now());
+        self.report.progress = self.view.as_ref().map(|v| json!(v));
+        self.report.rates = Some(json!(self.rates));
+        let (seq, report) = (self.task.whose.seq, self.report.clone());
+        if let Err(e) = self.service.store.write(move |t, _| jobs::report(t, seq, &report, Time::now())).await {
+            tracing::error!(job = %self.task.whose.id, "cannot store its progress: {e}");
+        }
+    }
+
+    async fn tell_kept(&self, kind: EventType, data: Value) {
+        let (whose, most) = (self.task.whose.clone(), self.service.config.limits.events_per_job);
+        let stored = self.service.store.write(move |t, told| {
+            if jobs::event_count(t, whose.seq)? < most {
+                // only a later attempt can begin a split again
+                if kind == EventType::SplitStarted && whose.attempt > 1 && events::was_started(t, whose.seq, &data)? {
+                    counter!("stillhouse_split_retries_total").increment(1);
+                }
+                told.push(events::add(t, &whose, kind, data, Time::now())?);
+            }
+            Ok(())
+        });
+        if let Err(e) = stored.await {
+            tracing::error!(job = %self.task.whose.id, "cannot store an event: {e}");
+        }
+    }
+
+    /// Gives the job its next state.
+    async fn close(&mut self, outcome: &Outcome) -> Result<()> {
+        self.keep().await;
+        let next = self.next(outcome);
+        let (task, interruptions) = (self.task.clone(), self.service.config.limits.interruptions);
+        let changed = self.service.store.write(move |t, told| {
+            let now = Time::now();
+            let (whose, state) = jobs::whose(t, &task.whose.id)?;
+            attempts::end(t, whose.seq, next.outcome, next.reason.as_deref(), now)?;
+            let mut to = next.state;
+            let mut reason = next.reason;
+            if state == JobState::Cancelling && to != JobState::Succeeded {
+                // whatever else happened, it was cancelled; the reason says by whom
+                to = JobState::Cancelled;
+                reason = jobs::get(t, &whose.id)?.reason;
+            } else if let Some(failure) = &next.failure {
+                jobs::fail_attempt(t, whose.seq, failure, next.not_before)?;
+            } else if to == JobState::Queued && jobs::count_interruption(t, whose.seq)? > interruptions {
+                to = JobState::Failed;
+                reason = Some(format!("the service was stopped in each of {interruptions} attempts"));
+            }
+            jobs::transition(t, &whose, state, to, reason.as_deref(), now, told)?;
+            Ok(to)
+        });
+        let state = changed.await?;
+        counter!("stillhouse_attempts_total", "outcome" => next_name(outcome)).increment(1);
+        if state == JobState::Retrying {
+            self.service.wake.notify_one();
+        }
+        Ok(())
+    }
+
+    fn next(&self, outcome: &Outcome) -> Next {
+        let failure = |kind, message: &str, problems: &[FieldProblem]| Failure {
+            kind,
+            message: message.to_owned(),
+            problems: problems.to_vec(),
+        };
+        let name = next_name(outcome);
+        let of = |state, reason: Option<String>, failure, not_before| Next {
+            state,
+            outcome: name,
+            reason,
+            failure,
+            not_before,
+        };
+        let again = |failure: Failure| {
+            let failures = self.task.failures + 1;
+            let first = failure.message.lines().next().unwrap_or_default().to_owned();
+            if failures >= self.task.max_attempts {
+                let reason = format!("{first} (attempt {failures} of {})", self.task.max_attempts);
+                return of(JobState::Failed, Some(reason), Some(failure), None);
+            }
+            let wait = self.service.config.retry.backoff(failures);
+            let reason = format!(
+                "{first} (attempt {failures} of {}; the next in {} s)",
+                self.task.max_attempts,
+                wait.as_secs()
+            );
+            of(JobState::Retrying, Some(reason), Some(failure), Some(Time::now().after(wait)))
+        };
+        match outcome {
+            Outcome::Succeeded => of(JobState::Succeeded, None, None, None),
+            Outcome::Failed { message, problems, retryable: true } => {
+                again(failure(FailureKind::Machine, message, problems))
+            }
+            Outcome::Crashed(message) => again(failure(FailureKind::Machine, message, &[])),
+            Outcome::Failed { message, problems, retryable: false } => {
+                let reason = message.lines().next().unwrap_or_default().to_owned();
+                of(JobState::Failed, Some(reason), Some(failure(FailureKind::Job, message, problems)), None)
+            }
+            Outcome::OverLimit(message) => {
+                of(JobState::Failed, Some(message.clone()), Some(failure(FailureKind::Limit, message, &[])), None)
+            }
+            Outcome::Cancelled => of(JobState::Cancelled, None, None, None),
+            Outcome::Interrupted => of(JobState::Queued, Some("the service stopped".into()), None, None),
+        }
+    }
+}
+
+async fn told_to_stop(stop: &mut watch::Receiver<Stop>) -> Stop {
+    let why = stop.wait_for(|s| *s != Stop::No).await.ok().map(|why| *why);
+    match why {
+        Some(why) => why,
+        // nobody is left who could tell
+        None => std::future::pending().await,
+    }
+}
+
+struct Next {
+    state: JobState,
+    outcome: &'static str,
+    reason: Option<String>,
+    failure: Option<Failure>,
+    not_before: Option<Time>,
+}
+
+fn next_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Succeeded => "succeeded",
+        Outcome::Failed { .. } => "failed",
+        Outcome::Crashed(_) => "crashed",
+        Outcome::OverLimit(_) => "limit",
+        Outcome::Cancelled => "cancelled",
+        Outcome::Interrupted => "interrupted",
+    }
+}
+
+fn stages(_: &Progress) -> Vec<StageView> {
+    Vec::new()
+}

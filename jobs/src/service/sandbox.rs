@@ -1,0 +1,146 @@
+//! Confines a worker with Landlock: from then on the kernel refuses it every file outside of what its job may touch.
+//!
+//! The checks of [`stillhouse_pipeline::access`] give a person the reason; this one holds where a link is changed after the check, and
+//! where a library opens what nobody thought of.
+//!
+//! | may be | what |
+//! |---|---|
+//! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores |
+//! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus,
+};
+use stillhouse_pipeline::access::Access;
+
+/// The newest rules that this program knows; an older kernel enforces those that it has.
+const RULES: ABI = ABI::V6;
+
+/// What programs need of the system.
+const SYSTEM: [&str; 24] = [
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/etc/localtime",
+    "/etc/ssl",
+    "/etc/pki",
+    "/etc/ca-certificates",
+    "/run/systemd/resolve",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/driver/nvidia",
+    "/sys/devices",
+    "/sys/fs/cgroup",
+    "/dev/urandom",
+    "/dev/null",
+];
+
+/// Files that hold, or lead to, the credentials of stores: the service's own, which its jobs use.
+const CREDENTIALS: [&str; 8] = [
+    "HF_TOKEN_PATH",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "SSL_CERT_FILE",
+];
+
+/// How far the kernel goes along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Confined {
+    /// All of it.
+    Fully,
+    /// As much as this kernel knows: files are confined.
+    Partly,
+    /// Not at all.
+    Not,
+}
+
+/// Confines this process and all that it starts. To be called while it has one thread.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn confine(access: &Access, scratch: &Path) -> Result<Confined, String> {
+    let said = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
+    let all = AccessFs::from_all(RULES);
+    let read = AccessFs::from_read(RULES);
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(all)
+        .and_then(Ruleset::create)
+        .map_err(|e| said(&e))?;
+    let readable = SYSTEM.iter().map(PathBuf::from).chain(credentials()).chain(disk(&access.read));
+    for cache in caches() {
+        // a cache that cannot be made shows where it is used
+        let _ = std::fs::create_dir_all(cache);
+    }
+    let writable = disk(&access.write).chain([scratch.to_path_buf()]).chain(caches()).chain(gpus());
+    for (paths, rights) in [(readable.collect::<Vec<_>>(), read), (writable.collect(), all)] {
+        for path in paths {
+            // what is not there needs no rule
+            let Ok(opened) = PathFd::new(&path) else { continue };
+            let rights = if path.is_dir() { rights } else { rights & AccessFs::from_file(RULES) };
+            rules = rules.add_rule(PathBeneath::new(opened, rights)).map_err(|e| said(&e))?;
+        }
+    }
+    let status = rules.restrict_self().map_err(|e| said(&e))?;
+    Ok(match status.ruleset {
+        RulesetStatus::FullyEnforced => Confined::Fully,
+        RulesetStatus::PartiallyEnforced => Confined::Partly,
+        RulesetStatus::NotEnforced => Confined::Not,
+    })
+}
+
+/// Whether this kernel confines at all.
+pub fn is_known() -> bool {
+    let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::from_all(ABI::V1));
+    rules.and_then(Ruleset::create).is_ok()
+}
+
+/// The folders among paths and URLs.
+fn disk(named: &[String]) -> impl Iterator<Item = PathBuf> {
+    named.iter().filter(|n| !n.contains("://")).map(PathBuf::from)
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
+fn home() -> PathBuf {
+    std::env::home_dir().unwrap_or_else(|| "/nonexistent".into())
+}
+
+fn credentials() -> impl Iterator<Item = PathBuf> {
+    let folders = [".aws", ".config/gcloud", ".azure"].map(|folder| home().join(folder));
+    CREDENTIALS.into_iter().filter_map(variable).chain(folders)
+}
+
+fn caches() -> impl Iterator<Item = PathBuf> {
+    let cache = variable("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
+    let hub = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"].into_iter().filter_map(variable);
+    hub.chain(["huggingface", "stillhouse"].map(|folder| cache.join(folder)))
+}
+
+/// The devices and the driver's files; their names are the driver's.
+fn gpus() -> impl Iterator<Item = PathBuf> {
+    let named = |entry: std::fs::DirEntry| {
+        entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path())
+    };
+    let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named);
+    // taken while the GPU's memory is asked for
+    devices.chain(["/dev/shm", "/proc/self/task"].map(PathBuf::from))
+}

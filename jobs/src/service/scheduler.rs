@@ -1,0 +1,225 @@
+//! Who runs next: slots of the processor and of each GPU, filled from the queue.
+//!
+//! ```text
+//!   submit, retry, an attempt's end ─► wake ─┐
+//!   a retry is due ─────────────────► timer ─┴─► due jobs are queued ─► free slots filled ─► one task per attempt
+//! ```
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::{Service, until};
+use super::config::Capacity;
+use super::model::{JobId, JobState, Slot, Time};
+use super::runner::{self, Stop};
+use super::store::jobs::{self, Task};
+use super::store::{Result, attempts};
+use super::worker;
+
+/// The attempts that are going on.
+#[derive(Default)]
+pub struct Running(Mutex<HashMap<JobId, Place>>);
+
+struct Place {
+    slot: Slot,
+    gpu: Option<u32>,
+    stop: watch::Sender<Stop>,
+}
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells an attempt to stop.
+    pub fn stop(&self, id: &JobId, why: Stop) {
+        if let Some(place) = self.lock().get(id) {
+            place.stop.send_replace(why);
+        }
+    }
+
+    fn stop_all(&self) {
+        for place in self.lock().values() {
+            place.stop.send_if_modified(|stop| *stop == Stop::No && { *stop = Stop::Shutdown; true });
+        }
+    }
+
+    /// Slots that a job could have now.
+    fn free(&self, capacity: &Capacity) -> Vec<Slot> {
+        let running = self.lock();
+        if running.len() >= capacity.running_jobs as usize {
+            return Vec::new();
+        }
+        let mut free = Vec::new();
+        if running.values().filter(|p| p.slot == Slot::Cpu).count() < capacity.cpu_slots as usize {
+            free.push(Slot::Cpu);
+        }
+        let gpus = capacity.gpus.iter().filter(|gpu| self::on_gpu(&running, **gpu) < capacity.jobs_per_gpu as usize);
+        let gpus: Vec<Slot> = gpus.map(|gpu| Slot::Gpu(*gpu)).collect();
+        if !gpus.is_empty() {
+            free.push(Slot::AnyGpu);
+            free.extend(gpus);
+        }
+        free
+    }
+
+    /// The GPU for a job of this slot: the one with the fewest jobs.
+    fn gpu_for(&self, slot: Slot, capacity: &Capacity) -> Option<u32> {
+        let running = self.lock();
+        match slot {
+            Slot::Cpu => None,
+            Slot::Gpu(gpu) => Some(gpu),
+            Slot::AnyGpu => capacity.gpus.iter().copied().min_by_key(|gpu| (on_gpu(&running, *gpu), *gpu)),
+        }
+    }
+}
+
+fn on_gpu(running: &HashMap<JobId, Place>, gpu: u32) -> usize {
+    running.values().filter(|p| p.gpu == Some(gpu)).count()
+}
+
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+/// Runs jobs until the service stops, then stops the workers and waits for them.
+pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
+    let mut attempts = JoinSet::new();
+    loop {
+        let next_due = match fill(&service, &mut attempts).await {
+            Ok(next_due) => next_due,
+            Err(e) => {
+                tracing::error!("the queue: {e}");
+                Some(Time::now().after(Duration::from_secs(1)))
+            }
+        };
+        let sleep = next_due.map_or(LONGEST_SLEEP, |due| {
+            Duration::from_millis((due.0 - Time::now().0).clamp(10, LONGEST_SLEEP.as_millis() as i64) as u64)
+        });
+        tokio::select! {
+            () = until(&mut shutdown) => break,
+            () = service.wake.notified() => {}
+            () = tokio::time::sleep(sleep) => forget_old(&service).await,
+            Some(ended) = attempts.join_next() => {
+                if let Err(e) = ended {
+                    tracing::error!("an attempt's task stopped: {e}");
+                }
+            }
+        }
+    }
+    service.running.stop_all();
+    let all = async { while attempts.join_next().await.is_some() {} };
+    let patience = Duration::from_secs(u64::from(service.config.shutdown_seconds));
+    if tokio::time::timeout(patience, all).await.is_err() {
+        tracing::warn!("workers did not stop in {} s; the next start of the service ends them", patience.as_secs());
+    }
+}
+
+async fn fill(service: &Arc<Service>, going: &mut JoinSet<()>) -> Result<Option<Time>> {
+    let next_due = service.store.write(|t, told| jobs::requeue_due(t, Time::now(), told)).await?;
+    loop {
+        let free = service.running.free(&service.config.capacity);
+        if free.is_empty() {
+            return Ok(next_due);
+        }
+        let taken = service.store.write(move |t, told| jobs::take_next(t, &free, Time::now(), told)).await?;
+        let Some(task) = taken else { return Ok(next_due) };
+        begin(service, task, going);
+    }
+}
+
+fn begin(service: &Arc<Service>, task: Task, going: &mut JoinSet<()>) {
+    let gpu = service.running.gpu_for(task.slot, &service.config.capacity);
+    let (stop, stopped) = watch::channel(Stop::No);
+    let id = task.whose.id.clone();
+    service.running.lock().insert(id.clone(), Place { slot: task.slot, gpu, stop });
+    let service = Arc::clone(service);
+    going.spawn(async move {
+        runner::attempt(Arc::clone(&service), task, gpu, stopped).await;
+        service.running.lock().remove(&id);
+    });
+}
+
+async fn forget_old(service: &Arc<Service>) {
+    let Some(days) = service.config.keep.finished_days else { return };
+    let before = Time(Time::now().0 - i64::from(days.get()) * 86_400_000);
+    let forgotten = service.store.write(move |t, _| {
+        let old = jobs::finished_before(t, before)?;
+        old.iter().try_for_each(|id| jobs::delete(t, id))?;
+        Ok(old)
+    });
+    match forgotten.await {
+        Ok(old) => old.iter().for_each(|id| service.logs.remove(id)),
+        Err(e) => tracing::error!("old jobs could not be forgotten: {e}"),
+    }
+}
+
+/// Puts what an earlier service left in order: its workers are ended, its running jobs queued again.
+///
+/// # Errors
+/// When a worker of the earlier service does not end: its job must not run twice.
+pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
+    let open = service.store.read(attempts::open).await.map_err(|e| e.to_string())?;
+    for attempt in open {
+        if let Some((process, began)) = attempt.process {
+            let removed = tokio::task::spawn_blocking(move || worker::remove_leftover(process, began));
+            removed.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
+        }
+        let most = service.config.limits.interruptions;
+        let changed = service.store.write(move |t, told| {
+            let now = Time::now();
+            let (whose, state) = jobs::by_row(t, attempt.job)?;
+            let reason = "the service was killed";
+            attempts::end(t, whose.seq, "interrupted", Some(reason), now)?;
+            match state {
+                JobState::Running if jobs::count_interruption(t, whose.seq)? > most => {
+                    let reason = format!("the service was stopped in each of {most} attempts");
+                    jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, told)?;
+                }
+                JobState::Running => jobs::transition(t, &whose, state, JobState::Queued, Some(reason), now, told)?,
+                JobState::Cancelling => {
+                    let reason = jobs::get(t, &whose.id)?.reason;
+                    jobs::transition(t, &whose, state, JobState::Cancelled, reason.as_deref(), now, told)?;
+                }
+                _ => {}
+            }
+            Ok(whose.id)
+        });
+        let id = changed.await.map_err(|e| e.to_string())?;
+        tracing::info!(job = %id, "an earlier service left it running");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(running: &Running, slot: Slot, capacity: &Capacity) -> Option<u32> {
+        let gpu = running.gpu_for(slot, capacity);
+        let stop = watch::channel(Stop::No).0;
+        running.lock().insert(JobId::new().unwrap(), Place { slot, gpu, stop });
+        gpu
+    }
+
+    #[test]
+    fn slots_fill_up() {
+        let capacity =
+            Capacity { running_jobs: 4, cpu_slots: 1, gpus: vec![0, 3], jobs_per_gpu: 1, ..Capacity::default() };
+        let running = Running::default();
+        assert_eq!(running.free(&capacity), [Slot::Cpu, Slot::AnyGpu, Slot::Gpu(0), Slot::Gpu(3)]);
+        assert_eq!(put(&running, Slot::Gpu(0), &capacity), Some(0));
+        assert_eq!(running.free(&capacity), [Slot::Cpu, Slot::AnyGpu, Slot::Gpu(3)]);
+        assert_eq!(put(&running, Slot::AnyGpu, &capacity), Some(3));
+        assert_eq!(running.free(&capacity), [Slot::Cpu]);
+        assert_eq!(put(&running, Slot::Cpu, &capacity), None);
+        assert_eq!(running.free(&capacity), []);
+        // and never more than so many jobs, whatever they run on
+        let one = Capacity { running_jobs: 1, ..capacity };
+        let running = Running::default();
+        put(&running, Slot::AnyGpu, &one);
+        assert_eq!(running.free(&one), []);
+    }
+}

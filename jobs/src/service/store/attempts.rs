@@ -1,0 +1,61 @@
+//! Attempts at jobs: which process made them, and how they ended.
+
+use rusqlite::{Connection, params};
+
+use super::Result;
+use crate::service::model::Time;
+
+/// An attempt that nobody has closed.
+#[derive(Debug, Clone)]
+pub struct OpenAttempt {
+    /// Number of the job's row.
+    pub job: i64,
+    /// The worker, and when the kernel says that it began.
+    pub process: Option<(i32, u64)>,
+}
+
+/// Notes that an attempt begins.
+pub fn begin(connection: &Connection, job: i64, attempt: u32, user: &str, now: Time) -> Result<()> {
+    connection
+        .prepare_cached("INSERT INTO attempts (job, attempt, user, started_at) VALUES (?, ?, ?, ?)")?
+        .execute(params![job, attempt, user, now.0])?;
+    Ok(())
+}
+
+/// Notes which process makes it.
+pub fn set_process(connection: &Connection, job: i64, attempt: u32, process: i32, began: u64) -> Result<()> {
+    connection
+        .prepare_cached("UPDATE attempts SET process = ?, process_began = ? WHERE job = ? AND attempt = ?")?
+        .execute(params![process, began.cast_signed(), job, attempt])?;
+    Ok(())
+}
+
+/// Notes how the open attempt of a job ended.
+pub fn end(connection: &Connection, job: i64, outcome: &str, reason: Option<&str>, now: Time) -> Result<()> {
+    connection
+        .prepare_cached(
+            "UPDATE attempts SET ended_at = ?, outcome = ?, reason = ? WHERE job = ? AND ended_at IS NULL",
+        )?
+        .execute(params![now.0, outcome, reason, job])?;
+    Ok(())
+}
+
+/// Attempts without an end.
+pub fn open(connection: &Connection) -> Result<Vec<OpenAttempt>> {
+    let mut statement =
+        connection.prepare_cached("SELECT job, process, process_began FROM attempts WHERE ended_at IS NULL")?;
+    let rows = statement.query_map([], |row| {
+        let (process, began): (Option<i32>, Option<i64>) = (row.get(1)?, row.get(2)?);
+        Ok(OpenAttempt { job: row.get(0)?, process: process.zip(began.map(i64::cast_unsigned)) })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Milliseconds that each user's jobs took of slots since a time, those that still run included.
+pub fn used_since(connection: &Connection, since: Time, now: Time) -> Result<Vec<(String, i64)>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT user, SUM(COALESCE(ended_at, ?1) - started_at) FROM attempts WHERE started_at >= ?2 GROUP BY user",
+    )?;
+    let rows = statement.query_map(params![now.0, since.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}

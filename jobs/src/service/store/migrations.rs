@@ -1,0 +1,28 @@
+//! The tables, version by version. A version that was released is never edited: the next one changes what it made.
+
+use rusqlite::Connection;
+
+use super::{Result, StoreError};
+
+const MIGRATIONS: [&str; 1] = [include_str!("001_first.sql")];
+
+/// Brings the file to the newest version, each step in a transaction of its own.
+///
+/// # Errors
+/// When the file is of a newer program.
+pub fn run(connection: &mut Connection) -> Result<()> {
+    let newest = MIGRATIONS.len() as u32;
+    let found: u32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    if found > newest {
+        return Err(StoreError::Version(format!(
+            "the service's database has version {found}, this program knows {newest}; start a newer program, or name another data folder"
+        )));
+    }
+    for (version, step) in (1_u32..).zip(MIGRATIONS).skip(found as usize) {
+        let transaction = connection.transaction()?;
+        transaction.execute_batch(step)?;
+        transaction.pragma_update(None, "user_version", version)?;
+        transaction.commit()?;
+    }
+    Ok(())
+}

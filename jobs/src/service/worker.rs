@@ -1,0 +1,214 @@
+//! A worker process, seen from the service: started with an order, read line by line, stopped by its process group.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::logs::LONGEST_LINE;
+use super::order::{Message, Order};
+use super::process;
+
+/// Longest message of a worker: a report with a decoded sequence.
+const LONGEST_MESSAGE: u64 = 64 << 20;
+/// Messages that wait for the service.
+const MESSAGES: usize = 64;
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// With a code.
+    Code(i32),
+    /// By a signal that this service did not send.
+    Signal(i32),
+}
+
+impl Exit {
+    /// In words.
+    pub fn told(self) -> String {
+        match self {
+            Self::Code(code) => format!("the worker ended with exit code {code}"),
+            Self::Signal(libc::SIGKILL) => {
+                "the worker was killed (signal 9); most often the machine had no memory left".into()
+            }
+            Self::Signal(signal) => format!("the worker crashed (signal {signal})"),
+        }
+    }
+}
+
+/// What comes from a worker.
+#[derive(Debug)]
+pub enum FromWorker {
+    /// What it says.
+    Message(Box<Message>),
+    /// A line of its log.
+    Log(Vec<u8>),
+    /// What it said makes no sense.
+    Garbled(String),
+}
+
+/// A worker at work.
+pub struct Worker {
+    child: Child,
+    /// Closed when this goes: the worker ends then, also when this whole process dies.
+    _leash: ChildStdin,
+    /// Messages and lines of its log, until it ends.
+    pub said: mpsc::Receiver<FromWorker>,
+}
+
+/// How a worker is started.
+pub struct Start {
+    pub program: PathBuf,
+    pub order: Order,
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub visible_gpus: Option<String>,
+}
+
+impl Worker {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn start(start: &Start) -> io::Result<Self> {
+        std::fs::create_dir_all(&start.order.scratch)?;
+        let mut command = Command::new(&start.program);
+        command
+            .arg("--color=never")
+            .arg("work")
+            .current_dir(&start.order.scratch)
+            .env("TMPDIR", &start.order.scratch)
+            .env_remove("STILLHOUSE_TOKEN")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // signals of a terminal are for the service, which stops its workers itself
+            .process_group(0);
+        if std::env::var_os("STILLHOUSE_LOG").is_none() {
+            command.env("STILLHOUSE_LOG", "warn");
+        }
+        if let Some(gpus) = &start.visible_gpus {
+            command.env("CUDA_VISIBLE_DEVICES", gpus);
+        }
+        let mut child = command.spawn()?;
+        let (Some(mut leash), Some(stdout), Some(stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(io::Error::other("a worker without pipes"));
+        };
+        let mut line = serde_json::to_vec(&start.order)?;
+        line.push(b'\n');
+        // a worker that ended already is told of below, by its exit
+        let _ = leash.write_all(&line).and_then(|()| leash.flush());
+        let (tell, said) = mpsc::channel(MESSAGES);
+        let tell_log = tell.clone();
+        thread("worker-messages", move || messages(stdout, &tell))?;
+        thread("worker-log", move || log(stderr, &tell_log))?;
+        Ok(Self { child, _leash: leash, said })
+    }
+
+    /// Its process, and when the kernel says that it began.
+    pub fn process(&self) -> (i32, u64) {
+        let id = self.child.id().cast_signed();
+        (id, process::began(id).unwrap_or_default())
+    }
+
+    /// Asks it to stop.
+    pub fn terminate(&self) {
+        self.signal(process::TERMINATE);
+    }
+
+    /// Stops it.
+    pub fn kill(&self) {
+        self.signal(process::KILL);
+    }
+
+    fn signal(&self, signal: i32) {
+        // it is not reaped before `wait`, so the number is still its own
+        if let Err(e) = process::signal_group(self.child.id().cast_signed(), signal) {
+            tracing::error!("cannot stop a worker: {e}");
+        }
+    }
+
+    /// Waits until it has ended; what it started goes with it.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub async fn wait(self) -> io::Result<Exit> {
+        let Self { mut child, _leash: leash, said } = self;
+        drop(said);
+        let ended = tokio::task::spawn_blocking(move || {
+            let status = child.wait();
+            drop(leash);
+            status
+        });
+        Ok(exit(ended.await.map_err(io::Error::other)??))
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+fn exit(status: ExitStatus) -> Exit {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, signal) => Exit::Signal(signal.unwrap_or_default()),
+    }
+}
+
+fn thread(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(f).map(drop)
+}
+
+fn messages(stdout: impl Read, tell: &mpsc::Sender<FromWorker>) {
+    let mut reader = BufReader::new(stdout);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut reader).take(LONGEST_MESSAGE).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let said = match serde_json::from_slice(&line) {
+            Ok(message) => FromWorker::Message(Box::new(message)),
+            Err(e) => FromWorker::Garbled(e.to_string()),
+        };
+        if tell.blocking_send(said).is_err() {
+            return;
+        }
+    }
+}
+
+/// Lines of the log; one that is too long is cut into several.
+fn log(stderr: impl Read, tell: &mpsc::Sender<FromWorker>) {
+    let mut reader = BufReader::new(stderr);
+    loop {
+        let mut line = Vec::new();
+        match (&mut reader).take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if tell.blocking_send(FromWorker::Log(line)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Kills what is left of a worker of an earlier service, and waits until it is gone.
+///
+/// # Errors
+/// When it cannot be killed, or does not go within half a minute.
+pub fn remove_leftover(process: i32, process_began: u64) -> io::Result<()> {
+    for _ in 0..600 {
+        if process::began(process) != Some(process_began) {
+            return Ok(());
+        }
+        process::signal_group(process, process::KILL)?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Err(io::Error::other(format!("process {process} of an earlier service does not end")))
+}

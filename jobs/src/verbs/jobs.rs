@@ -1,0 +1,15 @@
+//! stub
+use std::sync::Arc;
+use crate::cli::Failure;
+use crate::printer::Printer;
+/// Stub
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:")]
+pub struct Args {
+    /// j
+    #[arg(long)]
+    pub json: bool,
+}
+/// s
+impl Args { pub fn json(&self) -> bool { self.json } }
+pub fn call(_: &Args, _: &Arc<Printer>) -> Result<(), Failure> { Ok(()) }

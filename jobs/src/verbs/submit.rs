@@ -1,0 +1,14 @@
+//! stub
+use std::sync::Arc;
+use crate::cli::Failure;
+use crate::printer::Printer;
+/// Stub
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:")]
+pub struct Args {
+    /// j
+    #[arg(long)]
+    pub json: bool,
+}
+/// s
+pub fn call(_: &Args, _: &Arc<Printer>) -> Result<(), Failure> { Ok(()) }

@@ -1,0 +1,150 @@
+//! `stillhouse work`: the service's worker. It takes its order from stdin and is of no use to a person.
+
+use std::io::{BufRead, Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stillhouse_pipeline::dataset::Dataset;
+use stillhouse_pipeline::error::PipelineError;
+use stillhouse_pipeline::events::{Event, Observer};
+use stillhouse_pipeline::inspect::{InspectOptions, inspect};
+use stillhouse_pipeline::output::Output;
+use stillhouse_pipeline::run::{self, RunOptions};
+use stillhouse_pipeline::storage::{Place, Storages};
+use stillhouse_pipeline::{error::ErrorKind, job};
+use stillhouse_schemas::spec::JobSpec;
+use tokio::runtime::Builder;
+
+use crate::cli::Failure;
+use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
+use crate::service::order::{Message, Order, Work};
+use crate::service::process;
+use crate::service::sandbox::{Confined, confine};
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse serve                         starts workers as it needs them";
+
+/// Works for `stillhouse serve`
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES, hide = true)]
+pub struct Args {}
+
+/// What a worker exits with when it was told to stop, or its service is gone.
+const STOPPED: i32 = 75;
+const LONGEST_ORDER: u64 = 64 << 20;
+
+/// Takes the order and follows it.
+pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
+    let mut line = String::new();
+    std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
+    let order: Order = serde_json::from_str(&line).map_err(|e| system(&e))?;
+    if confine(&order.access, &order.scratch).map_err(|e| system(&e))? == Confined::Not && !order.allow_unconfined {
+        let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
+            `allow_unconfined: true` in the service's configuration runs them all the same";
+        return Err(Failure::System(message.into()));
+    }
+    if let Some(bytes) = order.memory_bytes {
+        process::limit_memory(bytes).map_err(|e| system(&e))?;
+    }
+    std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
+    rayon::ThreadPoolBuilder::new().num_threads(order.threads).build_global().map_err(|e| system(&e))?;
+    let runtime =
+        Builder::new_multi_thread().worker_threads(order.threads).enable_all().build().map_err(|e| system(&e))?;
+    let teller = Arc::new(Teller { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
+    let told = Arc::clone(&teller);
+    let result = runtime.block_on(async move {
+        let work = tokio::task::spawn_blocking(move || follow(order, &told));
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+            .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
+        tokio::select! {
+            done = work => done.unwrap_or_else(|e| Err(PipelineError::new(ErrorKind::Output, format!("the work stopped: {e}")))),
+            // what is committed stays, what is not was never visible
+            _ = terminate.recv() => std::process::exit(STOPPED),
+        }
+    });
+    teller.log.close();
+    if let Err(error) = result {
+        tracing::error!("{error}");
+        let problems = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
+        teller.tell(&Message::Failed { message: error.to_string(), problems, retryable: error.retryable });
+        return Err(Failure::Told);
+    }
+    Ok(())
+}
+
+/// Ends this process when the service is gone, however that came: the kernel closes its end of the pipe.
+fn leash() {
+    let mut sink = [0; 64];
+    loop {
+        match std::io::stdin().lock().read(&mut sink) {
+            Ok(0) | Err(_) => std::process::exit(STOPPED),
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Tells the service on stdout, and people in the log on stderr.
+struct Teller {
+    out: Mutex<std::io::Stdout>,
+    log: Watch,
+}
+
+impl Teller {
+    fn tell(&self, message: &Message) {
+        let Ok(mut line) = serde_json::to_vec(message) else { return };
+        line.push(b'\n');
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+            // nobody listens any more
+            std::process::exit(STOPPED);
+        }
+    }
+}
+
+impl Observer for Teller {
+    fn event(&self, event: &Event) {
+        self.tell(&Message::Event(event.clone()));
+        self.log.event(event);
+    }
+}
+
+fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
+    let runtime = tokio::runtime::Handle::current();
+    let answer = match order.work {
+        Work::Run { file, folder, overwrite } => {
+            let prepared = job::prepare_text(&file, &folder, teller.as_ref())?;
+            let observer: Arc<dyn Observer> = Arc::clone(teller) as _;
+            return runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite }, observer));
+        }
+        Work::Report { file, folder, row } => {
+            let output = output_of(&order.access, &file, &folder)?;
+            let dataset = runtime.block_on(Dataset::open(output))?;
+            let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
+            serde_json::to_value(runtime.block_on(inspect(&dataset, &options))?)
+        }
+        Work::Manifest { file, folder } => {
+            let output = output_of(&order.access, &file, &folder)?;
+            serde_json::to_value(runtime.block_on(Dataset::open(output))?.manifest())
+        }
+    };
+    let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
+    teller.tell(&Message::Answer(answer));
+    Ok(())
+}
+
+/// The output of a job, without looking at anything else of it.
+fn output_of(
+    access: &stillhouse_pipeline::access::Access,
+    file: &str,
+    folder: &Path,
+) -> Result<Output, PipelineError> {
+    let spec = JobSpec::from_yaml(file)?;
+    let refused: Vec<_> =
+        access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
+    stillhouse_schemas::problems::Problems(refused).into_result()?;
+    let place = Place::parse(folder, &spec.output.path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
+    Ok(Output::at(&place, &spec.output_storage(), &Storages::new())?)
+}
