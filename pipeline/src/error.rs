@@ -3,8 +3,10 @@
 use std::fmt;
 
 use datafusion::common::DataFusionError;
+use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::problems::Problems;
 
+use crate::source::SourceError;
 use crate::storage::{self, StorageError};
 
 /// What kind of thing failed.
@@ -22,6 +24,26 @@ pub enum ErrorKind {
     DataSet,
     /// The job was cancelled.
     Cancelled,
+}
+
+impl ErrorKind {
+    /// A name for metrics and for programs, which stays as it is: `usage`, `input`, `model`, `output`, `data_set`, `cancelled`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::Input => "input",
+            Self::Model => "model",
+            Self::Output => "output",
+            Self::DataSet => "data_set",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// An error with its place, its cause and whether a retry can help.
@@ -83,11 +105,25 @@ impl PipelineError {
 
     /// An error that DataFusion carried out of a stage, in the words of the stage.
     pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
-        let cause: Box<dyn std::error::Error + Send + Sync> = match error {
+        let cause = match error {
             DataFusionError::External(e) => e,
             other => Box::new(other),
         };
-        Self::caused(ErrorKind::Input, context, cause)
+        let cause = match cause.downcast::<SourceError>() {
+            Ok(source) => return Self::source(context, *source),
+            Err(other) => other,
+        };
+        let kind = match cause.downcast_ref() {
+            Some(OperatorError::Teacher(_)) => ErrorKind::Model,
+            _ => ErrorKind::Input,
+        };
+        Self::caused(kind, context, cause)
+    }
+
+    /// The input could not be read, planned or queried.
+    pub fn source(context: impl Into<String>, error: SourceError) -> Self {
+        let retryable = error.retryable();
+        Self { retryable, ..Self::caused(ErrorKind::Input, context, error) }
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a running job tells: one stream of events for progress bars, log lines, `--json` and the service.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
 
 /// Something that happened.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The input is being listed, scanned or fetched; tells what takes the time.
@@ -27,6 +27,8 @@ pub enum Event {
         splits: u64,
         /// Splits that an earlier run had committed.
         splits_done: u64,
+        /// Bytes of the shards that earlier runs had committed.
+        bytes_done: u64,
         /// Bytes of input that the plan reads; 0 where not known (columnar files).
         input_bytes: u64,
         /// Teacher, where there is one: architecture, parameters, arithmetic, device.
@@ -93,8 +95,19 @@ pub enum Event {
     },
 }
 
+/// Counters of one stage of the pipeline, in this run, summed over all splits.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageProgress {
+    /// `read`, the name of an operator (`clean`, `tokenize`, `pack`, `extract`, …), or `write`.
+    pub name: String,
+    /// Rows that came out of the stage: pieces of documents up to `tokenize`, sequences from `pack` on.
+    pub rows: u64,
+    /// Seconds of the stage's own work; not those in which it waited for its neighbours. Splits at work at once add up.
+    pub busy_seconds: f64,
+}
+
 /// Counters of this run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Seconds since the run began.
     pub seconds: f64,
@@ -116,6 +129,14 @@ pub struct Progress {
     pub teacher_seconds: f64,
     /// Seconds in log-probabilities, noise and top-k.
     pub extract_seconds: f64,
+    /// The stages, in the order of the pipeline; the same ones in every event of a run.
+    pub stages: Vec<StageProgress>,
+    /// Requests sent to object stores and web servers, those sent again counted again.
+    pub store_requests: u64,
+    /// Of those the ones that were sent again.
+    pub store_retries: u64,
+    /// Bytes of the shards that this run has committed.
+    pub bytes: u64,
 }
 
 /// Takes events as they happen. Called from several threads.

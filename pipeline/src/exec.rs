@@ -11,6 +11,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, internal_err};
@@ -30,6 +31,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use crate::source::{self, InputFile, SourceError, Stopped, Store};
+use crate::stages::{Stage, Watch};
 
 /// Batches that wait between two stages.
 pub const QUEUE: usize = 2;
@@ -60,15 +62,29 @@ impl StageMetrics {
     }
 }
 
-type BatchSender = Sender<Result<arrow::array::RecordBatch>>;
+/// Where a stage puts its batches. Waiting for room in the queue is no work of the stage.
+struct Outlet {
+    tx: Sender<Result<RecordBatch>>,
+    baseline: BaselineMetrics,
+    stage: Arc<Stage>,
+    watch: Watch,
+}
 
-fn send(
-    tx: &BatchSender,
-    baseline: &BaselineMetrics,
-    batch: arrow::array::RecordBatch,
-) -> std::result::Result<(), OperatorError> {
-    baseline.record_output(batch.num_rows());
-    tx.blocking_send(Ok(batch)).map_err(|_| OperatorError::Stopped)
+impl Outlet {
+    fn new(tx: Sender<Result<RecordBatch>>, baseline: BaselineMetrics, stage: &Arc<Stage>) -> Self {
+        let watch = Watch::new(stage, baseline.elapsed_compute());
+        Self { tx, baseline, stage: Arc::clone(stage), watch }
+    }
+
+    fn send(&self, batch: RecordBatch) -> std::result::Result<(), OperatorError> {
+        let rows = batch.num_rows();
+        self.baseline.record_output(rows);
+        self.watch.stop();
+        let sent = self.tx.blocking_send(Ok(batch));
+        self.watch.start();
+        self.stage.put_out(rows);
+        sent.map_err(|_| OperatorError::Stopped)
+    }
 }
 
 /// What a split reads from.
@@ -87,17 +103,19 @@ pub struct DocumentsExec {
     corpus: Corpus,
     split: SplitRecord,
     context: SplitContext,
+    stage: Arc<Stage>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl DocumentsExec {
-    /// A source over one split.
-    pub fn new(corpus: Corpus, split: SplitRecord, context: SplitContext) -> Self {
+    /// A source over one split, whose rows and time are counted for `stage`.
+    pub fn new(corpus: Corpus, split: SplitRecord, context: SplitContext, stage: Arc<Stage>) -> Self {
         Self {
             corpus,
             split,
             context,
+            stage,
             properties: single_partition(documents_schema()),
             metrics: ExecutionPlanMetricsSet::new(),
         }
@@ -156,9 +174,10 @@ impl ExecutionPlan for DocumentsExec {
         let tx = builder.tx();
         let (corpus, split, context) = (self.corpus.clone(), self.split.clone(), self.context.clone());
         let metrics = StageMetrics::new(&self.metrics);
+        let outlet = Outlet::new(tx, metrics.baseline, &self.stage);
         builder.spawn_blocking(move || {
-            let _timer = metrics.baseline.elapsed_compute().timer();
-            let mut emit = |batch| send(&tx, &metrics.baseline, batch).map_err(|_| Stopped);
+            outlet.watch.start();
+            let mut emit = |batch| outlet.send(batch).map_err(|_| Stopped);
             match source::read_split(&corpus.store, &corpus.files, &split, &corpus.input, &mut emit) {
                 Ok(summary) => {
                     let mut statistics = context.statistics.lock();
@@ -197,16 +216,17 @@ fn stage_result(result: std::result::Result<(), StageError>) -> Result<()> {
 pub struct OperatorExec {
     spec: OperatorSpec,
     context: SplitContext,
+    stage: Arc<Stage>,
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl OperatorExec {
-    /// Puts an operator over an input.
-    pub fn new(spec: OperatorSpec, context: SplitContext, input: Arc<dyn ExecutionPlan>) -> Self {
-        let schema = spec.output_schema(&input.schema());
-        Self { spec, context, input, properties: single_partition(schema), metrics: ExecutionPlanMetricsSet::new() }
+    /// Puts an operator over an input; its rows and time are counted for `stage`.
+    pub fn new(spec: OperatorSpec, context: SplitContext, stage: Arc<Stage>, input: Arc<dyn ExecutionPlan>) -> Self {
+        let properties = single_partition(spec.output_schema(&input.schema()));
+        Self { spec, context, stage, input, properties, metrics: ExecutionPlanMetricsSet::new() }
     }
 }
 
@@ -256,7 +276,10 @@ impl ExecutionPlan for OperatorExec {
         _: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         match (children.pop(), children.is_empty()) {
-            (Some(input), true) => Ok(Arc::new(Self::new(self.spec.clone(), self.context.clone(), input))),
+            (Some(input), true) => {
+                let stage = Arc::clone(&self.stage);
+                Ok(Arc::new(Self::new(self.spec.clone(), self.context.clone(), stage, input)))
+            }
             _ => internal_err!("OperatorExec takes one input"),
         }
     }
@@ -268,21 +291,25 @@ impl ExecutionPlan for OperatorExec {
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let mut input = self.input.execute(partition, context)?;
         let mut operator = self.spec.build(&self.context).map_err(|e| DataFusionError::External(Box::new(e)))?;
-        let metrics = StageMetrics::new(&self.metrics);
+        let StageMetrics { baseline, input_rows, input_batches } = StageMetrics::new(&self.metrics);
         let mut builder = RecordBatchReceiverStream::builder(self.schema(), QUEUE);
-        let tx = builder.tx();
+        let outlet = Outlet::new(builder.tx(), baseline, &self.stage);
         let handle = Handle::current();
         builder.spawn_blocking(move || {
-            let mut emit = |batch| send(&tx, &metrics.baseline, batch);
+            let mut emit = |batch| outlet.send(batch);
             let mut run = || {
                 while let Some(batch) = handle.block_on(input.next()) {
                     let batch = batch.map_err(StageError::Input)?;
-                    metrics.input_rows.add(batch.num_rows());
-                    metrics.input_batches.add(1);
-                    let _timer = metrics.baseline.elapsed_compute().timer();
+                    input_rows.add(batch.num_rows());
+                    input_batches.add(1);
+                    outlet.watch.start();
                     operator.process(&batch, &mut emit).map_err(StageError::Operator)?;
+                    outlet.watch.stop();
                 }
-                operator.finish(&mut emit).map_err(StageError::Operator)
+                outlet.watch.start();
+                let finished = operator.finish(&mut emit).map_err(StageError::Operator);
+                outlet.watch.stop();
+                finished
             };
             stage_result(run())
         });

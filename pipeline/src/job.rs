@@ -18,13 +18,14 @@ use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainde
 use stillhouse_teacher::TeacherConfig;
 use tokio::runtime::Handle;
 
+use crate::access::{Access, Gate};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
 use crate::output::Output;
 use crate::source::{self, InputFile, NotListed, Store};
-use crate::storage::{Place, Storages, StoreUrl};
+use crate::storage::{Guard, Place, Storages, StoreUrl};
 
 /// A checked job with what its checks have opened.
 pub struct Prepared {
@@ -73,27 +74,40 @@ impl Prepared {
     }
 }
 
-/// Reads and checks a job file.
+/// Reads and checks a job file that may touch what `access` says; [`Access::everything`] for a person's own.
 ///
 /// # Errors
 /// Of kind [`ErrorKind::Usage`] with all problems, each with its field.
-pub fn prepare(path: &Path, observer: &dyn Observer) -> Result<Prepared> {
+pub fn prepare(path: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let text = fs::read_to_string(path)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
     let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
-    prepare_text(&text, &base, observer)
+    prepare_text(&text, &base, access, observer)
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`.
 ///
+/// Where `access` does not allow everything, nothing that the job names is looked at before all of it is allowed and the file has no
+/// other problem.
+///
 /// # Errors
 /// As [`prepare`].
-pub fn prepare_text(text: &str, base: &Path, observer: &dyn Observer) -> Result<Prepared> {
+pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, mut problems } = Parsed::from_yaml(text);
     let Some(spec) = spec else { return Err(problems.into()) };
+    let gate = Gate::new(access);
+    if gate.is_restricted() {
+        for problem in access.problems(&spec, base) {
+            if !problems.touches(&problem.field) {
+                problems.push(problem);
+            }
+        }
+        std::mem::take(&mut problems).into_result()?;
+    }
     let storages = Storages::new();
+    let storages = if access.private_networks { storages } else { storages.guarded(Guard::new()) };
     let store = input_store(&spec, &storages)?;
-    let mut checks = Checks { spec: &spec, base, observer, problems: &mut problems, failure: None };
+    let mut checks = Checks { spec: &spec, base, gate: &gate, observer, problems: &mut problems, failure: None };
     let files = checks.input(&store);
     let teacher = checks.teacher();
     let vocabulary = checks.tokenizer(teacher.as_ref());
@@ -161,11 +175,19 @@ pub fn local_path(base: &Path, path: &str) -> PathBuf {
     base.join(path.strip_prefix("file://").unwrap_or(path))
 }
 
+/// The files of a model or tokenizer that may be opened: the file itself, or those of its folder.
+fn model_files(path: &Path) -> Vec<PathBuf> {
+    let wanted = |file: &Path| file.extension().is_some_and(|ending| ending == "json" || ending == "safetensors");
+    let Ok(entries) = fs::read_dir(path) else { return vec![path.to_owned()] };
+    entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
+}
+
 type FoundTeacher = (PathBuf, String, TeacherConfig);
 
 struct Checks<'a> {
     spec: &'a JobSpec,
     base: &'a Path,
+    gate: &'a Gate<'a>,
     observer: &'a dyn Observer,
     problems: &'a mut Problems,
     /// What failed for a reason that is not the job's, such as a lost connection.
@@ -184,7 +206,7 @@ impl Checks<'_> {
         if self.problems.touches("input.format") || input.paths.is_empty() {
             return None;
         }
-        let files = match source::list(store, self.base, input) {
+        let files = match source::list(store, self.base, input, &|place| self.gate.admits(place)) {
             Ok(files) => files,
             Err(NotListed::Problems(problems)) => {
                 problems.into_iter().for_each(|p| self.push(p));
@@ -199,7 +221,13 @@ impl Checks<'_> {
             Some(_) => source::check_sql(store, &files, input, crate::functions::register),
             None => source::check_columns(store, &files, input),
         };
-        found.into_iter().for_each(|p| self.push(p));
+        match found {
+            Ok(found) => found.into_iter().for_each(|p| self.push(p)),
+            Err(error) => {
+                self.failure = Some(PipelineError::source("input", error));
+                return None;
+            }
+        }
         Some(files)
     }
 
@@ -212,7 +240,14 @@ impl Checks<'_> {
             Ok(None) => {
                 let local = local_path(self.base, path);
                 if local.exists() {
-                    return Some((local, path.to_owned()));
+                    let files = model_files(&local);
+                    return match self.gate.strays(files.iter().map(PathBuf::as_path)) {
+                        None => Some((local, path.to_owned())),
+                        Some(message) => {
+                            self.push(Problem::new(field, format!("{path:?}"), message));
+                            None
+                        }
+                    };
                 }
                 self.push(Problem::new(field, format!("{path:?}"), format!("no file or folder {}", local.display())));
             }
@@ -247,6 +282,13 @@ impl Checks<'_> {
                 return None;
             }
         };
+        // those that an index names in a folder further down; what a hub gave is its cache's own
+        let of_hub = matches!(HubRef::parse(&spec.path), Ok(Some(_)));
+        let weights = config.weights.iter().map(PathBuf::as_path).filter(|_| !of_hub);
+        if let Some(message) = self.gate.strays(weights) {
+            self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
+            return None;
+        }
         if let Err(e) = spec.device.parse::<stillhouse_teacher::DeviceChoice>().and_then(|d| d.open().map(|_| ())) {
             self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
         }

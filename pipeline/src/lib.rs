@@ -9,6 +9,7 @@
 //! All I/O lives here; operators are pure. Queues between stages hold [`exec::QUEUE`] batches, so memory is
 //! bounded by the configuration: batches in flight, one row group per split, the teacher.
 
+pub mod access;
 pub mod clean;
 pub mod dataset;
 pub mod error;
@@ -26,6 +27,7 @@ pub mod plan;
 pub mod run;
 pub mod shard;
 pub mod source;
+pub mod stages;
 pub mod verify;
 
 pub use stillhouse_storage as storage;

@@ -78,7 +78,7 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(&prepared.spec, prepared.vocab_size);
     source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, &|_| {})
-        .map_err(|e| PipelineError::caused(ErrorKind::Input, "input", e))
+        .map_err(|e| PipelineError::source("input", e))
 }
 
 /// Bytes of text that the splits cover, as far as ranges of bytes tell.

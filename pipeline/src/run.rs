@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use datafusion::execution::TaskContext;
@@ -31,6 +31,7 @@ use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::source::{self, Staged};
+use crate::stages::Stages;
 use crate::{functions, operators, shard};
 
 /// How to run.
@@ -122,6 +123,9 @@ struct Job {
     done: BTreeMap<SplitId, ShardRecord>,
     teacher: Option<Arc<dyn Teacher>>,
     counters: Arc<Counters>,
+    stages: Arc<Stages>,
+    /// Bytes of the shards that this run has committed.
+    bytes: AtomicU64,
     /// Set when a split has failed: the others end at their next batch.
     stop: Arc<AtomicBool>,
     observer: Arc<dyn Observer>,
@@ -179,6 +183,7 @@ impl Job {
             output: output.to_string(),
             splits: splits.len() as u64,
             splits_done: done.len() as u64,
+            bytes_done: done.values().map(|shard| shard.bytes).sum(),
             input_bytes: plan::text_bytes(&pending_splits(&splits, &done)),
             teacher: teacher.as_ref().map(|t| {
                 let info = t.info();
@@ -194,6 +199,8 @@ impl Job {
         let corpus =
             Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
         Ok(Self {
+            stages: Arc::new(Stages::of(&prepared.operators)),
+            bytes: AtomicU64::new(0),
             prepared,
             hash,
             output,
@@ -216,7 +223,7 @@ impl Job {
             None if self.teacher.is_some() => 1,
             None => rayon::current_num_threads(),
         };
-        let committed = std::sync::atomic::AtomicU64::new(self.done.len() as u64);
+        let committed = AtomicU64::new(self.done.len() as u64);
         let splits = futures::stream::iter(pending)
             .map(|split| {
                 let name = names.get(&split.split).cloned().unwrap_or_default();
@@ -261,7 +268,8 @@ impl Job {
 
     fn progress(&self, began: Instant, splits_done: u64) {
         let c = &self.counters;
-        let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let requests = self.prepared.storages.requests();
         self.observer.event(&Event::Progress(Progress {
             seconds: began.elapsed().as_secs_f64(),
             splits_done,
@@ -273,6 +281,10 @@ impl Job {
             teacher_tokens: get(&c.teacher_tokens),
             teacher_seconds: get(&c.teacher_nanos) as f64 / 1e9,
             extract_seconds: get(&c.extract_nanos) as f64 / 1e9,
+            stages: self.stages.progress(),
+            store_requests: requests.sent,
+            store_retries: requests.again,
+            bytes: get(&self.bytes),
         }));
     }
 
@@ -294,13 +306,13 @@ impl Job {
         let plan = self.split_plan(split, &context)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
         let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
-        let stop = Arc::clone(&self.stop);
+        let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&self.stages.write));
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own.
         let written = tokio::task::spawn_blocking(move || {
             let stream = plan
                 .execute(0, Arc::new(TaskContext::default()))
                 .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-            Handle::current().block_on(shard::write(&output, &name, stream, &spec, &limits, &place, &stop))
+            Handle::current().block_on(shard::write(&output, &name, stream, &spec, &limits, &place, &stop, &stage))
         })
         .await
         .map_err(|e| PipelineError::caused(ErrorKind::Output, "a worker stopped", e))??;
@@ -316,6 +328,7 @@ impl Job {
             statistics: statistics.lock().clone(),
         };
         let record = self.output.commit(written.staged, record).await?;
+        self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
             shard: record.path,
@@ -327,11 +340,13 @@ impl Job {
     }
 
     fn split_plan(&self, split: &SplitRecord, context: &SplitContext) -> Result<Arc<dyn ExecutionPlan>> {
-        let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone());
+        let read = Arc::clone(&self.stages.read);
+        let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone(), read);
         let mut plan: Arc<dyn ExecutionPlan> = Arc::new(documents);
         let (spec, operators) = (&self.prepared.spec, &self.prepared.operators);
-        for spec in operators::for_split(spec, operators, &split.dataset_split, &self.prepared.vocabulary)? {
-            plan = Arc::new(OperatorExec::new(spec, context.clone(), plan));
+        let specs = operators::for_split(spec, operators, &split.dataset_split, &self.prepared.vocabulary)?;
+        for (spec, stage) in specs.into_iter().zip(&self.stages.operators) {
+            plan = Arc::new(OperatorExec::new(spec, context.clone(), Arc::clone(stage), plan));
         }
         Ok(plan)
     }
@@ -382,7 +397,7 @@ fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> R
     observer.event(&Event::Preparing { what: "running input.sql".into() });
     let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
     source::stage_sql(&prepared.store, &prepared.files, &prepared.spec.input, memory, folder, functions::register)
-        .map_err(|e| PipelineError::caused(ErrorKind::Input, "input.sql", e))
+        .map_err(|e| PipelineError::source("input.sql", e))
 }
 
 /// Loads the teacher; when every split is done only its description is needed, and loading gives that too.

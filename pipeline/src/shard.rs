@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
@@ -24,6 +25,7 @@ use stillhouse_schemas::spec::Output as OutputSpec;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, ShardUpload, Staged};
+use crate::stages::Stage;
 
 /// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
 const PAGE_TOKENS: usize = 8_192;
@@ -41,7 +43,7 @@ pub struct Written {
     pub column_bytes: BTreeMap<String, u64>,
 }
 
-/// Writes a stream of batches as a shard that waits for its commit.
+/// Writes a stream of batches as a shard that waits for its commit; rows and time are counted for `stage`.
 ///
 /// # Errors
 /// When a stage fails, the store does not take the bytes, or `stop` is set; nothing is left of the shard then.
@@ -53,16 +55,19 @@ pub async fn write(
     limits: &Limits,
     context: &str,
     stop: &AtomicBool,
+    stage: &Stage,
 ) -> Result<Written> {
     let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
     let upload = output.upload(shard).await?;
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
     let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
-    let encoded = encode_all(&mut writer, until(stop, batches), spec, limits, context, &failed).await;
+    let encoded = encode_all(&mut writer, until(stop, batches), spec, limits, context, stage, &failed).await;
     let upload = writer.into_inner();
     match encoded {
         Ok(encoded) => {
+            let began = Instant::now();
             let staged = upload.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
+            stage.worked(began.elapsed());
             Ok(Written { staged, rows: encoded.rows, tokens: encoded.tokens, column_bytes: encoded.column_bytes })
         }
         Err(e) => {
@@ -107,6 +112,7 @@ async fn encode_all(
     spec: &OutputSpec,
     limits: &Limits,
     context: &str,
+    stage: &Stage,
     failed: &impl Fn(ParquetError) -> PipelineError,
 ) -> Result<Encoded> {
     tokio::pin!(batches);
@@ -114,6 +120,7 @@ async fn encode_all(
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
     while let Some(batch) = batches.next().await {
         let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
+        let began = Instant::now();
         if cfg!(debug_assertions) {
             check_invariants(&batch, limits, context)?;
         }
@@ -127,9 +134,13 @@ async fn encode_all(
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
             writer.write(&batch).await.map_err(failed)?;
+            stage.put_out(batch.num_rows());
         }
+        stage.worked(began.elapsed());
     }
+    let began = Instant::now();
     let metadata = writer.finish().await.map_err(failed)?;
+    stage.worked(began.elapsed());
     let mut column_bytes = BTreeMap::new();
     for group in metadata.row_groups() {
         for column in group.columns() {

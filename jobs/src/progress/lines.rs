@@ -68,7 +68,7 @@ impl State {
                 let since = self.preparing.take().map_or_else(Instant::now, |(_, since)| since);
                 self.preparing = Some((what.clone(), since));
             }
-            Event::JobStarted { name, output, splits, splits_done, input_bytes, teacher } => {
+            Event::JobStarted { name, output, splits, splits_done, input_bytes, teacher, .. } => {
                 self.preparing = None;
                 let start = Start { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
                 self.job = Some((Gauge::new(start), start.teacher, 0.0));

@@ -103,7 +103,7 @@ fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Observer for Watch {
     fn event(&self, event: &Event) {
         match event {
-            Event::Progress(progress) => self.kept().last = *progress,
+            Event::Progress(progress) => self.kept().last = progress.clone(),
             Event::JobStarted { teacher, .. } => self.kept().teacher = teacher.is_some(),
             Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
                 self.kept().finished = Some(Finished {
@@ -187,6 +187,7 @@ mod tests {
             output: "out/demo".into(),
             splits: 3,
             splits_done: 1,
+            bytes_done: 3_000_000,
             input_bytes: 5_000_000,
             teacher: Some("gpt2, 124.4M parameters, f32 on cpu".into()),
         }
@@ -204,6 +205,7 @@ mod tests {
             teacher_tokens: 300_000,
             teacher_seconds: 90.0,
             extract_seconds: 10.0,
+            ..Progress::default()
         })
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::plan::Plan;
 use stillhouse_pipeline::{job, plan};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
@@ -40,7 +41,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let runtime = Threads::default().runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let planned = job::prepare(&args.job, &watch).and_then(|p| Ok((plan::plan(&p, &watch)?, p.output()?.to_string())));
+    let planned = job::prepare(&args.job, &Access::everything(), &watch)
+        .and_then(|p| Ok((plan::plan(&p, &watch)?, p.output()?.to_string())));
     watch.close();
     let (plan, output) = planned.map_err(|e| Failure::of_job(e, &args.job))?;
     if args.json {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run::RunOptions;
 use stillhouse_pipeline::{job, run};
@@ -56,7 +57,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let about = |e| Failure::of_job(e, &args.job);
     let prepared = {
         let _blocking_calls_wait_on = runtime.enter();
-        job::prepare(&args.job, watch.as_ref())
+        job::prepare(&args.job, &Access::everything(), watch.as_ref())
     };
     let result = prepared.map_err(about).and_then(|prepared| {
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;

@@ -1,6 +1,6 @@
 //! What a teacher is, read without its weights: `config.json` of a folder, or the metadata of a GGUF file.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
@@ -193,6 +193,12 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|source| TeacherError::Io { path: path.into(), source })
 }
 
+/// Whether a name stays in the folder that it is joined to: a model may come from anybody.
+fn is_inside(name: &str) -> bool {
+    let mut components = Path::new(name).components().peekable();
+    components.peek().is_some() && components.all(|c| matches!(c, Component::Normal(_)))
+}
+
 /// The shards named by `model.safetensors.index.json`, else `model.safetensors`, else every `*.safetensors`.
 fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
@@ -201,7 +207,15 @@ fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
         let index = ConfigFile::read(&index)?;
         let map = index.get("weight_map").and_then(Value::as_object);
         let map = map.ok_or_else(|| index.invalid("weight_map", "an object of tensor name to file name"))?;
-        files.extend(map.values().filter_map(Value::as_str).map(|name| folder.join(name)));
+        for (tensor, name) in map {
+            let inside = name.as_str().filter(|name| is_inside(name)).ok_or_else(|| TeacherError::Field {
+                path: index.path.clone(),
+                field: format!("weight_map.{tensor}"),
+                got: name.to_string(),
+                valid: "the name of a file in the folder: relative, without ..".into(),
+            });
+            files.push(folder.join(inside?));
+        }
     } else if folder.join("model.safetensors").is_file() {
         files.push(folder.join("model.safetensors"));
     } else {

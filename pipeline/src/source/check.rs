@@ -5,6 +5,7 @@
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
+use super::error::SourceError;
 use super::list::InputFile;
 use super::store::Store;
 use super::{csv, ipc, parquet_rows};
@@ -13,10 +14,13 @@ const MOST: usize = 5;
 
 /// Checks that `input.text` is a string column of every file; with `input.sql` nothing is checked here (see
 /// [`super::check_sql`]). Tells at most five files.
-pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Vec<Problem> {
+///
+/// # Errors
+/// When a store does not answer: that is no problem of the job.
+pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Result<Vec<Problem>, SourceError> {
     let mut problems = Vec::new();
     if input.sql.is_some() || !matches!(input.format, InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
-        return problems;
+        return Ok(problems);
     }
     for file in files {
         if problems.len() >= MOST {
@@ -29,12 +33,13 @@ pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Vec<P
                 .map(|names| names.into_iter().map(|n| (n, true, "text".to_string())).collect()),
         };
         match columns {
+            Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
             Ok(columns) if columns.is_empty() && input.format == InputFormat::Csv => {}
             Ok(columns) => problems.extend(check(&columns, &file.path, input)),
         }
     }
-    problems
+    Ok(problems)
 }
 
 fn check(columns: &[(String, bool, String)], file: &str, input: &Input) -> Option<Problem> {

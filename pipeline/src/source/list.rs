@@ -14,10 +14,11 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
+use stillhouse_schemas::storage::split_url;
 
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
-use crate::storage::StoreUrl;
+use crate::storage::{Place, StoreUrl};
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,16 +55,27 @@ impl From<String> for Trouble {
     }
 }
 
-/// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`.
+/// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`. A file that `admits`
+/// refuses makes a problem of the path that found it.
 ///
 /// # Errors
-/// One problem for each path that finds nothing, cannot be listed, or is not a pattern; or what a store said.
-pub fn list(store: &Store, base_dir: &std::path::Path, input: &Input) -> Result<Vec<InputFile>, NotListed> {
+/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted; or
+/// what a store said.
+pub(crate) fn list(
+    store: &Store,
+    base_dir: &std::path::Path,
+    input: &Input,
+    admits: Admits<'_>,
+) -> Result<Vec<InputFile>, NotListed> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     let mut problems = Vec::new();
     for (i, given) in input.paths.iter().enumerate() {
-        match expand(store, base_dir, given, input) {
+        let found = expand(store, base_dir, given, input, admits).and_then(|found| {
+            found.iter().try_for_each(|file| admitted(store, file, admits)).map_err(Trouble::Problem)?;
+            Ok(found)
+        });
+        match found {
             Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
             Err(Trouble::Problem(message)) => {
                 problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message));
@@ -72,6 +84,52 @@ pub fn list(store: &Store, base_dir: &std::path::Path, input: &Input) -> Result<
         }
     }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
+}
+
+/// Says why a file or folder may not be looked at, where it may not.
+pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;
+
+/// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
+fn enters(store: &Store, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
+    store.place(folder).map_or(Ok(()), |place| admits(&place).map_err(Trouble::Problem))
+}
+
+/// Only files are read: a pipe or a device could give bytes for ever, or none.
+fn admitted(store: &Store, file: &InputFile, admits: Admits<'_>) -> Result<(), String> {
+    let Some(place) = store.place(&file.location) else { return Err("is not a path of this machine".into()) };
+    // first, so that nothing is told of what is not admitted
+    admits(&place)?;
+    match &place {
+        Place::Disk(path) if is_odd(path) => Err(format!("{:?} {ODD}", file.path)),
+        _ => Ok(()),
+    }
+}
+
+const ODD: &str = "is a pipe, a device or a socket; valid: files and folders";
+
+fn is_odd(path: &std::path::Path) -> bool {
+    path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
+/// The components of a path or URL, and how many of them come before the first that is a glob; of a URL at least scheme and bucket.
+fn components(given: &str) -> (Vec<&str>, usize) {
+    let components: Vec<&str> = given.strip_prefix("file://").unwrap_or(given).split('/').collect();
+    // the host of a web server may be [::1]
+    let fixed = if split_url(given).is_some() { 3 } else { 0 };
+    let globs_from = components.iter().skip(fixed).position(|c| c.contains(['*', '?', '[']));
+    let literal = globs_from.map_or(components.len(), |i| i + fixed);
+    (components, literal)
+}
+
+fn head(components: &[&str], literal: usize) -> String {
+    let head = components[..literal.min(components.len())].join("/");
+    if head.is_empty() && literal > 0 { "/".into() } else { head }
+}
+
+/// A path or URL without its first glob and what comes after: nothing outside of it is looked at.
+pub(crate) fn literal(given: &str) -> String {
+    let (components, literal) = components(given);
+    head(&components, literal)
 }
 
 /// A path or URL of the job, cut where its first glob begins.
@@ -88,37 +146,43 @@ struct Given<'a> {
 impl<'a> Given<'a> {
     fn parse(base_dir: &std::path::Path, given: &'a str) -> Result<Self, String> {
         let plain = given.strip_prefix("file://").unwrap_or(given);
-        let components: Vec<&str> = plain.split('/').collect();
-        let is_glob = |c: &&str| c.contains(['*', '?', '[']);
+        let (components, literal) = components(given);
         let url = StoreUrl::parse(given).transpose()?;
-        // the host of a web server may be [::1]
-        let fixed = if url.is_some() { 3 } else { 0 };
-        let globs_from = components.iter().skip(fixed).position(is_glob).map(|i| i + fixed);
-        let literal = globs_from.unwrap_or(components.len());
-        let head = components[..literal].join("/");
+        let head = head(&components, literal);
         let location = match url {
-            Some(url) if globs_from.is_some() => match StoreUrl::parse(&head) {
+            Some(url) if literal < components.len() => match StoreUrl::parse(&head) {
                 Some(head) => Store::location(&head?),
                 None => Store::location(&url.root()),
             },
             Some(url) => Store::location(&url),
-            None => locate(base_dir, if head.is_empty() && literal > 0 { "/" } else { &head })?,
+            None => locate(base_dir, &head)?,
         };
         Ok(Self { plain, components, literal, location })
     }
 }
 
-fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input) -> Result<Vec<InputFile>, Trouble> {
+fn expand(
+    store: &Store,
+    base_dir: &std::path::Path,
+    given: &str,
+    input: &Input,
+    admits: Admits<'_>,
+) -> Result<Vec<InputFile>, Trouble> {
     let Given { plain, components, literal, location } = Given::parse(base_dir, given)?;
     let mut found = Vec::new();
     if literal == components.len() {
+        if let Some(Place::Disk(path)) = store.place(&location)
+            && is_odd(&path)
+        {
+            return Err(ODD.to_owned().into());
+        }
         if !plain.ends_with('/')
             && let Some(file) = head_file(store, plain, &location)?
         {
             return Ok(vec![file]);
         }
         let name = plain.trim_end_matches('/');
-        below(store, name, &location, input.format, &mut found)?;
+        below(store, name, &location, input.format, admits, &mut found)?;
         if found.is_empty() {
             let message = match children(store, &location)?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
@@ -136,7 +200,7 @@ fn expand(store: &Store, base_dir: &std::path::Path, given: &str, input: &Input)
         .map(|c| Pattern::new(c).map_err(|e| format!("not a glob: {e}; valid: *, ?, [..], and ** between slashes")))
         .collect::<Result<Vec<_>, _>>()?;
     let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
-    matching(store, &display, &location, &patterns, &mut found)?;
+    matching(store, &display, &location, &patterns, admits, &mut found)?;
     if found.is_empty() {
         return Err(format!("matches no file (looked in {})", store.shown(&location).0).into());
     }
@@ -208,21 +272,23 @@ fn matching(
     display: &str,
     location: &Path,
     patterns: &[Pattern],
+    admits: Admits<'_>,
     found: &mut Vec<InputFile>,
 ) -> Result<(), Trouble> {
     let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
     if pattern.as_str() == "**" {
         // no folder between, or any number of them; `**` at the end finds every file
         if rest.is_empty() {
-            matching(store, display, location, &[any()], found)?;
+            matching(store, display, location, &[any()], admits, found)?;
         } else {
-            matching(store, display, location, rest, found)?;
+            matching(store, display, location, rest, admits, found)?;
         }
         for (name, child) in children(store, location)? {
             if let Child::Folder(path) = child
                 && !name.starts_with('.')
             {
-                matching(store, &format!("{display}{name}/"), &path, patterns, found)?;
+                enters(store, &path, admits)?;
+                matching(store, &format!("{display}{name}/"), &path, patterns, admits, found)?;
             }
         }
         return Ok(());
@@ -236,7 +302,8 @@ fn matching(
                 found.push(InputFile { path: format!("{display}{name}"), location, size });
             }
             Child::Folder(path) if !rest.is_empty() => {
-                matching(store, &format!("{display}{name}/"), &path, rest, found)?;
+                enters(store, &path, admits)?;
+                matching(store, &format!("{display}{name}/"), &path, rest, admits, found)?;
             }
             _ => {}
         }
@@ -253,6 +320,7 @@ fn below(
     display: &str,
     location: &Path,
     format: InputFormat,
+    admits: Admits<'_>,
     found: &mut Vec<InputFile>,
 ) -> Result<(), Trouble> {
     for (name, child) in children(store, location)? {
@@ -261,7 +329,10 @@ fn below(
         }
         let path = format!("{display}/{name}");
         match child {
-            Child::Folder(location) => below(store, &path, &location, format, found)?,
+            Child::Folder(location) => {
+                enters(store, &location, admits)?;
+                below(store, &path, &location, format, admits, found)?;
+            }
             Child::File(location, size) if has_ending(&name, format) => found.push(InputFile { path, location, size }),
             Child::File(..) => {}
         }

@@ -48,7 +48,8 @@ mod store;
 
 pub use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
-pub use list::{InputFile, NotListed, list};
+pub use list::{InputFile, NotListed};
+pub(crate) use list::{list, literal};
 pub use plan::{PlanProgress, plan_splits};
 pub use read::{ReadSummary, read_split};
 pub use sql::{Staged, check_sql, stage_sql, staged};

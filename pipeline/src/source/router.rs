@@ -22,19 +22,21 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
+use crate::storage::{Place, StoreUrl};
+
 /// A bucket under its name.
 #[derive(Debug, Clone)]
 pub(crate) struct Mount {
     pub at: Path,
     pub store: Arc<dyn ObjectStore>,
-    /// As a person names it, without a slash at the end.
-    pub name: String,
+    /// The bucket, without a key.
+    pub url: StoreUrl,
 }
 
 /// The disk and what is mounted.
 #[derive(Debug)]
 pub(crate) struct Router {
-    disk: Arc<dyn ObjectStore>,
+    disk: Arc<LocalFileSystem>,
     mounts: Vec<Mount>,
 }
 
@@ -47,20 +49,31 @@ impl Router {
     pub fn shown(&self, path: &Path) -> (String, bool) {
         for mount in &self.mounts {
             if let Some(inner) = path.prefix_match(&mount.at) {
-                return (format!("{}/{}", mount.name, inner.collect::<Path>()), false);
+                return (format!("{}/{}", mount.url, inner.collect::<Path>()), false);
             }
         }
         (format!("/{path}"), true)
     }
 
-    /// The store that has a path, what it is called there, and what comes before that.
-    fn route(&self, path: &Path) -> (&Arc<dyn ObjectStore>, Path, Option<Path>) {
+    /// Where a path is; `None` for what no path of the disk can be.
+    pub fn place(&self, path: &Path) -> Option<Place> {
         for mount in &self.mounts {
             if let Some(inner) = path.prefix_match(&mount.at) {
-                return (&mount.store, inner.collect(), Some(mount.at.clone()));
+                let key = inner.collect::<Path>().to_string();
+                return Some(Place::Store(StoreUrl { key, ..mount.url.clone() }));
             }
         }
-        (&self.disk, path.clone(), None)
+        self.disk.path_to_filesystem(path).ok().map(Place::Disk)
+    }
+
+    /// The store that has a path, what it is called there, and what comes before that.
+    fn route(&self, path: &Path) -> (Arc<dyn ObjectStore>, Path, Option<Path>) {
+        for mount in &self.mounts {
+            if let Some(inner) = path.prefix_match(&mount.at) {
+                return (Arc::clone(&mount.store), inner.collect(), Some(mount.at.clone()));
+            }
+        }
+        (Arc::clone(&self.disk) as Arc<dyn ObjectStore>, path.clone(), None)
     }
 }
 

@@ -13,7 +13,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use tokio::runtime::Handle;
 
 use super::router::{Mount, Router};
-use crate::storage::{Opened, StoreUrl};
+use crate::storage::{Opened, Place, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
 const LARGEST_CHUNK: u64 = 4 << 20;
@@ -41,7 +41,7 @@ impl Store {
     pub fn with_buckets(handle: Handle, buckets: impl IntoIterator<Item = (StoreUrl, Opened)>) -> Self {
         let mount = |(url, opened): (StoreUrl, Opened)| {
             let url = url.root();
-            Mount { at: at(&url), store: opened.store, name: url.to_string() }
+            Mount { at: at(&url), store: opened.store, url }
         };
         let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
         Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, handle, router }
@@ -55,6 +55,11 @@ impl Store {
     /// A location as a person names it, and whether it is on the disk.
     pub(crate) fn shown(&self, location: &Path) -> (String, bool) {
         self.router.shown(location)
+    }
+
+    /// Where a location is.
+    pub(crate) fn place(&self, location: &Path) -> Option<Place> {
+        self.router.place(location)
     }
 
     pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {

@@ -147,7 +147,9 @@ fn of_breakage(breakage: Breakage, text: &str, asked: &Asked) -> String {
         Breakage::Timeout => {
             format!("{service} took too long: {text}; see `storage: {{retry: {{request_timeout_seconds: …}}}}`")
         }
-        Breakage::Connection | Breakage::TooLarge | Breakage::Unsendable => format!("{service}: {text}"),
+        Breakage::Connection | Breakage::TooLarge | Breakage::Unsendable | Breakage::Guarded => {
+            format!("{service}: {text}")
+        }
     }
 }
 

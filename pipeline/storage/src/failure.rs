@@ -86,6 +86,8 @@ pub enum Breakage {
     TooLarge,
     /// The request cannot be sent at all, such as plain HTTP where only TLS is allowed.
     Unsendable,
+    /// The address is not a public one, or a redirect leads where none may.
+    Guarded,
 }
 
 impl Breakage {
@@ -96,7 +98,7 @@ impl Breakage {
 
     /// Whether another attempt can do better.
     pub fn is_transient(self) -> bool {
-        !matches!(self, Self::Certificate | Self::TooLarge | Self::Unsendable)
+        !matches!(self, Self::Certificate | Self::TooLarge | Self::Unsendable | Self::Guarded)
     }
 }
 

@@ -11,8 +11,10 @@
 //! object_store's own retries are off: those of [`transport`] see every request, of every store, and the credentials' as well.
 //! No secret leaves this room: not by `Debug`, not in an error, not in a log.
 
+pub mod addresses;
 pub mod explain;
 pub mod failure;
+pub mod guard;
 pub mod open;
 pub mod profile;
 mod sealed;
@@ -23,9 +25,11 @@ pub mod url;
 #[cfg(test)]
 mod tests;
 
+pub use addresses::is_public;
 pub use explain::{explain, is_retryable};
 pub use failure::{Outcome, TransportError, find_failure};
-pub use open::{Opened, StorageError, Storages};
+pub use guard::Guard;
+pub use open::{Opened, Requests, StorageError, Storages};
 pub use profile::Environment;
 pub use transport::TransportStatistics;
 pub use uploads::{Upload, Uploads};

@@ -19,15 +19,17 @@ use stillhouse_schemas::storage::{Storage, endpoint_problem};
 
 use super::explain::explain;
 use super::failure::Target;
+use super::guard::Guard;
 use super::profile::{Environment, NoCredentials, Profile, ProfileProvider};
 use super::sealed::Sealed;
 use super::transport::{Connector, TransportStatistics};
 use super::uploads::{Signer, Uploads, XmlUploads};
 use super::url::{Scheme, StoreUrl};
+use ::url::Url;
 
-const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
+pub(super) const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
 /// Longer than any attempt: the transport has its own limit.
-const CLIENT_TIMEOUT: &str = "3600 seconds";
+pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
 
 /// Options, environment or a profile file that make no sense: nothing was asked of any store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,10 +57,21 @@ impl fmt::Debug for Opened {
     }
 }
 
+/// How many requests went out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Requests sent, those sent again counted again.
+    pub sent: u64,
+    /// Requests sent again.
+    pub again: u64,
+}
+
 /// The stores that are open.
 #[derive(Debug)]
 pub struct Storages {
     environment: Environment,
+    /// What web servers are asked through; `None` asks anybody.
+    guard: Option<Guard>,
     opened: Mutex<HashMap<(Scheme, String, Storage), Opened>>,
 }
 
@@ -70,7 +83,23 @@ impl Storages {
 
     /// Stores with other credentials, for tests.
     pub fn with_environment(environment: Environment) -> Self {
-        Self { environment, opened: Mutex::default() }
+        Self { environment, guard: None, opened: Mutex::default() }
+    }
+
+    /// The same, where `http` and `https` URLs lead to public addresses only. Other stores are not touched by it: their endpoints come
+    /// from the environment, or from a job file that was checked.
+    #[must_use]
+    pub fn guarded(self, guard: Guard) -> Self {
+        Self { guard: Some(guard), ..self }
+    }
+
+    /// Requests sent to all open stores, and how many of them were sent again.
+    pub fn requests(&self) -> Requests {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.values().fold(Requests::default(), |sum, opened| Requests {
+            sent: sum.sent + opened.statistics.requests(),
+            again: sum.again + opened.statistics.retries(),
+        })
     }
 
     /// Opens the bucket of a URL. Asks nobody: whether it is there shows with the first request.
@@ -83,7 +112,7 @@ impl Storages {
         if let Some(opened) = opened.get(&key) {
             return Ok(opened.clone());
         }
-        let opening = Opening::new(url, options, &self.environment);
+        let opening = Opening::new(url, options, &self.environment, self.guard.as_ref());
         let made = match url.scheme {
             Scheme::S3 => opening.s3()?,
             Scheme::Gs => opening.google()?,
@@ -106,12 +135,13 @@ struct Opening<'a> {
     url: &'a StoreUrl,
     options: &'a Storage,
     environment: &'a Environment,
+    guard: Option<&'a Guard>,
     statistics: Arc<TransportStatistics>,
 }
 
 impl<'a> Opening<'a> {
-    fn new(url: &'a StoreUrl, options: &'a Storage, environment: &'a Environment) -> Self {
-        Self { name: url.root().to_string(), url, options, environment, statistics: Arc::default() }
+    fn new(url: &'a StoreUrl, options: &'a Storage, environment: &'a Environment, guard: Option<&'a Guard>) -> Self {
+        Self { name: url.root().to_string(), url, options, environment, guard, statistics: Arc::default() }
     }
 
     fn s3(&self) -> Result<Opened> {
@@ -259,6 +289,8 @@ impl<'a> Opening<'a> {
     }
 
     fn web(&self) -> Result<Opened> {
+        // as requests will have it: `http://h:80` becomes `http://h`
+        let base = Url::parse(&self.name).map_err(|e| self.usage(e))?.as_str().trim_end_matches('/').to_owned();
         let mut builder = HttpBuilder::new();
         for (key, value) in self.client_options(self.url.scheme == Scheme::Http) {
             builder = builder.with_config(key, value);
@@ -266,7 +298,7 @@ impl<'a> Opening<'a> {
         let store = builder
             .with_url(&self.name)
             .with_retry(no_retries())
-            .with_http_connector(self.connector(Some(self.name.clone())))
+            .with_http_connector(self.connector(Some(base)))
             .build()
             .map_err(|e| self.refused(&e))?;
         Ok(self.opened(Arc::new(store), None, None))
@@ -275,13 +307,15 @@ impl<'a> Opening<'a> {
     fn connector(&self, base: Option<String>) -> Connector {
         let target = Target { scheme: self.url.scheme, bucket: self.url.bucket.clone(), base };
         let limits = self.options.retry_limits();
-        Connector { target: Arc::new(target), limits, statistics: self.statistics.clone() }
+        let guard = self.guard.filter(|_| self.url.scheme.is_web()).cloned();
+        Connector { target: Arc::new(target), limits, statistics: self.statistics.clone(), guard }
     }
 
-    fn client_options(&self, plain: bool) -> Vec<(ClientConfigKey, &'static str)> {
-        let mut options = vec![(ClientConfigKey::UserAgent, USER_AGENT), (ClientConfigKey::Timeout, CLIENT_TIMEOUT)];
+    fn client_options(&self, plain: bool) -> Vec<(ClientConfigKey, String)> {
+        let timeout = format!("{CLIENT_TIMEOUT_SECONDS} seconds");
+        let mut options = vec![(ClientConfigKey::UserAgent, USER_AGENT.into()), (ClientConfigKey::Timeout, timeout)];
         if plain {
-            options.push((ClientConfigKey::AllowHttp, "true"));
+            options.push((ClientConfigKey::AllowHttp, "true".into()));
         }
         options
     }

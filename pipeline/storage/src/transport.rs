@@ -6,7 +6,7 @@
 //! | 408, 425, 429, 5xx (but 501, 505, 507); `RequestTimeout`, `IncompleteBody`, `OperationAborted`, … | again |
 //! | 200 whose body is an S3 `<Error>`, of a POST or a copy | again where transient, else as its code says |
 //! | 2xx, 304, 404, 409, 412 | passed on, error bodies cut down to code and message |
-//! | a missing bucket, 401, 403, every other status | [`TransportError`] at once |
+//! | a missing bucket, 401, 403, every other status, what the guard refuses | [`TransportError`] at once |
 //!
 //! Between attempts it waits a random time up to a limit that doubles, or as long as `Retry-After` asks. Until a service has answered
 //! once, failures to connect are tried three times only: a wrong host must not take minutes.
@@ -37,9 +37,10 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
     ReqwestConnector,
 };
-use stillhouse_schemas::storage::RetryLimits;
+use stillhouse_schemas::storage::{RetryLimits, Scheme};
 
 use super::failure::{Asked, Breakage, Outcome, Refusal, Target, TransportError, element, find_cause};
+use super::guard::{Guard, Guarded};
 
 const LARGEST_BODY: u64 = 1 << 30;
 /// Memory is taken ahead for no more than this, whatever the answer says its length is.
@@ -92,12 +93,19 @@ pub(super) struct Connector {
     pub target: Arc<Target>,
     pub limits: RetryLimits,
     pub statistics: Arc<TransportStatistics>,
+    /// Of web servers that may only be public ones.
+    pub guard: Option<Guard>,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        let Self { target, limits, statistics } = self.clone();
+        let Self { target, limits, statistics, guard } = self.clone();
+        let client = match guard {
+            Some(guard) => guard
+                .client(target.scheme == Scheme::Http)
+                .map_err(|e| object_store::Error::Generic { store: "HTTP client", source: Box::new(e) })?,
+            None => ReqwestConnector::default().connect(options)?,
+        };
         Ok(HttpClient::new(Transport { client, target, limits, statistics, answered: AtomicBool::new(false) }))
     }
 }
@@ -325,6 +333,9 @@ fn status_inside(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
 
 /// Why there is no whole answer. Addresses are not repeated.
 fn broken(error: &HttpError) -> Fault {
+    if let Some(guarded) = find_cause::<Guarded>(error) {
+        return Fault::broken(Breakage::Guarded, guarded.to_string());
+    }
     let mut texts = Vec::new();
     let mut next: Option<&dyn Error> = error.source();
     while let Some(cause) = next {

@@ -106,3 +106,27 @@ fn devices_and_types_are_parsed() {
         assert!(DeviceChoice::Auto.open().unwrap().is_cpu());
     }
 }
+
+#[test]
+fn an_index_names_files_of_its_folder_only() {
+    let folder = edited("llama-gqa", r#""eos_token_id": 2"#, r#""eos_token_id": 2"#);
+    let index = folder.path().join("model.safetensors.index.json");
+    let outside = testdata("llama-gqa").join("model.safetensors");
+    for name in [
+        "\"../model.safetensors\"".to_owned(),
+        "\"x/../../model.safetensors\"".to_owned(),
+        "\"/etc/passwd\"".to_owned(),
+        format!("{:?}", outside.display().to_string()),
+        "\"\"".to_owned(),
+        "\".\"".to_owned(),
+        "\"..\"".to_owned(),
+        "7".to_owned(),
+    ] {
+        fs::write(&index, format!("{{\"weight_map\": {{\"a.weight\": {name}}}}}")).unwrap();
+        let text = complaint(folder.path());
+        assert_all(&text, &["model.safetensors.index.json", "weight_map.a.weight", &name, "relative, without .."]);
+        assert!(TeacherConfig::read(folder.path()).is_err(), "{name}");
+    }
+    fs::write(&index, r#"{"weight_map": {"a.weight": "model.safetensors"}}"#).unwrap();
+    assert_eq!(TeacherConfig::read(folder.path()).unwrap().weights, [folder.path().join("model.safetensors")]);
+}

@@ -160,13 +160,16 @@ fn unstable_function(plan: &LogicalPlan) -> Result<Option<String>, DataFusionErr
 /// headers, the first 1000 records of each JSON or CSV file.
 ///
 /// Functions that `extra_udfs` registers must be declared immutable.
+///
+/// # Errors
+/// When a store does not answer: that is no problem of the job.
 pub fn check_sql(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     extra_udfs: impl FnOnce(&SessionContext),
-) -> Vec<Problem> {
-    let Some(sql) = input.sql.as_deref() else { return Vec::new() };
+) -> Result<Vec<Problem>, SourceError> {
+    let Some(sql) = input.sql.as_deref() else { return Ok(Vec::new()) };
     let checked = store.wait(async {
         let (context, _) = session(store, files, input, CHECK_MEMORY, None, extra_udfs).await?;
         let plan = plan(&context, input).await?;
@@ -174,8 +177,9 @@ pub fn check_sql(
         Ok::<_, SourceError>(())
     });
     match checked {
-        Ok(()) => Vec::new(),
-        Err(SourceError::Sql { message, .. }) => vec![Problem::new("input.sql", format!("{sql:?}"), message)],
-        Err(other) => vec![Problem::missing("input.paths", other.to_string())],
+        Ok(()) => Ok(Vec::new()),
+        Err(e) if e.retryable() => Err(e),
+        Err(SourceError::Sql { message, .. }) => Ok(vec![Problem::new("input.sql", format!("{sql:?}"), message)]),
+        Err(other) => Ok(vec![Problem::missing("input.paths", other.to_string())]),
     }
 }

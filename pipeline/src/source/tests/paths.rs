@@ -5,7 +5,7 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 }
 
 fn problem(bench: &Bench, paths: Value) -> String {
-    let listed = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})));
+    let listed = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})), &|_| Ok(()));
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -76,4 +76,17 @@ fn every_path_without_a_file_is_told() {
     assert!(lines[3].starts_with("input.paths[4]: got \"[\": not a glob"), "{text}");
     assert!(lines[4].starts_with("input.paths[5]"), "{text}");
     assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn only_files_are_read() {
+    let bench = tree();
+    let pipe = bench.path().join("pipe.txt");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let _socket = std::os::unix::net::UnixListener::bind(bench.path().join("d/socket.txt")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", bench.path().join("zero.txt")).unwrap();
+    for path in ["pipe.txt", "p*.txt", "d", "d/socket.txt", "zero.txt", "/dev/zero", "**/s*.txt"] {
+        let text = problem(&bench, json!([path]));
+        assert!(text.starts_with("input.paths[0]: got ") && text.contains("a pipe, a device or a socket"), "{text}");
+    }
 }

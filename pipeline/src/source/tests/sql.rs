@@ -19,7 +19,7 @@ fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>), SourceErro
 }
 
 fn problems(bench: &Bench, input: &Input) -> String {
-    let problems = check_sql(&bench.store, &bench.files(input), input, |_| {});
+    let problems = check_sql(&bench.store, &bench.files(input), input, |_| {}).unwrap();
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -152,4 +152,70 @@ fn files_compressed_in_different_ways_are_refused() {
     let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"x\"}\n"), ("b.jsonl.gz", &gzip(b"{\"text\":\"x\"}\n"))]);
     let text = problems(&bench, &with_sql(json!({}), "SELECT text FROM input"));
     assert!(text.contains("a.jsonl and b.jsonl.gz are compressed in different ways"), "{text}");
+}
+
+#[test]
+fn a_query_reads_nothing_but_the_input() {
+    let bench = jsonl();
+    let other = tempfile::tempdir().unwrap();
+    let secrets = [("s.csv", "text\nPLANTED\n"), ("s.json", "{\"text\": \"PLANTED\"}\n"), ("s", "PLANTED\n")];
+    for (name, body) in secrets {
+        std::fs::write(other.path().join(name), body).unwrap();
+    }
+    let at = |name: &str| other.path().join(name).display().to_string();
+    let (csv, json) = (at("s.csv"), at("s.json"));
+    for (sql, what) in [
+        (format!("SELECT text FROM '{csv}'"), "not found"),
+        (format!("SELECT text FROM \"{csv}\""), "not found"),
+        (format!("SELECT text FROM 'file://{json}'"), "not found"),
+        (format!("SELECT text FROM \"file://{json}\""), "not found"),
+        ("SELECT text FROM 'https://example.com/x.csv'".into(), "not found"),
+        ("SELECT text FROM 'stillhouse://input'".into(), "not found"),
+        (format!("SELECT text FROM input WHERE text IN (SELECT text FROM '{csv}')"), "not found"),
+        (format!("WITH s AS (SELECT text FROM '{csv}') SELECT text FROM s"), "not found"),
+        (format!("SELECT text FROM read_csv('{csv}')"), "'read_csv' not found"),
+        (format!("SELECT text FROM read_parquet('{csv}')"), "'read_parquet' not found"),
+        (format!("SELECT text FROM parquet_metadata('{csv}')"), "'parquet_metadata' not found"),
+        (format!("SELECT read_file('{csv}') AS text FROM input"), "Invalid function 'read_file'"),
+        (format!("SELECT pg_read_file('{csv}') AS text FROM input"), "Invalid function"),
+        (format!("CREATE EXTERNAL TABLE t STORED AS CSV LOCATION '{csv}'"), "DDL not supported"),
+        (format!("CREATE VIEW t AS SELECT * FROM '{csv}'"), "not found"),
+        ("CREATE FUNCTION f(DOUBLE) RETURNS DOUBLE RETURN $1".into(), "DDL not supported"),
+        ("DROP TABLE input".into(), "DDL not supported"),
+        (format!("COPY (SELECT text FROM input) TO '{}' STORED AS CSV", at("never.csv")), "DML not supported"),
+        ("DELETE FROM input".into(), "DML not supported"),
+        ("UPDATE input SET text = 'x'".into(), "DML not supported"),
+        ("SET datafusion.catalog.information_schema = true".into(), "Statement not supported"),
+        ("SET datafusion.catalog.location = '/etc'".into(), "Statement not supported"),
+        ("PREPARE p AS SELECT text FROM input".into(), "Statement not supported"),
+        ("EXECUTE p".into(), "Statement not supported"),
+        ("SHOW ALL".into(), "information_schema"),
+        ("SHOW TABLES".into(), "information_schema"),
+        ("SHOW COLUMNS FROM input".into(), "information_schema"),
+        ("SELECT table_name AS text FROM information_schema.tables".into(), "not found"),
+        ("SELECT name AS text FROM information_schema.df_settings".into(), "not found"),
+        ("SELECT text FROM datafusion.information_schema.tables".into(), "not found"),
+        ("EXPLAIN ANALYZE SELECT text FROM input".into(), "not a query"),
+        ("EXPLAIN VERBOSE SELECT text FROM input".into(), "not a query"),
+        ("DESCRIBE input".into(), "not a query"),
+        (format!("DESCRIBE '{csv}'"), "not found"),
+    ] {
+        let input = with_sql(json!({}), &sql);
+        let text = problems(&bench, &input);
+        assert!(text.starts_with("input.sql: got ") && text.contains(what), "{sql}: {text}");
+        let error = run(&bench, &input).unwrap_err().to_string();
+        assert!(error.contains(what), "{sql}: {error}");
+        for told in [text.replace(&sql, ""), error.replace(&sql, "")] {
+            assert!(!told.contains("PLANTED"), "{sql}: {told}");
+        }
+    }
+    assert!(!other.path().join("never.csv").exists());
+}
+
+#[test]
+fn what_is_not_there_and_what_may_not_be_read_are_told_in_the_same_words() {
+    let bench = jsonl();
+    let told =
+        |path: &str| problems(&bench, &with_sql(json!({}), &format!("SELECT text FROM '{path}'"))).replace(path, "");
+    assert_eq!(told("/etc/passwd"), told("/etc/nobody_has_this"));
 }

@@ -3,6 +3,7 @@
 //! Everything is proven by counted requests, nothing by time.
 
 mod faults;
+mod guard;
 mod secrets;
 mod stand_in;
 mod uploads;

@@ -53,7 +53,12 @@ pub(super) fn xml(code: &str) -> String {
 impl StandIn {
     /// Answers these, then always `BODY`.
     pub fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::at("127.0.0.1", answers)
+    }
+
+    /// The same at an address of this machine.
+    pub fn at(address: &str, answers: impl IntoIterator<Item = Answer>) -> Self {
+        let listener = TcpListener::bind((address, 0)).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let state = State { answers: answers.into_iter().collect(), ..State::default() };
         let stand_in = Self { state: Arc::new(Mutex::new(state)), url };

@@ -1,0 +1,381 @@
+//! What a job may touch: the folders, stores, endpoints and models that the configuration of a server allows.
+//!
+//! ```text
+//!   job file ─► Access::problems ─► listing ─► Gate::admits, every file found ─► model folder ─► Gate::strays, every file opened
+//!               (before anything named is looked at)      (links that lead out)
+//! ```
+//!
+//! Disk paths are judged by where they lead: links are followed and `..` is taken from there, as the system does. URLs are judged by whole
+//! components. A job that may not touch a thing is told so in the same words whether the thing exists or not. What is judged here can
+//! change before it is opened by someone who may write there, so a server keeps its jobs in a sandbox besides.
+
+mod folders;
+#[cfg(test)]
+mod tests;
+mod urls;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::JobSpec;
+use stillhouse_schemas::storage::endpoint_problem;
+
+use self::folders::{Roots, resolve, stripped};
+use self::urls::{Prefix, is_url, same_endpoint};
+use crate::hub::HubRef;
+use crate::job::local_path;
+use crate::source::literal;
+use crate::storage::{Place, StoreUrl, is_public};
+
+/// Stands for everything of a kind.
+const ANY: &str = "*";
+
+/// What a job may touch. What is not named is not allowed; nothing is by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Access {
+    /// What inputs, teachers and tokenizers may come from: absolute folders of this machine, and URLs that a store's must begin with
+    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host). `*`: anything.
+    pub read: Vec<String>,
+    /// What outputs may be in, and inputs come from as well: folders and prefixes, as for `read`.
+    pub write: Vec<String>,
+    /// Values of `storage.endpoint` that a job may name: it sends there what is signed with the server's credentials. The prefixes of
+    /// `read` and `write` hold at each of them. `*`: any.
+    pub endpoints: Vec<String>,
+    /// Repositories of the hub that models may come from: `org/name`, `org/*`, `*`. They are read with the server's token.
+    pub hub: Vec<String>,
+    /// Whether `http` and `https` inputs may be at addresses that are not of the public internet: private, loopback, link-local, ….
+    /// Without it such inputs are read through no proxy.
+    pub private_networks: bool,
+    /// Folders that are never touched, also where they are inside of one that is allowed.
+    pub deny: Vec<PathBuf>,
+}
+
+/// [`Access`] with its folders resolved, as they are now.
+#[derive(Debug)]
+pub(crate) struct Gate<'a> {
+    access: &'a Access,
+    /// Absent where everything is allowed, so that nothing is looked at twice for a person's own job.
+    rules: Option<Rules>,
+}
+
+#[derive(Debug)]
+struct Rules {
+    read: Roots,
+    write: Roots,
+    deny: Vec<PathBuf>,
+}
+
+/// What a name is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Read,
+    Write,
+}
+
+impl Access {
+    /// Everything: what a person's own job may touch.
+    pub fn everything() -> Self {
+        let any = || vec![ANY.to_owned()];
+        Self { read: any(), write: any(), endpoints: any(), hub: any(), private_networks: true, deny: Vec::new() }
+    }
+
+    fn is_everything(&self) -> bool {
+        let any = |list: &[String]| list.iter().any(|entry| entry == ANY);
+        self.private_networks
+            && self.deny.is_empty()
+            && [&self.read, &self.write, &self.endpoints, &self.hub].into_iter().all(|list| any(list))
+    }
+
+    /// What is wrong with the configuration itself. Looks at the disk: folders must be there.
+    pub fn check(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for (name, entries) in [("read", &self.read), ("write", &self.write)] {
+            for (i, entry) in entries.iter().enumerate() {
+                let field = format!("{name}[{i}]");
+                if let Some(problem) = self.entry_problem(&field, entry, name == "write") {
+                    problems.push(problem);
+                }
+            }
+        }
+        for (i, endpoint) in self.endpoints.iter().enumerate().filter(|(_, e)| *e != ANY) {
+            if let Some(problem) = endpoint_problem(endpoint) {
+                problems.push(Problem::missing(format!("endpoints[{i}]"), problem));
+            }
+        }
+        for (i, pattern) in self.hub.iter().enumerate() {
+            let named = pattern.strip_suffix("/*").map_or_else(|| pattern.clone(), |org| format!("{org}/name"));
+            let good = pattern == ANY
+                || matches!(HubRef::parse(&format!("hf://{named}")), Ok(Some(r)) if r.repo() == named.as_str());
+            if !good {
+                let message = "is not a repository of the hub; valid: org/name, org/*, *";
+                problems.push(Problem::new(format!("hub[{i}]"), format!("{pattern:?}"), message));
+            }
+        }
+        for (i, folder) in self.deny.iter().enumerate() {
+            let got = format!("{:?}", folder.display().to_string());
+            if !folder.is_absolute() {
+                problems.push(Problem::new(format!("deny[{i}]"), got, "is not an absolute path"));
+            } else if !folder.exists() {
+                problems.push(Problem::new(format!("deny[{i}]"), got, "no such folder"));
+            }
+        }
+        problems
+    }
+
+    fn entry_problem(&self, field: &str, entry: &str, write: bool) -> Option<Problem> {
+        const VALID: &str = "an absolute folder, or a URL such as s3://bucket/prefix";
+        if entry == ANY {
+            return None;
+        }
+        if !is_url(entry) {
+            let path = Path::new(stripped(entry));
+            let got = format!("{entry:?}");
+            return if !path.is_absolute() {
+                Some(Problem::new(field, got, format!("is not an absolute path; valid: {VALID}")))
+            } else if !path.exists() {
+                Some(Problem::new(field, got, "no such folder"))
+            } else {
+                None
+            };
+        }
+        // a URL may hold a secret until it is known to be none
+        let scheme = entry.split_once("://").map_or("", |(scheme, _)| scheme);
+        let hidden = |message: String| Some(Problem::new(field, format!("{scheme}://…"), message));
+        match Prefix::parse(entry) {
+            Err(message) => hidden(format!("{message}; valid: {VALID}")),
+            Ok(prefix) if prefix.is_web() && write => hidden("a web server is only read from; valid in read".into()),
+            Ok(prefix) if !self.private_networks && prefix.address().is_some_and(|a| !is_public(a)) => {
+                let message = "is not an address of the public internet, and private_networks is false";
+                Some(Problem::new(field, format!("{entry:?}"), message))
+            }
+            Ok(_) => None,
+        }
+    }
+
+    /// Everything that a job names and may not touch, by field. Relative paths are relative to `base`.
+    ///
+    /// Of what is allowed, and of that only, the disk is asked where links lead.
+    pub fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
+        Gate::new(self).problems(spec, base)
+    }
+
+    fn allows_hub(&self, repo: &str) -> bool {
+        let org = repo.split_once('/').map(|(org, _)| org);
+        self.hub.iter().any(|entry| match entry.strip_suffix("/*") {
+            Some(allowed) => org == Some(allowed),
+            None => entry == ANY || entry == repo,
+        })
+    }
+
+    fn allows_endpoint(&self, endpoint: &str) -> bool {
+        self.endpoints.iter().any(|allowed| allowed == ANY || same_endpoint(allowed, endpoint))
+    }
+
+    /// What may be named, for messages; it is no secret.
+    fn allowed(&self, purpose: Purpose, with: impl Fn(&str) -> bool) -> String {
+        let read = self.read.iter().filter(|_| purpose == Purpose::Read);
+        list(read.chain(&self.write).map(String::as_str).filter(|entry| with(entry)))
+    }
+}
+
+fn list<'a>(entries: impl Iterator<Item = &'a str>) -> String {
+    let mut shown = Vec::new();
+    for entry in entries {
+        if !shown.contains(&entry) {
+            shown.push(entry);
+        }
+    }
+    if shown.is_empty() { "allowed: nothing".into() } else { format!("allowed: {}", shown.join(", ")) }
+}
+
+const NOT_ALLOWED: &str = "the server's configuration does not allow";
+
+impl<'a> Gate<'a> {
+    pub fn new(access: &'a Access) -> Self {
+        let rules = (!access.is_everything()).then(|| {
+            let write = Roots::new(&access.write);
+            let read = Roots::new(access.read.iter().chain(&access.write));
+            let deny = access.deny.iter().map(|folder| resolve(folder, |_| true).unwrap_or_else(|| folder.clone()));
+            Rules { read, write, deny: deny.collect() }
+        });
+        Self { access, rules }
+    }
+
+    /// Whether there is anything that is not allowed.
+    pub fn is_restricted(&self) -> bool {
+        self.rules.is_some()
+    }
+
+    fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if self.rules.is_none() {
+            return problems;
+        }
+        for (i, path) in spec.input.paths.iter().enumerate() {
+            let said = self.place(base, path, Purpose::Read);
+            problems.extend(said.map(|m| Problem::new(format!("input.paths[{i}]"), shown(path), m)));
+        }
+        let models = [
+            ("tokenizer.path", spec.tokenizer.path.as_ref()),
+            ("extract.teacher.path", spec.extract.as_ref().map(|e| &e.teacher.path)),
+        ];
+        for (field, path) in models {
+            let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
+            problems.extend(self.model(base, path).map(|m| Problem::new(field, shown(path), m)));
+        }
+        let output = &spec.output.path;
+        let said = self.place(base, output, Purpose::Write).or_else(|| self.output_links(base, output));
+        problems.extend(said.map(|m| Problem::new("output.path", shown(output), m)));
+        let storages = [
+            ("storage", Some(&spec.storage)),
+            ("input.storage", spec.input.storage.as_ref()),
+            ("output.storage", spec.output.storage.as_ref()),
+        ];
+        for (field, storage) in storages {
+            let Some(endpoint) = storage.and_then(|s| s.endpoint.as_ref()) else { continue };
+            if !self.access.allows_endpoint(endpoint) {
+                let allowed = list(self.access.endpoints.iter().map(String::as_str));
+                // not repeated: it may hold a secret
+                problems.push(Problem::missing(
+                    format!("{field}.endpoint"),
+                    format!("{NOT_ALLOWED} this endpoint; {allowed}"),
+                ));
+            }
+        }
+        problems
+    }
+
+    /// Why a path or URL may not be used, if it may not.
+    fn place(&self, base: &Path, given: &str, purpose: Purpose) -> Option<String> {
+        let act = if purpose == Purpose::Read { "reading" } else { "writing" };
+        let refused = || {
+            let kind = is_url(given);
+            let allowed = self.access.allowed(purpose, |entry| entry == ANY || is_url(entry) == kind);
+            Some(format!("{NOT_ALLOWED} {act} here; {allowed}"))
+        };
+        if given.chars().any(char::is_control) {
+            return Some("has control characters, which no name may have here".into());
+        }
+        let head = if purpose == Purpose::Read { literal(given) } else { given.to_owned() };
+        match StoreUrl::parse(&head) {
+            // what is wrong with it was said where the file was read
+            Some(Err(_)) => refused(),
+            Some(Ok(url)) => {
+                let address = Prefix::of(&url).address();
+                if !self.access.private_networks && address.is_some_and(|a: IpAddr| !is_public(a)) {
+                    return Some(format!("{NOT_ALLOWED} http input from private addresses"));
+                }
+                if self.allows_url(&url, purpose) { None } else { refused() }
+            }
+            None => match self.folder(base, &base.join(stripped(&head)), purpose) {
+                Some(_) => None,
+                None => refused(),
+            },
+        }
+    }
+
+    fn model(&self, base: &Path, path: &str) -> Option<String> {
+        match HubRef::parse(path) {
+            Ok(Some(reference)) if self.access.allows_hub(reference.repo()) => None,
+            Ok(Some(_)) => {
+                let allowed = list(self.access.hub.iter().map(String::as_str));
+                Some(format!("{NOT_ALLOWED} this repository of the hub; {allowed}"))
+            }
+            // what is wrong with it is said where it is looked for
+            Err(_) => None,
+            Ok(None) => {
+                let place = local_path(base, path);
+                if !path.chars().any(char::is_control) && self.folder(base, &place, Purpose::Read).is_some() {
+                    return None;
+                }
+                let allowed = self.access.allowed(Purpose::Read, |entry| !is_url(entry));
+                Some(format!("{NOT_ALLOWED} reading here; {allowed}"))
+            }
+        }
+    }
+
+    fn roots(&self, purpose: Purpose) -> Option<&Roots> {
+        let rules = self.rules.as_ref()?;
+        Some(if purpose == Purpose::Read { &rules.read } else { &rules.write })
+    }
+
+    fn allows_url(&self, url: &StoreUrl, purpose: Purpose) -> bool {
+        self.roots(purpose).is_none_or(|roots| roots.hold_url(&Prefix::of(url)))
+    }
+
+    /// Where a path leads, if that is allowed.
+    fn folder(&self, base: &Path, path: &Path, purpose: Purpose) -> Option<PathBuf> {
+        let Some(rules) = &self.rules else { return Some(path.to_owned()) };
+        let base = resolve(base, |_| true)?;
+        // from anywhere else `..` would tell whether a forbidden folder is there
+        let known = |at: &Path| base.starts_with(at) || rules.read.are_near(at);
+        let resolved = resolve(path, known)?;
+        self.allows_resolved(&resolved, purpose).then_some(resolved)
+    }
+
+    fn allows_resolved(&self, resolved: &Path, purpose: Purpose) -> bool {
+        let denied = |rules: &Rules| rules.deny.iter().any(|folder| resolved.starts_with(folder));
+        self.rules.as_ref().is_none_or(|rules| !denied(rules))
+            && self.roots(purpose).is_none_or(|roots| roots.hold_folder(resolved))
+    }
+
+    /// Whether a file or folder that a listing has found may be read.
+    pub fn admits(&self, place: &Place) -> Result<(), String> {
+        if self.rules.is_none() {
+            return Ok(());
+        }
+        let admitted = match place {
+            Place::Store(url) => self.allows_url(url, Purpose::Read),
+            Place::Disk(path) => path.canonicalize().is_ok_and(|at| self.allows_resolved(&at, Purpose::Read)),
+        };
+        if admitted { Ok(()) } else { Err(self.leads_out("what it finds", Purpose::Read)) }
+    }
+
+    fn leads_out(&self, what: &str, purpose: Purpose) -> String {
+        let allowed = self.access.allowed(purpose, |entry| entry == ANY || !is_url(entry));
+        format!("{what} leads out of what the server's configuration allows; {allowed}")
+    }
+
+    /// Why a model's files on this machine may not be opened: one of them leads out, or is no file at all.
+    pub fn strays<'f>(&self, files: impl IntoIterator<Item = &'f Path>) -> Option<String> {
+        self.rules.as_ref()?;
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().escape_debug().to_string();
+        files.into_iter().find_map(|file| {
+            // what is not there is somebody else's matter
+            std::fs::symlink_metadata(file).ok()?;
+            let Some(at) = file.canonicalize().ok().filter(|at| self.allows_resolved(at, Purpose::Read)) else {
+                return Some(self.leads_out(&name(file), Purpose::Read));
+            };
+            let kind = at.metadata().ok()?;
+            let odd = !kind.is_file() && !kind.is_dir();
+            odd.then(|| format!("{} is a pipe, a device or a socket; valid: a file", name(file)))
+        })
+    }
+
+    /// Links inside an output that is there already, and that lead out of where outputs may be.
+    fn output_links(&self, base: &Path, output: &str) -> Option<String> {
+        if is_url(output) {
+            return None;
+        }
+        let root = self.folder(base, &base.join(stripped(output)), Purpose::Write)?;
+        folders::written(&root).into_iter().find_map(|path| {
+            let inside = path.strip_prefix(&root).unwrap_or(&path).display().to_string().escape_debug().to_string();
+            let good = resolve(&path, |_| true).is_some_and(|at| {
+                let odd = at.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir());
+                !odd && self.allows_resolved(&at, Purpose::Write)
+            });
+            (!good).then(|| self.leads_out(&inside, Purpose::Write))
+        })
+    }
+}
+
+/// A value of the job, without what may be a secret.
+fn shown(value: &str) -> String {
+    match StoreUrl::parse(value) {
+        Some(Err(_)) => format!("{}://…", value.split_once("://").map_or("", |(scheme, _)| scheme)),
+        _ => format!("{value:?}"),
+    }
+}

@@ -1,0 +1,518 @@
+//! Hostile job files against configurations, over real folders and links.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::JobSpec;
+
+use super::*;
+use crate::events::Silent;
+use crate::job::prepare_text;
+
+/// `data` and `out` are allowed, `secret` is not; `data/own` is denied.
+struct World {
+    dir: tempfile::TempDir,
+    access: Access,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().canonicalize().unwrap().join(name).display().to_string();
+        for folder in ["data/deep", "data/own", "data-more", "out", "secret/deep", "jobs"] {
+            fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        for file in ["data/a.jsonl", "data/own/a.jsonl", "data-more/a.jsonl", "secret/a.jsonl", "secret/deep/a.jsonl"] {
+            fs::write(dir.path().join(file), "{\"text\": \"x\"}\n").unwrap();
+        }
+        symlink("../secret", dir.path().join("data/link")).unwrap();
+        symlink("deep", dir.path().join("data/inner")).unwrap();
+        symlink("../secret/a.jsonl", dir.path().join("data/file.jsonl")).unwrap();
+        symlink("../secret/none", dir.path().join("data/dangling")).unwrap();
+        symlink("../data", dir.path().join("secret/back")).unwrap();
+        let access = Access {
+            read: vec![at("data")],
+            write: vec![at("out")],
+            deny: vec![at("data/own").into()],
+            ..Access::default()
+        };
+        Self { dir, access }
+    }
+
+    fn with(read: &[&str]) -> Self {
+        let mut world = Self::new();
+        world.access.read.extend(read.iter().map(|&entry| entry.to_owned()));
+        world
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn base(&self) -> std::path::PathBuf {
+        self.dir.path().join("jobs")
+    }
+
+    fn problems(&self, fields: Value) -> Vec<Problem> {
+        self.access.problems(&spec(fields), &self.base())
+    }
+
+    /// What is said of one input path.
+    fn input(&self, path: &str) -> Option<Problem> {
+        let output = self.path("out/x");
+        let problems =
+            self.problems(json!({"input": {"format": "jsonl", "paths": [path]}, "output": {"path": output}}));
+        let mut of_input = problems.into_iter().filter(|p| p.field != "tokenizer.path");
+        let first = of_input.next();
+        assert_eq!(of_input.next(), None);
+        first
+    }
+
+    fn output(&self, path: &str) -> Option<Problem> {
+        let problems = self.problems(json!({"output": {"path": path}}));
+        problems.into_iter().find(|p| p.field == "output.path")
+    }
+
+    fn prepared(&self, fields: Value) -> String {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let _in = runtime.enter();
+        let text = serde_json::to_string(&job(fields)).unwrap();
+        prepare_text(&text, &self.base(), &self.access, &Silent).err().unwrap().to_string()
+    }
+}
+
+fn job(fields: Value) -> Value {
+    let mut all = json!({
+        "version": 1, "name": "a", "input": {"format": "jsonl", "paths": ["x"]}, "tokenizer": {"path": "t"},
+        "pack": {"length": 8}, "output": {"path": "o"},
+    });
+    all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    all
+}
+
+fn spec(fields: Value) -> JobSpec {
+    serde_json::from_value(job(fields)).unwrap()
+}
+
+#[test]
+fn what_is_inside_may_be_read() {
+    let world = World::new();
+    for path in
+        ["data/a.jsonl", "data", "data/", "data/*.jsonl", "data/**/*.jsonl", "data/inner/x", "data/not/there", "out/a"]
+    {
+        assert_eq!(world.input(&world.path(path)), None, "{path}");
+        assert_eq!(world.input(&format!("../{path}")), None, "{path}");
+        assert_eq!(world.input(&format!("file://{}", world.path(path))), None, "{path}");
+    }
+    for path in
+        ["data/deep/../a.jsonl", "data/inner/../a.jsonl", "data/./a.jsonl", "data//a.jsonl", "jobs/../data/a.jsonl"]
+    {
+        assert_eq!(world.input(&world.path(path)), None, "{path}");
+    }
+}
+
+#[test]
+fn what_is_outside_may_not() {
+    let world = World::new();
+    for path in [
+        "secret/a.jsonl",
+        "secret",
+        "secret/*.jsonl",
+        "*/a.jsonl",
+        "**/*.jsonl",
+        "data-more/a.jsonl",
+        "data/../secret/a.jsonl",
+        "data/link/a.jsonl",
+        "data/link",
+        "data/link/*.jsonl",
+        "data/link/deep/../a.jsonl",
+        "data/file.jsonl",
+        "data/dangling",
+        "data/link/../data/a.jsonl",
+        "data/link/../data/../data/a.jsonl",
+        "data/own/a.jsonl",
+        "data/own",
+        "data/own/*",
+        "data/deep/../own/a.jsonl",
+        "secret/../data/a.jsonl",
+        "secret/nobody/../../data/a.jsonl",
+        "data/x\0y",
+        "data/x\u{1b}[2J",
+    ] {
+        for given in [world.path(path), format!("../{path}"), format!("file://{}", world.path(path))] {
+            assert_eq!(world.input(&given).unwrap().field, "input.paths[0]", "{given}");
+        }
+    }
+    for given in [
+        "/etc/passwd",
+        "/etc/*",
+        "/*",
+        "/",
+        "/proc/self/environ",
+        "/s3:/b/x",
+        "../../../../etc/passwd",
+        "x.jsonl",
+        "~/x",
+    ] {
+        assert!(world.input(given).is_some(), "{given}");
+    }
+}
+
+#[test]
+fn nothing_is_told_of_what_is_there() {
+    let world = World::new();
+    let told = |path: &str| world.input(&world.path(path)).unwrap().message;
+    let allowed = format!("{}, {}", world.access.read[0], world.access.write[0]);
+    let expected = format!("the server's configuration does not allow reading here; allowed: {allowed}");
+    for path in [
+        "secret/a.jsonl",
+        "secret/none",
+        "secret/a.jsonl/x",
+        "secret/*",
+        "data/link/a.jsonl",
+        "data/link/none",
+        "data/dangling",
+        "secret/../data/a.jsonl",
+        "none/../data/a.jsonl",
+        "secret/deep/../../data/a.jsonl",
+        "secret/none/../../data/a.jsonl",
+    ] {
+        assert_eq!(told(path), expected, "{path}");
+    }
+    let output = |path: &str| world.output(&world.path(path)).unwrap().message;
+    assert_eq!(output("secret/deep"), output("secret/none"));
+    assert_eq!(
+        output("data"),
+        format!("the server's configuration does not allow writing here; allowed: {}", world.access.write[0])
+    );
+}
+
+#[test]
+fn outputs_stay_where_they_may_be() {
+    let world = World::new();
+    symlink(world.path("secret"), world.dir.path().join("out/link")).unwrap();
+    symlink(world.path("secret/none"), world.dir.path().join("out/dangling")).unwrap();
+    for path in ["out", "out/x", "out/x/y", "out/x/../y"] {
+        assert_eq!(world.output(&world.path(path)), None, "{path}");
+    }
+    for path in
+        ["data", "out/../secret", "out/link", "out/link/x", "out/dangling", "out/dangling/x", "secret", "outer", "."]
+    {
+        assert!(world.output(&world.path(path)).is_some(), "{path}");
+    }
+    for (i, inside) in ["data", "_stillhouse", "_stillhouse/lock", "data/t.parquet", "_SUCCESS", "_stillhouse/input"]
+        .iter()
+        .enumerate()
+    {
+        let root = world.dir.path().join(format!("out/{i}"));
+        let link = root.join(inside);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        symlink(world.path("secret/new"), &link).unwrap();
+        let problem = world.output(&root.display().to_string()).unwrap();
+        assert!(
+            problem.message.starts_with(&format!("{inside} leads out of what the server's configuration allows")),
+            "{problem}"
+        );
+        assert!(!problem.message.contains("secret"), "{problem}");
+    }
+    let mut world = World::new();
+    world.access.deny = vec![world.path("out/data").into()];
+    assert!(world.output(&world.path("out")).is_some());
+}
+
+#[test]
+fn all_violations_are_told_at_once_by_field() {
+    let world = World::new();
+    let problems = world.problems(json!({
+        "input": {"format": "jsonl", "paths": [world.path("data/a.jsonl"), "/etc/passwd", "s3://b/k"],
+                  "storage": {"endpoint": "http://10.0.0.1:9000"}},
+        "tokenizer": {"path": "/etc/t.json"},
+        "extract": {"teacher": {"path": "hf://org/name"}},
+        "output": {"path": "/etc/out", "storage": {"endpoint": "http://evil"}},
+        "storage": {"endpoint": "http://169.254.169.254"},
+    }));
+    let fields: Vec<&str> = problems.iter().map(|p| p.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "input.paths[1]",
+            "input.paths[2]",
+            "tokenizer.path",
+            "extract.teacher.path",
+            "output.path",
+            "storage.endpoint",
+            "input.storage.endpoint",
+            "output.storage.endpoint"
+        ]
+    );
+    assert!(problems.iter().all(|p| p.message.contains("the server's configuration does not allow")), "{problems:?}");
+    assert_eq!(Access::everything().problems(&spec(json!({"output": {"path": "/etc/out"}})), Path::new("/")), []);
+}
+
+#[test]
+fn prefixes_of_stores_are_whole_components() {
+    let world = World::with(&["s3://b/a/c", "gs://whole", "https://h/x%20y/", "https://p:8443", "http://*"]);
+    let good = [
+        "s3://b/a/c",
+        "s3://b/a/c/",
+        "s3://b/a/c/k.jsonl",
+        "s3a://b/a/c/*/k.jsonl",
+        "s3://b/a/c/**",
+        "gs://whole/x",
+        "gs://whole",
+        "https://h/x%20y/k",
+        "https://H:443/x%20y/k",
+        "https://h/x y/k",
+        "https://p:8443/k",
+        "http://any.example/k",
+        "http://any.example:8080/**/k",
+    ];
+    for url in good {
+        assert_eq!(world.input(url), None, "{url}");
+    }
+    let bad = [
+        "s3://b/a/cd",
+        "s3://b/a",
+        "s3://b",
+        "s3://b/a/*",
+        "s3://b/*/c/k",
+        "s3://b/a/c*/k",
+        "s3://b/A/c/k",
+        "s3://B/a/c/k",
+        "s3://bb/a/c/k",
+        "s3://b/a/c/../../z",
+        "s3://b/a/c//k",
+        "s3://b/%61/c/k",
+        "gs://b/a/c/k",
+        "gs://whole2/x",
+        "az://whole/x",
+        "https://h/x%20yz",
+        "https://h/X%20y/k",
+        "https://h/x%20y/../k",
+        "https://h/x%20y/%2e%2e/k",
+        "https://h/x%20y%2f..%2fk",
+        "https://h/k",
+        "https://h:8443/x%20y/k",
+        "https://h.evil/x%20y/k",
+        "https://evil.h/x%20y/k",
+        "https://p/k",
+        "https://any.example/k",
+        "https://h@evil/x%20y/k",
+        "ftp://h/k",
+    ];
+    for url in bad {
+        assert_eq!(world.input(url).map(|p| p.field).as_deref(), Some("input.paths[0]"), "{url}");
+    }
+    let secret = world.input("https://u:SECRET@h/k").unwrap().to_string();
+    assert!(!secret.contains("SECRET"), "{secret}");
+    let told = world.input("s3://c/k").unwrap().message;
+    assert!(told.ends_with("allowed: s3://b/a/c, gs://whole, https://h/x%20y/, https://p:8443, http://*"), "{told}");
+}
+
+#[test]
+fn outputs_are_not_in_what_is_only_read() {
+    let mut world = World::with(&["s3://in"]);
+    world.access.write.push("s3://out/sets".into());
+    assert_eq!(world.output("s3://out/sets/one"), None);
+    assert_eq!(world.input("s3://out/sets/one/data/*"), None);
+    for url in ["s3://in/x", "s3://out", "s3://out/sets2", "gs://out/sets/one"] {
+        assert!(world.output(url).is_some(), "{url}");
+    }
+}
+
+#[test]
+fn private_addresses_in_urls_are_told_early() {
+    let mut world = World::with(&["http://*", "https://*"]);
+    let urls = [
+        "http://127.0.0.1/x",
+        "http://0x7f.1/x",
+        "http://2130706433/x",
+        "https://[::ffff:10.0.0.1]:8/x",
+        "http://169.254.169.254/*",
+    ];
+    for url in urls {
+        let told = world.input(url).unwrap().message;
+        assert_eq!(told, "the server's configuration does not allow http input from private addresses", "{url}");
+    }
+    assert_eq!(world.input("http://8.8.8.8/x"), None);
+    world.access.private_networks = true;
+    assert!(urls.iter().all(|url| world.input(url).is_none()));
+}
+
+#[test]
+fn endpoints_are_compared_as_services() {
+    let mut world = World::new();
+    world.access.endpoints = vec!["http://minio.corp".into(), "https://s3.corp:8443/base".into()];
+    let refused = |endpoint: &str| {
+        world.problems(json!({"storage": {"endpoint": endpoint}})).iter().any(|p| p.field == "storage.endpoint")
+    };
+    for endpoint in ["http://minio.corp", "http://minio.corp/", "http://MINIO.corp:80", "https://s3.corp:8443/base/"] {
+        assert!(!refused(endpoint), "{endpoint}");
+    }
+    for endpoint in [
+        "https://minio.corp",
+        "http://minio.corp:9000",
+        "http://minio.corp.evil",
+        "http://minio.corp/x",
+        "http://minio.corp@evil",
+        "https://s3.corp:8443",
+        "https://s3.corp/base",
+        "http://10.0.0.1",
+        "nonsense",
+    ] {
+        assert!(refused(endpoint), "{endpoint}");
+    }
+}
+
+#[test]
+fn models_come_from_allowed_repositories() {
+    let mut world = World::new();
+    let told = |world: &World, path: &str| {
+        let problems = world.problems(json!({"tokenizer": {"path": path}}));
+        problems.into_iter().find(|p| p.field == "tokenizer.path").map(|p| p.message)
+    };
+    let none = "the server's configuration does not allow this repository of the hub; allowed: nothing";
+    assert_eq!(told(&world, "hf://org/name").as_deref(), Some(none));
+    world.access.hub = vec!["org/*".into(), "one/model".into(), "gpt2".into()];
+    for good in ["hf://org/name", "hf://org/other@main", "hf://one/model/x.gguf", "hf://gpt2"] {
+        assert_eq!(told(&world, good), None, "{good}");
+    }
+    for bad in ["hf://org2/name", "hf://or/name", "hf://one/model2", "hf://one", "hf://gpt2/x", "hf://two/gpt2"] {
+        assert!(told(&world, bad).is_some(), "{bad}");
+    }
+    world.access.hub = vec!["*".into()];
+    assert_eq!(told(&world, "hf://gpt2"), None);
+    assert_eq!(told(&world, &world.path("data/t.json")), None);
+    for bad in ["secret/t.json", "data/link/t.json", "data/link", "data/own"] {
+        let message = told(&world, &world.path(bad)).unwrap();
+        assert!(message.starts_with("the server's configuration does not allow reading here"), "{bad}: {message}");
+    }
+}
+
+#[test]
+fn a_listing_that_leads_out_is_a_problem_of_its_path() {
+    let world = World::new();
+    for path in ["data/*.jsonl", "data/**/*.jsonl", "data"] {
+        let paths = json!([world.path("data/a.jsonl"), world.path(path)]);
+        let told = world.prepared(json!({
+            "input": {"format": "jsonl", "paths": paths},
+            "tokenizer": {"path": world.path("data/t.json")},
+            "output": {"path": world.path("out/x")},
+        }));
+        assert!(
+            told.contains("input.paths[1]: got ") && told.contains("what it finds leads out of what the server's"),
+            "{told}"
+        );
+        assert!(!told.contains("secret") && !told.contains("input.paths[0]"), "{told}");
+    }
+}
+
+#[test]
+fn files_of_a_model_folder_may_not_lead_out() {
+    let world = World::new();
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let folder = world.dir.path().join("data/deep").join(name);
+        fs::create_dir_all(&folder).unwrap();
+        symlink(world.path("secret/a.jsonl"), folder.join(name)).unwrap();
+        let told = world.prepared(json!({
+            "input": {"format": "jsonl", "paths": [world.path("data/a.jsonl")]},
+            "tokenizer": {"path": folder.display().to_string()},
+            "output": {"path": world.path("out/x")},
+        }));
+        assert!(told.contains(&format!("{name} leads out of what the server's configuration allows")), "{told}");
+        assert!(!told.contains("secret"), "{told}");
+    }
+    let folder = world.dir.path().join("data/deep/pipe");
+    fs::create_dir_all(&folder).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(folder.join("config.json")).status().unwrap().success());
+    let gate = Gate::new(&world.access);
+    let told = gate.strays([folder.join("config.json").as_path()]).unwrap();
+    assert_eq!(told, "config.json is a pipe, a device or a socket; valid: a file");
+}
+
+#[test]
+fn nothing_is_asked_for_a_job_with_problems() {
+    // a region like this would have the server's signature sent to any host
+    let mut world = World::with(&["s3://b"]);
+    world.access.endpoints = vec!["*".into()];
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let told = world.prepared(json!({
+        "input": {"format": "jsonl", "paths": ["s3://b/k"]},
+        "storage": {"endpoint": format!("http://{}", listener.local_addr().unwrap()), "region": "x.evil.com/"},
+        "tokenizer": {"path": world.path("data/t.json")},
+        "output": {"path": world.path("out/x")},
+    }));
+    assert!(told.contains("storage.region"), "{told}");
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn http_inputs_are_guarded_when_they_are_asked() {
+    let mut world = World::with(&["http://*"]);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let job = json!({
+        "input": {"format": "jsonl", "paths": [format!("http://localhost:{}/x.jsonl", listener.local_addr().unwrap().port())]},
+        "tokenizer": {"path": world.path("data/t.json")},
+        "output": {"path": world.path("out/x")},
+    });
+    let told = world.prepared(job.clone());
+    assert!(told.ends_with("the server's configuration does not allow http input from private addresses"), "{told}");
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    world.access.private_networks = true;
+    drop(listener);
+    assert!(world.prepared(job).contains("nobody listens"));
+}
+
+#[test]
+fn configurations_are_checked() {
+    let world = World::with(&["s3://b/p", "https://*", "http://h:80/x", "*"]);
+    assert_eq!(world.access.check(), []);
+    assert_eq!(Access::everything().check(), []);
+    let access = Access {
+        read: ["data", "/nobody/has/this", "s3://k:SECRET@b", "ftp://h", "s3://b/*", "http://10.0.0.1/x"]
+            .map(String::from)
+            .to_vec(),
+        write: vec!["https://h/x".into()],
+        endpoints: vec!["http://k:SECRET@h".into(), "h:9000".into(), "http://h".into()],
+        hub: ["org", "org/", "a/b/c", "org/*", "../x", "*/x"].map(String::from).to_vec(),
+        private_networks: false,
+        deny: vec!["relative".into(), "/nobody/has/this".into()],
+    };
+    let told: Vec<String> = access.check().iter().map(ToString::to_string).collect();
+    let fields: Vec<&str> = told.iter().map(|t| t.split(':').next().unwrap()).collect();
+    assert_eq!(
+        fields,
+        [
+            "read[0]",
+            "read[1]",
+            "read[2]",
+            "read[3]",
+            "read[4]",
+            "read[5]",
+            "write[0]",
+            "endpoints[0]",
+            "endpoints[1]",
+            "hub[1]",
+            "hub[2]",
+            "hub[4]",
+            "hub[5]",
+            "deny[0]",
+            "deny[1]"
+        ]
+    );
+    assert!(!told.concat().contains("SECRET"), "{told:?}");
+}
+
+#[test]
+fn configurations_are_read_strictly() {
+    let access: Access = serde_json::from_value(json!({"read": ["/srv"]})).unwrap();
+    assert_eq!(access, Access { read: vec!["/srv".into()], ..Access::default() });
+    assert!(serde_json::from_value::<Access>(json!({"reed": []})).is_err());
+    let all = Access::everything();
+    assert_eq!(serde_json::from_value::<Access>(serde_json::to_value(&all).unwrap()).unwrap(), all);
+}

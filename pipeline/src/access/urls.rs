@@ -1,0 +1,103 @@
+//! Which URLs a prefix holds.
+
+use std::net::IpAddr;
+
+use stillhouse_schemas::storage::Scheme;
+use url::{Host, Url};
+
+use crate::storage::StoreUrl;
+
+/// Whether this is the URL of a store, and no path.
+pub(super) fn is_url(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| scheme != "file")
+}
+
+/// Everything of a store that begins with certain components.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Prefix {
+    scheme: Scheme,
+    /// `None` for all buckets or hosts.
+    bucket: Option<Bucket>,
+    parts: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Bucket {
+    /// Names of buckets are what they are.
+    Named(String),
+    /// A host in the one spelling that the `url` crate gives it, with the port that is meant.
+    Server(Host, Option<u16>),
+    /// A host that is none: nothing is allowed there.
+    Invalid,
+}
+
+impl Prefix {
+    /// Reads an entry of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(scheme) = text.strip_suffix("://*") {
+            let any = StoreUrl::parse(&format!("{scheme}://any")).ok_or("is not the URL of a store")??;
+            return Ok(Self { scheme: any.scheme, bucket: None, parts: Vec::new() });
+        }
+        let url = StoreUrl::parse(text).ok_or("is not the URL of a store")??;
+        if url.key.contains(['*', '?', '[']) {
+            return Err("is taken as it is, and cannot hold *, ? and [".into());
+        }
+        let prefix = Self::of(&url);
+        if prefix.bucket == Some(Bucket::Invalid) {
+            return Err("its host is none that can be asked".into());
+        }
+        Ok(prefix)
+    }
+
+    /// The prefix that is this URL.
+    pub fn of(url: &StoreUrl) -> Self {
+        let bucket = if url.scheme.is_web() { server(url) } else { Bucket::Named(url.bucket.clone()) };
+        let parts = url.path().parts().map(|part| part.as_ref().to_owned()).collect();
+        Self { scheme: url.scheme, bucket: Some(bucket), parts }
+    }
+
+    pub fn is_web(&self) -> bool {
+        self.scheme.is_web()
+    }
+
+    /// The address of a web server that is named by one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match &self.bucket {
+            Some(Bucket::Server(Host::Ipv4(address), _)) => Some(IpAddr::V4(*address)),
+            Some(Bucket::Server(Host::Ipv6(address), _)) => Some(IpAddr::V6(*address)),
+            _ => None,
+        }
+    }
+
+    /// Whether another prefix lies in this one.
+    pub fn holds(&self, other: &Self) -> bool {
+        let bucket = match (&self.bucket, &other.bucket) {
+            (_, Some(Bucket::Invalid)) => false,
+            (None, _) => true,
+            (own, other) => own == other,
+        };
+        self.scheme == other.scheme && bucket && other.parts.starts_with(&self.parts)
+    }
+}
+
+fn server(url: &StoreUrl) -> Bucket {
+    let parsed = Url::parse(&url.root().to_string()).ok();
+    match parsed.as_ref().and_then(|u| Some((u.host()?.to_owned(), u.port_or_known_default()))) {
+        Some((host, port)) => Bucket::Server(host, port),
+        None => Bucket::Invalid,
+    }
+}
+
+/// Whether two endpoints are the same service.
+pub(super) fn same_endpoint(one: &str, other: &str) -> bool {
+    let parts = |text: &str| {
+        let url = Url::parse(text).ok()?;
+        let plain =
+            url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
+        let host = url.host()?.to_owned();
+        plain.then(|| {
+            (url.scheme().to_owned(), host, url.port_or_known_default(), url.path().trim_end_matches('/').to_owned())
+        })
+    };
+    parts(one).is_some_and(|one| parts(other) == Some(one))
+}
