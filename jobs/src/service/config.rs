@@ -265,6 +265,7 @@ impl Config {
     /// Everything wrong with the values.
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.access.check();
+        problems.iter_mut().for_each(|p| p.field.insert_str(0, "access."));
         let mut at_least = |field: &str, got: u32, least: u32| {
             if got < least {
                 problems.push(Problem::new(field, got, format!("too small; valid: {least} or more")));

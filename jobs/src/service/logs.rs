@@ -95,7 +95,9 @@ impl LogWriter {
         for c in text.chars() {
             match c {
                 '\t' => line.push(' '),
-                c if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
+                c if c.is_control()
+                    || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
+                {
                     line.extend(c.escape_unicode());
                 }
                 c => line.push(c),
@@ -164,7 +166,6 @@ impl LogReader {
         }
         Ok(false)
     }
-
 }
 
 #[cfg(test)]

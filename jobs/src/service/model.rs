@@ -119,15 +119,8 @@ pub enum JobState {
 }
 
 impl JobState {
-    pub const ALL: [Self; 7] = [
-        Self::Queued,
-        Self::Running,
-        Self::Cancelling,
-        Self::Retrying,
-        Self::Succeeded,
-        Self::Failed,
-        Self::Cancelled,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Queued, Self::Running, Self::Cancelling, Self::Retrying, Self::Succeeded, Self::Failed, Self::Cancelled];
 
     pub fn name(self) -> &'static str {
         match self {

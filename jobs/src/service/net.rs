@@ -53,7 +53,9 @@ pub async fn serve(listener: TcpListener, router: Router, limits: &Limits, mut s
                 continue;
             }
         };
-        let Ok((local, peer)) = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))) else { continue };
+        let Ok((local, peer)) = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))) else {
+            continue;
+        };
         let Some(held) = addresses.enter(peer.ip()) else {
             tracing::warn!(address = %peer.ip(), "more connections than one address may have");
             continue;
@@ -84,7 +86,9 @@ async fn connection(
     let handler = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(ends));
         let router = router.clone();
-        async move { Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {})) }
+        async move {
+            Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
+        }
     });
     let mut connection = pin!(
         http1::Builder::new()

@@ -32,9 +32,8 @@ impl Rates {
         if last.is_some_and(|p| time.0 - p.time.0 < self.gap) {
             return;
         }
-        let tokens_per_second = last.map_or(0.0, |p| {
-            tokens.saturating_sub(p.tokens) as f64 / time.seconds_since(p.time).max(1e-3)
-        });
+        let tokens_per_second =
+            last.map_or(0.0, |p| tokens.saturating_sub(p.tokens) as f64 / time.seconds_since(p.time).max(1e-3));
         self.points.push(RatePoint { time, attempt, tokens_per_second, tokens, splits_done });
         if self.points.len() > POINTS {
             self.thin();
@@ -73,7 +72,8 @@ const WINDOW_SECONDS: f64 = 10.0;
 impl Speed {
     pub fn read(&mut self, seconds: f64, tokens: u64) -> f64 {
         self.readings.push_back((seconds, tokens));
-        while self.readings.len() > 2 && self.readings.front().is_some_and(|(then, _)| seconds - then > WINDOW_SECONDS) {
+        while self.readings.len() > 2 && self.readings.front().is_some_and(|(then, _)| seconds - then > WINDOW_SECONDS)
+        {
             self.readings.pop_front();
         }
         match self.readings.front() {

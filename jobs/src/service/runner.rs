@@ -253,7 +253,9 @@ impl Attempt {
                     self.log = None;
                 }
             }
-            FromWorker::Garbled(what) => tracing::warn!(job = %self.task.whose.id, "its worker said what it cannot: {what}"),
+            FromWorker::Garbled(what) => {
+                tracing::warn!(job = %self.task.whose.id, "its worker said what it cannot: {what}")
+            }
             FromWorker::Message(message) => match *message {
                 Message::Event(event) => self.event(event).await,
                 Message::Failed { message, problems, retryable } => {
@@ -276,7 +278,8 @@ impl Attempt {
             Event::Preparing { .. } => self.tell_kept(EventType::Preparing, data).await,
             Event::Warning { .. } => self.tell_kept(EventType::Warning, data).await,
             Event::SplitStarted { .. } => self.tell_kept(EventType::SplitStarted, data).await,
-            Event::JobStarted { output, splits_done, input_bytes, teacher, .. } => {
+            Event::JobStarted { output, splits_done, bytes_done, input_bytes, teacher, .. } => {
+                self.bytes_before = bytes_done;
                 let start = GaugeStart { splits_done, input_bytes, teacher: teacher.is_some() };
                 self.gauge = Some((Gauge::new(start), teacher.is_some()));
                 self.report.teacher = teacher;
@@ -312,6 +315,9 @@ impl Attempt {
         let tokens = if with_teacher { now.teacher_tokens } else { now.tokens };
         let seconds_left = self.gauge.as_mut().and_then(|(gauge, _)| gauge.read(&now).seconds_left);
         self.rates.read(now_time, self.task.whose.attempt, tokens, now.splits_done);
+        let tokens_per_second = self.speed.read(now.seconds, tokens);
+        self.service.running.set_rate(&self.task.whose.id, tokens_per_second);
+        let first = self.view.is_none();
         self.view = Some(ProgressView {
             seconds: now.seconds,
             splits_done: now.splits_done,
@@ -322,7 +328,7 @@ impl Attempt {
             sequences: now.sequences,
             teacher_tokens: now.teacher_tokens,
             bytes: self.bytes_before + self.bytes,
-            tokens_per_second: self.speed.read(now.seconds, tokens),
+            tokens_per_second,
             seconds_left,
             stages: stages(&now),
         });
@@ -339,7 +345,7 @@ impl Attempt {
                 data: json!(self.view),
             });
         }
-        if self.kept.is_none_or(|kept| kept.elapsed() >= KEEP) {
+        if first || self.kept.is_none_or(|kept| kept.elapsed() >= KEEP) {
             self.keep().await;
         }
     }
@@ -426,11 +432,8 @@ impl Attempt {
                 return of(JobState::Failed, Some(reason), Some(failure), None);
             }
             let wait = self.service.config.retry.backoff(failures);
-            let reason = format!(
-                "{first} (attempt {failures} of {}; the next in {} s)",
-                self.task.max_attempts,
-                wait.as_secs()
-            );
+            let reason =
+                format!("{first} (attempt {failures} of {}; the next in {} s)", self.task.max_attempts, wait.as_secs());
             of(JobState::Retrying, Some(reason), Some(failure), Some(Time::now().after(wait)))
         };
         match outcome {
@@ -480,6 +483,11 @@ fn next_name(outcome: &Outcome) -> &'static str {
     }
 }
 
-fn stages(_: &Progress) -> Vec<StageView> {
-    Vec::new()
+fn stages(progress: &Progress) -> Vec<StageView> {
+    let view = |s: &stillhouse_pipeline::events::StageProgress| StageView {
+        name: s.name.clone(),
+        rows: s.rows,
+        seconds: s.busy_seconds,
+    };
+    progress.stages.iter().map(view).collect()
 }

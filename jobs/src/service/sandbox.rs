@@ -107,13 +107,18 @@ pub fn confine(access: &Access, scratch: &Path) -> Result<Confined, String> {
 
 /// Whether this kernel confines at all.
 pub fn is_known() -> bool {
-    let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::from_all(ABI::V1));
+    let rules =
+        Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::from_all(ABI::V1));
     rules.and_then(Ruleset::create).is_ok()
 }
 
 /// The folders among paths and URLs.
 fn disk(named: &[String]) -> impl Iterator<Item = PathBuf> {
-    named.iter().filter(|n| !n.contains("://")).map(PathBuf::from)
+    let path = |n: &String| match n.strip_prefix("file://").unwrap_or(n) {
+        "*" => Some("/".into()),
+        n => (!n.contains("://")).then(|| n.into()),
+    };
+    named.iter().filter_map(path)
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -137,9 +142,8 @@ fn caches() -> impl Iterator<Item = PathBuf> {
 
 /// The devices and the driver's files; their names are the driver's.
 fn gpus() -> impl Iterator<Item = PathBuf> {
-    let named = |entry: std::fs::DirEntry| {
-        entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path())
-    };
+    let named =
+        |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path());
     let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named);
     // taken while the GPU's memory is asked for
     devices.chain(["/dev/shm", "/proc/self/task"].map(PathBuf::from))

@@ -12,13 +12,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Service, until};
 use super::config::Capacity;
 use super::model::{JobId, JobState, Slot, Time};
 use super::runner::{self, Stop};
 use super::store::jobs::{self, Task};
 use super::store::{Result, attempts};
 use super::worker;
+use super::{Service, until};
 
 /// The attempts that are going on.
 #[derive(Default)]
@@ -27,6 +27,7 @@ pub struct Running(Mutex<HashMap<JobId, Place>>);
 struct Place {
     slot: Slot,
     gpu: Option<u32>,
+    tokens_per_second: f64,
     stop: watch::Sender<Stop>,
 }
 
@@ -42,9 +43,26 @@ impl Running {
         }
     }
 
+    /// Notes how fast an attempt is.
+    pub fn set_rate(&self, id: &JobId, tokens_per_second: f64) {
+        if let Some(place) = self.lock().get_mut(id) {
+            place.tokens_per_second = tokens_per_second;
+        }
+    }
+
+    /// Of all attempts.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.lock().values().fold(0.0, |sum, p| sum + p.tokens_per_second)
+    }
+
     fn stop_all(&self) {
         for place in self.lock().values() {
-            place.stop.send_if_modified(|stop| *stop == Stop::No && { *stop = Stop::Shutdown; true });
+            place.stop.send_if_modified(|stop| {
+                *stop == Stop::No && {
+                    *stop = Stop::Shutdown;
+                    true
+                }
+            });
         }
     }
 
@@ -134,7 +152,7 @@ fn begin(service: &Arc<Service>, task: Task, going: &mut JoinSet<()>) {
     let gpu = service.running.gpu_for(task.slot, &service.config.capacity);
     let (stop, stopped) = watch::channel(Stop::No);
     let id = task.whose.id.clone();
-    service.running.lock().insert(id.clone(), Place { slot: task.slot, gpu, stop });
+    service.running.lock().insert(id.clone(), Place { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
     let service = Arc::clone(service);
     going.spawn(async move {
         runner::attempt(Arc::clone(&service), task, gpu, stopped).await;
@@ -200,7 +218,7 @@ mod tests {
     fn put(running: &Running, slot: Slot, capacity: &Capacity) -> Option<u32> {
         let gpu = running.gpu_for(slot, capacity);
         let stop = watch::channel(Stop::No).0;
-        running.lock().insert(JobId::new().unwrap(), Place { slot, gpu, stop });
+        running.lock().insert(JobId::new().unwrap(), Place { slot, gpu, tokens_per_second: 0.0, stop });
         gpu
     }
 

@@ -1,7 +1,7 @@
 //! stub
-use std::sync::Arc;
 use crate::cli::Failure;
 use crate::printer::Printer;
+use std::sync::Arc;
 /// Stub
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:")]
@@ -11,5 +11,11 @@ pub struct Args {
     pub json: bool,
 }
 /// s
-impl Args { pub fn json(&self) -> bool { self.json } }
-pub fn call(_: &Args, _: &Arc<Printer>) -> Result<(), Failure> { Ok(()) }
+impl Args {
+    pub fn json(&self) -> bool {
+        self.json
+    }
+}
+pub fn call(_: &Args, _: &Arc<Printer>) -> Result<(), Failure> {
+    Ok(())
+}

@@ -14,11 +14,16 @@ Examples:
 /// Print the JSON Schema of the job file: every key with its type, bounds, default and meaning
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {}
+pub struct Args {
+    /// Print the OpenAPI document of the service instead
+    #[arg(long)]
+    openapi: bool,
+}
 
 /// Prints it.
-pub fn call(_: &Args, printer: &Printer) -> Result<(), Failure> {
-    Ok(printer.json(&JobSpec::json_schema())?)
+pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
+    let document = if args.openapi { crate::service::api::openapi::document() } else { JobSpec::json_schema() };
+    Ok(printer.json(&document)?)
 }
 
 #[cfg(test)]
@@ -29,7 +34,7 @@ mod tests {
     #[test]
     fn it_is_a_schema_with_the_sections_of_a_job() {
         let (printer, out, _) = captured();
-        call(&Args {}, &printer).unwrap();
+        call(&Args { openapi: false }, &printer).unwrap();
         let schema: serde_json::Value = serde_json::from_str(&out.text()).unwrap();
         for section in ["input", "tokenizer", "pack", "extract", "output"] {
             assert!(schema["properties"].get(section).is_some(), "{section}");

@@ -82,7 +82,9 @@ pub fn configuration(
     if let Some(listen) = listen {
         config.listen = listen;
     }
-    let place = |named: &String| if named.contains("://") { named.clone() } else { absolute(Path::new(named)).display().to_string() };
+    let place = |named: &String| {
+        if named.contains("://") { named.clone() } else { absolute(Path::new(named)).display().to_string() }
+    };
     let mut places: Vec<String> = allow.iter().map(place).collect();
     if file.is_none() {
         if places.is_empty() {
@@ -162,14 +164,19 @@ fn tell(service: &Service, printer: &Printer) {
         tracing::warn!("tokens travel in the clear: put a proxy with TLS in front of this address");
     }
     let mut page = Page::new();
-    let open = if config.needs_token() { "with a token (stillhouse token create)" } else { "no token needed on this machine" };
-    page.line(Line::new().with(Tone::Strong, format!("http://{}", config.listen)).with(Tone::Plain, format!("  {open}")));
+    let open =
+        if config.needs_token() { "with a token (stillhouse token create)" } else { "no token needed on this machine" };
+    page.line(
+        Line::new().with(Tone::Strong, format!("http://{}", config.listen)).with(Tone::Plain, format!("  {open}")),
+    );
     printer.note(&page);
 }
 
 fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> Result<(), Failure> {
     if json {
-        printer.json(&serde_json::json!({"valid": problems.0.is_empty(), "problems": problems.0, "configuration": config}))?;
+        printer.json(
+            &serde_json::json!({"valid": problems.0.is_empty(), "problems": problems.0, "configuration": config}),
+        )?;
         return if problems.0.is_empty() { Ok(()) } else { Err(Failure::WrongConfiguration) };
     }
     if !problems.0.is_empty() {
@@ -188,14 +195,34 @@ fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> 
     fact("endpoints in job files", listed(&config.access.endpoints));
     let capacity = &config.capacity;
     let gpus: Vec<String> = capacity.gpus.iter().map(u32::to_string).collect();
-    fact("runs at once", format!("{}, {} on the processor", units::counted(capacity.running_jobs.into(), "job"), capacity.cpu_slots));
-    fact("GPUs", if gpus.is_empty() { "none".into() } else { format!("{}, {} each", gpus.join(", "), units::counted(capacity.jobs_per_gpu.into(), "job")) });
-    fact("confined by", if sandbox::is_known() { "the kernel (Landlock)".into() } else { "nothing: this kernel has no Landlock".to_owned() });
+    fact(
+        "runs at once",
+        format!("{}, {} on the processor", units::counted(capacity.running_jobs.into(), "job"), capacity.cpu_slots),
+    );
+    fact(
+        "GPUs",
+        if gpus.is_empty() {
+            "none".into()
+        } else {
+            format!("{}, {} each", gpus.join(", "), units::counted(capacity.jobs_per_gpu.into(), "job"))
+        },
+    );
+    fact(
+        "confined by",
+        if sandbox::is_known() {
+            "the kernel (Landlock)".into()
+        } else {
+            "nothing: this kernel has no Landlock".to_owned()
+        },
+    );
     let mut page = Page::new();
     page.facts(table);
     printer.page(&page)?;
     if !sandbox::is_known() && !config.allow_unconfined {
-        return Err(Failure::Usage("this kernel cannot confine jobs (Landlock, Linux 5.13); `allow_unconfined: true` runs them all the same".into()));
+        return Err(Failure::Usage(
+            "this kernel cannot confine jobs (Landlock, Linux 5.13); `allow_unconfined: true` runs them all the same"
+                .into(),
+        ));
     }
     Ok(())
 }

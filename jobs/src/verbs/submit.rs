@@ -1,7 +1,7 @@
 //! stub
-use std::sync::Arc;
 use crate::cli::Failure;
 use crate::printer::Printer;
+use std::sync::Arc;
 /// Stub
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:")]
@@ -11,4 +11,6 @@ pub struct Args {
     pub json: bool,
 }
 /// s
-pub fn call(_: &Args, _: &Arc<Printer>) -> Result<(), Failure> { Ok(()) }
+pub fn call(_: &Args, _: &Arc<Printer>) -> Result<(), Failure> {
+    Ok(())
+}

@@ -65,7 +65,8 @@ enum Verb {
 }
 
 fn user(text: &str) -> Result<String, String> {
-    let valid = (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-@".contains(&b));
+    let valid =
+        (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-@".contains(&b));
     if valid { Ok(text.to_owned()) } else { Err("valid: 1 to 64 letters, digits, `.`, `_`, `-`, `@`".into()) }
 }
 

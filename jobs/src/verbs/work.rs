@@ -115,7 +115,7 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Handle::current();
     let answer = match order.work {
         Work::Run { file, folder, overwrite } => {
-            let prepared = job::prepare_text(&file, &folder, teller.as_ref())?;
+            let prepared = job::prepare_text(&file, &folder, &order.access, teller.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(teller) as _;
             return runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite }, observer));
         }
@@ -136,11 +136,7 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
 }
 
 /// The output of a job, without looking at anything else of it.
-fn output_of(
-    access: &stillhouse_pipeline::access::Access,
-    file: &str,
-    folder: &Path,
-) -> Result<Output, PipelineError> {
+fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &Path) -> Result<Output, PipelineError> {
     let spec = JobSpec::from_yaml(file)?;
     let refused: Vec<_> =
         access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();

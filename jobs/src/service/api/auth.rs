@@ -74,7 +74,11 @@ pub fn bearer(headers: &HeaderMap) -> Answer<Option<&str>> {
     }
     let text = value.to_str().map_err(|_| refused())?;
     let (scheme, token) = text.split_once(' ').ok_or_else(refused)?;
-    if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() { Ok(Some(token.trim())) } else { Err(refused()) }
+    if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() {
+        Ok(Some(token.trim()))
+    } else {
+        Err(refused())
+    }
 }
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -90,7 +94,8 @@ pub fn refuse_other_sites(config: &Config, local: SocketAddr, headers: &HeaderMa
         return Err(ProblemDetails::bad_request("the request has no Host header"));
     };
     if !is_own_host(config, local, host) {
-        let detail = "the Host header names another server; names of this one are listed under `hosts` in its configuration";
+        let detail =
+            "the Host header names another server; names of this one are listed under `hosts` in its configuration";
         return Err(ProblemDetails::new(StatusCode::MISDIRECTED_REQUEST, detail));
     }
     let elsewhere = || ProblemDetails::new(StatusCode::FORBIDDEN, "requests from other web sites are refused");
@@ -111,9 +116,9 @@ fn is_own_host(config: &Config, local: SocketAddr, host: &str) -> bool {
     let (name, port) = split_host(host);
     let port_fits = port.is_none_or(|p| p == local.port());
     let bare = name.trim_start_matches('[').trim_end_matches(']');
-    let by_address = bare.parse::<IpAddr>().is_ok_and(|ip| {
-        ip == local.ip() || ip == config.listen.ip() || (is_loopback(ip) && is_loopback(local.ip()))
-    });
+    let by_address = bare
+        .parse::<IpAddr>()
+        .is_ok_and(|ip| ip == local.ip() || ip == config.listen.ip() || (is_loopback(ip) && is_loopback(local.ip())));
     let by_name = bare.eq_ignore_ascii_case("localhost") && is_loopback(local.ip());
     // behind a proxy neither name nor port are this machine's
     let listed = config.hosts.iter().any(|own| own.eq_ignore_ascii_case(host) || own.eq_ignore_ascii_case(name));
@@ -193,7 +198,10 @@ mod tests {
         let reader = caller("r", &[Scope::Read]);
         assert_eq!((status(reader.must(Scope::Read)), status(reader.must(Scope::Submit))), (200, 403));
         let user = caller("u", &[Scope::Read, Scope::Submit]);
-        assert_eq!((status(user.must_own("u")), status(user.must_own("v")), status(reader.must_own("r"))), (200, 403, 403));
+        assert_eq!(
+            (status(user.must_own("u")), status(user.must_own("v")), status(reader.must_own("r"))),
+            (200, 403, 403)
+        );
         assert_eq!(status(caller("a", &[Scope::Submit, Scope::Admin]).must_own("v")), 200);
     }
 }

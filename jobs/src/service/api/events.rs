@@ -25,10 +25,10 @@ use super::auth::Caller;
 use super::limits::Watcher;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
-use crate::service::until;
 use crate::service::model::{EventType, EventView, JobId};
 use crate::service::store::tokens::Scope;
 use crate::service::store::{Store, events, jobs};
+use crate::service::until;
 
 /// Which events.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -131,7 +131,9 @@ fn wants_stream(headers: &HeaderMap) -> bool {
 /// One more live stream.
 pub fn enter(app: &App) -> Answer<Watcher> {
     let most = app.service.config.limits.watchers;
-    app.watchers.enter().ok_or_else(|| ProblemDetails::too_many(format!("{most} live streams are open, as many as there may be"), 10))
+    app.watchers
+        .enter()
+        .ok_or_else(|| ProblemDetails::too_many(format!("{most} live streams are open, as many as there may be"), 10))
 }
 
 fn streamed(events: impl Stream<Item = Result<Sent, Infallible>> + Send + 'static) -> Response {

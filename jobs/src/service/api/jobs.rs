@@ -23,7 +23,10 @@ use crate::service::store::tokens::Scope;
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
     /// States, separated by commas.
-    #[param(pattern = "^(queued|running|cancelling|retrying|succeeded|failed|cancelled)(,(queued|running|cancelling|retrying|succeeded|failed|cancelled))*$", example = "running,queued")]
+    #[param(
+        pattern = "^(queued|running|cancelling|retrying|succeeded|failed|cancelled)(,(queued|running|cancelling|retrying|succeeded|failed|cancelled))*$",
+        example = "running,queued"
+    )]
     state: Option<String>,
     /// Jobs of this user.
     #[param(max_length = 100)]
@@ -69,7 +72,8 @@ impl ListQuery {
             }
         }
         let before = self.cursor.map(|cursor| {
-            let number = i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
+            let number =
+                i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
             number.ok_or_else(|| bad("cursor: not one that this service gave".into()))
         });
         Ok(Filter {

@@ -102,7 +102,9 @@ pub fn router(service: Arc<Service>) -> Router {
         .nest(BASE, api)
         .merge(page::router())
         .route("/metrics", axum::routing::get(meta::metrics))
-        .fallback(|| async { ProblemDetails::new(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/openapi.json") })
+        .fallback(|| async {
+            ProblemDetails::new(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/openapi.json")
+        })
         .method_not_allowed_fallback(|| async {
             ProblemDetails::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here; see the header Allow")
         })
@@ -112,8 +114,10 @@ pub fn router(service: Arc<Service>) -> Router {
 
 /// Paths that need no token: they tell nothing of jobs.
 fn is_public(path: &str) -> bool {
-    matches!(path, "/" | "/api/v1/health" | "/api/v1/ready" | "/api/v1/version" | "/api/v1/openapi.json" | "/api/v1/schema")
-        || path.starts_with("/page/")
+    matches!(
+        path,
+        "/" | "/api/v1/health" | "/api/v1/ready" | "/api/v1/version" | "/api/v1/openapi.json" | "/api/v1/schema"
+    ) || path.starts_with("/page/")
 }
 
 async fn around(State(shared): State<App>, mut request: Request, next: Next) -> Response {
@@ -199,7 +203,9 @@ async fn admit(shared: &App, ends: Option<Ends>, headers: &HeaderMap, path: &str
     })?;
     let caller = Caller { holder, counted_as };
     if !public {
-        caller.must(tokens::Scope::Read).or_else(|p| if p.status == 403 { caller.must(tokens::Scope::Submit) } else { Err(p) })?;
+        caller
+            .must(tokens::Scope::Read)
+            .or_else(|p| if p.status == 403 { caller.must(tokens::Scope::Submit) } else { Err(p) })?;
     }
     Ok(caller)
 }

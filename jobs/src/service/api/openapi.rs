@@ -64,9 +64,7 @@ fn point_to_components(schema: &mut Value) {
 
 /// What every path may answer, besides what it documents itself.
 fn common_answers(document: &mut Value) {
-    let problem = |description: &str| {
-        json!({"description": description, "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}})
-    };
+    let problem = |description: &str| json!({"description": description, "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}});
     let Some(paths) = document["paths"].as_object_mut() else { return };
     for (path, methods) in paths {
         for operation in methods.as_object_mut().into_iter().flat_map(|m| m.values_mut()) {
@@ -98,7 +96,10 @@ mod tests {
     #[test]
     fn the_document_in_the_repository_is_that_of_the_code() {
         let kept: Value = serde_json::from_str(include_str!("../../../openapi.json")).unwrap();
-        assert!(kept == document(), "jobs/openapi.json is out of date: cargo run -p stillhouse -- schema --openapi > jobs/openapi.json");
+        assert!(
+            kept == document(),
+            "jobs/openapi.json is out of date: cargo run -p stillhouse -- schema --openapi > jobs/openapi.json"
+        );
     }
 
     #[test]

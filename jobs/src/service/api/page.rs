@@ -14,15 +14,27 @@ macro_rules! files {
 }
 
 const FILES: [(&str, &str); 15] = files!(
-    "index.html", "style.css", "api.js", "dom.js", "eventlist.js", "format.js", "job.js", "list.js", "locate.js", "log.js",
-    "main.js", "plot.js", "result.js", "stream.js", "submit.js",
+    "index.html",
+    "style.css",
+    "api.js",
+    "dom.js",
+    "eventlist.js",
+    "format.js",
+    "job.js",
+    "list.js",
+    "locate.js",
+    "log.js",
+    "main.js",
+    "plot.js",
+    "result.js",
+    "stream.js",
+    "submit.js",
 );
 
 pub fn router() -> Router<App> {
-    Router::new().route("/", get(|| async { file("index.html") })).route(
-        "/page/{name}",
-        get(|Path(name): Path<String>| async move { file(&name) }),
-    )
+    Router::new()
+        .route("/", get(|| async { file("index.html") }))
+        .route("/page/{name}", get(|Path(name): Path<String>| async move { file(&name) }))
 }
 
 fn file(name: &str) -> Response {

@@ -57,12 +57,6 @@ impl ProblemDetails {
         }
     }
 
-    #[must_use]
-    pub fn with_problems(mut self, problems: Vec<FieldProblem>) -> Self {
-        self.problems = problems;
-        self
-    }
-
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }

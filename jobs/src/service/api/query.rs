@@ -30,7 +30,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = ProblemDetails;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ProblemDetails> {
-        let none = || ProblemDetails::new(StatusCode::NOT_FOUND, "there is no such job; ids have 12 letters and digits");
+        let none =
+            || ProblemDetails::new(StatusCode::NOT_FOUND, "there is no such job; ids have 12 letters and digits");
         let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| none())?;
         text.parse().map(Self).map_err(|()| none())
     }

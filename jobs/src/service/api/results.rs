@@ -24,11 +24,11 @@ use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
 use crate::service::Service;
 use crate::service::logs::LogReader;
-use crate::service::until;
 use crate::service::model::{EventType, EventView, JobId, JobState};
 use crate::service::order::{Message, Order, Work};
 use crate::service::store::jobs;
 use crate::service::store::tokens::Scope;
+use crate::service::until;
 use crate::service::worker::{FromWorker, Start, Worker};
 
 /// Whether to go on.

@@ -133,11 +133,8 @@ pub async fn submit(
         overwrite: options.overwrite,
     };
     let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
-    let submitted = app
-        .service
-        .store
-        .write(move |t, told| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), told))
-        .await?;
+    let submitted =
+        app.service.store.write(move |t, told| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), told)).await?;
     match submitted {
         Submitted::Before(job) => Ok((StatusCode::OK, Json(job)).into_response()),
         Submitted::New(job) => {
@@ -231,7 +228,9 @@ fn folder(config: &Config, asked: Option<&str>) -> Answer<PathBuf> {
     match asked {
         None => Ok(config.folder.clone()),
         Some(text) if text.len() <= 4096 && Path::new(text).is_absolute() && !text.contains('\0') => Ok(text.into()),
-        Some(_) => Err(ProblemDetails::bad_request("folder: is no absolute path; valid: an absolute folder of the server")),
+        Some(_) => {
+            Err(ProblemDetails::bad_request("folder: is no absolute path; valid: an absolute folder of the server"))
+        }
     }
 }
 
@@ -248,7 +247,9 @@ fn fingerprint(upload: &Upload, folder: &Path, options: &Options) -> [u8; 32] {
     let Options { priority, max_attempts, time_limit_seconds, output_limit_bytes, overwrite } = options;
     let settings = format!("{priority} {max_attempts} {time_limit_seconds} {output_limit_bytes} {overwrite}");
     let mut hash = Sha256::new();
-    for part in [upload.text.as_bytes(), folder.as_os_str().as_encoded_bytes(), settings.as_bytes(), &[upload.json.into()]] {
+    for part in
+        [upload.text.as_bytes(), folder.as_os_str().as_encoded_bytes(), settings.as_bytes(), &[upload.json.into()]]
+    {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -287,7 +288,10 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
             return Err(ProblemDetails::new(StatusCode::REQUEST_TIMEOUT, detail));
         }
         Ok(Err(e)) if e.is::<LengthLimitError>() => {
-            let detail = format!("the job file is larger than {} kB, the most that this server takes", config.limits.body_kilobytes);
+            let detail = format!(
+                "the job file is larger than {} kB, the most that this server takes",
+                config.limits.body_kilobytes
+            );
             return Err(ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
         }
         Ok(Err(e)) => return Err(ProblemDetails::bad_request(format!("the body broke off: {e}"))),
@@ -358,7 +362,11 @@ fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
 }
 
 fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
-    if slots > 0 { Ok(Slot::Cpu) } else { Err(Problem::missing(field, "this server runs jobs on GPUs alone; valid: cuda")) }
+    if slots > 0 {
+        Ok(Slot::Cpu)
+    } else {
+        Err(Problem::missing(field, "this server runs jobs on GPUs alone; valid: cuda"))
+    }
 }
 
 /// Where the data set goes, as a person knows it before the job has run.
@@ -379,7 +387,8 @@ mod tests {
                 "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{extract}"
             );
             let capacity = Capacity { gpus: gpus.to_vec(), ..Capacity::default() };
-            slot(&Config { capacity, ..Config::default() }, &Parsed::from_yaml(&text).spec.unwrap()).map_err(|p| p.to_string())
+            slot(&Config { capacity, ..Config::default() }, &Parsed::from_yaml(&text).spec.unwrap())
+                .map_err(|p| p.to_string())
         };
         assert_eq!(with(&[0], None), Ok(Slot::Cpu));
         assert_eq!(with(&[], Some("auto")), Ok(Slot::Cpu));

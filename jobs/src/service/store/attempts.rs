@@ -33,9 +33,7 @@ pub fn set_process(connection: &Connection, job: i64, attempt: u32, process: i32
 /// Notes how the open attempt of a job ended.
 pub fn end(connection: &Connection, job: i64, outcome: &str, reason: Option<&str>, now: Time) -> Result<()> {
     connection
-        .prepare_cached(
-            "UPDATE attempts SET ended_at = ?, outcome = ?, reason = ? WHERE job = ? AND ended_at IS NULL",
-        )?
+        .prepare_cached("UPDATE attempts SET ended_at = ?, outcome = ?, reason = ? WHERE job = ? AND ended_at IS NULL")?
         .execute(params![now.0, outcome, reason, job])?;
     Ok(())
 }

@@ -216,7 +216,8 @@ pub fn get(connection: &Connection, id: &JobId) -> Result<Job> {
 pub fn show(connection: &Connection, id: &JobId) -> Result<Job> {
     let mut job = get(connection, id)?;
     if job.state == JobState::Queued {
-        let before = "SELECT COUNT(*) FROM jobs w, jobs j WHERE j.id = ? AND w.state = 'queued' AND (w.priority > j.priority
+        let before =
+            "SELECT COUNT(*) FROM jobs w, jobs j WHERE j.id = ? AND w.state = 'queued' AND (w.priority > j.priority
             OR (w.priority = j.priority AND (w.queued_at, w.seq) <= (j.queued_at, j.seq)))";
         let position: i64 = connection.prepare_cached(before)?.query_row([id.as_str()], |r| r.get(0))?;
         job.queue_position = Some(position.cast_unsigned());
@@ -350,12 +351,7 @@ pub fn transition(
 ///
 /// Higher priority first; then the user with the fewest jobs at work, then the one who used least of the slots in the last day,
 /// then the oldest job. A job whose slot is not free keeps nobody waiting whose slot is.
-pub fn take_next(
-    connection: &Connection,
-    free: &[Slot],
-    now: Time,
-    told: &mut Vec<EventView>,
-) -> Result<Option<Task>> {
+pub fn take_next(connection: &Connection, free: &[Slot], now: Time, told: &mut Vec<EventView>) -> Result<Option<Task>> {
     const DAY: i64 = 86_400_000;
     if free.is_empty() {
         return Ok(None);
@@ -486,7 +482,9 @@ pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, told: &mu
     let reason = format!("retried by {by}");
     transition(connection, &whose, state, JobState::Retrying, Some(&reason), now, told)?;
     connection
-        .prepare_cached("UPDATE jobs SET failures = 0, interruptions = 0, not_before = ?, failure = NULL WHERE seq = ?")?
+        .prepare_cached(
+            "UPDATE jobs SET failures = 0, interruptions = 0, not_before = ?, failure = NULL WHERE seq = ?",
+        )?
         .execute(params![now.0, whose.seq])?;
     get(connection, id)
 }

@@ -116,9 +116,8 @@ pub fn holder(connection: &Connection, text: &str, now: Time) -> Result<Option<H
 
 /// All tokens, without secrets.
 pub fn list(connection: &Connection) -> Result<Vec<TokenView>> {
-    let mut statement = connection.prepare(
-        "SELECT id, user, scopes, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id",
-    )?;
+    let mut statement = connection
+        .prepare("SELECT id, user, scopes, created_at, expires_at, revoked_at FROM tokens ORDER BY created_at, id")?;
     let rows = statement.query_map([], |row| {
         let scopes: String = row.get(2)?;
         let time = |at: Option<i64>| at.map(Time);
