@@ -161,3 +161,33 @@ impl From<Problems> for PipelineError {
 
 /// Result of a pipeline call.
 pub type Result<T, E = PipelineError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Place;
+
+    fn of_stage(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> (&'static str, bool) {
+        let error = PipelineError::from_stage("split 0", DataFusionError::External(cause.into()));
+        assert!(error.to_string().starts_with("split 0: "), "{error}");
+        (error.kind.name(), error.retryable)
+    }
+
+    #[test]
+    fn stages_tell_whose_failure_it_is_and_whether_a_retry_can_help() {
+        let disk = || std::io::Error::other("no room");
+        let store = |source| object_store::Error::Generic { store: "s", source };
+        let read = |error| SourceError::Store { file: "f".into(), error: Box::new(error) };
+        assert_eq!(of_stage(read(store(Box::new(disk())))), ("input", true));
+        let gone = object_store::Error::NotFound { path: "f".into(), source: Box::new(disk()) };
+        assert_eq!(of_stage(read(gone)), ("input", false));
+        assert_eq!(of_stage(SourceError::Temporary { place: "t".into(), source: disk() }), ("input", true));
+        let record =
+            SourceError::Record { file: "f".into(), place: Place::Line(1), reason: "r", message: String::new() };
+        assert_eq!(of_stage(record), ("input", false));
+        let data = OperatorError::Data { operator: "pack", place: "p".into(), message: String::new() };
+        assert_eq!(of_stage(data), ("input", false));
+        let teacher = stillhouse_teacher::TeacherError::Io { path: "p".into(), source: disk() };
+        assert_eq!(of_stage(OperatorError::Teacher(teacher)), ("model", false));
+    }
+}

@@ -320,3 +320,41 @@ impl ExecutionPlan for OperatorExec {
         Some(self.metrics.clone_inner())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use stillhouse_operators::operator::documents_schema;
+
+    use super::*;
+    use crate::stages::Stages;
+
+    #[test]
+    fn waiting_for_room_is_no_work() {
+        let stages = Stages::of(&[]);
+        let (tx, mut rx) = tokio::sync::mpsc::channel(1);
+        let baseline = BaselineMetrics::new(&ExecutionPlanMetricsSet::new(), 0);
+        let computed = baseline.elapsed_compute().clone();
+        let outlet = Outlet::new(tx, baseline, &stages.read);
+        let sender = std::thread::spawn(move || {
+            outlet.watch.start();
+            for _ in 0..3 {
+                outlet.send(RecordBatch::new_empty(documents_schema())).unwrap();
+            }
+        });
+        while rx.is_empty() {
+            std::thread::yield_now();
+        }
+        // the queue is full from here on
+        let full = Instant::now();
+        std::thread::sleep(Duration::from_millis(300));
+        let waited = full.elapsed();
+        while rx.blocking_recv().is_some() {}
+        sender.join().unwrap();
+        let busy = Duration::from_secs_f64(stages.progress()[0].busy_seconds);
+        assert!(busy < waited, "busy for {busy:?}, of which it waited {waited:?}");
+        assert!(Duration::from_nanos(computed.value() as u64) < waited);
+        assert!(!busy.is_zero());
+    }
+}

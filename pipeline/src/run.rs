@@ -30,9 +30,10 @@ use crate::finish;
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
+use crate::shard::{self, Writing};
 use crate::source::{self, Staged};
 use crate::stages::Stages;
-use crate::{functions, operators, shard};
+use crate::{functions, operators};
 
 /// How to run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -312,7 +313,8 @@ impl Job {
             let stream = plan
                 .execute(0, Arc::new(TaskContext::default()))
                 .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-            Handle::current().block_on(shard::write(&output, &name, stream, &spec, &limits, &place, &stop, &stage))
+            let how = Writing { spec: &spec, limits: &limits, context: &place, stop: &stop, stage: &stage };
+            Handle::current().block_on(shard::write(&output, &name, stream, how))
         })
         .await
         .map_err(|e| PipelineError::caused(ErrorKind::Output, "a worker stopped", e))??;

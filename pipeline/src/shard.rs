@@ -43,7 +43,22 @@ pub struct Written {
     pub column_bytes: BTreeMap<String, u64>,
 }
 
-/// Writes a stream of batches as a shard that waits for its commit; rows and time are counted for `stage`.
+/// How a shard is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Writing<'a> {
+    /// Sizes and compression.
+    pub spec: &'a OutputSpec,
+    /// What its rows must keep to.
+    pub limits: &'a Limits,
+    /// What it is of, for messages.
+    pub context: &'a str,
+    /// Ends the work when it is set.
+    pub stop: &'a AtomicBool,
+    /// What its rows and time are counted for.
+    pub stage: &'a Stage,
+}
+
+/// Writes a stream of batches as a shard that waits for its commit.
 ///
 /// # Errors
 /// When a stage fails, the store does not take the bytes, or `stop` is set; nothing is left of the shard then.
@@ -51,17 +66,14 @@ pub async fn write(
     output: &Output,
     shard: &str,
     batches: SendableRecordBatchStream,
-    spec: &OutputSpec,
-    limits: &Limits,
-    context: &str,
-    stop: &AtomicBool,
-    stage: &Stage,
+    how: Writing<'_>,
 ) -> Result<Written> {
+    let Writing { spec, limits, context, stop, stage } = how;
     let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
     let upload = output.upload(shard).await?;
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
     let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
-    let encoded = encode_all(&mut writer, until(stop, batches), spec, limits, context, stage, &failed).await;
+    let encoded = encode_all(&mut writer, until(stop, batches), how, &failed).await;
     let upload = writer.into_inner();
     match encoded {
         Ok(encoded) => {
@@ -109,12 +121,10 @@ struct Encoded {
 async fn encode_all(
     writer: &mut AsyncArrowWriter<ShardUpload>,
     batches: impl Stream<Item = Result<RecordBatch, DataFusionError>>,
-    spec: &OutputSpec,
-    limits: &Limits,
-    context: &str,
-    stage: &Stage,
+    how: Writing<'_>,
     failed: &impl Fn(ParquetError) -> PipelineError,
 ) -> Result<Encoded> {
+    let Writing { spec, limits, context, stage, .. } = how;
     tokio::pin!(batches);
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);

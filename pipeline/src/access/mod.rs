@@ -37,7 +37,8 @@ const ANY: &str = "*";
 #[serde(deny_unknown_fields, default)]
 pub struct Access {
     /// What inputs, teachers and tokenizers may come from: absolute folders of this machine, and URLs that a store's must begin with
-    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host). `*`: anything.
+    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host). `*`: anything. A web server that is
+    /// allowed may redirect to another.
     pub read: Vec<String>,
     /// What outputs may be in, and inputs come from as well: folders and prefixes, as for `read`.
     pub write: Vec<String>,

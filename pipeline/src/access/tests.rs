@@ -9,6 +9,7 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
 
 use super::*;
+use crate::error::{ErrorKind, PipelineError};
 use crate::events::Silent;
 use crate::job::prepare_text;
 
@@ -77,10 +78,14 @@ impl World {
     }
 
     fn prepared(&self, fields: Value) -> String {
+        self.refused(fields).to_string()
+    }
+
+    fn refused(&self, fields: Value) -> PipelineError {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _in = runtime.enter();
         let text = serde_json::to_string(&job(fields)).unwrap();
-        prepare_text(&text, &self.base(), &self.access, &Silent).err().unwrap().to_string()
+        prepare_text(&text, &self.base(), &self.access, &Silent).err().unwrap()
     }
 }
 
@@ -460,12 +465,19 @@ fn http_inputs_are_guarded_when_they_are_asked() {
         "tokenizer": {"path": world.path("data/t.json")},
         "output": {"path": world.path("out/x")},
     });
-    let told = world.prepared(job.clone());
+    let guarded = world.refused(job.clone());
+    let told = guarded.to_string();
     assert!(told.ends_with("the server's configuration does not allow http input from private addresses"), "{told}");
+    assert_eq!((guarded.kind, guarded.retryable), (ErrorKind::Input, false));
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     world.access.private_networks = true;
     drop(listener);
-    assert!(world.prepared(job).contains("nobody listens"));
+    let lost = world.refused(job.clone());
+    assert!(lost.to_string().contains("nobody listens"), "{lost}");
+    assert_eq!((lost.kind.name(), lost.retryable), ("input", true));
+    world.access = Access { private_networks: true, ..Access::default() };
+    let wrong = world.refused(job);
+    assert_eq!((wrong.kind.name(), wrong.retryable, wrong.problems.unwrap().0.len()), ("usage", false, 3));
 }
 
 #[test]

@@ -26,6 +26,9 @@ use super::list::InputFile;
 use super::store::Store;
 use super::{holdout, ipc, parquet_rows, records};
 
+/// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
+const MOST_SPLITS: u32 = 1_000_000;
+
 /// How far planning has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanProgress {
@@ -93,10 +96,11 @@ fn group(
     for segment in segments {
         let joined = filled.and_then(|f: u64| f.checked_add(segment.weight)).filter(|sum| *sum <= target);
         if joined.is_none() {
-            let split = u32::try_from(splits.len()).map_err(|_| SourceError::Plan {
+            let too_many = || SourceError::Plan {
                 field: "input.split_megabytes".into(),
-                message: format!("the input makes more than {} splits; make them larger", u32::MAX),
-            })?;
+                message: format!("the input makes more than {MOST_SPLITS} splits; make them larger"),
+            };
+            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MOST_SPLITS).ok_or_else(too_many)?;
             splits.push(SplitRecord { split: SplitId(split), dataset_split: dataset_split.into(), pieces: Vec::new() });
         }
         filled = Some(joined.unwrap_or(segment.weight));
