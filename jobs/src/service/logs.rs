@@ -6,7 +6,7 @@
 //! ```
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -150,6 +150,36 @@ impl LogReader {
         }
     }
 
+    /// Leaves out all but so many of the last lines there are now.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn tail(&mut self, lines: usize) -> io::Result<()> {
+        let mut wanted = lines;
+        for path in [self.newer.clone(), self.older.clone()] {
+            let mut file = match File::open(&path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(e) => return Err(e),
+            };
+            let mut text = Vec::new();
+            file.read_to_end(&mut text)?;
+            let ends: Vec<usize> = memchr::memchr_iter(b'\n', &text).collect();
+            let from = match ends.len().checked_sub(wanted) {
+                Some(0) | None => 0,
+                Some(before) => ends.get(before - 1).map_or(0, |end| end + 1),
+            };
+            file.seek(SeekFrom::Start(from as u64))?;
+            self.began = true;
+            self.at = Some((file, fs::metadata(&path)?.ino()));
+            if ends.len() >= wanted {
+                return Ok(());
+            }
+            wanted -= ends.len();
+        }
+        Ok(())
+    }
+
     fn open(&mut self) -> io::Result<bool> {
         let first = !std::mem::replace(&mut self.began, true);
         let candidates = [first.then_some(&self.older), Some(&self.newer)];
@@ -201,6 +231,14 @@ mod tests {
         }
         let kept = all(&mut logs.read(&id));
         assert!(kept.len() as u64 <= 4000 && kept.ends_with("line 199\n") && !kept.contains("first"), "{kept}");
+        let count = kept.lines().count();
+        for lines in [0, 1, 7, count - 1, count, count + 1] {
+            let mut reader = logs.read(&id);
+            reader.tail(lines).unwrap();
+            let tail = all(&mut reader);
+            let expected: Vec<&str> = kept.lines().skip(count.saturating_sub(lines)).collect();
+            assert_eq!(tail.lines().collect::<Vec<_>>(), expected, "{lines}");
+        }
         logs.remove(&id);
         assert_eq!(all(&mut logs.read(&id)), "");
     }

@@ -283,6 +283,10 @@ pub struct ProgressView {
     pub sequences: u64,
     /// Tokens that the teacher has gone over.
     pub teacher_tokens: u64,
+    /// Seconds in the teacher's own pass, summed over splits at work.
+    pub teacher_seconds: f64,
+    /// Seconds in log-probabilities, noise and top-k.
+    pub extract_seconds: f64,
     /// Bytes of the committed shards, those of earlier attempts included.
     pub bytes: u64,
     /// Tokens per second over the last seconds: the teacher's where there is one.

@@ -327,6 +327,8 @@ impl Attempt {
             tokens: now.tokens,
             sequences: now.sequences,
             teacher_tokens: now.teacher_tokens,
+            teacher_seconds: now.teacher_seconds,
+            extract_seconds: now.extract_seconds,
             bytes: self.bytes_before + self.bytes,
             tokens_per_second,
             seconds_left,

@@ -39,6 +39,9 @@ pub struct LogsQuery {
     /// Whether to go on until the job is over.
     #[param(default = false)]
     follow: Option<bool>,
+    /// Only so many of the last lines.
+    #[param(minimum = 0, maximum = 1_000_000)]
+    tail: Option<u32>,
 }
 
 /// Which row.
@@ -70,8 +73,14 @@ pub async fn logs(
     let job = app.service.store.read(move |c| jobs::get(c, &found)).await?;
     let follow = query.follow.unwrap_or(false);
     let watcher = if follow { Some(super::events::enter(&app)?) } else { None };
+    let mut reader = app.service.logs.read(&id);
+    if let Some(lines) = query.tail {
+        let skip = move || reader.tail(lines as usize).map(|()| reader);
+        let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
+        reader = skipped.map_err(|e| ProblemDetails::internal(&e))?;
+    }
     let lines = Lines {
-        reader: Some(app.service.logs.read(&id)),
+        reader: Some(reader),
         id,
         over: !follow || job.state.is_final(),
         receiver,

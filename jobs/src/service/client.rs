@@ -1,0 +1,348 @@
+//! The service's client, for the verbs that ask one: requests, problem details in words, streams that go on after a lost connection.
+
+use std::io::{BufRead, BufReader, Read};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use ureq::Agent;
+use ureq::Body;
+use ureq::http::{Request, Response, StatusCode, header};
+use url::Url;
+
+use super::api::BASE;
+use super::config::DEFAULT_PORT;
+use super::model::{EventView, FieldProblem};
+
+/// Where a service is, and with what it is asked.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Service (the token comes from STILLHOUSE_TOKEN)")]
+pub struct ServiceOptions {
+    /// Address of the service [default: http://127.0.0.1:7373]
+    #[arg(long, value_name = "URL", env = "STILLHOUSE_URL", global = true)]
+    url: Option<String>,
+}
+
+/// Why a service did not do what was asked.
+#[derive(Debug)]
+pub enum ClientError {
+    /// It was called the wrong way.
+    Usage(String),
+    /// It could not be asked, or broke off; asking again may help.
+    Connection(String),
+    /// It refused.
+    Refused(Box<Refusal>),
+}
+
+/// A problem detail, as far as a person wants it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    pub status: u16,
+    pub title: String,
+    pub detail: String,
+    pub request_id: Option<String>,
+    pub problems: Vec<FieldProblem>,
+}
+
+impl std::fmt::Display for ClientError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Connection(message) => f.write_str(message),
+            Self::Refused(refusal) => {
+                write!(f, "{}", refusal.detail)?;
+                for problem in &refusal.problems {
+                    write!(f, "\n  {}", told(problem))?;
+                }
+                if refusal.status >= 500
+                    && let Some(id) = &refusal.request_id
+                {
+                    write!(f, " (request {id})")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A problem of a job file, as `run` tells it.
+pub fn told(problem: &FieldProblem) -> String {
+    let field = if problem.field.is_empty() { "job file" } else { &problem.field };
+    match &problem.got {
+        Some(got) => format!("{field}: got {got}: {}", problem.message),
+        None => format!("{field}: {}", problem.message),
+    }
+}
+
+type Result<T, E = ClientError> = std::result::Result<T, E>;
+
+/// Asks one service.
+#[derive(Debug, Clone)]
+pub struct Client {
+    base: String,
+    token: Option<String>,
+    agent: Agent,
+}
+
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(120);
+const LARGEST_ANSWER: u64 = 256 << 20;
+const LONGEST_LINE: u64 = 64 << 20;
+
+impl ServiceOptions {
+    /// The client of the service that is meant.
+    ///
+    /// # Errors
+    /// When the address or the token make no sense.
+    pub fn client(&self) -> Result<Client> {
+        let usage = |message: &str| ClientError::Usage(message.to_owned());
+        let given = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
+        let url =
+            Url::parse(&given).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
+        // what may hold a secret is not repeated
+        if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
+            return Err(usage(
+                "--url: a user, password, query or fragment makes no sense; a token goes into STILLHOUSE_TOKEN",
+            ));
+        }
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(usage("--url: valid: http://host:port, https://host"));
+        }
+        let token = std::env::var("STILLHOUSE_TOKEN").ok().map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
+        if token.as_ref().is_some_and(|t| !t.bytes().all(|b| b.is_ascii_graphic())) {
+            return Err(usage("STILLHOUSE_TOKEN holds no token"));
+        }
+        Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, agent: agent() })
+    }
+}
+
+fn agent() -> Agent {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
+        .timeout_connect(Some(CONNECT))
+        .timeout_send_request(Some(CONNECT))
+        .timeout_recv_response(Some(ANSWER))
+        .timeout_recv_body(None)
+        .build()
+        .into()
+}
+
+/// A request: method, path below the API, and what goes with it.
+#[derive(Debug, Clone, Default)]
+pub struct Ask<'a> {
+    pub method: &'a str,
+    pub path: String,
+    pub query: Vec<(&'a str, String)>,
+    pub headers: Vec<(&'a str, String)>,
+    pub body: Option<String>,
+}
+
+impl<'a> Ask<'a> {
+    pub fn new(method: &'a str, path: impl Into<String>) -> Self {
+        Self { method, path: path.into(), ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn with(mut self, key: &'a str, value: Option<impl ToString>) -> Self {
+        self.query.extend(value.map(|v| (key, v.to_string())));
+        self
+    }
+
+    #[must_use]
+    pub fn header(mut self, name: &'a str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+impl Client {
+    /// Sends a request and reads the answer as JSON.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn json<T: DeserializeOwned>(&self, ask: &Ask<'_>) -> Result<T> {
+        let text = self.text(ask)?;
+        serde_json::from_str(&text)
+            .map_err(|e| ClientError::Connection(format!("{}: not the answer of a service: {e}", self.base)))
+    }
+
+    /// Sends a request and reads the answer as text.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn text(&self, ask: &Ask<'_>) -> Result<String> {
+        let mut answer = self.send(ask)?;
+        let read = answer.body_mut().with_config().limit(LARGEST_ANSWER).read_to_string();
+        read.map_err(|e| self.broken(&e))
+    }
+
+    /// Sends a request and gives the answer's body as it comes.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
+        Ok(self.send(ask)?.into_body().into_reader())
+    }
+
+    /// The events of a stream.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
+        let body = self.stream(&ask.header("accept", "text/event-stream"))?;
+        Ok(Events { lines: BufReader::new(body) })
+    }
+
+    fn send(&self, ask: &Ask<'_>) -> Result<Response<Body>> {
+        let mut url = format!("{}{}", self.base, ask.path);
+        for (i, (key, value)) in ask.query.iter().enumerate() {
+            let value: String = url::form_urlencoded::byte_serialize(value.as_bytes()).collect();
+            url.push_str(&format!("{}{key}={value}", if i == 0 { '?' } else { '&' }));
+        }
+        let mut request = Request::builder().method(ask.method).uri(url);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        for (name, value) in &ask.headers {
+            request = request.header(*name, value);
+        }
+        let wrong = |e: ureq::http::Error| ClientError::Usage(format!("the request cannot be sent: {e}"));
+        let sent = match &ask.body {
+            Some(body) => self.agent.run(request.body(body.clone()).map_err(wrong)?),
+            None => {
+                let streaming = ask.headers.iter().any(|(_, value)| value == "text/event-stream");
+                let request = request.body(()).map_err(wrong)?;
+                match streaming {
+                    true => {
+                        let patient = self.agent.configure_request(request).timeout_per_call(None).build();
+                        self.agent.run(patient)
+                    }
+                    false => self.agent.run(request),
+                }
+            }
+        };
+        let mut answer = sent.map_err(|e| self.broken(&e))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let text = answer.body_mut().with_config().limit(1 << 20).read_to_string().unwrap_or_default();
+        let refusal: Refusal = serde_json::from_str(&text).unwrap_or_default();
+        Err(self.refused(status, refusal))
+    }
+
+    fn refused(&self, status: StatusCode, mut refusal: Refusal) -> ClientError {
+        refusal.status = status.as_u16();
+        if refusal.detail.is_empty() {
+            refusal.detail = format!("{} answered {status}, and not as a service of ours does", self.base);
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            refusal.detail = match self.token {
+                Some(_) => "the token in STILLHOUSE_TOKEN is not valid here: it is over, revoked, or another service's".into(),
+                None => "the service needs a token: put it into STILLHOUSE_TOKEN (`stillhouse token create` on its machine makes one)".into(),
+            };
+        }
+        ClientError::Refused(Box::new(refusal))
+    }
+
+    fn broken(&self, error: &ureq::Error) -> ClientError {
+        let hint = match error {
+            ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+                "nobody listens there; `stillhouse serve` starts a service, --url names another one".to_owned()
+            }
+            other => other.to_string(),
+        };
+        let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
+        ClientError::Connection(format!("{service}: {hint}"))
+    }
+}
+
+/// Server-sent events, one by one.
+pub struct Events<R> {
+    lines: BufReader<R>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Received {
+    /// Something happened to a job.
+    Event(Box<EventView>),
+    /// The job is over.
+    End,
+    /// Others were missed.
+    Missed,
+}
+
+impl<R: Read> Events<R> {
+    /// The next one; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// When the connection breaks.
+    pub fn next(&mut self) -> Result<Option<Received>> {
+        let (mut kind, mut data) = (String::new(), String::new());
+        loop {
+            let mut line = Vec::new();
+            let broken = |e: std::io::Error| ClientError::Connection(format!("the stream broke off: {e}"));
+            if (&mut self.lines).take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(broken)? == 0 {
+                return Ok(None);
+            }
+            let line = String::from_utf8_lossy(&line);
+            let line = line.trim_end_matches(['\r', '\n']);
+            if let Some(value) = line.strip_prefix("event:") {
+                kind = value.trim_start().to_owned();
+            } else if let Some(value) = line.strip_prefix("data:") {
+                data.push_str(value.strip_prefix(' ').unwrap_or(value));
+            } else if line.is_empty() && !kind.is_empty() {
+                match kind.as_str() {
+                    "end" => return Ok(Some(Received::End)),
+                    "missed" => return Ok(Some(Received::Missed)),
+                    // a newer service may have more kinds
+                    _ => match serde_json::from_str(&data) {
+                        Ok(event) => return Ok(Some(Received::Event(Box::new(event)))),
+                        Err(e) => tracing::debug!("an event of kind {kind:?}: {e}"),
+                    },
+                }
+                kind.clear();
+                data.clear();
+            }
+        }
+    }
+}
+
+/// The text of a value that a table shows.
+pub fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::model::EventType;
+
+    #[test]
+    fn streams_are_read_event_by_event() {
+        let text = ": keep-alive\n\nid: 7\nevent: state\ndata: {\"seq\":7,\"job\":\"k3v9x0m2t8qa\",\"time\":\"2026-01-01T00:00:00.000Z\",\"attempt\":1,\"type\":\"state\",\"data\":{}}\r\n\r\n\
+            event: newer\ndata: ?\n\nevent: end\ndata: {}\n\n";
+        let mut events = Events { lines: BufReader::new(text.as_bytes()) };
+        match events.next().unwrap() {
+            Some(Received::Event(event)) => assert_eq!((event.seq, event.kind), (Some(7), EventType::State)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(events.next().unwrap(), Some(Received::End));
+        assert_eq!(events.next().unwrap(), None);
+    }
+
+    #[test]
+    fn addresses_hold_no_secrets() {
+        let client = |url: &str| ServiceOptions { url: Some(url.into()) }.client();
+        assert_eq!(client("http://h:1/").unwrap().base, "http://h:1/api/v1");
+        assert_eq!(client("https://h/behind/a/proxy").unwrap().base, "https://h/behind/a/proxy/api/v1");
+        for url in ["http://u:SECRET@h", "http://h?SECRET", "ftp://h", "h:7373", ""] {
+            let message = client(url).unwrap_err().to_string();
+            assert!(message.starts_with("--url: ") && !message.contains("SECRET"), "{message}");
+        }
+    }
+}
