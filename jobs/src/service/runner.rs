@@ -182,6 +182,7 @@ impl Attempt {
         let mut stopping: Option<Outcome> = None;
         let mut kill_at: Option<tokio::time::Instant> = None;
         let patience = Duration::from_secs(u64::from(self.service.config.limits.cancel_seconds));
+        let mut look = tokio::time::interval(Duration::from_secs(1));
         loop {
             let killing = async {
                 match kill_at {
@@ -204,6 +205,8 @@ impl Attempt {
                         "took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()
                     )));
                 }
+                // what it started may have outlived it, and hold its pipes
+                _ = look.tick(), if worker.has_ended() => worker.kill(),
                 () = killing => {
                     worker.kill();
                     kill_at = None;

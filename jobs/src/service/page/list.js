@@ -64,7 +64,7 @@ export function jobsView({ query, signal, onConnection, navigate }) {
           changed();
         },
       }, icon(state), state))),
-      field('name', 'Name'), field('user', 'User'), clear);
+      field('name', 'Whole name'), field('user', 'User'), clear);
   }
 
   async function load() {
