@@ -81,6 +81,7 @@ impl Verb {
                 let usual = if terminal { serve::LogFormat::Text } else { serve::LogFormat::Json };
                 (args.log_format.unwrap_or(usual), "info")
             }
+            Self::Work(_) => (serve::LogFormat::Bare, "warn"),
             _ => (serve::LogFormat::Text, "error"),
         }
     }

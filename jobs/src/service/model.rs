@@ -266,6 +266,8 @@ pub struct StageView {
 
 /// Counters of the attempt that runs, or of the last one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+// an earlier version of the service may have kept less
+#[serde(default)]
 pub struct ProgressView {
     /// Seconds since the attempt began to work.
     pub seconds: f64,
@@ -294,7 +296,6 @@ pub struct ProgressView {
     /// Seconds left at this rate, where it can be told.
     pub seconds_left: Option<f64>,
     /// The stages, in the order of the pipeline.
-    #[serde(default)]
     pub stages: Vec<StageView>,
 }
 

@@ -76,6 +76,8 @@ pub enum Message {
     Answer(Value),
     /// The work failed.
     Failed {
+        /// Kind of error, as the pipeline names it.
+        kind: String,
         /// In words.
         message: String,
         /// What is wrong with the job file.

@@ -261,7 +261,7 @@ impl Attempt {
             }
             FromWorker::Message(message) => match *message {
                 Message::Event(event) => self.event(event).await,
-                Message::Failed { message, problems, retryable } => {
+                Message::Failed { message, problems, retryable, .. } => {
                     self.failed = Some(Outcome::Failed { message, problems, retryable });
                 }
                 Message::Answer(_) => {}

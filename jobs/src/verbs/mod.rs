@@ -107,6 +107,7 @@ pub fn log_to(printer: &Arc<Printer>, format: LogFormat, level: &str) {
     // Fails only where a subscriber is set already, which is as good.
     let _ = match format {
         LogFormat::Text => lines.try_init(),
+        LogFormat::Bare => lines.without_time().with_target(false).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
     };
 }

@@ -62,6 +62,9 @@ pub enum LogFormat {
     Json,
     /// For people
     Text,
+    /// Level and text alone, where somebody else adds the time
+    #[value(skip)]
+    Bare,
 }
 
 /// The configuration of a file and the options beside it.

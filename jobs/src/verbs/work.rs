@@ -73,7 +73,8 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if let Err(error) = result {
         tracing::error!("{error}");
         let problems = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
-        teller.tell(&Message::Failed { message: error.to_string(), problems, retryable: error.retryable });
+        let kind = error.kind.name().to_owned();
+        teller.tell(&Message::Failed { kind, message: error.to_string(), problems, retryable: error.retryable });
         return Err(Failure::Told);
     }
     Ok(())

@@ -151,6 +151,7 @@ impl Lines {
 #[utoipa::path(get, path = "/jobs/{id}/manifest", tag = "results", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$")), responses(
     (status = 200, description = "`manifest.json`", body = Value),
     (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Value>> {
@@ -164,7 +165,8 @@ pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Par
 #[utoipa::path(get, path = "/jobs/{id}/report", tag = "results", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$"), ReportQuery), responses(
     (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
     (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 502, description = "The data set cannot be read, or has no such row", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn report(
     State(app): State<App>,
@@ -231,6 +233,10 @@ async fn ask(service: &Service, work: Work) -> Answer<Value> {
         match said {
             FromWorker::Message(message) => match *message {
                 Message::Answer(value) => answer = Some(Ok(value)),
+                // what was asked for is not there; the pipeline names it as an option
+                Message::Failed { kind, message, .. } if kind == "usage" && message.starts_with("--row") => {
+                    answer = Some(Err(ProblemDetails::bad_request(message.trim_start_matches("--"))));
+                }
                 Message::Failed { message, .. } => {
                     answer = Some(Err(ProblemDetails::new(StatusCode::BAD_GATEWAY, message)));
                 }

@@ -172,12 +172,14 @@ pub async fn validate(
     slow_down(&app, &caller)?;
     let folder = folder(&app.service.config, query.folder.as_deref())?;
     let upload = read(&app.service.config, &headers, body).await?;
-    let name = Parsed::from_yaml(&upload.text).spec.map(|spec| spec.name);
+    let named = Parsed::from_yaml(&upload.text).spec.map(|spec| spec.name);
     let (checked, _) = check(&app, upload, folder).await?;
-    let problems = match checked {
+    let problems: Vec<FieldProblem> = match checked {
         Ok(_) => Vec::new(),
         Err(problems) => problems.0.iter().map(Into::into).collect(),
     };
+    // a name that is missing or wrong was replaced, so that the rest could be checked
+    let name = named.filter(|_| !problems.iter().any(|p| p.field == "name"));
     Ok(Json(Validation { valid: problems.is_empty(), name, problems }))
 }
 

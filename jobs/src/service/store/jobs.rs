@@ -110,10 +110,10 @@ fn parsed<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Result<T> 
     })
 }
 
+/// What is only shown: what cannot be read, of another version perhaps, is left out rather than the job.
 fn from_json<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(i)?;
-    let read = |t: String| serde_json::from_str(&t);
-    text.map(read).transpose().map_err(|e| rusqlite::Error::FromSqlConversionFailure(i, Type::Text, e.into()))
+    Ok(text.and_then(|t| serde_json::from_str(&t).map_err(|e| tracing::warn!("column {i} of a job: {e}")).ok()))
 }
 
 /// Takes a job into the queue.

@@ -199,7 +199,8 @@ fn queues_are_bounded_for_all_and_for_each() {
 #[test]
 fn pages_have_no_gaps_and_no_doubles() {
     let (_folder, store) = open();
-    let all: Vec<JobId> = (0..25).map(|n| submit(&store, if n % 5 == 0 { "b" } else { "a" }, 0, Slot::Cpu, n)).collect();
+    let all: Vec<JobId> =
+        (0..25).map(|n| submit(&store, if n % 5 == 0 { "b" } else { "a" }, 0, Slot::Cpu, n)).collect();
     let mut filter = Filter { limit: 10, ..Filter::default() };
     let mut seen = Vec::new();
     loop {
@@ -258,4 +259,18 @@ fn a_store_survives_and_a_newer_one_is_refused() {
     drop(again);
     let refused = Store::open(folder.path()).err().unwrap().to_string();
     assert!(refused.contains("version 99"), "{refused}");
+}
+
+#[test]
+fn what_another_version_kept_does_not_hide_a_job() {
+    let (_folder, store) = open();
+    let id = submit(&store, "a", 0, Slot::Cpu, 1);
+    let set = |progress: &str| {
+        let sql = "UPDATE jobs SET progress = ? WHERE id = ?";
+        store.write_now(|t, _| Ok(t.execute(sql, [progress, id.as_str()])?)).unwrap();
+        get(&store, &id).progress
+    };
+    assert_eq!(set("{\"splits\": 3, \"of_a_newer_version\": 1}").unwrap().splits, 3);
+    assert_eq!(set("[1]"), None);
+    assert_eq!(store.read_now(|c| jobs::list(c, &Filter { limit: 5, ..Filter::default() })).unwrap().0.len(), 1);
 }
