@@ -4,7 +4,8 @@
     python tests/service/load.py --jobs 2000        less of everything, for a look
 
 A teacher job holds the only slot, so all other jobs wait. Limits that are raised over the defaults (`CONFIG`): requests and submissions
-a minute (all clients are one user), waiting jobs of a user, connections of one address, watchers. Prints a table and one line of JSON.
+a minute (all clients are one user), waiting jobs of a user, connections of one address, watchers, and how long
+a connection may be idle (header_seconds). Prints a table and one line of JSON.
 
     (a) 50 clients submit 1,000 jobs, (b) while 200 watchers read events: half of all jobs, half of one job
     (c) 10,000 jobs in the store: lists of 50, with a state, from a cursor near the oldest
@@ -23,7 +24,8 @@ import time
 from conftest import BINARY, Server, furnish, job_file
 
 CONFIG = {
-    "limits": {"queued_jobs": 100_000, "queued_jobs_per_user": 100_000, "connections": 4096, "connections_per_address": 4096, "watchers": 2000},
+    "limits": {"queued_jobs": 100_000, "queued_jobs_per_user": 100_000, "connections": 4096, "connections_per_address": 4096, "watchers": 2000,
+               "header_seconds": 3600},
 }
 
 

@@ -13,8 +13,9 @@ def cut_streams(response, *_args, **_kwargs):
     live = response.headers.get("content-type", "").startswith("text/event-stream")
     follows = "follow=true" in response.request.url and response.status_code == 200
     if live or follows:
+        headers = {k: v for k, v in response.raw.headers.items() if k.lower() != "transfer-encoding"}
         response.raw.close()
-        response.raw = HTTPResponse(body=io.BytesIO(b""), status=response.status_code, preload_content=False, decode_content=False)
+        response.raw = HTTPResponse(body=io.BytesIO(b""), headers=headers, status=response.status_code, preload_content=False)
     return response
 
 

@@ -55,7 +55,8 @@ def refused(server, job, query=""):
         return "refused", "; ".join(f"{p['field']}: {p['message']}" for p in reply.json()["problems"])
     done = server.wait(reply.json()["id"])
     assert done["state"] == "failed", done
-    return "failed", done["reason"]
+    problems = [f"{p['field']}: {p['message']}" for p in done["failure"]["problems"]]
+    return "failed", "; ".join(problems) or done["reason"]
 
 
 READING = [
@@ -333,6 +334,39 @@ def test_no_private_address_is_asked(web_server, listener, found, url):
     where, said = refused(web_server, job_file(input__paths=[url.format(port=port)], output__path="web-out"))
     assert not got, got
     found("http input", f"`{url.format(port='PORT')}`, any public address allowed", f"{where}: {said[:160]}")
+
+
+@pytest.mark.parametrize("to", ["http://127.0.0.1:{other}/x.jsonl", "http://169.254.169.254/x", "file:///etc/passwd", "/elsewhere/x.jsonl"])
+def test_redirects_lead_nowhere_else(start, listener, found, to):
+    """One prefix of a private server is allowed; it sends the job elsewhere."""
+    other, got = listener
+    answer = f"HTTP/1.1 302 Found\r\nLocation: {to.format(other=other)}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+    asked = []
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+
+        def redirect():
+            while True:
+                try:
+                    client, _ = sock.accept()
+                    with client:
+                        asked.append(client.recv(65536))
+                        client.sendall(answer)
+                except OSError:
+                    return
+
+        threading.Thread(target=redirect, daemon=True).start()
+        prefix = f"http://127.0.0.1:{port}/ok"
+        server = start(config={"limits": {"max_attempts": 1}, "access": {"private_networks": True}})
+        server.stop()
+        server.config["access"]["read"].append(prefix)
+        server.start()
+        where, said = refused(server, job_file(input__paths=[f"{prefix}/x.jsonl"], output__path="redirect-out"))
+        sock.shutdown(socket.SHUT_RDWR)
+    assert asked and not got and all(b"GET /ok/" in a or b"HEAD /ok/" in a for a in asked), (asked, got, said)
+    found("http redirect", f"to `{to}`", f"{where}: {said[:160]}")
 
 
 ENDPOINTS = ["http://127.0.0.1:{port}", "http://169.254.169.254", "http://localhost:{port}/", "https://127.0.0.1:{port}"]

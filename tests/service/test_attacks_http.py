@@ -304,6 +304,18 @@ def test_rate_limits(start, found):
     found("rate limit", "requests and submissions of one user", "429 with Retry-After; others are served")
 
 
+def test_every_header_comes_once(server):
+    """Two content types would leave it to the client which one holds."""
+    for method, path, body in [("GET", "/api/v1/jobs", None), ("GET", "/nothing", None), ("PUT", "/api/v1/jobs", None), ("POST", "/api/v1/jobs", "{"),
+                               ("GET", "/", None), ("GET", "/api/v1/jobs/aaaaaaaaaaaa", None), ("GET", "/metrics", None)]:
+        for token in (server.token, None):
+            reply = server.ask(method, path, body, token=token)
+            names = [line.split(b":")[0].lower() for line in reply.raw.split(b"\r\n\r\n")[0].split(b"\r\n")[1:]]
+            assert len(names) == len(set(names)), (method, path, names)
+            if reply.status >= 400:
+                assert reply.headers["content-type"] == "application/problem+json" and reply.json()["status"] == reply.status
+
+
 PATHS = ["/page/..%2f..%2fetc/passwd", "/page/..%2f..%2fetc%2fpasswd", "/page/../../etc/passwd", "/page/%2e%2e/x", "/page//etc/passwd", "/page/index.html%00.css", "/page/..%5cx",
          "/api/v1/jobs/..%2f..%2fetc", "/api/v1/jobs/%00", "/api/v1/jobs/' OR 1=1", "/api/v1/jobs/aaaaaaaaaaaa/..", "/api/v1/jobs/AAAAAAAAAAAA", "/api/v1/jobs/..%2f..%2fservice.sqlite/logs",
          "/%61pi/v1/jobs", "//api/v1/jobs", "/api/v1/../v1/jobs", "/api/v1/jobs/%ff%fe"]
