@@ -1,5 +1,5 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests.
-.PHONY: demo demo-smollm2 build setup test python python-setup python-test python-wheel bench docs lint
+.PHONY: demo demo-smollm2 build setup test service-test service-setup python python-setup python-test python-wheel bench docs lint
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -22,6 +22,15 @@ setup:
 test: setup
 	cargo nextest run --workspace
 	cargo test --doc --workspace -q
+
+# The service: attacks, schemathesis, and its page in Chromium. With the selection of the Rust tests, so that the program is built once.
+service-test: service-setup
+	cargo build --quiet --workspace --tests --bin stillhouse
+	.venv-service/bin/pytest -q tests/service
+	node --test tests/page/page.test.mjs
+
+service-setup: setup
+	scripts/setup-service
 
 # The package of python/, into .venv-torch: its core in the profile of the tests.
 python: python-setup

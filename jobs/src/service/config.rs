@@ -342,6 +342,28 @@ mod tests {
     }
 
     #[test]
+    fn the_example_has_every_key_with_its_default() {
+        let text = include_str!("../../examples/service.yaml");
+        let example: Config = serde_yaml_ng::from_str(text).unwrap();
+        let value = |config: &Config| serde_json::to_value(config).unwrap();
+        let (mut example, mut default) = (value(&example), value(&Config::default()));
+        for path in ["data", "folder", "access"] {
+            example[path].take();
+            default[path].take();
+        }
+        assert_eq!(example, default);
+        let written: serde_json::Value = serde_yaml_ng::from_str(text).unwrap();
+        let keys = |v: &serde_json::Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        for section in ["", "/access", "/capacity", "/retry", "/limits", "/keep"] {
+            let all = value(&Config::default());
+            let (mut has, mut must) = (keys(written.pointer(section).unwrap()), keys(all.pointer(section).unwrap()));
+            has.sort();
+            must.sort();
+            assert_eq!(has, must, "{section}");
+        }
+    }
+
+    #[test]
     fn other_addresses_than_loopback_need_tokens() {
         let listen = |listen: &str| Config { listen: listen.parse().unwrap(), ..Config::default() };
         for (address, needs) in [

@@ -26,8 +26,10 @@ use tower::ServiceExt;
 
 use super::api::Ends;
 use super::config::Limits;
-use super::until;
+use super::{process, until};
 
+/// How long a client may take nothing of what is sent to it; a live stream is sent something every 15 seconds.
+const STUCK: Duration = Duration::from_secs(60);
 const HEAD_BYTES: usize = 32 << 10;
 /// Longest that answers may take once the service stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -72,6 +74,7 @@ async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> io::Result<
     let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
+    process::close_when_stuck(&stream, STUCK)?;
     Ok((stream, permit))
 }
 

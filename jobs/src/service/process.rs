@@ -1,6 +1,8 @@
 //! The few things of processes that the standard library leaves out.
 
 use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 /// SIGTERM: asks for an end.
 pub const TERMINATE: i32 = libc::SIGTERM;
@@ -49,6 +51,26 @@ pub fn limit_memory(bytes: u64) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Has the kernel close a connection whose other end takes nothing for so long.
+///
+/// # Errors
+/// When the system refuses.
+pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Result<()> {
+    let milliseconds = libc::c_uint::try_from(patience.as_millis()).unwrap_or(libc::c_uint::MAX);
+    let length = size_of_val(&milliseconds) as libc::socklen_t;
+    // SAFETY: the descriptor is open while its owner is borrowed, and the number lives through the call, which only reads it.
+    let set = unsafe {
+        libc::setsockopt(
+            connection.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_USER_TIMEOUT,
+            (&raw const milliseconds).cast(),
+            length,
+        )
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

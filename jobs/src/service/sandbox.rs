@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access as _, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetStatus,
+    RulesetStatus, Scope,
 };
 use stillhouse_pipeline::access::Access;
 
@@ -81,6 +81,8 @@ pub fn confine(access: &Access, scratch: &Path) -> Result<Confined, String> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)
+        // nor is it to signal the service, which runs as the same user
+        .and_then(|rules| rules.scope(Scope::from_all(RULES)))
         .and_then(Ruleset::create)
         .map_err(|e| said(&e))?;
     let readable = SYSTEM.iter().map(PathBuf::from).chain(credentials()).chain(disk(&access.read));

@@ -41,6 +41,10 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let mut line = String::new();
     std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
     let order: Order = serde_json::from_str(&line).map_err(|e| system(&e))?;
+    // where memory runs out, this is what the kernel shall take, not the service
+    if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
+        tracing::warn!("the worker is no likelier to be killed for want of memory than the service: {e}");
+    }
     if confine(&order.access, &order.scratch).map_err(|e| system(&e))? == Confined::Not && !order.allow_unconfined {
         let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
             `allow_unconfined: true` in the service's configuration runs them all the same";

@@ -221,7 +221,8 @@ async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timi
                         "{shown}: another run is working on this output (process {} on {}); wait for it or stop it",
                         now.process, now.host
                     ),
-                ));
+                )
+                .retryable());
             }
             None => return Ok(()),
         }

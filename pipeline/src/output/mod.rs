@@ -317,7 +317,8 @@ impl Output {
             Err(fs::TryLockError::WouldBlock) => Err(PipelineError::new(
                 ErrorKind::Output,
                 format!("{self}: another run is working on this output; wait for it or stop it"),
-            )),
+            )
+            .retryable()),
             Err(fs::TryLockError::Error(e)) => Err(PipelineError::caused(ErrorKind::Output, context(), e)),
         }
     }

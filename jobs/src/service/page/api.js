@@ -19,7 +19,7 @@ export function setToken(token) {
 /** Who is signed in; filled from /version. */
 export const session = { auth: 'open', user: null, scopes: [], onUnauthorized: () => {} };
 
-export const may = (...scopes) => scopes.some((s) => session.scopes.includes(s));
+export const may = (scope) => session.scopes.includes(scope);
 
 class ApiError extends Error {
   constructor(fields) {
@@ -33,10 +33,14 @@ class ApiError extends Error {
     if (/json/.test(response.headers.get('content-type') ?? '')) {
       try { problem = JSON.parse(text) ?? {}; } catch { /* then the text is shown as it is */ }
     }
+    const answer = `${response.status} ${problem.title ?? response.statusText}`;
+    // What the server says in its own words comes first; the name of the status helps nobody but its operator.
+    const { detail } = problem;
     return new ApiError({
       status: response.status,
-      title: problem.title ?? `The server answered ${response.status} ${response.statusText}`.trim(),
-      detail: problem.detail ?? (problem.title ? null : text.slice(0, 500)),
+      answer,
+      title: detail ? detail[0].toUpperCase() + detail.slice(1) : `The server answered ${answer}`,
+      detail: problem.title ? null : text.slice(0, 500),
       problems: Array.isArray(problem.problems) ? problem.problems : [],
       requestId: problem.request_id ?? response.headers.get('x-request-id'),
     });

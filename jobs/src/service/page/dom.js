@@ -125,11 +125,12 @@ export function section(title, props, ...children) {
 
 /** What a failed request has to say: title, detail, all problems. */
 export function problemBox(error, { again, testid = 'problem' } = {}) {
+  const more = error.title ? error.detail : error.message;
   return h('div.problem', { role: 'alert', testid },
-    h('p', null, icon('warning'), h('strong', null, error.title ?? 'Something went wrong in this page')),
-    (error.detail ?? error.message) && h('p.wrap', null, error.detail ?? error.message),
+    h('p.wrap', null, icon('warning'), h('strong', null, error.title ?? 'Something went wrong in this page')),
+    more && h('p.wrap', null, more),
     problemTable(error.problems),
-    error.requestId && h('p.muted', null, 'Request ', h('code', null, error.requestId)),
+    error.requestId && h('p.muted', null, `${error.answer}, request `, h('code', null, error.requestId)),
     again && h('p', null, h('button', { type: 'button', onclick: again, testid: 'try-again' }, 'Try again')));
 }
 
@@ -142,9 +143,9 @@ export function problemTable(problems, jump) {
   };
   const got = problems.some((p) => p.got != null);
   return table(`${count(problems.length)} ${problems.length === 1 ? 'problem' : 'problems'} by field`,
-    got ? ['Field', 'Got', 'What is wrong'] : ['Field', 'What is wrong'],
-    problems.map((p) => [field(p), ...(got ? [p.got == null ? '–' : h('code', null, String(p.got))] : []), p.message]),
-    { 'data-testid': 'problems' });
+    got ? ['Field', 'What is wrong', 'Got'] : ['Field', 'What is wrong'],
+    problems.map((p) => [field(p), p.message, ...(got ? [p.got == null ? '–' : h('code', null, String(p.got))] : [])]),
+    { class: 'problems', 'data-testid': 'problems' });
 }
 
 /** Tells a screen reader; for changes of state, not for every tick. */

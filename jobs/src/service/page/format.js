@@ -53,6 +53,7 @@ export function rate(n) {
 
 export function share(part) {
   if (!Number.isFinite(part)) return '–';
+  if (part > 0 && part < 5e-6) return `<${THIN}0.001${THIN}%`;
   return `${fixed(part * 100, part > 0 && part < 0.001 ? 3 : 1)}${THIN}%`;
 }
 

@@ -1,6 +1,6 @@
 // One job: its state, what it does, what became of it.
 
-import { FINAL, jobPath, json, may, request } from './api.js';
+import { FINAL, jobPath, json, may, request, session } from './api.js';
 import { ago, announce, badge, bar, confirmed, debounce, elapsed, facts, h, icon, problemBox, problemTable, section, setBadge, setText, show, table } from './dom.js';
 import { eventList } from './eventlist.js';
 import { bytes, count, counted, duration, rate } from './format.js';
@@ -85,11 +85,11 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       update() {
         const held = box.contains(document.activeElement);
         const final = FINAL.includes(job.state);
-        const submit = may('submit', 'admin');
-        show(cancel, submit && !final && job.state !== 'cancelling');
-        show(retry, submit && ['failed', 'cancelled'].includes(job.state));
-        show(remove, submit && final);
-        show(again, submit);
+        const mine = may('submit') && (job.user === session.user || may('admin'));
+        show(cancel, mine && !final && job.state !== 'cancelling');
+        show(retry, mine && ['failed', 'cancelled'].includes(job.state));
+        show(remove, mine && final);
+        show(again, may('submit'));
         // A button that disappears takes the focus with it; the heading is the next best place.
         if (held && document.activeElement?.hidden !== false) heading.focus();
       },
@@ -147,8 +147,10 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       result = null;
       resultBox.replaceChildren();
     }
-    if (!before || (FINAL.includes(before.state) && !final)) watch();
-    log.start();
+    if (!before || (FINAL.includes(before.state) && !final)) {
+      watch();
+      log.start();
+    }
   }
 
   function about() {
@@ -166,7 +168,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       ['Priority', String(job.priority)],
       ['Limits', `${duration(job.time_limit_seconds)}, ${bytes(job.output_limit_bytes)}${job.overwrite ? ', may overwrite' : ''}`],
       ['Teacher', job.teacher, 'long'],
-      ['Output', h('code', null, job.output), 'long'],
+      ['Output', h('code', null, job.output), 'full'],
     ], { 'data-testid': 'facts' });
   }
 
@@ -184,7 +186,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
     failure.replaceChildren(
       h('h2', null, icon('failed'), job.state === 'failed' ? 'It failed' : 'The last attempt failed'),
       h('p.wrap', { testid: 'failure-message' }, h('strong', null, first)),
-      more.join('').trim() && h('pre', { tabindex: 0, role: 'region', 'aria-label': 'The whole message' }, more.join('\n').trim()),
+      f.problems?.length || !more.join('').trim() ? '' : h('pre', { tabindex: 0, role: 'region', 'aria-label': 'The whole message' }, more.join('\n').trim()),
       h('p.muted', null, KINDS[f.kind] ?? `Kind: ${f.kind}`),
       problemTable(f.problems) ?? '');
   }
@@ -205,9 +207,9 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       running ? rate(p.tokens_per_second) : null,
       running && p.seconds_left != null ? `about ${duration(Math.ceil(p.seconds_left))} left` : null,
     ].filter(Boolean).join(' · '));
-    counters.replaceChildren(facts([
+    counters.replaceChildren(job.attempt > 1 ? h('p.muted', null, `Of attempt ${job.attempt} alone, except for what is committed:`) : '', facts([
       ['Documents', count(p.documents)], ['Text', bytes(p.text_bytes)], ['Tokens', count(p.tokens)], ['Sequences', count(p.sequences)],
-      ['Teacher tokens', count(p.teacher_tokens)], ['Committed', bytes(p.bytes)], ['Running for', duration(p.seconds)],
+      ['Teacher tokens', count(p.teacher_tokens)], ['Committed', bytes(p.bytes)], ['Time', duration(p.seconds)],
     ], { 'data-testid': 'counters' }));
     const busiest = Math.max(...(p.stages ?? []).map((s) => s.seconds), 1e-9);
     // The table keeps its place and its scroll position while its rows change.

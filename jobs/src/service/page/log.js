@@ -1,7 +1,7 @@
 // The log of a job: followed while it runs, the last lines kept, paused without losing any of those.
 
 import { jobPath, FINAL } from './api.js';
-import { h, icon, problemBox, setText, show } from './dom.js';
+import { h, icon, problemBox, setText } from './dom.js';
 import { count, counted } from './format.js';
 import { follow } from './stream.js';
 
@@ -9,11 +9,9 @@ const MOST_LINES = 5000;
 const EVERY = 150; // ms between two writes to the page
 
 export function logView({ id, stateOf, signal }) {
-  let offset = 0;
   let half = ''; // a line that has not ended yet
   let waiting = []; // read, not shown yet
-  let lines = 0;
-  let dropped = 0;
+  let anew = false; // what is shown goes when more is
   let paused = false;
   let running = false;
 
@@ -39,14 +37,11 @@ export function logView({ id, stateOf, signal }) {
   function flush() {
     if (!paused && waiting.length) {
       const stay = tail.checked;
+      if (anew) box.replaceChildren();
+      anew = false;
       box.append(...waiting.map(lineElement));
-      lines += waiting.length;
       waiting = [];
-      while (lines > MOST_LINES) {
-        box.firstChild.remove();
-        lines -= 1;
-        dropped += 1;
-      }
+      while (box.childElementCount > MOST_LINES) box.firstChild.remove();
       if (stay) toEnd();
     }
     tell();
@@ -56,8 +51,8 @@ export function logView({ id, stateOf, signal }) {
   function tell() {
     const parts = [connection];
     if (paused) parts.push(`paused, ${counted(waiting.length, 'new line')}`);
-    parts.push(lines || waiting.length ? counted(lines, 'line') : 'no lines yet');
-    if (dropped) parts.push(`${count(dropped)} older ones left out`);
+    const lines = box.childElementCount;
+    parts.push(lines === MOST_LINES ? `the last ${count(lines)} lines` : lines || waiting.length ? counted(lines, 'line') : 'no lines yet');
     setText(status, parts.filter(Boolean).join(' · '));
   }
 
@@ -68,17 +63,18 @@ export function logView({ id, stateOf, signal }) {
     if (running) return;
     running = true;
     await follow(jobPath(id, '/logs'), {
-      signal, from: offset,
+      signal, tail: MOST_LINES,
       isOver: () => FINAL.includes(stateOf()),
-      onOffset: (n) => { offset = n; },
+      onStart: () => {
+        half = '';
+        waiting = [];
+        anew = true;
+      },
       onText: (text) => {
         const fresh = (half + text).split(/\r?\n/);
         half = fresh.pop();
         for (const line of fresh) waiting.push(line);
-        if (waiting.length > 2 * MOST_LINES) {
-          dropped += waiting.length - MOST_LINES;
-          waiting = waiting.slice(-MOST_LINES);
-        }
+        if (waiting.length > 2 * MOST_LINES) waiting = waiting.slice(-MOST_LINES);
       },
       onStatus: ({ state, error }) => {
         connection = { connecting: 'connecting', live: FINAL.includes(stateOf()) ? '' : 'live', lost: 'connection lost, trying again', paused: 'waiting for this tab to be looked at', ended: '', failed: 'stopped' }[state];
@@ -93,7 +89,6 @@ export function logView({ id, stateOf, signal }) {
     });
     running = false;
   }
-  show(problem, true);
   return { element, start };
 }
 

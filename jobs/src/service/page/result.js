@@ -77,8 +77,8 @@ export function resultView({ job, signal }) {
         ['Tokenizer', report.tokenizer, 'long'], ['Teacher', report.teacher, 'long'],
       ], { class: 'facts tiles', 'data-testid': 'result-facts' }),
       table('Totals by split', ['Split', '#Shards', '#Sequences', '#Tokens', '#Size'], splits.map(([name, t]) => [name, count(t.shards), count(t.rows ?? t.sequences), count(t.tokens), bytes(t.bytes)])),
-      report.columns?.length ? table('Bytes per token by column', ['Column', 'Type', 'Shape', '#Bytes per token', '#Share', ''],
-        report.columns.map((c) => [h('code', null, c.name), h('code', null, c.data_type), h('code', null, c.shape ?? '–'), fixed(c.bytes_per_token, 3), share(c.bytes / all), bar(c.bytes / all)]), { 'data-testid': 'columns' }) : '');
+      report.columns?.length ? table('Bytes per token by column', ['Column', '#Bytes per token', '#Share', '', 'Type', 'Shape'],
+        report.columns.map((c) => [h('code', null, c.name), fixed(c.bytes_per_token, 3), share(c.bytes / all), bar(c.bytes / all), h('code', null, c.data_type), h('code', null, c.shape ?? '–')]), { 'data-testid': 'columns' }) : '');
     const bins = s.corrections_histogram;
     const plot = bins?.length ? correctionsHistogram(bins) : null;
     if (plot) overview.append(h('h3', null, 'Corrections'), plot);
@@ -149,16 +149,16 @@ function sequenceView(report) {
 
   const ones = tokens.filter((t) => groupOf(t) === 1).length;
   return h('div', { testid: 'sequence' },
-    facts([['Shard', h('code', null, row.shard), 'long'], ['Row in the shard', count(row.row)], ['Sequence id', count(row.sequence_id)],
+    facts([['Shard', h('code', null, row.shard), 'long'], ['Row in the shard', count(row.row)], ['Sequence id', String(row.sequence_id)],
       ['Documents', count(row.documents?.length)], ['Partition at t', row.partition_t == null ? null : fixed(row.partition_t, 4)]]),
     grouped && h('p.legend', null, h('span.token', { 'data-group': 0 }, 'group 0'), ` plain, ${counted(tokens.length - ones, 'token')} `, h('span.token', { 'data-group': 1 }, 'group 1'), ` underlined, ${counted(ones, 'token')}`),
-    panel, box, more, documents(row), blueprints(row));
+    h('div', null, panel, box), more, documents(row), blueprints(row)); // the panel sticks beside its tokens only
 }
 
 function documents(row) {
   if (!row.documents?.length) return null;
   return h('details', null, h('summary', null, `${counted(row.documents.length, 'document')} in this sequence`),
-    table('Documents', ['#From token', '#Document', '#Record', 'File'], row.documents.map((d) => [count(d.offset), count(d.document_id), count(d.record), h('code', null, d.file ?? '–')])));
+    table('Documents', ['#From token', '#Document', '#Record', 'File'], row.documents.map((d) => [count(d.offset), String(d.document_id), count(d.record), h('code', null, d.file ?? '–')])));
 }
 
 function blueprints(row) {

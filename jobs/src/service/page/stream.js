@@ -85,14 +85,14 @@ function shown(signal) {
 }
 
 /** Text of an answer as it comes. */
-async function* chunks(response, onBytes) {
+async function* chunks(response, onData) {
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      onBytes(value.length);
+      onData();
       yield decoder.decode(value, { stream: true });
     }
   } finally {
@@ -141,14 +141,14 @@ function parse(text) {
   }
 }
 
-/** A log from a byte offset on. `onText(text)`; `isOver()` says whether the end of the answer is the end of the log. */
-export function follow(path, { signal, onText, onStatus, isOver, from = 0, onOffset }) {
-  let offset = from;
+/** A log: its last lines, then what comes. Every connection begins it anew: `onStart()`, then `onText(text)`; `isOver()` says whether the job is. */
+export function follow(path, { signal, tail, onStart, onText, onStatus, isOver }) {
   return keepOpen(async (attempt, alive, live) => {
-    const response = await request(path, { query: { follow: !isOver(), after: offset }, accept: 'text/plain', signal: attempt });
     const over = isOver();
+    const response = await request(path, { query: { follow: !over, tail }, accept: 'text/plain', signal: attempt });
     live();
-    for await (const text of chunks(response, (n) => { alive(); offset += n; onOffset(offset); })) onText(text);
+    onStart();
+    for await (const text of chunks(response, alive)) onText(text);
     // The log of a job ends a moment before the page hears of the job's end.
     if (!over && !isOver()) await new Promise((resolve) => { setTimeout(resolve, 1500); });
     return over || isOver();

@@ -6,7 +6,7 @@ import { counted } from './format.js';
 import { locate } from './locate.js';
 
 // Kept while the page stays open, so that looking at a job does not lose what was written.
-const draft = { text: '', folder: '', priority: '0', attempts: '3', hours: '', gigabytes: '', overwrite: false };
+const draft = { text: '', folder: '', priority: '0', attempts: '', hours: '', gigabytes: '', overwrite: false };
 
 export function setDraft(text) {
   draft.text = text;
@@ -35,7 +35,8 @@ export function submitView({ signal, navigate }) {
   const verdict = h('p', { id: 'verdict', testid: 'verdict', role: 'status' });
   const list = h('div', { testid: 'validation' });
   const problem = h('div');
-  const button = h('button.primary', { type: 'submit', testid: 'submit' }, 'Submit the job');
+  const allowed = may('submit');
+  const button = h('button.primary', { type: 'submit', disabled: !allowed, testid: 'submit' }, 'Submit the job');
   const file = h('input', { type: 'file', accept: '.yaml,.yml,.json', hidden: true, testid: 'job-file-input', onchange: async () => {
     const chosen = file.files[0];
     if (!chosen) return;
@@ -65,12 +66,11 @@ export function submitView({ signal, navigate }) {
       h('fieldset.card', null, h('legend', null, 'Options'),
         option('folder', 'Folder', 'What relative paths in the file start from, on the server. Empty: the server’s own.', { placeholder: '/data/jobs', spellcheck: 'false' }),
         option('priority', 'Priority', '−100 to 100; higher runs first.', { type: 'number', min: -100, max: 100, step: 1 }),
-        option('attempts', 'Attempts at most', null, { type: 'number', min: 1, max: 1000, step: 1 }),
-        option('hours', 'Time limit in hours', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any', placeholder: '24' }),
-        option('gigabytes', 'Output limit in GB', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any', placeholder: '1000' }),
+        option('attempts', 'Attempts at most', 'Empty: the server’s.', { type: 'number', min: 1, max: 1000, step: 1 }),
+        option('hours', 'Time limit in hours', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any' }),
+        option('gigabytes', 'Output limit in GB', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any' }),
         h('label.check', null, overwrite, ' Replace another data set in the output folder'),
-        problem, button,
-        may('submit', 'admin') ? null : h('p.problem', { role: 'note' }, 'This token may only read; the server will refuse to take a job.'))));
+        problem, button)));
 
   function query() {
     const scaled = (value, by) => (value === '' ? null : Math.round(Number(value) * by));
@@ -115,6 +115,7 @@ export function submitView({ signal, navigate }) {
   async function check() {
     checkSoon.stop();
     checking?.abort();
+    if (!allowed) return say('bad', 'This token may only read: the server would neither check a job nor take it.');
     if (!text.value.trim()) {
       listProblems([]);
       return say('', 'Paste or write a job file; it is checked as you write.');

@@ -1,1 +1,261 @@
+use std::time::Duration;
 
+use super::jobs::{self, Filter, Key, NewJob, QueueLimits, Submitted};
+use super::tokens::{self, Scope};
+use super::*;
+use crate::service::model::{Failure, FailureKind, Job, Slot, Time};
+
+const LIMITS: QueueLimits = QueueLimits { all: 100, per_user: 50 };
+
+fn open() -> (tempfile::TempDir, Arc<Store>) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    (folder, store)
+}
+
+fn new(user: &str, priority: i32, slot: Slot) -> NewJob {
+    NewJob {
+        id: JobId::new().unwrap(),
+        name: "n".into(),
+        user: user.into(),
+        priority,
+        slot,
+        media_type: "application/yaml".into(),
+        file: "version: 1".into(),
+        folder: "/".into(),
+        max_attempts: 2,
+        time_limit_seconds: 10,
+        output_limit_bytes: 10,
+        overwrite: false,
+        output: "/out".into(),
+    }
+}
+
+fn submit(store: &Store, user: &str, priority: i32, slot: Slot, at: i64) -> JobId {
+    let new = new(user, priority, slot);
+    let submitted = store.write_now(|t, told| jobs::submit(t, &new, None, LIMITS, Time(at), told));
+    assert!(matches!(submitted.unwrap(), Submitted::New(_)));
+    new.id
+}
+
+fn take(store: &Store, free: &[Slot], at: i64) -> Option<JobId> {
+    store.write_now(|t, told| jobs::take_next(t, free, Time(at), told)).unwrap().map(|task| task.whose.id)
+}
+
+fn end(store: &Store, id: &JobId, to: JobState, at: i64) {
+    store
+        .write_now(|t, told| {
+            let (whose, state) = jobs::whose(t, id)?;
+            attempts::end(t, whose.seq, "x", None, Time(at))?;
+            jobs::transition(t, &whose, state, to, Some("because"), Time(at), told)
+        })
+        .unwrap();
+}
+
+fn get(store: &Store, id: &JobId) -> Job {
+    store.read_now(|c| jobs::show(c, id)).unwrap()
+}
+
+#[test]
+fn priority_goes_first_then_users_take_turns() {
+    let (_folder, store) = open();
+    let a: Vec<JobId> = (0..3).map(|n| submit(&store, "a", 0, Slot::Cpu, n)).collect();
+    let b: Vec<JobId> = (10..13).map(|n| submit(&store, "b", 0, Slot::Cpu, n)).collect();
+    let urgent = submit(&store, "a", 5, Slot::Cpu, 20);
+    assert_eq!(get(&store, &urgent).queue_position, Some(1));
+    assert_eq!(get(&store, &b[2]).queue_position, Some(7));
+    let mut order = Vec::new();
+    for n in 0..7 {
+        let id = take(&store, &[Slot::Cpu], 100 + 10 * n).unwrap();
+        end(&store, &id, JobState::Succeeded, 105 + 10 * n);
+        order.push(id);
+    }
+    // a's urgent job counts for a, so b goes on; from then on they take turns
+    let expected = [&urgent, &b[0], &a[0], &b[1], &a[1], &b[2], &a[2]];
+    assert_eq!(order.iter().collect::<Vec<_>>(), expected);
+    assert_eq!(take(&store, &[Slot::Cpu], 500), None);
+}
+
+#[test]
+fn who_runs_nothing_goes_before_who_runs_something() {
+    let (_folder, store) = open();
+    let long = submit(&store, "a", 0, Slot::Cpu, 0);
+    let second = submit(&store, "a", 0, Slot::Cpu, 1);
+    let other = submit(&store, "b", 0, Slot::Cpu, 2);
+    assert_eq!(take(&store, &[Slot::Cpu], 10), Some(long));
+    assert_eq!(take(&store, &[Slot::Cpu], 11), Some(other));
+    assert_eq!(take(&store, &[Slot::Cpu], 12), Some(second));
+}
+
+#[test]
+fn a_job_whose_slot_is_taken_keeps_nobody_waiting() {
+    let (_folder, store) = open();
+    let gpu = submit(&store, "a", 50, Slot::AnyGpu, 0);
+    let pinned = submit(&store, "a", 60, Slot::Gpu(1), 1);
+    let cpu = submit(&store, "a", 0, Slot::Cpu, 2);
+    assert_eq!(take(&store, &[], 10), None);
+    assert_eq!(take(&store, &[Slot::Cpu], 10), Some(cpu));
+    assert_eq!(take(&store, &[Slot::AnyGpu, Slot::Gpu(0)], 11), Some(gpu));
+    assert_eq!(take(&store, &[Slot::AnyGpu, Slot::Gpu(1)], 12), Some(pinned));
+}
+
+#[test]
+fn a_failed_attempt_waits_and_is_queued_again() {
+    let (_folder, store) = open();
+    let id = submit(&store, "a", 0, Slot::Cpu, 0);
+    take(&store, &[Slot::Cpu], 1).unwrap();
+    let failure = Failure { kind: FailureKind::Machine, message: "crashed".into(), problems: Vec::new() };
+    let seq = store.read_now(|c| jobs::whose(c, &id)).unwrap().0.seq;
+    store.write_now(|t, _| jobs::fail_attempt(t, seq, &failure, Some(Time(500)))).unwrap();
+    end(&store, &id, JobState::Retrying, 2);
+    let job = get(&store, &id);
+    assert_eq!((job.state, job.failures, job.not_before), (JobState::Retrying, 1, Some(Time(500))));
+    assert_eq!(job.failure, Some(failure));
+    let due = |at| store.write_now(|t, told| jobs::requeue_due(t, Time(at), told)).unwrap();
+    assert_eq!(due(499), Some(Time(500)));
+    assert_eq!(get(&store, &id).state, JobState::Retrying);
+    assert_eq!(due(500), None);
+    assert_eq!(take(&store, &[Slot::Cpu], 501), Some(id.clone()));
+    let job = get(&store, &id);
+    assert_eq!((job.attempt, job.failures, job.failure, job.not_before), (2, 1, None, None));
+    // by hand, the count of failures begins anew and the attempts go on
+    end(&store, &id, JobState::Failed, 502);
+    store.write_now(|t, told| jobs::retry(t, &id, "ada", Time(503), told)).unwrap();
+    let job = get(&store, &id);
+    assert_eq!((job.state, job.attempt, job.failures, job.finished_at), (JobState::Retrying, 2, 0, None));
+    assert_eq!(job.reason.as_deref(), Some("retried by ada"));
+}
+
+#[test]
+fn every_change_is_an_event_in_order() {
+    let (_folder, store) = open();
+    let mut watcher = store.watch();
+    let id = submit(&store, "a", 0, Slot::Cpu, 1);
+    take(&store, &[Slot::Cpu], 2).unwrap();
+    store.write_now(|t, told| jobs::cancel(t, &id, "bob", Time(3), told)).unwrap();
+    end(&store, &id, JobState::Cancelled, 4);
+    let history = store.read_now(|c| events::history(c, &id, 0, 10)).unwrap();
+    let states: Vec<_> = history.iter().map(|e| (e.time.0, e.data["to"].as_str().unwrap().to_owned())).collect();
+    let expected = [(1, "queued"), (2, "running"), (3, "cancelling"), (4, "cancelled")];
+    assert_eq!(states, expected.map(|(at, to)| (at, to.to_owned())));
+    let live: Vec<_> = std::iter::from_fn(|| watcher.try_recv().ok()).map(|e| e.as_ref().clone()).collect();
+    assert_eq!(live, history);
+    let after = history[1].seq.unwrap();
+    assert_eq!(store.read_now(|c| events::history(c, &id, after, 1)).unwrap(), history[2..3]);
+}
+
+#[test]
+fn what_the_diagram_has_not_changes_nothing() {
+    let (_folder, store) = open();
+    let id = submit(&store, "a", 0, Slot::Cpu, 1);
+    let wrong = store.write_now(|t, told| {
+        let (whose, state) = jobs::whose(t, &id)?;
+        jobs::transition(t, &whose, state, JobState::Succeeded, None, Time(2), told)
+    });
+    assert!(matches!(wrong, Err(StoreError::Damaged(_))), "{wrong:?}");
+    assert_eq!(get(&store, &id).state, JobState::Queued);
+    assert!(matches!(store.write_now(|t, _| jobs::delete(t, &id)), Err(StoreError::WrongState { .. })));
+    let retried = store.write_now(|t, told| jobs::retry(t, &id, "a", Time(2), told));
+    assert!(matches!(retried, Err(StoreError::WrongState { .. })));
+}
+
+#[test]
+fn a_key_gives_one_job() {
+    let (_folder, store) = open();
+    let key = |request| Key { text: "k".into(), request: [request; 32] };
+    let send = |user: &str, request| {
+        let job = new(user, 0, Slot::Cpu);
+        store.write_now(|t, told| jobs::submit(t, &job, Some(&key(request)), LIMITS, Time(1), told))
+    };
+    let Submitted::New(first) = send("a", 1).unwrap() else { panic!() };
+    let Submitted::Before(same) = send("a", 1).unwrap() else { panic!() };
+    assert_eq!(same, first);
+    assert!(matches!(send("a", 2), Err(StoreError::KeyReused)));
+    assert!(matches!(send("b", 2).unwrap(), Submitted::New(_)), "a key is the user's own");
+    // it goes with its job
+    end(&store, &take(&store, &[Slot::Cpu], 2).unwrap(), JobState::Succeeded, 3);
+    store.write_now(|t, _| jobs::delete(t, &first.id)).unwrap();
+    assert!(matches!(send("a", 2).unwrap(), Submitted::New(_)));
+}
+
+#[test]
+fn queues_are_bounded_for_all_and_for_each() {
+    let (_folder, store) = open();
+    let send = |user: &str| {
+        let limits = QueueLimits { all: 3, per_user: 2 };
+        let job = new(user, 0, Slot::Cpu);
+        store.write_now(|t, told| jobs::submit(t, &job, None, limits, Time(1), told))
+    };
+    send("a").unwrap();
+    send("a").unwrap();
+    assert!(send("a").unwrap_err().to_string().contains("limits.queued_jobs_per_user"));
+    send("b").unwrap();
+    assert!(send("b").unwrap_err().to_string().contains("limits.queued_jobs)"));
+    // one that runs does not wait
+    take(&store, &[Slot::Cpu], 2).unwrap();
+    send("b").unwrap();
+}
+
+#[test]
+fn pages_have_no_gaps_and_no_doubles() {
+    let (_folder, store) = open();
+    let all: Vec<JobId> = (0..25).map(|n| submit(&store, if n % 5 == 0 { "b" } else { "a" }, 0, Slot::Cpu, n)).collect();
+    let mut filter = Filter { limit: 10, ..Filter::default() };
+    let mut seen = Vec::new();
+    loop {
+        let (page, next) = store.read_now(|c| jobs::list(c, &filter)).unwrap();
+        seen.extend(page.into_iter().map(|j| j.id));
+        // new jobs are newer than the cursor
+        submit(&store, "a", 0, Slot::Cpu, 100);
+        filter.before = next;
+        if next.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen, all.iter().rev().cloned().collect::<Vec<_>>());
+    let of_b = Filter { user: Some("b".into()), states: vec![JobState::Queued], limit: 5, ..Filter::default() };
+    let (page, next) = store.read_now(|c| jobs::list(c, &of_b)).unwrap();
+    assert_eq!((page.len(), next), (5, None));
+    let none = Filter { states: vec![JobState::Failed, JobState::Running], limit: 5, ..Filter::default() };
+    assert!(store.read_now(|c| jobs::list(c, &none)).unwrap().0.is_empty());
+}
+
+#[test]
+fn tokens_are_good_until_they_are_over_or_revoked() {
+    let (folder, store) = open();
+    let make = |over| store.write_now(|t, _| tokens::create(t, "ada", &[Scope::Read], over, Time(0))).unwrap();
+    let (token, short) = (make(None), make(Some(Time(0).after(Duration::from_secs(1)))));
+    let holder = |text: &str, at| store.read_now(|c| tokens::holder(c, text, Time(at))).unwrap().map(|h| h.user);
+    let text = token.to_string();
+    assert_eq!(holder(&text, 5), Some("ada".into()));
+    assert_eq!((holder(&short.to_string(), 999), holder(&short.to_string(), 1000)), (Some("ada".into()), None));
+    let other = make(None);
+    let mixed = format!("sh_{}_{}", other.id, text.rsplit('_').next().unwrap());
+    let longer = format!("{text}0");
+    for wrong in ["", "sh_", "sh__", &text[..text.len() - 1], &longer, &mixed, &text.to_uppercase(), &text[3..]] {
+        assert_eq!(holder(wrong, 5), None, "{wrong}");
+    }
+    assert!(store.write_now(|t, _| tokens::revoke(t, &token.id, Time(6))).unwrap());
+    assert_eq!(holder(&text, 7), None);
+    assert!(!store.write_now(|t, _| tokens::revoke(t, "nobody", Time(6))).unwrap());
+    // the secret is nowhere in the file
+    drop(store);
+    let secret = text.rsplit('_').next().unwrap().as_bytes();
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        assert!(!bytes.windows(secret.len()).any(|w| w == secret));
+    }
+}
+
+#[test]
+fn a_store_survives_and_a_newer_one_is_refused() {
+    let (folder, store) = open();
+    let id = submit(&store, "a", 0, Slot::Cpu, 1);
+    drop(store);
+    let again = Store::open(folder.path()).unwrap();
+    assert_eq!(get(&again, &id).state, JobState::Queued);
+    again.write_now(|t, _| Ok(t.pragma_update(None, "user_version", 99)?)).unwrap();
+    drop(again);
+    let refused = Store::open(folder.path()).err().unwrap().to_string();
+    assert!(refused.contains("version 99"), "{refused}");
+}
