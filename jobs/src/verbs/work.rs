@@ -18,6 +18,7 @@ use tokio::runtime::Builder;
 use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
+use crate::service::model::FieldProblem;
 use crate::service::order::{Message, Order, Work};
 use crate::service::process;
 use crate::service::sandbox::{Confined, confine};
@@ -72,11 +73,23 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     teller.log.close();
     if let Err(error) = result {
         tracing::error!("{error}");
-        let problems = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
+        let problems = problems(&error);
         teller.tell(&Message::Failed { message: error.to_string(), problems, retryable: error.retryable });
         return Err(Failure::Told);
     }
     Ok(())
+}
+
+/// What is wrong with the job file, so that `submit` ends as `run` does: also where what is wrong was not told by field.
+fn problems(error: &PipelineError) -> Vec<FieldProblem> {
+    let found: Vec<FieldProblem> = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
+    if !found.is_empty() || error.kind != ErrorKind::Usage {
+        return found;
+    }
+    let text = error.to_string();
+    let is_field = |name: &str| name.contains('.') && name.bytes().all(|b| b.is_ascii_lowercase() || b"._".contains(&b));
+    let (field, message) = text.split_once(": ").filter(|(field, _)| is_field(field)).unwrap_or(("", &text));
+    vec![FieldProblem { field: field.to_owned(), got: None, message: message.to_owned() }]
 }
 
 /// Ends this process when the service is gone, however that came: the kernel closes its end of the pipe.
