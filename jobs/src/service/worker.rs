@@ -147,9 +147,9 @@ impl Worker {
         Ok(exit(ended.await.map_err(io::Error::other)??))
     }
 
-    /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+    /// Whether it has ended. It is not reaped by that.
+    pub fn has_ended(&self) -> bool {
+        process::began(self.child.id().cast_signed()).is_none()
     }
 }
 
