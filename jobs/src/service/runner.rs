@@ -126,7 +126,11 @@ impl Attempt {
         let worker = tokio::task::spawn_blocking(move || Worker::start(&start));
         let worker = worker.await.map_err(|e| e.to_string())?.map_err(|e| format!("cannot start a worker: {e}"))?;
         let (seq, attempt, (process, began)) = (self.task.whose.seq, self.task.whose.attempt, worker.process());
-        let noted = self.service.store.write(move |t, _| attempts::set_process(t, seq, attempt, process, began));
+        let report = self.report.clone();
+        let noted = self.service.store.write(move |t, _| {
+            attempts::set_process(t, seq, attempt, process, began)?;
+            jobs::report(t, seq, &report, Time::now())
+        });
         if let Err(e) = noted.await {
             worker.kill();
             let _ = worker.wait().await;
