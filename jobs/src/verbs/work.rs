@@ -19,7 +19,7 @@ use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::service::model::FieldProblem;
-use crate::service::order::{Message, Order, Work};
+use crate::service::order::{Message, Order, STOPPED, Work};
 use crate::service::process;
 use crate::service::sandbox::{Confined, confine};
 
@@ -32,8 +32,6 @@ Examples:
 #[command(after_help = EXAMPLES, hide = true)]
 pub struct Args {}
 
-/// What a worker exits with when it was told to stop, or its service is gone.
-const STOPPED: i32 = 75;
 const LONGEST_ORDER: u64 = 64 << 20;
 
 /// Takes the order and follows it.
