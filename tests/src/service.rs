@@ -135,9 +135,7 @@ impl Service {
     /// Starts it and waits until it is ready.
     pub fn launch(&mut self) {
         let mut server = Server::start(self.serve(&[]), &self.own.path().join("log"));
-        server.wait_until("the service", || {
-            self.api.try_get("/ready").is_some_and(|answer| answer.status == 200)
-        });
+        server.wait_until("the service", || self.api.try_get("/ready").is_some_and(|answer| answer.status == 200));
         self.server = Some(server);
     }
 

@@ -9,12 +9,17 @@ use stillhouse_tests::{corpus, job, shards, with};
 
 use crate::stores::packing_job;
 
-/// A job of some thirty splits that is over in a second or two.
+/// What comes of the corpus of [`start`].
+pub(crate) const DOCUMENTS: usize = 18;
+pub(crate) const SPLITS: usize = 17;
+pub(crate) const ROWS: usize = 62;
+
+/// A job of some splits that is over in a second or two.
 pub(crate) fn quick_job(output: &str) -> Value {
     with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}, "output": {"path": output}}))
 }
 
-/// A job with a teacher and some thirty splits: about ten seconds of one processor.
+/// A job with a teacher and as many splits: about five seconds of one processor.
 pub(crate) fn long_job(output: &str) -> Value {
     with(job(), &json!({"name": "long", "input": {"split_megabytes": 0.0015}, "output": {"path": output}}))
 }
@@ -22,7 +27,7 @@ pub(crate) fn long_job(output: &str) -> Value {
 /// A service with `corpus.jsonl`.
 pub(crate) fn start(patch: &Value) -> Service {
     let service = Service::start(patch);
-    service.scratch.write("corpus.jsonl", &corpus(40, 1300));
+    service.scratch.write("corpus.jsonl", &corpus(DOCUMENTS, 1300));
     service
 }
 
@@ -44,7 +49,8 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_told_at_once() {
     let service = start(&json!({}));
     let api = &service.api;
     let yaml = format!("# by hand\n{}", serde_json::to_string_pretty(&quick_job("by-yaml")).unwrap());
-    let sent = api.send("POST", "/jobs?priority=7&max_attempts=2", &[("content-type", "application/yaml")], Some(&yaml));
+    let sent =
+        api.send("POST", "/jobs?priority=7&max_attempts=2", &[("content-type", "application/yaml")], Some(&yaml));
     let sent = sent.expect(201);
     let made = sent.json();
     let id = made["id"].as_str().unwrap();
@@ -56,8 +62,8 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_told_at_once() {
     let by_json = api.submit(&quick_job("by-json"));
     for (id, output) in [(id, "by-yaml"), (by_json.as_str(), "by-json")] {
         let done = api.until_state(id, "succeeded");
-        assert_eq!(done["result"]["rows"], 121, "{done:#}");
-        assert_eq!(shards(&service.scratch.path(output)).len(), 30);
+        assert_eq!(done["result"]["rows"], ROWS, "{done:#}");
+        assert_eq!(shards(&service.scratch.path(output)).len(), SPLITS);
     }
     assert_eq!(shards(&service.scratch.path("by-yaml")), shards(&service.scratch.path("by-json")));
 
@@ -71,14 +77,16 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_told_at_once() {
     });
     let problem = api.send_job("", &[], &wrong).problem(422);
     assert_eq!(problem["title"], "Unprocessable Entity");
-    let told: Vec<&str> = problem["problems"].as_array().unwrap().iter().map(|p| p["field"].as_str().unwrap()).collect();
+    let told: Vec<&str> =
+        problem["problems"].as_array().unwrap().iter().map(|p| p["field"].as_str().unwrap()).collect();
     println!("{problem:#}");
     let expected = ["colour", "extract.teacher.device", "input.paths[1]", "name", "output.path", "pack.length"];
     for field in expected {
         assert!(told.contains(&field), "{field} is not in {told:?}");
     }
     assert_eq!(problem["detail"], format!("the job file has {} problems", told.len()));
-    let got = |field: &str| problem["problems"].as_array().unwrap().iter().find(|p| p["field"] == field).unwrap().clone();
+    let got =
+        |field: &str| problem["problems"].as_array().unwrap().iter().find(|p| p["field"] == field).unwrap().clone();
     assert_eq!(got("pack.length")["got"], "1");
     assert_eq!(
         got("extract.teacher.device"),
@@ -183,7 +191,11 @@ fn lists_are_filtered_and_paged_while_jobs_come_in() {
     // somebody else's job is seen and not touched
     let mine = &all[0];
     bob.get(&format!("/jobs/{mine}")).expect(200);
-    for (method, path) in [("POST", format!("/jobs/{mine}/cancel")), ("POST", format!("/jobs/{mine}/retry")), ("DELETE", format!("/jobs/{mine}"))] {
+    for (method, path) in [
+        ("POST", format!("/jobs/{mine}/cancel")),
+        ("POST", format!("/jobs/{mine}/retry")),
+        ("DELETE", format!("/jobs/{mine}")),
+    ] {
         bob.send(method, &path, &[], None).problem(403);
     }
     service.api.get("/jobs").problem(401);
@@ -221,13 +233,16 @@ fn events_come_once_each_however_often_the_connection_is_lost() {
         }
         cuts += 1;
     };
-    assert!(cuts > 5, "{cuts}");
+    assert!(cuts > 3, "{cuts}");
     assert_eq!(end, json!({"state": "succeeded"}));
     let kept = api.events(&id);
     assert_eq!(seen.iter().map(|(_, e)| e.clone()).collect::<Vec<_>>(), kept);
     assert!(seen.windows(2).all(|w| w[0].0 < w[1].0));
     let count = |kind: &str| kept.iter().filter(|e| e["type"] == kind).count();
-    assert_eq!((count("started"), count("split_started"), count("split_committed"), count("finished")), (1, 30, 30, 1));
+    assert_eq!(
+        (count("started"), count("split_started"), count("split_committed"), count("finished")),
+        (1, SPLITS, SPLITS, 1)
+    );
     assert_eq!(api.states(&id), ["queued", "running", "succeeded"]);
 
     // the same history in pages of every size
@@ -275,7 +290,7 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
     assert_eq!(log.header("content-type"), "text/plain; charset=utf-8");
     assert_eq!(followed, log.text);
     let lines: Vec<&str> = log.text.lines().collect();
-    assert!(lines.len() > 30 && lines.iter().all(|line| line.contains(" attempt 1: ")), "{}", log.text);
+    assert!(lines.len() > SPLITS && lines.iter().all(|line| line.contains(" attempt 1: ")), "{}", log.text);
     for tail in [0, 1, 5, 10_000] {
         let text = api.get(&format!("/jobs/{id}/logs?tail={tail}")).expect(200).text;
         let expected = &lines[lines.len().saturating_sub(tail)..];
@@ -285,26 +300,27 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
     let manifest = api.get(&format!("/jobs/{id}/manifest")).expect(200).json();
     let on_disk = fs::read_to_string(service.scratch.path("out/manifest.json")).unwrap();
     assert_eq!(manifest, serde_json::from_str::<Value>(&on_disk).unwrap());
-    for row in ["0", "120"] {
+    for row in ["0", "61"] {
         let report = api.get(&format!("/jobs/{id}/report?row={row}")).expect(200).json();
         let inspected = service.stillhouse(&["inspect", "out", "--json", "--row", row]).expect(0).json();
         assert_eq!(without_place(report), without_place(inspected));
     }
-    let problem = api.get(&format!("/jobs/{id}/report?row=121")).problem(502);
-    assert!(problem["detail"].as_str().unwrap().contains("121"), "{problem}");
+    let problem = api.get(&format!("/jobs/{id}/report?row=62")).problem(502);
+    assert!(problem["detail"].as_str().unwrap().contains("62"), "{problem}");
     let result = &done["result"];
-    assert_eq!((&result["rows"], &result["tokens"]), (&json!(121), &json!(121 * 64)));
-    let bytes: u64 = fs::read_dir(service.scratch.path("out/data")).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
+    assert_eq!((&result["rows"], &result["tokens"]), (&json!(ROWS), &json!(ROWS * 64)));
+    let bytes: u64 =
+        fs::read_dir(service.scratch.path("out/data")).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
     assert_eq!((&result["bytes"], &done["progress"]["bytes"]), (&json!(bytes), &json!(bytes)));
-    assert_eq!((&done["progress"]["splits_done"], &done["progress"]["splits"]), (&json!(30), &json!(30)));
-    assert_eq!(done["progress"]["teacher_tokens"].as_u64(), Some(121 * 63));
+    assert_eq!((&done["progress"]["splits_done"], &done["progress"]["splits"]), (&json!(SPLITS), &json!(SPLITS)));
+    assert_eq!(done["progress"]["teacher_tokens"].as_u64(), Some(ROWS as u64 * 63));
     assert!(done["teacher"].as_str().unwrap().starts_with("gpt2, 3.5M parameters"), "{done:#}");
 
     let points = api.get(&format!("/jobs/{id}/rates")).expect(200).json()["points"].clone();
     let points = points.as_array().unwrap();
     assert!(points.len() > 1, "{points:?}");
     let tokens: Vec<u64> = points.iter().map(|p| p["tokens"].as_u64().unwrap()).collect();
-    assert!(tokens.is_sorted() && *tokens.last().unwrap() <= 121 * 63, "{tokens:?}");
+    assert!(tokens.is_sorted() && *tokens.last().unwrap() <= ROWS as u64 * 63, "{tokens:?}");
     assert!(points.iter().any(|p| p["tokens_per_second"].as_f64().unwrap() > 0.0));
 
     // who watches everything saw it go by
@@ -365,7 +381,7 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
     }
     // what is committed has the bytes of an undisturbed run, and a retry goes on after it
     let left = shards(&service.scratch.path("running"));
-    assert!((2..30).contains(&left.len()), "{}", left.len());
+    assert!((2..SPLITS).contains(&left.len()), "{}", left.len());
     assert!(left.iter().all(|(name, sha256)| expected.get(name) == Some(sha256)));
     assert!(!service.scratch.path("running/manifest.json").exists());
     let again = api.post(&format!("/jobs/{running}/retry")).expect(202).json();
@@ -375,7 +391,7 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
     let events = api.events(&running);
     let started: Vec<&Value> = events.iter().filter(|e| e["type"] == "started").collect();
     assert_eq!(started[1]["data"]["splits_done"], left.len());
-    assert_eq!(events.iter().filter(|e| e["type"] == "split_committed").count(), 30);
+    assert_eq!(events.iter().filter(|e| e["type"] == "split_committed").count(), SPLITS);
     let states = ["queued", "running", "cancelling", "cancelled", "retrying", "queued", "running", "succeeded"];
     assert_eq!(api.states(&running), states);
 

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{eventually, signal};
-use stillhouse_tests::{shards, with};
+use stillhouse_tests::{corpus, shards, with};
 
-use crate::service_api::{long_job, quick_job, start, undisturbed};
+use crate::service_api::{SPLITS, long_job, quick_job, start, undisturbed};
 
 #[test]
 fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
-    let service = start(&json!({"capacity": {"cpu_slots": 1}}));
+    let service = start(&json!({"capacity": {"cpu_slots": 1}, "limits": {"max_attempts": 4}}));
     let api = &service.api;
     let expected = undisturbed(&service, &long_job(""));
     let id = api.submit_with("?max_attempts=4", &long_job("out"));
@@ -37,14 +37,17 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
     assert_eq!(waits, ["attempt 1 of 4; the next in 1 s)", "attempt 2 of 4; the next in 2 s)"]);
     // no split was worked on twice, but for the ones that were cut short
     let events = api.events(&id);
-    let mut splits: Vec<&Value> = events.iter().filter(|e| e["type"] == "split_committed").map(|e| &e["data"]["split"]).collect();
+    let mut splits: Vec<&Value> =
+        events.iter().filter(|e| e["type"] == "split_committed").map(|e| &e["data"]["split"]).collect();
     let committed = splits.len();
     splits.sort_by_key(|s| s.to_string());
     splits.dedup();
-    assert_eq!((committed, splits.len()), (30, 30));
+    assert_eq!((committed, splits.len()), (SPLITS, SPLITS));
     // the figures tell of it
     let figures = api.get("/metrics").expect(200).text;
-    for line in ["stillhouse_attempts_total{outcome=\"crashed\"} 2", "stillhouse_attempts_total{outcome=\"succeeded\"} 1"] {
+    for line in
+        ["stillhouse_attempts_total{outcome=\"crashed\"} 2", "stillhouse_attempts_total{outcome=\"succeeded\"} 1"]
+    {
         assert!(figures.lines().any(|l| l == line), "{line} is not in\n{figures}");
     }
 
@@ -53,13 +56,31 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
     api.until_split(&id, 1);
     signal(service.worker_of(&id).process, libc::SIGKILL);
     let failed = api.until_state(&id, "failed");
-    assert_eq!((&failed["failure"]["kind"], &failed["failures"], &failed["attempt"]), (&json!("machine"), &json!(1), &json!(1)));
+    assert_eq!(
+        (&failed["failure"]["kind"], &failed["failures"], &failed["attempt"]),
+        (&json!("machine"), &json!(1), &json!(1))
+    );
     assert!(failed["reason"].as_str().unwrap().ends_with(" (attempt 1 of 1)"), "{failed:#}");
     // by hand it begins to count anew
     api.post(&format!("/jobs/{id}/retry")).expect(202);
     let done = api.until_state(&id, "succeeded");
     assert_eq!((&done["failures"], &done["attempt"]), (&json!(0), &json!(2)));
     assert_eq!(shards(&service.scratch.path("once")), expected);
+}
+
+#[test]
+fn a_worker_that_is_told_to_stop_by_somebody_else_has_not_failed() {
+    // as where a machine goes down: every process is told, in whatever order
+    let service = start(&json!({"limits": {"max_attempts": 1}}));
+    let api = &service.api;
+    let id = api.submit(&long_job("out"));
+    api.until_split(&id, 1);
+    signal(service.worker_of(&id).process, libc::SIGTERM);
+    let done = api.until_state(&id, "succeeded");
+    assert_eq!((&done["attempt"], &done["failures"]), (&json!(2), &json!(0)));
+    let events = api.events(&id);
+    let back = events.iter().find(|e| e["data"]["from"] == "running").unwrap();
+    assert_eq!(back["data"], json!({"from": "running", "to": "queued", "reason": "its worker was told to stop"}));
 }
 
 #[test]
@@ -93,10 +114,10 @@ fn a_job_that_is_wrong_fails_at_once_with_everything_that_is_wrong() {
     let mut problems = failed["failure"]["problems"].as_array().unwrap().clone();
     problems.sort_by_key(|p| p["field"].to_string());
     let told: Vec<(&Value, &Value)> = problems.iter().map(|p| (&p["field"], &p["got"])).collect();
-    assert_eq!(told, [
-        (&json!("input.paths[1]"), &json!("\"missing-*.jsonl\"")),
-        (&json!("pack.length"), &json!("2048")),
-    ]);
+    assert_eq!(
+        told,
+        [(&json!("input.paths[1]"), &json!("\"missing-*.jsonl\"")), (&json!("pack.length"), &json!("2048")),]
+    );
     assert_eq!(api.states(&id), ["queued", "running", "failed"]);
     // a document that is no JSON: the job's fault too, found later
     service.scratch.write("broken.jsonl", "{\"text\": \"a\"}\n{broken\n");
@@ -111,11 +132,14 @@ fn a_job_that_is_wrong_fails_at_once_with_everything_that_is_wrong() {
 fn limits_stop_a_job_and_stay_with_it() {
     let service = start(&json!({"limits": {"time_limit_hours": 1, "output_limit_gigabytes": 1, "max_attempts": 2}}));
     let api = &service.api;
-    for wrong in ["time_limit_seconds=3601", "time_limit_seconds=0", "output_limit_bytes=1000000001", "max_attempts=3"] {
+    for wrong in ["time_limit_seconds=3601", "time_limit_seconds=0", "output_limit_bytes=1000000001", "max_attempts=3"]
+    {
         let problem = api.send_job(&format!("?{wrong}"), &[], &quick_job("out")).problem(400);
         let (key, most) = (wrong.split_once('=').unwrap().0, problem["detail"].as_str().unwrap());
         assert!(most.starts_with(&format!("{key}: got ")), "{most}");
     }
+    // far more than fits into two attempts of a second
+    service.scratch.write("corpus.jsonl", &corpus(60, 1300));
     let late = api.submit_with("?time_limit_seconds=1", &long_job("late"));
     let large = api.submit_with("?output_limit_bytes=60000", &long_job("large"));
     for (id, says) in [(&late, "its time limit of 1 s"), (&large, "its limit of 60000 bytes")] {

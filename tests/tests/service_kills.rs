@@ -12,7 +12,7 @@ use stillhouse_tests::service::{Api, Service, WorkerProcess, eventually, signal,
 use stillhouse_tests::{corpus, shards, with};
 
 use crate::resume::moments;
-use crate::service_api::{long_job, quick_job, start, undisturbed};
+use crate::service_api::{DOCUMENTS, long_job, quick_job, start, undisturbed};
 
 /// Looks all the time whether a job has two workers, over every restart of the server.
 struct Lookout {
@@ -73,7 +73,10 @@ fn assert_story(api: &Api, id: &str) {
         events.iter().filter(|e| e["type"] == "state").map(|e| (&e["data"]["from"], &e["data"]["to"])).collect();
     assert!(steps.windows(2).all(|w| w[0].1 == w[1].0), "{steps:?}");
     assert_eq!(steps.iter().filter(|(_, to)| *to == "succeeded").count(), 1, "{steps:?}");
-    assert!(steps.iter().all(|(_, to)| ["queued", "running", "succeeded"].contains(&to.as_str().unwrap())), "{steps:?}");
+    assert!(
+        steps.iter().all(|(_, to)| ["queued", "running", "succeeded"].contains(&to.as_str().unwrap())),
+        "{steps:?}"
+    );
     let runs = steps.iter().filter(|(_, to)| *to == "running").count();
     let job = api.job(id);
     assert_eq!((&job["attempt"], &job["failures"], &job["failure"]), (&json!(runs), &json!(0), &Value::Null));
@@ -87,7 +90,7 @@ fn assert_story(api: &Api, id: &str) {
 #[test]
 fn twenty_kills_of_the_server_change_no_byte_and_lose_no_job() {
     let mut service = Service::start(&json!({"auth": "token"}));
-    service.scratch.write("corpus.jsonl", &corpus(18, 1300));
+    service.scratch.write("corpus.jsonl", &corpus(DOCUMENTS, 1300));
     let users = ["ada", "bob", "eve"].map(|user| service.token(user, &["read", "submit"]));
     // two with a teacher, one without, each in some dozen splits
     let kinds = [
@@ -97,9 +100,6 @@ fn twenty_kills_of_the_server_change_no_byte_and_lose_no_job() {
     ];
     let expected = kinds.each_ref().map(|kind| undisturbed(&service, kind));
     assert!(expected.iter().all(|shards| shards.len() > 10), "{:?}", expected.each_ref().map(BTreeMap::len));
-    let idle: Vec<String> = (0..2)
-        .map(|n| users[0].submit_with("?priority=-100", &with(kinds[2].clone(), &json!({"output": {"path": format!("idle-{n}")}}))))
-        .collect();
     // Ids of those that are to run, each with its kind and its output.
     let mut jobs = BTreeMap::<String, (usize, String)>::new();
     let more = |jobs: &mut BTreeMap<String, (usize, String)>| {
@@ -109,12 +109,23 @@ fn twenty_kills_of_the_server_change_no_byte_and_lose_no_job() {
             jobs.insert(id, (kind.0, output));
         }
     };
+    more(&mut jobs);
+    let idle: Vec<String> = (0..2)
+        .map(|n| {
+            users[0].submit_with(
+                "?priority=-100",
+                &with(kinds[2].clone(), &json!({"output": {"path": format!("idle-{n}")}})),
+            )
+        })
+        .collect();
     let lookout = Lookout::over(service.data().join("scratch"));
     let (mut mid_job, mut mid_splits) = (0, 0);
     for (kill, moment) in moments(5).take(20).enumerate() {
         // There is always more to do than fits between two kills, so that the idle ones stay idle.
-        let waiting = |state: &str| users[0].get(&format!("/jobs?state={state}&limit=500")).json()["jobs"].as_array().unwrap().len();
-        while waiting("queued") + waiting("running") < idle.len() + 6 {
+        let waiting = |state: &str| {
+            users[0].get(&format!("/jobs?state={state}&limit=500")).json()["jobs"].as_array().unwrap().len()
+        };
+        while waiting("queued") + waiting("running") < idle.len() + 8 {
             more(&mut jobs);
         }
         std::thread::sleep(Duration::from_secs_f64(2.0 * moment));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use stillhouse_tests::service::Api;
+use stillhouse_tests::service::{Api, signal};
 use stillhouse_tests::with;
 
 use crate::service_api::{long_job, order_of_starts, quick_job, start};
@@ -65,7 +65,11 @@ fn a_gpu_is_one_jobs_at_a_time_and_keeps_nobody_waiting_who_needs_none() {
     let api = &service.api;
     let on = |device: &str, output: &str| with(long_job(output), &json!({"extract": {"teacher": {"device": device}}}));
     let holder = api.submit(&on("auto", "holder"));
+    // from the start of its worker, while it still looks at its input
+    let worker = service.worker_of(&holder);
+    signal(worker.process, libc::SIGSTOP);
     let running = api.until(&holder, "on a GPU", |job| job["state"] == "running" && job["gpu"] == 0);
+    signal(worker.process, libc::SIGCONT);
     assert_eq!(running["device"], "gpu");
     let waits = api.submit(&on("cuda", "waits"));
     let named = api.submit(&on("cuda:0", "named"));

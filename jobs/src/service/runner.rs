@@ -460,7 +460,8 @@ impl Attempt {
             }
             Outcome::Cancelled => of(JobState::Cancelled, None, None, None),
             Outcome::Interrupted => {
-                let who = if *self.service.stopping.borrow() { "the service stopped" } else { "its worker was told to stop" };
+                let who =
+                    if *self.service.stopping.borrow() { "the service stopped" } else { "its worker was told to stop" };
                 of(JobState::Queued, Some(who.into()), None, None)
             }
         }

@@ -85,7 +85,8 @@ fn problems(error: &PipelineError) -> Vec<FieldProblem> {
         return found;
     }
     let text = error.to_string();
-    let is_field = |name: &str| name.contains('.') && name.bytes().all(|b| b.is_ascii_lowercase() || b"._".contains(&b));
+    let is_field =
+        |name: &str| name.contains('.') && name.bytes().all(|b| b.is_ascii_lowercase() || b"._".contains(&b));
     let (field, message) = text.split_once(": ").filter(|(field, _)| is_field(field)).unwrap_or(("", &text));
     vec![FieldProblem { field: field.to_owned(), got: None, message: message.to_owned() }]
 }

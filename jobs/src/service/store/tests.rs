@@ -199,7 +199,8 @@ fn queues_are_bounded_for_all_and_for_each() {
 #[test]
 fn pages_have_no_gaps_and_no_doubles() {
     let (_folder, store) = open();
-    let all: Vec<JobId> = (0..25).map(|n| submit(&store, if n % 5 == 0 { "b" } else { "a" }, 0, Slot::Cpu, n)).collect();
+    let all: Vec<JobId> =
+        (0..25).map(|n| submit(&store, if n % 5 == 0 { "b" } else { "a" }, 0, Slot::Cpu, n)).collect();
     let mut filter = Filter { limit: 10, ..Filter::default() };
     let mut seen = Vec::new();
     loop {
