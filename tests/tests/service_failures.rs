@@ -35,14 +35,15 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
         .map(|e| e["data"]["reason"].as_str().unwrap().rsplit_once(" (").unwrap().1.to_owned())
         .collect();
     assert_eq!(waits, ["attempt 1 of 4; the next in 1 s)", "attempt 2 of 4; the next in 2 s)"]);
-    // no split was worked on twice, but for the ones that were cut short
+    // No split was committed twice. One may have been without anybody being told: the worker was killed between the two.
     let events = api.events(&id);
-    let mut splits: Vec<&Value> =
-        events.iter().filter(|e| e["type"] == "split_committed").map(|e| &e["data"]["split"]).collect();
+    let mut splits: Vec<String> =
+        events.iter().filter(|e| e["type"] == "split_committed").map(|e| e["data"]["split"].to_string()).collect();
     let committed = splits.len();
-    splits.sort_by_key(|s| s.to_string());
+    splits.sort();
     splits.dedup();
-    assert_eq!((committed, splits.len()), (SPLITS, SPLITS));
+    assert!(committed == splits.len() && (SPLITS - 2..=SPLITS).contains(&committed), "{committed} {splits:?}");
+    assert_eq!((&done["progress"]["splits_done"], &done["progress"]["splits"]), (&json!(SPLITS), &json!(SPLITS)));
     // the figures tell of it
     let figures = api.get("/metrics").expect(200).text;
     for line in

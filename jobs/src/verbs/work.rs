@@ -139,7 +139,7 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
             let output = output_of(&order.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
             let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
-            serde_json::to_value(runtime.block_on(inspect(&dataset, &options))?)
+            as_printed(&runtime.block_on(inspect(&dataset, &options))?)
         }
         Work::Manifest { file, folder } => {
             let output = output_of(&order.access, &file, &folder)?;
@@ -149,6 +149,11 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
     let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
     teller.tell(&Message::Answer(answer));
     Ok(())
+}
+
+/// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.
+fn as_printed(value: &impl serde::Serialize) -> serde_json::Result<serde_json::Value> {
+    serde_json::from_str(&serde_json::to_string(value)?)
 }
 
 /// The output of a job, without looking at anything else of it.
