@@ -40,6 +40,13 @@ fn a_server_that_is_told_to_stop_loses_nothing() {
     for name in ["a", "b"] {
         assert_eq!(shards(&service.scratch.path(name)), expected);
     }
+    // those that ran before went on before the one that waited then
+    let last_start = |id: &str| {
+        let events = api.events(id);
+        events.iter().rfind(|e| e["data"]["to"] == "running").unwrap()["seq"].as_i64()
+    };
+    api.until_state(&waiting, "succeeded");
+    assert!(running.iter().all(|id| last_start(id) < last_start(&waiting)));
     assert_eq!(api.until_state(&waiting, "succeeded")["attempt"], 1);
 
     // one server for a data folder, and it is not disturbed by the second
@@ -137,8 +144,7 @@ fn figures_move_with_the_work() {
             let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line:?}"));
             assert!(name.starts_with("stillhouse_") && value.parse::<f64>().is_ok(), "{line:?}");
         }
-        let value = answer.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-        value
+        answer.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     };
     assert_eq!(figure("stillhouse_jobs{state=\"succeeded\"}"), Some(0.0));
     assert_eq!(figure("stillhouse_splits_committed_total"), Some(0.0));
