@@ -15,7 +15,8 @@ pub mod proxy;
 pub mod rclone;
 pub mod s3;
 pub mod seaweed;
-mod server;
+pub mod server;
+pub mod service;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

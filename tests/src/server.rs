@@ -81,6 +81,23 @@ impl Server {
         let _ = self.child.wait();
     }
 
+    /// Its number.
+    pub fn id(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// Waits for its end, which something else brings; gives its exit code, or `None` where a signal ended it.
+    pub fn wait(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the process does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until `ready`; shows the end of the log if that is not within a minute, or if the process has ended.
     pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);

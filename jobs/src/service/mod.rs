@@ -77,12 +77,6 @@ impl Service {
         let most = u64::from(config.limits.log_megabytes) * 1_000_000;
         let logs = Logs::new(&config.data, most).map_err(|e| format!("{shown}: {e}"))?;
         let program = std::env::current_exe().map_err(|e| format!("this program does not find itself: {e}"))?;
-        // of workers that were killed
-        let scratch = config.data.join(SCRATCH);
-        match fs::remove_dir_all(&scratch) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(format!("{}: {e}", scratch.display())),
-            _ => {}
-        }
         Ok(Arc::new(Self {
             config,
             store,
@@ -94,6 +88,15 @@ impl Service {
             stopping: watch::channel(false).0,
             _lock: lock,
         }))
+    }
+
+    /// Removes what workers of an earlier service left; they have ended, or write it no more.
+    pub fn clear_scratch(&self) {
+        let scratch = self.config.data.join(SCRATCH);
+        match fs::remove_dir_all(&scratch) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => tracing::warn!("cannot remove {}: {e}", scratch.display()),
+            _ => {}
+        }
     }
 
     /// A folder for a worker.

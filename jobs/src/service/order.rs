@@ -18,6 +18,9 @@ use stillhouse_pipeline::events::Event;
 
 use super::model::FieldProblem;
 
+/// What a worker exits with when it was told to stop, or its service is gone.
+pub const STOPPED: i32 = 75;
+
 /// What a worker is to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Order {

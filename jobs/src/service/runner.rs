@@ -13,7 +13,8 @@ use super::logs::LogWriter;
 use super::model::{
     EventType, EventView, Failure, FailureKind, FieldProblem, JobState, ProgressView, ResultView, Slot, StageView, Time,
 };
-use super::order::{Message, Order, Work};
+use super::order::{Message, Order, STOPPED, Work};
+use super::process::TERMINATE;
 use super::rates::{Rates, Speed};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
@@ -126,7 +127,11 @@ impl Attempt {
         let worker = tokio::task::spawn_blocking(move || Worker::start(&start));
         let worker = worker.await.map_err(|e| e.to_string())?.map_err(|e| format!("cannot start a worker: {e}"))?;
         let (seq, attempt, (process, began)) = (self.task.whose.seq, self.task.whose.attempt, worker.process());
-        let noted = self.service.store.write(move |t, _| attempts::set_process(t, seq, attempt, process, began));
+        let report = self.report.clone();
+        let noted = self.service.store.write(move |t, _| {
+            attempts::set_process(t, seq, attempt, process, began)?;
+            jobs::report(t, seq, &report, Time::now())
+        });
         if let Err(e) = noted.await {
             worker.kill();
             let _ = worker.wait().await;
@@ -242,6 +247,8 @@ impl Attempt {
             (Exit::Code(0), _, _) if self.finished => Outcome::Succeeded,
             (_, _, Some(stopped)) => stopped,
             (_, Some(failed), None) => failed,
+            // told so by somebody else: a machine that goes down tells the service and its workers in any order
+            (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
             (exit, None, None) => Outcome::Crashed(exit.told()),
         }
     }
@@ -455,7 +462,11 @@ impl Attempt {
                 of(JobState::Failed, Some(message.clone()), Some(failure(FailureKind::Limit, message, &[])), None)
             }
             Outcome::Cancelled => of(JobState::Cancelled, None, None, None),
-            Outcome::Interrupted => of(JobState::Queued, Some("the service stopped".into()), None, None),
+            Outcome::Interrupted => {
+                let who =
+                    if *self.service.stopping.borrow() { "the service stopped" } else { "its worker was told to stop" };
+                of(JobState::Queued, Some(who.into()), None, None)
+            }
         }
     }
 }

@@ -208,6 +208,7 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
         let id = changed.await.map_err(|e| e.to_string())?;
         tracing::info!(job = %id, "an earlier service left it running");
     }
+    service.clear_scratch();
     Ok(())
 }
 

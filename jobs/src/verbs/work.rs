@@ -18,7 +18,8 @@ use tokio::runtime::Builder;
 use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
-use crate::service::order::{Message, Order, Work};
+use crate::service::model::FieldProblem;
+use crate::service::order::{Message, Order, STOPPED, Work};
 use crate::service::process;
 use crate::service::sandbox::{Confined, confine};
 
@@ -31,8 +32,6 @@ Examples:
 #[command(after_help = EXAMPLES, hide = true)]
 pub struct Args {}
 
-/// What a worker exits with when it was told to stop, or its service is gone.
-const STOPPED: i32 = 75;
 const LONGEST_ORDER: u64 = 64 << 20;
 
 /// Takes the order and follows it.
@@ -72,12 +71,24 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     teller.log.close();
     if let Err(error) = result {
         tracing::error!("{error}");
-        let problems = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
-        let kind = error.kind.name().to_owned();
+        let (kind, problems) = (error.kind.name().to_owned(), problems(&error));
         teller.tell(&Message::Failed { kind, message: error.to_string(), problems, retryable: error.retryable });
         return Err(Failure::Told);
     }
     Ok(())
+}
+
+/// What is wrong with the job file, so that `submit` ends as `run` does: also where what is wrong was not told by field.
+fn problems(error: &PipelineError) -> Vec<FieldProblem> {
+    let found: Vec<FieldProblem> = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
+    if !found.is_empty() || error.kind != ErrorKind::Usage {
+        return found;
+    }
+    let text = error.to_string();
+    let is_field =
+        |name: &str| name.contains('.') && name.bytes().all(|b| b.is_ascii_lowercase() || b"._".contains(&b));
+    let (field, message) = text.split_once(": ").filter(|(field, _)| is_field(field)).unwrap_or(("", &text));
+    vec![FieldProblem { field: field.to_owned(), got: None, message: message.to_owned() }]
 }
 
 /// Ends this process when the service is gone, however that came: the kernel closes its end of the pipe.
@@ -128,7 +139,7 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
             let output = output_of(&order.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
             let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
-            serde_json::to_value(runtime.block_on(inspect(&dataset, &options))?)
+            as_printed(&runtime.block_on(inspect(&dataset, &options))?)
         }
         Work::Manifest { file, folder } => {
             let output = output_of(&order.access, &file, &folder)?;
@@ -138,6 +149,11 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
     let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
     teller.tell(&Message::Answer(answer));
     Ok(())
+}
+
+/// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.
+fn as_printed(value: &impl serde::Serialize) -> serde_json::Result<serde_json::Value> {
+    serde_json::from_str(&serde_json::to_string(value)?)
 }
 
 /// The output of a job, without looking at anything else of it.

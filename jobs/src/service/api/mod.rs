@@ -147,13 +147,11 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let status = response.status();
     if let Some(mut problem) = response.extensions_mut().remove::<ProblemDetails>() {
         problem.request_id = Some(id.0.clone());
-        let headers = std::mem::take(response.headers_mut());
+        // those of the problem, with its media type; the id makes it longer
+        let mut headers = std::mem::take(response.headers_mut());
+        headers.remove(header::CONTENT_LENGTH);
         response = (status, Json(&problem)).into_response();
-        let length = response.headers_mut().remove(header::CONTENT_LENGTH);
-        response.headers_mut().extend(headers.into_iter().filter_map(|(name, value)| Some((name?, value))));
-        if let Some(length) = length {
-            response.headers_mut().insert(header::CONTENT_LENGTH, length);
-        }
+        *response.headers_mut() = headers;
     }
     secure(response.headers_mut(), &id, &path);
     counter!("stillhouse_http_requests_total", "method" => method_name(&method), "route" => route.clone(), "status" => status.as_str().to_owned())

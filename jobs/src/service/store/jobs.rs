@@ -313,7 +313,7 @@ pub fn counts(connection: &Connection) -> Result<Vec<(JobState, u64)>> {
     Ok(JobState::ALL.into_iter().map(|state| (state, count(state))).collect())
 }
 
-/// Moves a job to another state.
+/// Moves a job to another state. One that the service's end interrupted keeps its place in the queue.
 ///
 /// # Errors
 /// [`StoreError::Damaged`] when the diagram has no such arrow.
@@ -335,7 +335,7 @@ pub fn transition(
             "UPDATE jobs SET state = ?1, reason = ?2, updated_at = ?3, finished_at = ?4,
                  gpu = CASE WHEN ?1 IN ('running', 'cancelling') THEN gpu END,
                  not_before = CASE WHEN ?1 = 'retrying' THEN not_before END,
-                 queued_at = CASE WHEN ?1 = 'queued' THEN ?3 ELSE queued_at END
+                 queued_at = CASE WHEN ?1 = 'queued' AND ?6 <> 'running' THEN ?3 ELSE queued_at END
              WHERE seq = ?5 AND state = ?6",
         )?
         .execute(params![to.name(), reason, now.0, finished, whose.seq, from.name()])?;
@@ -367,7 +367,7 @@ pub fn take_next(connection: &Connection, free: &[Slot], now: Time, told: &mut V
     let users: Vec<String> = users.collect::<rusqlite::Result<_>>()?;
     let Some(user) = fairest(connection, users, Time(now.0 - DAY), now)? else { return Ok(None) };
     let mut statement = connection.prepare_cached(&format!(
-        "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, queued_at
+        "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, updated_at
          FROM jobs WHERE state = 'queued' AND slot IN ({slots}) AND user = ? ORDER BY priority DESC, queued_at, seq LIMIT 1"
     ))?;
     let values = names.iter().cloned().chain([user.clone()]);

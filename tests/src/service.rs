@@ -1,0 +1,229 @@
+//! `stillhouse serve` on this machine: started, asked, killed with SIGKILL, started again on the same data.
+//!
+//! ```text
+//!   Service::start(configuration) ─► stillhouse serve on 127.0.0.1 ─► workers (found in /proc by their folder)
+//!        │ kill, launch, terminate: same port, same data               └► all gone when the fixture goes
+//!        ├─ api ─► Api: submit, job, until, events, stream
+//!        └─ stillhouse(["jobs", "list"]) ─► the program as its user
+//! ```
+//!
+//! Jobs, corpora and data sets are in `scratch`; the queue is in a folder of its own, which jobs may not touch. A server is
+//! ready in about a second; a worker takes half a second of the processor to its first split.
+
+mod api;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub use self::api::{Answer, Api, Sent, Stream};
+use crate::server::{Ports, Server};
+use crate::{Ran, Scratch, ran, root, with};
+
+/// How long something may take that will come; a machine with nothing else to do needs a hundredth of it.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Waits until `look` gives something.
+#[track_caller]
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not in {} s: {what}", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends a signal to a process.
+pub fn signal(process: i32, signal: i32) {
+    assert!(process > 1);
+    // SAFETY: a plain system call without memory of ours.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0, "{process}: {}", std::io::Error::last_os_error());
+}
+
+/// A worker that lives.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WorkerProcess {
+    /// The job that it runs.
+    pub job: String,
+    /// Its number.
+    pub process: i32,
+}
+
+/// The server.
+pub struct Service {
+    /// `None` after a kill. Declared first: the process goes before its folders do.
+    server: Option<Server>,
+    /// Where jobs read and write.
+    pub scratch: Scratch,
+    /// Queue and logs, and beside them the configuration.
+    own: TempDir,
+    configuration: Value,
+    environment: Vec<(String, String)>,
+    /// Asks it, without a token.
+    pub api: Api,
+    _ports: Ports,
+}
+
+impl Service {
+    /// Starts one with this merged over the fixture's configuration, and waits until it is ready.
+    pub fn start(patch: &Value) -> Self {
+        let mut service = Self::new(patch);
+        service.launch();
+        service
+    }
+
+    /// One that is not started yet.
+    pub fn new(patch: &Value) -> Self {
+        let (scratch, own, ports) = (Scratch::new(), tempfile::tempdir().unwrap(), Ports::take());
+        let folder = scratch.path("");
+        let listen = format!("127.0.0.1:{}", ports.port(0));
+        let configuration = json!({
+            "listen": listen,
+            "data": own.path().join("data"),
+            "folder": folder,
+            "access": {"read": [folder, root().join("assets")], "write": [folder]},
+            "capacity": {"running_jobs": 2, "cpu_slots": 2, "threads_per_job": 1},
+            "retry": {"first_backoff_seconds": 1, "largest_backoff_seconds": 2},
+        });
+        let configuration = with(configuration, patch);
+        let api = Api::new(&format!("http://{listen}"));
+        let environment = Vec::new();
+        Self { server: None, scratch, own, configuration, environment, api, _ports: ports }
+    }
+
+    /// Changes the configuration of the next launch.
+    pub fn configure(&mut self, patch: &Value) {
+        self.configuration = with(self.configuration.take(), patch);
+    }
+
+    /// Sets a variable of the environment of the next launch.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// The folder of the queue.
+    pub fn data(&self) -> PathBuf {
+        self.own.path().join("data")
+    }
+
+    /// The configuration file, as it is now.
+    pub fn file(&self) -> PathBuf {
+        let path = self.own.path().join("service.yaml");
+        fs::write(&path, self.configuration.to_string()).unwrap();
+        path
+    }
+
+    /// What the server has said so far, of all launches.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.own.path().join("log")).unwrap_or_default()
+    }
+
+    /// `stillhouse serve`, to be run by the test itself.
+    pub fn serve(&self, more: &[&str]) -> Command {
+        let mut command = self.command(&["serve", "--config", self.file().to_str().unwrap()]);
+        command.args(more).envs(self.environment.iter().map(|(n, v)| (n, v)));
+        command
+    }
+
+    /// Starts it and waits until it is ready.
+    pub fn launch(&mut self) {
+        let mut server = Server::start(self.serve(&[]), &self.own.path().join("log"));
+        server.wait_until("the service", || self.api.try_get("/ready").is_some_and(|answer| answer.status == 200));
+        self.server = Some(server);
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        drop(self.server.take());
+    }
+
+    /// SIGTERM; gives its exit code once it has ended.
+    pub fn terminate(&mut self) -> Option<i32> {
+        let mut server = self.server.take().expect("it runs");
+        signal(server.id(), libc::SIGTERM);
+        server.wait()
+    }
+
+    /// The program, as a user of this service starts it.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.scratch.command(arguments);
+        for name in ["STILLHOUSE_CONFIG", "STILLHOUSE_TOKEN"] {
+            command.env_remove(name);
+        }
+        command.env("STILLHOUSE_URL", self.api.url());
+        command
+    }
+
+    /// Runs the program to its end, as a user of this service.
+    pub fn stillhouse(&self, arguments: &[&str]) -> Ran {
+        ran(&mut self.command(arguments))
+    }
+
+    /// Makes a token, as `stillhouse token create` gives it to its user.
+    #[track_caller]
+    pub fn token(&self, user: &str, scopes: &[&str]) -> Api {
+        let (file, mut arguments) = (self.file(), vec!["token", "create", "--user", user, "--json"]);
+        scopes.iter().for_each(|scope| arguments.extend(["--scope", scope]));
+        arguments.extend(["--config", file.to_str().unwrap()]);
+        self.api.with_token(self.stillhouse(&arguments).expect(0).json()["token"].as_str().unwrap())
+    }
+
+    /// The workers that live, whichever launch started them.
+    pub fn workers(&self) -> Vec<WorkerProcess> {
+        let scratch = self.data().join("scratch");
+        workers_in(&scratch)
+    }
+
+    /// The worker of a job, once there is one.
+    #[track_caller]
+    pub fn worker_of(&self, job: &str) -> WorkerProcess {
+        eventually("a worker", || self.workers().into_iter().find(|w| w.job == job))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.kill();
+        // They end by themselves, unless the test has stopped them; a folder that they still write to would not go.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let left = self.workers();
+            if left.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            for worker in left {
+                // SAFETY: a plain system call without memory of ours. It may have ended just now.
+                unsafe { libc::kill(worker.process, libc::SIGKILL) };
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Workers whose folder is below this one. A folder that is gone has a name still.
+pub fn workers_in(scratch: &Path) -> Vec<WorkerProcess> {
+    processes()
+        .filter_map(|(process, folder)| {
+            let name = folder.strip_prefix(scratch).ok()?.to_str()?.to_owned();
+            Some(WorkerProcess { job: name.trim_end_matches(" (deleted)").to_owned(), process })
+        })
+        // those that read a data set for somebody who asks
+        .filter(|worker| !worker.job.is_empty() && !worker.job.starts_with("ask-"))
+        .collect()
+}
+
+/// Every process and the folder that it is in; those that have ended are in none.
+fn processes() -> impl Iterator<Item = (i32, PathBuf)> {
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    entries.filter_map(|entry| {
+        let process = entry.file_name().to_str()?.parse().ok()?;
+        Some((process, fs::read_link(entry.path().join("cwd")).ok()?))
+    })
+}

@@ -1,0 +1,242 @@
+//! SIGKILL to the server in the middle of jobs: nothing is lost, nothing is done twice, no byte differs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stillhouse_tests::service::{Api, Service, WorkerProcess, eventually, signal, workers_in};
+use stillhouse_tests::{corpus, shards, with};
+
+use crate::resume::moments;
+use crate::service_api::{DOCUMENTS, long_job, quick_job, start, undisturbed};
+
+/// Looks all the time whether a job has two workers, over every restart of the server.
+struct Lookout {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<(u64, Vec<[WorkerProcess; 2]>)>>,
+}
+
+impl Lookout {
+    fn over(scratch: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let (mut looks, mut doubles) = (0, Vec::new());
+            while !told.load(Ordering::Relaxed) {
+                let mut seen = BTreeMap::<String, WorkerProcess>::new();
+                for worker in workers_in(&scratch) {
+                    let Some(other) = seen.insert(worker.job.clone(), worker.clone()) else { continue };
+                    // the first may have ended before the second began, within one look
+                    let now = workers_in(&scratch);
+                    if now.contains(&other) && now.contains(&worker) {
+                        doubles.push([other, worker]);
+                    }
+                }
+                looks += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (looks, doubles)
+        });
+        Self { stop, thread: Some(thread) }
+    }
+
+    fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let (looks, doubles) = self.thread.take().unwrap().join().unwrap();
+        assert!(looks > 100, "{looks}");
+        assert!(doubles.is_empty(), "two workers at one job: {doubles:?}");
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Jobs that the database of a server that is not there says are running, and those that wait.
+fn states(service: &Service) -> BTreeMap<String, String> {
+    let database = rusqlite::Connection::open(service.data().join("service.sqlite")).unwrap();
+    let mut statement = database.prepare("SELECT id, state FROM jobs").unwrap();
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    rows.map(Result::unwrap).collect()
+}
+
+/// A job was over once, after states that follow from each other, and committed no split twice.
+fn assert_story(api: &Api, id: &str) {
+    let events = api.events(id);
+    let steps: Vec<(&Value, &Value)> =
+        events.iter().filter(|e| e["type"] == "state").map(|e| (&e["data"]["from"], &e["data"]["to"])).collect();
+    assert!(steps.windows(2).all(|w| w[0].1 == w[1].0), "{steps:?}");
+    assert_eq!(steps.iter().filter(|(_, to)| *to == "succeeded").count(), 1, "{steps:?}");
+    assert!(
+        steps.iter().all(|(_, to)| ["queued", "running", "succeeded"].contains(&to.as_str().unwrap())),
+        "{steps:?}"
+    );
+    let runs = steps.iter().filter(|(_, to)| *to == "running").count();
+    let job = api.job(id);
+    assert_eq!((&job["attempt"], &job["failures"], &job["failure"]), (&json!(runs), &json!(0), &Value::Null));
+    assert_eq!(job["progress"]["splits_done"], job["progress"]["splits"]);
+    let committed: Vec<String> =
+        events.iter().filter(|e| e["type"] == "split_committed").map(|e| e["data"]["split"].to_string()).collect();
+    assert_eq!(committed.iter().collect::<BTreeSet<_>>().len(), committed.len(), "{committed:?}");
+    assert!(events.windows(2).all(|w| w[0]["seq"].as_i64() < w[1]["seq"].as_i64()));
+}
+
+#[test]
+fn twenty_kills_of_the_server_change_no_byte_and_lose_no_job() {
+    let mut service = Service::start(&json!({"auth": "token"}));
+    service.scratch.write("corpus.jsonl", &corpus(DOCUMENTS, 1300));
+    let users = ["ada", "bob", "eve"].map(|user| service.token(user, &["read", "submit"]));
+    // two with a teacher, one without, each in some dozen splits
+    let kinds = [
+        long_job(""),
+        with(long_job(""), &json!({"seed": 7, "pack": {"length": 96}, "partitions": null})),
+        with(quick_job(""), &json!({"pack": {"length": 128}})),
+    ];
+    let expected = kinds.each_ref().map(|kind| undisturbed(&service, kind));
+    assert!(expected.iter().all(|shards| shards.len() > 10), "{:?}", expected.each_ref().map(BTreeMap::len));
+    // Ids of those that are to run, each with its kind and its output.
+    let mut jobs = BTreeMap::<String, (usize, String)>::new();
+    let more = |jobs: &mut BTreeMap<String, (usize, String)>| {
+        for (kind, user) in kinds.iter().enumerate().zip(&users) {
+            let output = format!("out-{}", jobs.len());
+            let id = user.submit(&with(kind.1.clone(), &json!({"output": {"path": output}})));
+            jobs.insert(id, (kind.0, output));
+        }
+    };
+    more(&mut jobs);
+    let idle: Vec<String> = (0..2)
+        .map(|n| {
+            users[0].submit_with(
+                "?priority=-100",
+                &with(kinds[2].clone(), &json!({"output": {"path": format!("idle-{n}")}})),
+            )
+        })
+        .collect();
+    let lookout = Lookout::over(service.data().join("scratch"));
+    let (mut mid_job, mut mid_splits) = (0, 0);
+    for (kill, moment) in moments(5).take(20).enumerate() {
+        // There is always more to do than fits between two kills, so that the idle ones stay idle.
+        let waiting = |state: &str| {
+            users[0].get(&format!("/jobs?state={state}&limit=500")).json()["jobs"].as_array().unwrap().len()
+        };
+        while waiting("queued") + waiting("running") < idle.len() + 8 {
+            more(&mut jobs);
+        }
+        std::thread::sleep(Duration::from_secs_f64(2.0 * moment));
+        service.kill();
+        let states = states(&service);
+        let running: Vec<&String> = states.iter().filter(|(_, state)| *state == "running").map(|(id, _)| id).collect();
+        mid_job += usize::from(!running.is_empty());
+        mid_splits += usize::from(running.iter().any(|id| {
+            let (kind, output) = &jobs[*id];
+            (1..expected[*kind].len()).contains(&shards(&service.scratch.path(output)).len())
+        }));
+        for id in &idle {
+            assert_eq!(states[id], "queued", "after kill {kill}");
+        }
+        // Every shard that is visible has the bytes of an undisturbed run.
+        for (kind, output) in jobs.values() {
+            for (name, sha256) in shards(&service.scratch.path(output)) {
+                assert_eq!(Some(&sha256), expected[*kind].get(&name), "{output}/{name} after kill {kill}");
+            }
+        }
+        // Half of the times the next server meets what the last one's workers are still at.
+        if kill % 2 == 0 {
+            eventually("workers without a server end", || service.workers().is_empty().then_some(()));
+        }
+        service.launch();
+    }
+    assert!(mid_job >= 15, "only {mid_job} of 20 kills fell into a job");
+    assert!(mid_splits >= 8, "only {mid_splits} of 20 kills fell between the first and the last split of a job");
+    println!("{} jobs, {mid_job} kills in a job, {mid_splits} between two splits", jobs.len());
+
+    let mut attempts = Vec::new();
+    for (id, (kind, output)) in &jobs {
+        let done = users[0].until_state(id, "succeeded");
+        assert_eq!(shards(&service.scratch.path(output)), expected[*kind], "{output}");
+        attempts.push(done["attempt"].as_u64().unwrap());
+        assert_story(&users[0], id);
+    }
+    assert!(attempts.iter().filter(|n| **n > 1).count() >= 2, "{attempts:?}");
+    for id in &idle {
+        assert_eq!(users[0].until_state(id, "succeeded")["attempt"], 1);
+        assert_story(&users[0], id);
+    }
+    let output = &jobs.values().next().unwrap().1;
+    service.stillhouse(&["verify", output]).expect(0);
+    lookout.end();
+}
+
+#[test]
+fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
+    let mut service = start(&json!({"limits": {"cancel_seconds": 1}}));
+    let expected = undisturbed(&service, &long_job(""));
+    let lookout = Lookout::over(service.data().join("scratch"));
+    let ids = ["a", "b"].map(|output| service.api.submit(&long_job(output)));
+    ids.iter().for_each(|id| service.api.until_split(id, 2));
+    let stopped = ids.each_ref().map(|id| service.worker_of(id));
+    stopped.iter().for_each(|worker| signal(worker.process, libc::SIGSTOP));
+    service.kill();
+    // each is told to end by its pipe, and cannot
+    let mut left = service.workers();
+    left.sort();
+    let mut both = stopped.to_vec();
+    both.sort();
+    assert_eq!(left, both);
+    service.launch();
+    assert!(!service.workers().iter().any(|worker| stopped.contains(worker)), "{:?}", service.workers());
+    for (id, output) in ids.iter().zip(["a", "b"]) {
+        let done = service.api.until_state(id, "succeeded");
+        assert_eq!((&done["attempt"], &done["failures"]), (&json!(2), &json!(0)));
+        assert_eq!(shards(&service.scratch.path(output)), expected);
+        assert_story(&service.api, id);
+    }
+
+    // told to stop by somebody who cancels, it cannot either; killed then
+    let cancelled = service.api.submit(&long_job("cancelled"));
+    service.api.until_split(&cancelled, 1);
+    let worker = service.worker_of(&cancelled);
+    signal(worker.process, libc::SIGSTOP);
+    service.api.post(&format!("/jobs/{cancelled}/cancel")).expect(202);
+    service.api.until_state(&cancelled, "cancelled");
+    assert!(!service.workers().contains(&worker));
+
+    // and where the server is killed while it waits for that, the next one knows what was wanted
+    service.configure(&json!({"limits": {"cancel_seconds": 3600}}));
+    service.kill();
+    service.launch();
+    let id = service.api.submit(&long_job("cancelling"));
+    service.api.until_split(&id, 1);
+    let worker = service.worker_of(&id);
+    signal(worker.process, libc::SIGSTOP);
+    service.api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    service.kill();
+    service.launch();
+    let job = service.api.job(&id);
+    assert_eq!((&job["state"], &job["reason"]), (&json!("cancelled"), &json!("cancelled by local")));
+    assert!(!service.workers().contains(&worker));
+    lookout.end();
+}
+
+#[test]
+fn a_job_that_takes_the_server_down_again_and_again_is_given_up() {
+    let mut service = start(&json!({"limits": {"interruptions": 2}}));
+    let id = service.api.submit(&long_job("out"));
+    for attempt in 1..=3 {
+        service.api.until(&id, "at work", |job| job["state"] == "running" && job["attempt"] == attempt);
+        service.kill();
+        service.launch();
+    }
+    let failed = service.api.until_state(&id, "failed");
+    assert_eq!((&failed["attempt"], &failed["failures"]), (&json!(3), &json!(0)));
+    assert_eq!(failed["reason"], "the service was stopped in each of 2 attempts");
+    // whoever knows better says so
+    service.api.post(&format!("/jobs/{id}/retry")).expect(202);
+    service.api.until_state(&id, "succeeded");
+}
