@@ -105,7 +105,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
         std::mem::take(&mut problems).into_result()?;
     }
     let storages = Storages::new();
-    let storages = if access.private_networks { storages } else { storages.guarded(Guard::new()) };
+    let storages = if gate.is_restricted() { storages.guarded(guard(access)) } else { storages };
     let store = input_store(&spec, &storages)?;
     let mut checks = Checks { spec: &spec, base, gate: &gate, observer, problems: &mut problems, failure: None };
     let files = checks.input(&store);
@@ -173,6 +173,13 @@ fn shorter(place: Place) -> Place {
 /// A path of the job file on this machine.
 pub fn local_path(base: &Path, path: &str) -> PathBuf {
     base.join(path.strip_prefix("file://").unwrap_or(path))
+}
+
+/// The guard of web inputs: addresses and redirects as the configuration allows.
+fn guard(access: &Access) -> Guard {
+    let guard = if access.private_networks { Guard::new().with_private_networks() } else { Guard::new() };
+    let access = access.clone();
+    guard.redirecting(move |url| access.allows_redirect(url))
 }
 
 /// The files of a model or tokenizer that may be opened: the file itself, or those of its folder.

@@ -29,7 +29,12 @@ pub struct Parsed {
 
 impl Parsed {
     /// Parses YAML (or JSON, which is YAML) and runs all checks that need no I/O.
+    ///
+    /// Cost: about linear in the text. What would cost a YAML parser more (deep nesting, many anchors) is refused before.
     pub fn from_yaml(text: &str) -> Self {
+        if let Some(message) = too_tangled(text) {
+            return Self { spec: None, problems: Problems(vec![Problem::missing("", message)]) };
+        }
         match serde_yaml_ng::from_str::<Value>(text) {
             Ok(value) => Self::from_value(value),
             Err(e) => Self { spec: None, problems: Problems(vec![Problem::missing("", format!("is not YAML: {e}"))]) },
@@ -158,8 +163,10 @@ fn flatten_enum(map: &mut Map<String, Value>) {
 }
 
 fn structural_problems(value: &Value) -> Problems {
+    static VALIDATOR: OnceLock<Result<jsonschema::Validator, String>> = OnceLock::new();
     let mut problems = Problems::default();
-    let validator = match jsonschema::validator_for(&JobSpec::json_schema()) {
+    let made = VALIDATOR.get_or_init(|| jsonschema::validator_for(&JobSpec::json_schema()).map_err(|e| e.to_string()));
+    let validator = match made {
         Ok(validator) => validator,
         Err(e) => {
             problems.push(Problem::missing("", format!("the schema of this program is broken: {e}")));
@@ -169,9 +176,47 @@ fn structural_problems(value: &Value) -> Problems {
     for error in validator.iter_errors(value) {
         let field = field_path(error.instance_path().as_str());
         describe(&field, error.instance(), error.kind(), &mut problems);
+        if problems.0.len() >= MOST_PROBLEMS {
+            break;
+        }
     }
     problems.0.sort_by(|a, b| a.field.cmp(&b.field));
+    if problems.0.len() >= MOST_PROBLEMS {
+        problems.0.truncate(MOST_PROBLEMS);
+        problems.push(Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems")));
+    }
     problems
+}
+
+/// Problems that are told at once: nobody mends more, and a hostile file has as many as it has bytes.
+const MOST_PROBLEMS: usize = 100;
+/// Deepest nesting: a job has five levels.
+const DEEPEST: usize = 64;
+/// Widest beginning of a line: YAML nests by indentation, and by `- - -` and `? ? ?`.
+const WIDEST: usize = 256;
+const MOST_ANCHORS: usize = 256;
+
+/// What a YAML parser would take more than linear time over.
+fn too_tangled(text: &str) -> Option<String> {
+    let (mut depth, mut anchors, mut before) = (0_usize, 0_usize, b'\n');
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b'&' if matches!(before, b'\n' | b' ' | b'\t' | b',' | b'[' | b'{') => anchors += 1,
+            _ => {}
+        }
+        if depth > DEEPEST {
+            return Some(format!("has more than {DEEPEST} levels of brackets"));
+        }
+        before = byte;
+    }
+    if anchors > MOST_ANCHORS {
+        return Some(format!("has more than {MOST_ANCHORS} anchors"));
+    }
+    let beginning = |line: &str| line.bytes().take_while(|b| matches!(b, b' ' | b'\t' | b'-' | b'?' | b':')).count();
+    let wide = text.lines().position(|line| beginning(line) > WIDEST)?;
+    Some(format!("begins line {} with more than {WIDEST} spaces or dashes", wide + 1))
 }
 
 fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, problems: &mut Problems) {
@@ -185,9 +230,9 @@ fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, problems: &mut
     let at = |message: String| problem(field.to_owned(), shown(got), message);
     match kind {
         K::AdditionalProperties { unexpected } => {
-            for key in unexpected {
+            let valid = known_keys(field).join(", ");
+            for key in unexpected.iter().take(MOST_PROBLEMS) {
                 let value = got.get(key).map(shown).unwrap_or_default();
-                let valid = known_keys(field).join(", ");
                 problems.push(problem(join(field, key), value, format!("unknown key; valid keys here: {valid}")));
             }
         }
@@ -351,6 +396,30 @@ fn fill_required(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hostile_files_are_refused_before_they_cost_anything() {
+        let n = 100_000;
+        let keys: String = (0..n).map(|i| format!("k{i}: 1\n")).collect();
+        let anchors: String = (0..n).map(|i| format!("k{i}: &a{i} 1\n")).collect();
+        for (text, says) in [
+            ("[".repeat(n), "levels of brackets"),
+            ("{\"a\":".repeat(n), "levels of brackets"),
+            ("- ".repeat(n), "begins line 1"),
+            (format!("a: 1\n{}b: 1", "? ".repeat(n)), "begins line 2"),
+            (anchors, "anchors"),
+            (keys, "more than these 100 problems"),
+            (format!("input: {{paths: [{}]}}", "1,".repeat(n)), "more than these 100 problems"),
+        ] {
+            let parsed = Parsed::from_yaml(&text);
+            assert!(parsed.problems.0.len() <= MOST_PROBLEMS + 40, "{says}: {}", parsed.problems.0.len());
+            assert!(
+                parsed.problems.0.iter().any(|p| p.message.contains(says)),
+                "{says}: {:?}",
+                parsed.problems.0.first()
+            );
+        }
+    }
 
     const GOOD: &str = "version: 1\nname: a\ninput: {format: jsonl, paths: [x.jsonl]}\n\
         tokenizer: {path: t.json}\npack: {length: 16}\noutput: {path: out}\n";

@@ -76,6 +76,16 @@ pub fn count(last: &Progress, now: &Progress) {
     }
 }
 
+/// Sums up what was measured now and then, so that it does not pile up where nobody asks.
+pub async fn upkeep(service: Arc<Service>) {
+    let Some(handle) = service.metrics.clone() else { return };
+    let mut ticks = tokio::time::interval(std::time::Duration::from_secs(5));
+    loop {
+        ticks.tick().await;
+        handle.run_upkeep();
+    }
+}
+
 /// The figures, with those that are looked up when they are asked for.
 ///
 /// # Errors

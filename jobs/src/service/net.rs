@@ -30,7 +30,7 @@ use super::{process, until};
 
 /// How long a client may take nothing of what is sent to it; a live stream is sent something every 15 seconds.
 const STUCK: Duration = Duration::from_secs(60);
-const HEAD_BYTES: usize = 32 << 10;
+const HEAD_BYTES: usize = 64 << 10;
 /// Longest that answers may take once the service stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 

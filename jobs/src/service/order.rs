@@ -16,6 +16,9 @@ use serde_json::Value;
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Event;
 
+use stillhouse_pipeline::storage::StoreUrl;
+use stillhouse_schemas::spec::JobSpec;
+
 use super::model::FieldProblem;
 
 /// What a worker exits with when it was told to stop, or its service is gone.
@@ -67,6 +70,16 @@ pub enum Work {
         /// As for a report.
         folder: PathBuf,
     },
+}
+
+impl Work {
+    /// Whether the job names an object store, whose credentials it needs then.
+    pub fn asks_stores(&self) -> bool {
+        let (Self::Run { file, .. } | Self::Report { file, .. } | Self::Manifest { file, .. }) = self;
+        let Ok(spec) = JobSpec::from_yaml(file) else { return false };
+        let mut places = spec.input.paths.iter().chain([&spec.output.path]);
+        places.any(|place| matches!(StoreUrl::parse(place), Some(Ok(url)) if !url.scheme.is_web()))
+    }
 }
 
 /// What a worker says.

@@ -5,7 +5,7 @@
 //!
 //! | may be | what |
 //! |---|---|
-//! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores |
+//! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores where the job asks one |
 //! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
 
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use stillhouse_pipeline::access::Access;
 const RULES: ABI = ABI::V6;
 
 /// What programs need of the system.
-const SYSTEM: [&str; 24] = [
+const SYSTEM: [&str; 23] = [
     "/usr",
     "/lib",
     "/lib64",
@@ -37,7 +37,6 @@ const SYSTEM: [&str; 24] = [
     "/etc/pki",
     "/etc/ca-certificates",
     "/run/systemd/resolve",
-    "/proc/self",
     "/proc/cpuinfo",
     "/proc/meminfo",
     "/proc/driver/nvidia",
@@ -48,8 +47,7 @@ const SYSTEM: [&str; 24] = [
 ];
 
 /// Files that hold, or lead to, the credentials of stores: the service's own, which its jobs use.
-const CREDENTIALS: [&str; 8] = [
-    "HF_TOKEN_PATH",
+const CREDENTIALS: [&str; 7] = [
     "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -70,11 +68,12 @@ pub enum Confined {
     Not,
 }
 
-/// Confines this process and all that it starts. To be called while it has one thread.
+/// Confines this process and all that it starts. To be called while it has one thread. The files with the credentials of `stores` can
+/// be read only where the job asks one.
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn confine(access: &Access, scratch: &Path) -> Result<Confined, String> {
+pub fn confine(access: &Access, scratch: &Path, stores: bool) -> Result<Confined, String> {
     let said = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
     let all = AccessFs::from_all(RULES);
     let read = AccessFs::from_read(RULES);
@@ -85,7 +84,9 @@ pub fn confine(access: &Access, scratch: &Path) -> Result<Confined, String> {
         .and_then(|rules| rules.scope(Scope::from_all(RULES)))
         .and_then(Ruleset::create)
         .map_err(|e| said(&e))?;
-    let readable = SYSTEM.iter().map(PathBuf::from).chain(credentials()).chain(disk(&access.read));
+    let hub = std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).filter(|_| !access.hub.is_empty());
+    let readable =
+        SYSTEM.iter().map(PathBuf::from).chain(hub).chain(credentials().filter(|_| stores)).chain(disk(&access.read));
     for cache in caches() {
         // a cache that cannot be made shows where it is used
         let _ = std::fs::create_dir_all(cache);
@@ -147,6 +148,8 @@ fn gpus() -> impl Iterator<Item = PathBuf> {
     let named =
         |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path());
     let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named);
-    // taken while the GPU's memory is asked for
-    devices.chain(["/dev/shm", "/proc/self/task"].map(PathBuf::from))
+    let devices: Vec<PathBuf> = devices.collect();
+    // asked for by the driver, which names its threads there
+    let beside: &[&str] = if devices.is_empty() { &[] } else { &["/dev/shm", "/proc/self/task"] };
+    devices.into_iter().chain(beside.iter().map(PathBuf::from))
 }

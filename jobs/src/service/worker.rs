@@ -147,11 +147,7 @@ impl Worker {
         Ok(exit(ended.await.map_err(io::Error::other)??))
     }
 
-<<<<<<< HEAD
     /// Whether it has ended. It is not reaped by that: its number, and its group's, stay its own.
-=======
-    /// Whether it has ended. It is not reaped by that.
->>>>>>> service-tests
     pub fn has_ended(&self) -> bool {
         process::began(self.child.id().cast_signed()).is_none()
     }

@@ -136,7 +136,9 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     let net = net::serve(listener, router, &limits, stopping.subscribe());
     let jobs = scheduler::run(Arc::clone(&service), stopping.subscribe());
     let signals = until_told(stopping.clone());
+    let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
     let (_, _, told) = tokio::join!(net, jobs, signals);
+    upkeep.abort();
     told?;
     tracing::info!("stopped");
     Ok(())

@@ -44,7 +44,9 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
         tracing::warn!("the worker is no likelier to be killed for want of memory than the service: {e}");
     }
-    if confine(&order.access, &order.scratch).map_err(|e| system(&e))? == Confined::Not && !order.allow_unconfined {
+    if confine(&order.access, &order.scratch, order.work.asks_stores()).map_err(|e| system(&e))? == Confined::Not
+        && !order.allow_unconfined
+    {
         let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
             `allow_unconfined: true` in the service's configuration runs them all the same";
         return Err(Failure::System(message.into()));

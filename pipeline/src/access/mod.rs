@@ -163,6 +163,23 @@ impl Access {
         Gate::new(self).problems(spec, base)
     }
 
+    /// The entry that a folder of this machine is inside of, if there is one.
+    pub fn holding(&self, folder: &Path) -> Option<&str> {
+        let at = resolve(folder, |_| true).unwrap_or_else(|| folder.to_owned());
+        let entries = self.read.iter().chain(&self.write);
+        entries.map(String::as_str).find(|entry| Roots::new([&(*entry).to_owned()]).hold_folder(&at))
+    }
+
+    /// Whether an input may be read from where a web server sends it on to.
+    pub(crate) fn allows_redirect(&self, target: &url::Url) -> bool {
+        // a query is the server's own there, such as a signature; of a job's own URL it is refused
+        let mut plain = target.clone();
+        plain.set_query(None);
+        plain.set_fragment(None);
+        let roots = Roots::new(self.read.iter().chain(&self.write));
+        matches!(StoreUrl::parse(plain.as_str()), Some(Ok(url)) if roots.hold_url(&Prefix::of(&url)))
+    }
+
     fn allows_hub(&self, repo: &str) -> bool {
         let org = repo.split_once('/').map(|(org, _)| org);
         self.hub.iter().any(|entry| match entry.strip_suffix("/*") {
@@ -271,7 +288,7 @@ impl<'a> Gate<'a> {
                 }
                 if self.allows_url(&url, purpose) { None } else { refused() }
             }
-            None => match self.folder(base, &base.join(stripped(&head)), purpose) {
+            None => match self.folder(&base.join(stripped(&head)), purpose) {
                 Some(_) => None,
                 None => refused(),
             },
@@ -289,7 +306,7 @@ impl<'a> Gate<'a> {
             Err(_) => None,
             Ok(None) => {
                 let place = local_path(base, path);
-                if !path.chars().any(char::is_control) && self.folder(base, &place, Purpose::Read).is_some() {
+                if !path.chars().any(char::is_control) && self.folder(&place, Purpose::Read).is_some() {
                     return None;
                 }
                 let allowed = self.access.allowed(Purpose::Read, |entry| !is_url(entry));
@@ -308,12 +325,10 @@ impl<'a> Gate<'a> {
     }
 
     /// Where a path leads, if that is allowed.
-    fn folder(&self, base: &Path, path: &Path, purpose: Purpose) -> Option<PathBuf> {
+    fn folder(&self, path: &Path, purpose: Purpose) -> Option<PathBuf> {
         let Some(rules) = &self.rules else { return Some(path.to_owned()) };
-        let base = resolve(base, |_| true)?;
-        // from anywhere else `..` would tell whether a forbidden folder is there
-        let known = |at: &Path| base.starts_with(at) || rules.read.are_near(at);
-        let resolved = resolve(path, known)?;
+        // from anywhere else `..` would tell whether a forbidden folder is there, and where its links lead
+        let resolved = resolve(path, |at| rules.read.are_near(at))?;
         self.allows_resolved(&resolved, purpose).then_some(resolved)
     }
 
@@ -361,7 +376,7 @@ impl<'a> Gate<'a> {
         if is_url(output) {
             return None;
         }
-        let root = self.folder(base, &base.join(stripped(output)), Purpose::Write)?;
+        let root = self.folder(&base.join(stripped(output)), Purpose::Write)?;
         folders::written(&root).into_iter().find_map(|path| {
             let inside = path.strip_prefix(&root).unwrap_or(&path).display().to_string().escape_debug().to_string();
             let good = resolve(&path, |_| true).is_some_and(|at| {

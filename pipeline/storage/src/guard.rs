@@ -3,7 +3,7 @@
 //! ```text
 //!   http://h/x ─► is h an address? ──► it must be public
 //!                 is h a name? ──────► the resolver of the client drops what is not public, at every connection
-//!   302 ───────► the same for its target, ten times at most, never from https to http
+//!   302 ───────► the same for its target, which must be allowed as well; ten times at most, never from https to http
 //! ```
 //!
 //! The addresses that are judged are those that are connected to, so a name that changes its address between two questions gains
@@ -40,8 +40,12 @@ pub(super) enum Guarded {
     Downgrade,
     #[error("more than {MOST_REDIRECTS} redirects")]
     TooManyRedirects,
+    #[error("a redirect to where the server's configuration does not allow reading")]
+    Elsewhere,
 }
 
+/// Whether a URL may be read.
+type Judge = Arc<dyn Fn(&Url) -> bool + Send + Sync>;
 type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync>;
 
 /// Lets requests through to public addresses only.
@@ -49,6 +53,7 @@ type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr
 pub struct Guard {
     lookup: Lookup,
     permits: fn(IpAddr) -> bool,
+    allows: Judge,
 }
 
 impl fmt::Debug for Guard {
@@ -62,13 +67,25 @@ impl Guard {
     pub fn new() -> Self {
         let lookup: Lookup =
             Arc::new(|name| Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) }));
-        Self { lookup, permits: is_public }
+        Self { lookup, permits: is_public, allows: Arc::new(|_| true) }
+    }
+
+    /// The same, for redirects only to what may be read.
+    #[must_use]
+    pub fn redirecting(self, allows: impl Fn(&Url) -> bool + Send + Sync + 'static) -> Self {
+        Self { allows: Arc::new(allows), ..self }
+    }
+
+    /// The same, for addresses of private networks as well.
+    #[must_use]
+    pub fn with_private_networks(self) -> Self {
+        Self { permits: |_| true, ..self }
     }
 
     /// A guard over names and addresses of a test.
     #[cfg(test)]
     pub(super) fn of_test(lookup: Lookup, permits: fn(IpAddr) -> bool) -> Self {
-        Self { lookup, permits }
+        Self { lookup, permits, allows: Arc::new(|_| true) }
     }
 
     /// Whether the host of a URL may be asked, as far as can be told without looking its name up.
@@ -88,6 +105,7 @@ impl Guard {
         match self.check(next) {
             _ if previous.len() > MOST_REDIRECTS => Err(Guarded::TooManyRedirects),
             _ if from_tls && next.scheme() != "https" => Err(Guarded::Downgrade),
+            Ok(()) if !(self.allows)(next) => Err(Guarded::Elsewhere),
             judged => judged,
         }
     }
@@ -115,6 +133,8 @@ impl Guard {
             .no_proxy()
             .https_only(!plain)
             .dns_resolver(Arc::new(Resolver(self.clone())))
+            // it would tell the next server what was asked of this one
+            .referer(false)
             .redirect(Policy::custom(move |attempt| policy.redirect(attempt)))
             .build()?;
         Ok(HttpClient::new(Service { client, guard: self.clone() }))

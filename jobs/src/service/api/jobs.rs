@@ -38,7 +38,7 @@ pub struct ListQuery {
     #[param(minimum = 1, maximum = 500, default = 50)]
     limit: Option<u32>,
     /// `next_cursor` of the page before.
-    #[param(pattern = "^[0-9a-f]{1,16}$")]
+    #[param(pattern = "^[0-7]?[0-9a-f]{1,15}$")]
     cursor: Option<String>,
 }
 

@@ -48,11 +48,15 @@ pub struct Shared {
     pub service: Arc<Service>,
     pub watchers: Watchers,
     pub reports: Semaphore,
+    /// Job files that are checked at once: that takes a processor, and the service needs one as well.
+    pub checks: Semaphore,
     requests: Rate,
     submissions: Rate,
 }
 
 pub type App = Arc<Shared>;
+
+const CHECKS: usize = 2;
 
 /// The two ends of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -93,6 +97,7 @@ pub fn router(service: Arc<Service>) -> Router {
     let shared: App = Arc::new(Shared {
         watchers: Watchers::new(limits.watchers),
         reports: Semaphore::new(limits.reports_at_once as usize),
+        checks: Semaphore::new(CHECKS),
         requests: Rate::new(limits.requests_per_minute),
         submissions: Rate::new(limits.submissions_per_minute),
         service,

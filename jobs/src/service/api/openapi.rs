@@ -77,6 +77,12 @@ fn common_answers(document: &mut Value) {
             add("403", "It comes from another web site, or the token lacks the scope");
             add("421", "The Host header names another server");
             add("429", "Too many requests in a minute");
+            answers
+                .entry("431")
+                .or_insert_with(|| json!({"description": "The head of the request is larger than 64 kB"}));
+            let mut add = |status: &str, description: &str| {
+                answers.entry(status).or_insert_with(|| problem(description));
+            };
             add("500", "The service failed; its log tells more");
             if !public {
                 add("401", "No token, or not a good one");

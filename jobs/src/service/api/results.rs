@@ -75,6 +75,9 @@ pub async fn logs(
     let watcher = if follow { Some(super::events::enter(&app)?) } else { None };
     let mut reader = app.service.logs.read(&id);
     if let Some(lines) = query.tail {
+        if lines > MOST_LINES {
+            return Err(ProblemDetails::bad_request(format!("tail: got {lines}; valid: 0 to {MOST_LINES}")));
+        }
         let skip = move || reader.tail(lines as usize).map(|()| reader);
         let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
         reader = skipped.map_err(|e| ProblemDetails::internal(&e))?;
@@ -91,6 +94,7 @@ pub async fn logs(
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"))], body).into_response())
 }
 
+const MOST_LINES: u32 = 1_000_000;
 const LOOK: Duration = Duration::from_millis(300);
 
 struct Lines {

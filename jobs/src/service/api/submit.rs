@@ -116,7 +116,7 @@ pub async fn submit(
     let key = key.map(|text| Key { request: fingerprint(&upload, &folder, &options), text });
     let text = upload.text.clone();
     let (checked, upload_folder) = check(&app, upload, folder).await?;
-    let (spec, slot) = checked.map_err(|problems| ProblemDetails::of_file(&problems))?;
+    let (spec, slot) = checked.outcome.map_err(|problems| ProblemDetails::of_file(&problems))?;
     let new = NewJob {
         id: JobId::new().map_err(|e| ProblemDetails::internal(&e))?,
         name: spec.name.clone(),
@@ -172,14 +172,15 @@ pub async fn validate(
     slow_down(&app, &caller)?;
     let folder = folder(&app.service.config, query.folder.as_deref())?;
     let upload = read(&app.service.config, &headers, body).await?;
-    let named = Parsed::from_yaml(&upload.text).spec.map(|spec| spec.name);
     let (checked, _) = check(&app, upload, folder).await?;
-    let problems: Vec<FieldProblem> = match checked {
-        Ok(_) => Vec::new(),
-        Err(problems) => problems.0.iter().map(Into::into).collect(),
+    let (name, problems) = match checked.outcome {
+        Ok(_) => (checked.name, Vec::new()),
+        Err(problems) => {
+            // a name that is missing or wrong was replaced, so that the rest could be checked
+            let name = checked.name.filter(|_| !problems.touches("name"));
+            (name, problems.0.iter().map(FieldProblem::from).collect())
+        }
     };
-    // a name that is missing or wrong was replaced, so that the rest could be checked
-    let name = named.filter(|_| !problems.iter().any(|p| p.field == "name"));
     Ok(Json(Validation { valid: problems.is_empty(), name, problems }))
 }
 
@@ -304,10 +305,16 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
     Ok(Upload { json, text })
 }
 
-type Checked = Result<(JobSpec, Slot), Problems>;
+/// What was found of a file.
+struct Checked {
+    /// The name in it.
+    name: Option<String>,
+    outcome: Result<(JobSpec, Slot), Problems>,
+}
 
 /// Checks a file against the schema, the named checks and the server's configuration. It looks at links on the disk, so it may block.
 async fn check(app: &App, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
+    let _turn = app.checks.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
     let service = std::sync::Arc::clone(&app.service);
     let work = tokio::task::spawn_blocking(move || (check_now(&service.config, &upload, &folder), folder));
     work.await.map_err(|e| ProblemDetails::internal(&e))
@@ -317,10 +324,17 @@ fn check_now(config: &Config, upload: &Upload, folder: &Path) -> Checked {
     if upload.json
         && let Err(e) = serde_json::from_str::<serde::de::IgnoredAny>(&upload.text)
     {
-        return Err(Problems(vec![Problem::missing("", format!("is not JSON: {e}"))]));
+        let problem = Problem::missing("", format!("is not JSON: {e}"));
+        return Checked { name: None, outcome: Err(Problems(vec![problem])) };
     }
-    let Parsed { spec, mut problems } = Parsed::from_yaml(&upload.text);
-    let Some(spec) = spec else { return Err(problems) };
+    let Parsed { spec, problems } = Parsed::from_yaml(&upload.text);
+    match spec {
+        None => Checked { name: None, outcome: Err(problems) },
+        Some(spec) => Checked { name: Some(spec.name.clone()), outcome: allowed(config, spec, problems, folder) },
+    }
+}
+
+fn allowed(config: &Config, spec: JobSpec, mut problems: Problems, folder: &Path) -> Result<(JobSpec, Slot), Problems> {
     for problem in config.job_access().problems(&spec, folder) {
         if !problems.touches(&problem.field) {
             problems.push(problem);

@@ -36,6 +36,7 @@ CREATE TABLE jobs (
 
 CREATE INDEX jobs_by_state ON jobs (state, seq);
 CREATE INDEX jobs_by_user ON jobs (user, seq);
+CREATE INDEX jobs_waiting_by_user ON jobs (user) WHERE state IN ('queued', 'retrying');
 CREATE INDEX jobs_waiting ON jobs (slot, priority, user, queued_at) WHERE state = 'queued';
 
 CREATE TABLE events (
