@@ -109,14 +109,30 @@ fn what_is_inside_may_be_read() {
         ["data/a.jsonl", "data", "data/", "data/*.jsonl", "data/**/*.jsonl", "data/inner/x", "data/not/there", "out/a"]
     {
         assert_eq!(world.input(&world.path(path)), None, "{path}");
-        assert_eq!(world.input(&format!("../{path}")), None, "{path}");
         assert_eq!(world.input(&format!("file://{}", world.path(path))), None, "{path}");
     }
     for path in
-        ["data/deep/../a.jsonl", "data/inner/../a.jsonl", "data/./a.jsonl", "data//a.jsonl", "jobs/../data/a.jsonl"]
+        ["data/deep/../a.jsonl", "data/inner/../a.jsonl", "data/./a.jsonl", "data//a.jsonl", "out/../data/a.jsonl"]
     {
         assert_eq!(world.input(&world.path(path)), None, "{path}");
     }
+    let job = spec(json!({"input": {"format": "jsonl", "paths": ["../a.jsonl", "../../out/x"]}}));
+    let inside = world.access.problems(&job, &world.dir.path().join("data/deep"));
+    assert!(inside.iter().all(|p| !p.field.starts_with("input")), "{inside:?}");
+}
+
+#[test]
+fn a_folder_elsewhere_does_not_tell_what_it_is() {
+    let world = World::new();
+    symlink("../data/deep", world.dir.path().join("secret/away")).unwrap();
+    let job = spec(json!({"input": {"format": "jsonl", "paths": ["../../data/a.jsonl"]}}));
+    // a folder, a link to a folder, a link to nowhere, nothing
+    let said = ["secret/deep", "secret/away", "data/dangling", "secret/none"].map(|folder| {
+        let problems = world.access.problems(&job, &world.dir.path().join(folder));
+        problems.into_iter().find(|p| p.field == "input.paths[0]")
+    });
+    assert!(said[0].is_some());
+    assert!(said.iter().all(|s| *s == said[0]), "{said:?}");
 }
 
 #[test]
