@@ -12,6 +12,7 @@
 
 mod api;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,6 +46,32 @@ pub fn signal(process: i32, signal: i32) {
     assert!(process > 1);
     // SAFETY: a plain system call without memory of ours.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0, "{process}: {}", std::io::Error::last_os_error());
+}
+
+/// Stops every thread of a process, so that nothing but SIGKILL ends it, for as long as the calling thread lives.
+///
+/// SIGSTOP would not do for a worker whose server is then killed: of a stopped process group without a parent the kernel itself makes an
+/// end, with SIGHUP and SIGCONT.
+pub fn freeze(process: i32) {
+    let mut frozen = BTreeSet::new();
+    loop {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().map(Result::unwrap);
+        let threads: Vec<i32> = threads.map(|t| t.file_name().to_str().unwrap().parse().unwrap()).collect();
+        let new: Vec<i32> = threads.into_iter().filter(|thread| frozen.insert(*thread)).collect();
+        if new.is_empty() {
+            return;
+        }
+        for thread in new {
+            let none = std::ptr::null_mut::<libc::c_void>();
+            // SAFETY: neither request reads or writes memory of ours; `waitpid` takes null for the status.
+            let stopped = unsafe {
+                libc::ptrace(libc::PTRACE_SEIZE, thread, none, none) == 0
+                    && libc::ptrace(libc::PTRACE_INTERRUPT, thread, none, none) == 0
+                    && libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL) == thread
+            };
+            assert!(stopped, "thread {thread} of {process}: {}", std::io::Error::last_os_error());
+        }
+    }
 }
 
 /// A worker that lives.

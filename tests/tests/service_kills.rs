@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stillhouse_tests::service::{Api, Service, WorkerProcess, eventually, signal, workers_in};
+use stillhouse_tests::service::{Api, Service, WorkerProcess, eventually, freeze, signal, workers_in};
 use stillhouse_tests::{corpus, shards, with};
 
 use crate::resume::moments;
@@ -181,7 +181,7 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     let ids = ["a", "b"].map(|output| service.api.submit(&long_job(output)));
     ids.iter().for_each(|id| service.api.until_split(id, 2));
     let stopped = ids.each_ref().map(|id| service.worker_of(id));
-    stopped.iter().for_each(|worker| signal(worker.process, libc::SIGSTOP));
+    stopped.iter().for_each(|worker| freeze(worker.process));
     service.kill();
     // each is told to end by its pipe, and cannot
     let mut left = service.workers();
@@ -214,9 +214,10 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     let id = service.api.submit(&long_job("cancelling"));
     service.api.until_split(&id, 1);
     let worker = service.worker_of(&id);
-    signal(worker.process, libc::SIGSTOP);
+    freeze(worker.process);
     service.api.post(&format!("/jobs/{id}/cancel")).expect(202);
     service.kill();
+    assert_eq!(service.workers(), std::slice::from_ref(&worker));
     service.launch();
     let job = service.api.job(&id);
     assert_eq!((&job["state"], &job["reason"]), (&json!("cancelled"), &json!("cancelled by local")));
