@@ -124,8 +124,9 @@ impl Attempt {
         self.rates = self.earlier_rates().await;
         let scratch = self.service.scratch(id.as_str());
         let start = self.order(scratch.clone());
-        let worker = tokio::task::spawn_blocking(move || Worker::start(&start));
-        let worker = worker.await.map_err(|e| e.to_string())?.map_err(|e| format!("cannot start a worker: {e}"))?;
+        let started = tokio::task::spawn_blocking(move || Worker::start(&start).map(|worker| (worker, start.order)));
+        let failed = |e: std::io::Error| format!("cannot start a worker: {e}");
+        let (mut worker, order) = started.await.map_err(|e| e.to_string())?.map_err(failed)?;
         let (seq, attempt, (process, began)) = (self.task.whose.seq, self.task.whose.attempt, worker.process());
         let report = self.report.clone();
         let noted = self.service.store.write(move |t, _| {
@@ -137,6 +138,9 @@ impl Attempt {
             let _ = worker.wait().await;
             return Err(e.to_string());
         }
+        // only now: a service that dies before it has noted the process leaves none that works
+        let given = tokio::task::spawn_blocking(move || worker.give(&order).map(|()| worker));
+        let worker = given.await.map_err(|e| e.to_string())?.map_err(failed)?;
         tracing::info!(job = %id, attempt, process, gpu = self.gpu, user = self.task.user, "attempt began");
         let outcome = self.follow(worker).await;
         if let Err(e) = tokio::fs::remove_dir_all(&scratch).await {

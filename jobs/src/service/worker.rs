@@ -50,11 +50,11 @@ pub enum FromWorker {
     Garbled(String),
 }
 
-/// A worker at work.
+/// A worker. Dropped, it is left to end by itself: it loses its order's pipe.
 pub struct Worker {
     child: Child,
     /// Closed when this goes: the worker ends then, also when this whole process dies.
-    _leash: ChildStdin,
+    leash: ChildStdin,
     /// Messages and lines of its log, until it ends.
     pub said: mpsc::Receiver<FromWorker>,
 }
@@ -68,7 +68,7 @@ pub struct Start {
 }
 
 impl Worker {
-    /// Starts one.
+    /// Starts one. It does nothing before it has its order, so it can be noted first whose process it is.
     ///
     /// # Errors
     /// When the system refuses.
@@ -93,20 +93,28 @@ impl Worker {
             command.env("CUDA_VISIBLE_DEVICES", gpus);
         }
         let mut child = command.spawn()?;
-        let (Some(mut leash), Some(stdout), Some(stderr)) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        let (Some(leash), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err(io::Error::other("a worker without pipes"));
         };
-        let mut line = serde_json::to_vec(&start.order)?;
-        line.push(b'\n');
-        // a worker that ended already is told of below, by its exit
-        let _ = leash.write_all(&line).and_then(|()| leash.flush());
         let (tell, said) = mpsc::channel(MESSAGES);
         let tell_log = tell.clone();
         thread("worker-messages", move || messages(stdout, &tell))?;
         thread("worker-log", move || log(stderr, &tell_log))?;
-        Ok(Self { child, _leash: leash, said })
+        Ok(Self { child, leash, said })
+    }
+
+    /// Gives it its order. One that has ended already is told of by its exit.
+    ///
+    /// # Errors
+    /// When the order cannot be written as JSON.
+    pub fn give(&mut self, order: &Order) -> io::Result<()> {
+        let mut line = serde_json::to_vec(order)?;
+        line.push(b'\n');
+        match self.leash.write_all(&line).and_then(|()| self.leash.flush()) {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e),
+            _ => Ok(()),
+        }
     }
 
     /// Its process, and when the kernel says that it began.
@@ -137,7 +145,7 @@ impl Worker {
     /// # Errors
     /// When the system does not say.
     pub async fn wait(self) -> io::Result<Exit> {
-        let Self { mut child, _leash: leash, said } = self;
+        let Self { mut child, leash, said } = self;
         drop(said);
         let ended = tokio::task::spawn_blocking(move || {
             let status = child.wait();

@@ -175,7 +175,7 @@ pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) ->
     let followed = runtime.block_on(async {
         tokio::select! {
             biased;
-            job = tokio::task::spawn_blocking(move || follower.to_the_end()) => {
+            job = tokio::task::spawn_blocking(move || follower.until_over()) => {
                 job.unwrap_or_else(|e| Err(Failure::System(format!("a thread stopped: {e}"))))
             }
             _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(DETACHED)),
@@ -230,7 +230,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn to_the_end(mut self) -> Result<Job, Failure> {
+    fn until_over(mut self) -> Result<Job, Failure> {
         let mut lost: Option<Instant> = None;
         loop {
             match self.follow(&mut lost) {

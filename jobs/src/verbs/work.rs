@@ -165,5 +165,5 @@ fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &
         access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
     stillhouse_schemas::problems::Problems(refused).into_result()?;
     let place = Place::parse(folder, &spec.output.path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
-    Ok(Output::at(&place, &spec.output_storage(), &Storages::new())?)
+    Output::at(&place, &spec.output_storage(), &Storages::new())
 }

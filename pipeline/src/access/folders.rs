@@ -56,7 +56,7 @@ impl Roots {
 /// as it is written.
 ///
 /// `None` where nobody can say (a link to nowhere, a loop, a folder that may not be looked into), and where `..` is asked for in a
-/// folder that is not `known`.
+/// folder that is not `known`. Of other folders than those the disk is not asked what is in them.
 pub(super) fn resolve(path: &Path, known: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     let mut resolved = PathBuf::new();
@@ -70,7 +70,11 @@ pub(super) fn resolve(path: &Path, known: impl Fn(&Path) -> bool) -> Option<Path
             }
             Component::CurDir => {}
             other => {
+                let asked = known(&resolved);
                 resolved.push(other);
+                if !asked {
+                    continue;
+                }
                 match fs::symlink_metadata(&resolved) {
                     Ok(found) if found.is_symlink() => resolved = resolved.canonicalize().ok()?,
                     Ok(_) => {}

@@ -68,7 +68,7 @@ impl Watchers {
 
     /// One more; `None` when there are as many as there may be.
     pub fn enter(&self) -> Option<Watcher> {
-        let entered = self.now.try_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.most).then_some(n + 1));
+        let entered = self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.most).then_some(n + 1));
         entered.ok()?;
         let watcher = Watcher(Arc::clone(&self.now));
         watcher.show();

@@ -151,7 +151,7 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let mut response = response.instrument(span.clone()).await;
     let status = response.status();
     if let Some(mut problem) = response.extensions_mut().remove::<ProblemDetails>() {
-        problem.request_id = Some(id.0.clone());
+        problem.request_id = Some(id.0.as_str().into());
         // those of the problem, with its media type; the id makes it longer
         let mut headers = std::mem::take(response.headers_mut());
         headers.remove(header::CONTENT_LENGTH);

@@ -17,19 +17,20 @@ pub struct ProblemDetails {
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// The kind in words.
-    pub title: String,
+    pub title: &'static str,
     /// The status of the answer.
     pub status: u16,
     /// This one, in words.
     pub detail: String,
     /// The id of the request, as in the header `x-request-id` and in the service's log.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub request_id: Option<String>,
+    #[schema(value_type = Option<String>)]
+    pub request_id: Option<Box<str>>,
     /// Everything that is wrong with a job file, by field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<FieldProblem>,
     #[serde(skip)]
-    retry_after_seconds: Option<u64>,
+    retry_after_seconds: Option<u32>,
 }
 
 pub const MEDIA_TYPE: &str = "application/problem+json";
@@ -38,7 +39,7 @@ impl ProblemDetails {
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             kind: "about:blank",
-            title: status.canonical_reason().unwrap_or("Error").to_owned(),
+            title: status.canonical_reason().unwrap_or("Error"),
             status: status.as_u16(),
             detail: detail.into(),
             request_id: None,
@@ -63,7 +64,7 @@ impl ProblemDetails {
 
     pub fn too_many(detail: impl Into<String>, retry_after_seconds: u64) -> Self {
         Self {
-            retry_after_seconds: Some(retry_after_seconds.max(1)),
+            retry_after_seconds: Some(u32::try_from(retry_after_seconds).unwrap_or(u32::MAX).max(1)),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
         }
     }

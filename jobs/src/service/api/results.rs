@@ -225,7 +225,11 @@ async fn ask(service: &Service, work: Work) -> Answer<Value> {
             memory_bytes: None,
         },
     };
-    let started = tokio::task::spawn_blocking(move || Worker::start(&start)).await;
+    let started = tokio::task::spawn_blocking(move || {
+        let mut worker = Worker::start(&start)?;
+        worker.give(&start.order).map(|()| worker)
+    });
+    let started = started.await;
     let worker = started.map_err(|e| ProblemDetails::internal(&e))?.map_err(|e| ProblemDetails::internal(&e))?;
     let mut asked = Asked { worker: Some(worker), scratch };
     let mut log = Vec::new();
