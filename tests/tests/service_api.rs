@@ -305,7 +305,7 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
         let inspected = service.stillhouse(&["inspect", "out", "--json", "--row", row]).expect(0).json();
         assert_eq!(without_place(report), without_place(inspected));
     }
-    let problem = api.get(&format!("/jobs/{id}/report?row=62")).problem(502);
+    let problem = api.get(&format!("/jobs/{id}/report?row=62")).problem(404);
     assert!(problem["detail"].as_str().unwrap().contains("62"), "{problem}");
     let result = &done["result"];
     assert_eq!((&result["rows"], &result["tokens"]), (&json!(ROWS), &json!(ROWS * 64)));

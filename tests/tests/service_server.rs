@@ -54,7 +54,8 @@ fn a_server_that_is_told_to_stop_loses_nothing() {
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(1), "{said}");
     assert!(said.contains("another server is using the data folder"), "{said}");
-    let taken = service.serve(&["--data", service.scratch.path("elsewhere").to_str().unwrap()]).output().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let taken = service.serve(&["--data", elsewhere.path().to_str().unwrap()]).output().unwrap();
     let said = String::from_utf8(taken.stderr).unwrap();
     assert!(taken.status.code() == Some(1) && said.contains("cannot listen on 127.0.0.1:"), "{said}");
     assert_eq!(service.api.job(&waiting)["state"], "succeeded");

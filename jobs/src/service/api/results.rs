@@ -243,7 +243,7 @@ async fn ask(service: &Service, work: Work) -> Answer<Value> {
                 Message::Answer(value) => answer = Some(Ok(value)),
                 // what was asked for is not there; the pipeline names it as an option
                 Message::Failed { kind, message, .. } if kind == "usage" && message.starts_with("--row") => {
-                    answer = Some(Err(ProblemDetails::bad_request(message.trim_start_matches("--"))));
+                    answer = Some(Err(ProblemDetails::new(StatusCode::NOT_FOUND, message.trim_start_matches("--"))));
                 }
                 Message::Failed { message, .. } => {
                     answer = Some(Err(ProblemDetails::new(StatusCode::BAD_GATEWAY, message)));
