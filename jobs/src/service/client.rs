@@ -239,6 +239,10 @@ impl Client {
         if refusal.detail.is_empty() {
             refusal.detail = format!("{} answered {status}, and not as a service of ours does", self.base);
         }
+        if matches!(status.as_u16(), 429 | 502 | 503 | 504) {
+            // a proxy before a service that starts anew, or too many at once: later it may go
+            return ClientError::Connection(format!("{} ({status})", refusal.detail));
+        }
         if status == StatusCode::UNAUTHORIZED {
             refusal.detail = match self.token {
                 Some(_) => "the token in STILLHOUSE_TOKEN is not valid here: it is over, revoked, or another service's".into(),

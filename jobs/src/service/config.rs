@@ -250,9 +250,9 @@ impl Config {
         serde_yaml_ng::from_str(&text).map_err(|e| format!("{shown}: {e}"))
     }
 
-    /// Whether requests need a token.
+    /// Whether requests need a token. Where `hosts` names others than loopback there is a proxy, and whoever it lets through comes from here.
     pub fn needs_token(&self) -> bool {
-        self.auth == Auth::Token || !is_loopback(self.listen.ip())
+        self.auth == Auth::Token || !is_loopback(self.listen.ip()) || !self.hosts.is_empty()
     }
 
     /// What jobs may touch: as configured, without the service's own folder.
@@ -295,6 +295,7 @@ impl Config {
             ("limits.events_per_job", limits.events_per_job, 1),
             ("limits.reports_at_once", limits.reports_at_once, 1),
             ("limits.report_seconds", limits.report_seconds, 1),
+            ("capacity.worker_gigabytes", self.capacity.worker_gigabytes.unwrap_or(1), 1),
             ("retry.largest_backoff_seconds", self.retry.largest_backoff_seconds, 1),
         ] {
             at_least(field, got, least);
@@ -385,6 +386,8 @@ mod tests {
             assert_eq!(listen(address).needs_token(), needs, "{address}");
         }
         assert!(Config { auth: Auth::Token, ..Config::default() }.needs_token());
+        // a proxy on this machine speaks for everybody
+        assert!(Config { hosts: vec!["shards.example.org".into()], ..Config::default() }.needs_token());
     }
 
     #[test]

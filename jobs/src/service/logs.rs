@@ -144,7 +144,16 @@ impl LogReader {
             }
             // at its end: is it still the one that grows?
             match fs::metadata(&self.newer) {
-                Ok(now) if now.ino() != *inode => self.at = None,
+                Ok(now) if now.ino() != *inode => {
+                    // what came between that reading and the change of files
+                    let mut rest = vec![0; PIECE];
+                    let n = file.read(&mut rest)?;
+                    rest.truncate(n);
+                    if n > 0 {
+                        return Ok(rest);
+                    }
+                    self.at = None;
+                }
                 _ => return Ok(piece),
             }
         }
@@ -171,7 +180,8 @@ impl LogReader {
             };
             file.seek(SeekFrom::Start(from as u64))?;
             self.began = true;
-            self.at = Some((file, fs::metadata(&path)?.ino()));
+            let inode = file.metadata()?.ino();
+            self.at = Some((file, inode));
             if ends.len() >= wanted {
                 return Ok(());
             }

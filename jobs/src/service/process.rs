@@ -53,6 +53,25 @@ pub fn limit_memory(bytes: u64) -> io::Result<()> {
     }
 }
 
+/// Raises the number of files that this process may have open as far as the system lets it; gives that number.
+///
+/// # Errors
+/// When the system does not say.
+pub fn raise_open_files() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct lives through the calls, of which the first only writes and the second only reads it.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        limit.rlim_cur = limit.rlim_max;
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(limit.rlim_cur)
+}
+
 /// Has the kernel close a connection whose other end takes nothing for so long.
 ///
 /// # Errors

@@ -44,6 +44,8 @@ enum Outcome {
 }
 
 const TELL: Duration = Duration::from_millis(500);
+/// Seconds that something a worker left behind may hold its pipes.
+const LINGER: u32 = 5;
 const KEEP: Duration = Duration::from_secs(5);
 
 /// Makes the attempt and gives the job its next state.
@@ -110,7 +112,7 @@ impl Attempt {
 
     async fn run(&mut self) -> Result<Outcome, String> {
         let id = self.task.whose.id.clone();
-        histogram!("stillhouse_queue_wait_seconds").record(self.task.waited as f64 / 1e3);
+        histogram!("stillhouse_queue_wait_seconds").record(self.task.waited.max(0) as f64 / 1e3);
         match self.service.logs.write_to(&id, self.task.whose.attempt) {
             Ok(log) => self.log = Some(log),
             Err(e) => tracing::error!(job = %id, "cannot write its log: {e}"),
@@ -192,6 +194,7 @@ impl Attempt {
         let mut kill_at: Option<tokio::time::Instant> = None;
         let patience = Duration::from_secs(u64::from(self.service.config.limits.cancel_seconds));
         let mut look = tokio::time::interval(Duration::from_secs(1));
+        let mut ended = 0;
         loop {
             let killing = async {
                 match kill_at {
@@ -215,7 +218,13 @@ impl Attempt {
                     )));
                 }
                 // what it started may have outlived it, and hold its pipes
-                _ = look.tick(), if worker.has_ended() => worker.kill(),
+                _ = look.tick(), if worker.has_ended() => {
+                    worker.kill();
+                    ended += 1;
+                    if ended > LINGER {
+                        break;
+                    }
+                }
                 () = killing => {
                     worker.kill();
                     kill_at = None;
@@ -330,7 +339,7 @@ impl Attempt {
         let seconds_left = self.gauge.as_mut().and_then(|(gauge, _)| gauge.read(&now).seconds_left);
         self.rates.read(now_time, self.task.whose.attempt, tokens, now.splits_done);
         let tokens_per_second = self.speed.read(now.seconds, tokens);
-        self.service.running.set_rate(&self.task.whose.id, tokens_per_second);
+        self.service.running.set_rate(&self.task.whose.id, self.task.whose.attempt, tokens_per_second);
         let first = self.view.is_none();
         self.view = Some(ProgressView {
             seconds: now.seconds,
@@ -380,7 +389,9 @@ impl Attempt {
     async fn tell_kept(&self, kind: EventType, data: Value) {
         let (whose, most) = (self.task.whose.clone(), self.service.config.limits.events_per_job);
         let stored = self.service.store.write(move |t, told| {
-            if jobs::event_count(t, whose.seq)? < most {
+            // what there is one of for each split may be too many; the rest a client needs
+            let many = matches!(kind, EventType::SplitStarted | EventType::SplitCommitted | EventType::Preparing);
+            if !many || jobs::event_count(t, whose.seq)? < most {
                 // only a later attempt can begin a split again
                 if kind == EventType::SplitStarted && whose.attempt > 1 && events::was_started(t, whose.seq, &data)? {
                     counter!("stillhouse_split_retries_total").increment(1);
@@ -409,6 +420,9 @@ impl Attempt {
                 // whatever else happened, it was cancelled; the reason says by whom
                 to = JobState::Cancelled;
                 reason = jobs::get(t, &whose.id)?.reason;
+            } else if state == JobState::Running && to == JobState::Cancelled {
+                // it was an earlier attempt that somebody cancelled
+                to = JobState::Queued;
             } else if let Some(failure) = &next.failure {
                 jobs::fail_attempt(t, whose.seq, failure, next.not_before)?;
             } else if to == JobState::Queued && jobs::count_interruption(t, whose.seq)? > interruptions {

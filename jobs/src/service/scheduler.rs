@@ -22,7 +22,10 @@ use super::{Service, until};
 
 /// The attempts that are going on.
 #[derive(Default)]
-pub struct Running(Mutex<HashMap<JobId, Place>>);
+pub struct Running(Mutex<HashMap<Key, Place>>);
+
+/// A job, and which attempt at it: the end of one may overlap with the begin of the next.
+type Key = (JobId, u32);
 
 struct Place {
     slot: Slot,
@@ -32,20 +35,20 @@ struct Place {
 }
 
 impl Running {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Place>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Place>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells an attempt to stop.
-    pub fn stop(&self, id: &JobId, why: Stop) {
-        if let Some(place) = self.lock().get(id) {
+    /// Tells an attempt to stop; not a later one at the same job.
+    pub fn stop(&self, id: &JobId, attempt: u32, why: Stop) {
+        if let Some(place) = self.lock().get(&(id.clone(), attempt)) {
             place.stop.send_replace(why);
         }
     }
 
     /// Notes how fast an attempt is.
-    pub fn set_rate(&self, id: &JobId, tokens_per_second: f64) {
-        if let Some(place) = self.lock().get_mut(id) {
+    pub fn set_rate(&self, id: &JobId, attempt: u32, tokens_per_second: f64) {
+        if let Some(place) = self.lock().get_mut(&(id.clone(), attempt)) {
             place.tokens_per_second = tokens_per_second;
         }
     }
@@ -96,7 +99,7 @@ impl Running {
     }
 }
 
-fn on_gpu(running: &HashMap<JobId, Place>, gpu: u32) -> usize {
+fn on_gpu(running: &HashMap<Key, Place>, gpu: u32) -> usize {
     running.values().filter(|p| p.gpu == Some(gpu)).count()
 }
 
@@ -105,6 +108,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// Runs jobs until the service stops, then stops the workers and waits for them.
 pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
     let mut attempts = JoinSet::new();
+    let mut minutes = tokio::time::interval(LONGEST_SLEEP);
     loop {
         let next_due = match fill(&service, &mut attempts).await {
             Ok(next_due) => next_due,
@@ -119,7 +123,8 @@ pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
         tokio::select! {
             () = until(&mut shutdown) => break,
             () = service.wake.notified() => {}
-            () = tokio::time::sleep(sleep) => forget_old(&service).await,
+            () = tokio::time::sleep(sleep) => {}
+            _ = minutes.tick() => forget_old(&service).await,
             Some(ended) = attempts.join_next() => {
                 if let Err(e) = ended {
                     tracing::error!("an attempt's task stopped: {e}");
@@ -151,13 +156,25 @@ async fn fill(service: &Arc<Service>, going: &mut JoinSet<()>) -> Result<Option<
 fn begin(service: &Arc<Service>, task: Task, going: &mut JoinSet<()>) {
     let gpu = service.running.gpu_for(task.slot, &service.config.capacity);
     let (stop, stopped) = watch::channel(Stop::No);
-    let id = task.whose.id.clone();
-    service.running.lock().insert(id.clone(), Place { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
-    let service = Arc::clone(service);
+    let key = (task.whose.id.clone(), task.whose.attempt);
+    service.running.lock().insert(key.clone(), Place { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
+    let taken = Taken { service: Arc::clone(service), key };
     going.spawn(async move {
-        runner::attempt(Arc::clone(&service), task, gpu, stopped).await;
-        service.running.lock().remove(&id);
+        runner::attempt(Arc::clone(&taken.service), task, gpu, stopped).await;
+        drop(taken);
     });
+}
+
+/// A slot that is given back however its attempt ends.
+struct Taken {
+    service: Arc<Service>,
+    key: Key,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.service.running.lock().remove(&self.key);
+    }
 }
 
 async fn forget_old(service: &Arc<Service>) {
@@ -219,7 +236,7 @@ mod tests {
     fn put(running: &Running, slot: Slot, capacity: &Capacity) -> Option<u32> {
         let gpu = running.gpu_for(slot, capacity);
         let stop = watch::channel(Stop::No).0;
-        running.lock().insert(JobId::new().unwrap(), Place { slot, gpu, tokens_per_second: 0.0, stop });
+        running.lock().insert((JobId::new().unwrap(), 1), Place { slot, gpu, tokens_per_second: 0.0, stop });
         gpu
     }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stillhouse_schemas::problems::Problems;
+use stillhouse_schemas::problems::{Problem, Problems};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -12,7 +12,7 @@ use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::service::config::Config;
-use crate::service::{Service, api, metrics, net, sandbox, scheduler};
+use crate::service::{Service, api, metrics, net, process, sandbox, scheduler};
 use crate::table::Table;
 use crate::units;
 
@@ -104,7 +104,12 @@ pub fn configuration(
 /// Serves, or checks.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let config = configuration(args.config.as_deref(), args.data.as_deref(), args.listen, &args.allow)?;
-    let problems = config.problems();
+    let mut problems = config.problems();
+    if !sandbox::is_known() && !config.allow_unconfined {
+        let message =
+            "this kernel cannot confine jobs (Landlock, Linux 5.13); valid: true, which runs them all the same";
+        problems.push(Problem::new("allow_unconfined", false, message));
+    }
     if args.check {
         return check(&config, Problems(problems), args.json, printer);
     }
@@ -120,6 +125,18 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
 }
 
 async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
+    // each connection and each followed log is one, and each worker some
+    let limits = &config.limits;
+    let wanted = u64::from(limits.connections) + u64::from(limits.watchers) + 256;
+    match process::raise_open_files() {
+        Ok(files) if files < wanted => tracing::warn!(
+            files,
+            wanted,
+            "fewer files may be open than limits.connections and limits.watchers can ask for (ulimit -n)"
+        ),
+        Ok(_) => {}
+        Err(e) => tracing::warn!("the number of open files cannot be raised: {e}"),
+    }
     let metrics = metrics::install().map_err(Failure::System)?;
     let listener = TcpListener::bind(config.listen)
         .await
@@ -223,11 +240,5 @@ fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> 
     let mut page = Page::new();
     page.facts(table);
     printer.page(&page)?;
-    if !sandbox::is_known() && !config.allow_unconfined {
-        return Err(Failure::Usage(
-            "this kernel cannot confine jobs (Landlock, Linux 5.13); `allow_unconfined: true` runs them all the same"
-                .into(),
-        ));
-    }
     Ok(())
 }

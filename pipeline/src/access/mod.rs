@@ -163,11 +163,14 @@ impl Access {
         Gate::new(self).problems(spec, base)
     }
 
-    /// The entry that a folder of this machine is inside of, if there is one.
+    /// The entry that a folder of this machine is inside of, if there is one; `*` is for those who know what they do.
     pub fn holding(&self, folder: &Path) -> Option<&str> {
         let at = resolve(folder, |_| true).unwrap_or_else(|| folder.to_owned());
         let entries = self.read.iter().chain(&self.write);
-        entries.map(String::as_str).find(|entry| Roots::new([&(*entry).to_owned()]).hold_folder(&at))
+        entries
+            .map(String::as_str)
+            .filter(|e| *e != ANY)
+            .find(|entry| Roots::new([&(*entry).to_owned()]).hold_folder(&at))
     }
 
     /// Whether an input may be read from where a web server sends it on to.

@@ -56,7 +56,7 @@ pub(crate) struct Segment {
 
 /// Cuts the input into splits: first all of `train`, then those of the holdout, numbered through.
 ///
-/// `files` must be what [`super::list`] (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
+/// `files` must be what the listing (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
 ///
 /// # Errors
 /// When a file cannot be read or is corrupt, when the holdout takes all records, or when there are too many splits.

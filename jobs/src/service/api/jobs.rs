@@ -1,5 +1,7 @@
 //! Jobs: list, show, cancel, retry, delete.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,10 +9,10 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::App;
 use super::auth::Caller;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
+use super::{App, to_the_end};
 use crate::service::model::{Job, JobState, RatePoint, Time};
 use crate::service::rates::Rates;
 use crate::service::runner::Stop;
@@ -132,10 +134,15 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
     let job = owned(&app, &caller, &id).await?;
     let by = caller.must(Scope::Submit)?.user.clone();
     let job_id = job.id.clone();
-    let job = app.service.store.write(move |t, told| jobs::cancel(t, &job_id, &by, Time::now(), told)).await?;
-    if job.state == JobState::Cancelling {
-        app.service.running.stop(&job.id, Stop::Cancel);
-    }
+    let service = Arc::clone(&app.service);
+    let job = to_the_end(async move {
+        let job = service.store.write(move |t, told| jobs::cancel(t, &job_id, &by, Time::now(), told)).await?;
+        if job.state == JobState::Cancelling {
+            service.running.stop(&job.id, job.attempt, Stop::Cancel);
+        }
+        Ok(job)
+    });
+    let job = job.await?;
     let status = if job.state == JobState::Cancelled { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(job)).into_response())
 }
@@ -150,8 +157,13 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
     owned(&app, &caller, &id).await?;
     let by = caller.must(Scope::Submit)?.user.clone();
-    let job = app.service.store.write(move |t, told| jobs::retry(t, &id, &by, Time::now(), told)).await?;
-    app.service.wake.notify_one();
+    let service = Arc::clone(&app.service);
+    let job = to_the_end(async move {
+        let job = service.store.write(move |t, told| jobs::retry(t, &id, &by, Time::now(), told)).await?;
+        service.wake.notify_one();
+        Ok(job)
+    });
+    let job = job.await?;
     Ok((StatusCode::ACCEPTED, Json(job)).into_response())
 }
 
@@ -164,10 +176,14 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
 ))]
 pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<StatusCode> {
     owned(&app, &caller, &id).await?;
-    let job_id = id.clone();
-    app.service.store.write(move |t, _| jobs::delete(t, &job_id)).await?;
-    app.service.logs.remove(&id);
-    Ok(StatusCode::NO_CONTENT)
+    let service = Arc::clone(&app.service);
+    to_the_end(async move {
+        let job_id = id.clone();
+        service.store.write(move |t, _| jobs::delete(t, &job_id)).await?;
+        service.logs.remove(&id);
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
 }
 
 /// The job, if the caller may change it.

@@ -171,6 +171,11 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     response
 }
 
+/// Does a change with what follows from it to the end, also when the client that asked for it has gone meanwhile.
+pub async fn to_the_end<T: Send + 'static>(change: impl Future<Output = Answer<T>> + Send + 'static) -> Answer<T> {
+    tokio::spawn(change).await.map_err(|e| ProblemDetails::internal(&e))?
+}
+
 /// Methods that clients make up must not make up labels.
 fn method_name(method: &axum::http::Method) -> &'static str {
     match method.as_str() {

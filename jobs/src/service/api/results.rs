@@ -26,8 +26,8 @@ use crate::service::Service;
 use crate::service::logs::LogReader;
 use crate::service::model::{EventType, EventView, JobId, JobState};
 use crate::service::order::{Message, Order, Work};
-use crate::service::store::jobs;
 use crate::service::store::tokens::Scope;
+use crate::service::store::{Store, jobs};
 use crate::service::until;
 use crate::service::worker::{FromWorker, Start, Worker};
 
@@ -78,6 +78,8 @@ pub async fn logs(
         if lines > MOST_LINES {
             return Err(ProblemDetails::bad_request(format!("tail: got {lines}; valid: 0 to {MOST_LINES}")));
         }
+        // it is read whole: some megabytes
+        let _turn = app.checks.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
         let skip = move || reader.tail(lines as usize).map(|()| reader);
         let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
         reader = skipped.map_err(|e| ProblemDetails::internal(&e))?;
@@ -86,6 +88,7 @@ pub async fn logs(
         reader: Some(reader),
         id,
         over: !follow || job.state.is_final(),
+        store: std::sync::Arc::clone(&app.service.store),
         receiver,
         stopping: app.service.stopping.subscribe(),
         _watcher: watcher,
@@ -102,6 +105,7 @@ struct Lines {
     id: JobId,
     /// Whether nothing more will be written.
     over: bool,
+    store: std::sync::Arc<Store>,
     receiver: Receiver<std::sync::Arc<EventView>>,
     stopping: watch::Receiver<bool>,
     _watcher: Option<Watcher>,
@@ -122,7 +126,11 @@ impl Lines {
                 Ok(_) if self.over => return None,
                 Ok(_) => self.reader = Some(reader),
             }
-            self.wait().await?;
+            if self.wait().await.is_none() {
+                // cut off, not ended: the job goes on
+                self.reader = None;
+                return Some(Err(std::io::Error::other("the service stops")));
+            }
         }
     }
 
@@ -144,7 +152,16 @@ impl Lines {
                         return Some(());
                     }
                 }
-                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Ok(_) => {}
+                // the change that ends it may be among those that were missed
+                Err(RecvError::Lagged(_)) => {
+                    let id = self.id.clone();
+                    let job = self.store.read(move |c| jobs::get(c, &id)).await;
+                    if job.map_or(true, |job| job.state.is_final()) {
+                        self.over = true;
+                        return Some(());
+                    }
+                }
                 Err(RecvError::Closed) => return None,
             }
         }

@@ -133,13 +133,18 @@ pub async fn submit(
         overwrite: options.overwrite,
     };
     let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
-    let submitted =
-        app.service.store.write(move |t, told| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), told)).await?;
+    let service = std::sync::Arc::clone(&app.service);
+    let submitted = super::to_the_end(async move {
+        let queue = move |t: &_, told: &mut _| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), told);
+        let submitted = service.store.write(move |t, told| queue(t, told)).await?;
+        service.wake.notify_one();
+        Ok(submitted)
+    });
+    let submitted = submitted.await?;
     match submitted {
         Submitted::Before(job) => Ok((StatusCode::OK, Json(job)).into_response()),
         Submitted::New(job) => {
             tracing::info!(job = %job.id, user = job.user, name = job.name, "submitted");
-            app.service.wake.notify_one();
             let location = HeaderValue::from_str(&format!("{}/jobs/{}", super::BASE, job.id));
             let mut response = (StatusCode::CREATED, Json(job)).into_response();
             if let Ok(location) = location {

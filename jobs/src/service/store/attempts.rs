@@ -52,7 +52,8 @@ pub fn open(connection: &Connection) -> Result<Vec<OpenAttempt>> {
 /// Milliseconds that each user's jobs took of slots since a time, those that still run included.
 pub fn used_since(connection: &Connection, since: Time, now: Time) -> Result<Vec<(String, i64)>> {
     let mut statement = connection.prepare_cached(
-        "SELECT user, SUM(COALESCE(ended_at, ?1) - started_at) FROM attempts WHERE started_at >= ?2 GROUP BY user",
+        "SELECT user, SUM(MIN(COALESCE(ended_at, ?1), ?1) - MAX(started_at, ?2)) FROM attempts
+         WHERE ended_at IS NULL OR ended_at > ?2 GROUP BY user",
     )?;
     let rows = statement.query_map(params![now.0, since.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)

@@ -359,8 +359,9 @@ pub fn take_next(connection: &Connection, free: &[Slot], now: Time, told: &mut V
     let slots = vec!["?"; free.len()].join(", ");
     let names: Vec<String> = free.iter().map(Slot::to_string).collect();
     let mut statement = connection.prepare_cached(&format!(
-        "SELECT DISTINCT user FROM jobs WHERE state = 'queued' AND slot IN ({slots}) AND priority =
-            (SELECT MAX(priority) FROM jobs WHERE state = 'queued' AND slot IN ({slots}))"
+        "SELECT user FROM jobs WHERE state = 'queued' AND slot IN ({slots}) AND priority =
+            (SELECT MAX(priority) FROM jobs WHERE state = 'queued' AND slot IN ({slots}))
+         GROUP BY user ORDER BY MIN(queued_at), MIN(seq)"
     ))?;
     let twice = names.iter().chain(&names);
     let users = statement.query_map(params_from_iter(twice), |row| row.get::<_, String>(0))?;
@@ -407,7 +408,8 @@ fn fairest(connection: &Connection, users: Vec<String>, since: Time, now: Time) 
     let running: Vec<(String, i64)> = running.collect::<rusqlite::Result<_>>()?;
     let used = attempts::used_since(connection, since, now)?;
     let of = |list: &[(String, i64)], user: &str| list.iter().find(|(u, _)| u == user).map_or(0, |(_, n)| *n);
-    Ok(users.into_iter().min_by_key(|user| (of(&running, user), of(&used, user), user.clone())))
+    // the users come in the order of their oldest jobs, and of equals the first is taken
+    Ok(users.into_iter().min_by_key(|user| (of(&running, user), of(&used, user))))
 }
 
 /// Jobs whose wait is over go back into the queue; gives the time of the next one.

@@ -1,6 +1,6 @@
 //! The tables, version by version. A version that was released is never edited: the next one changes what it made.
 
-use rusqlite::Connection;
+use rusqlite::{Connection, TransactionBehavior};
 
 use super::{Result, StoreError};
 
@@ -11,15 +11,20 @@ const MIGRATIONS: [&str; 1] = [include_str!("001_first.sql")];
 /// # Errors
 /// When the file is of a newer program.
 pub fn run(connection: &mut Connection) -> Result<()> {
+    // two programs may find a new folder at the same time
+    let found = |c: &Connection| c.query_row("PRAGMA user_version", [], |row| row.get::<_, u32>(0));
     let newest = MIGRATIONS.len() as u32;
-    let found: u32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    if found > newest {
+    let before = found(connection)?;
+    if before > newest {
         return Err(StoreError::Version(format!(
-            "the service's database has version {found}, this program knows {newest}; start a newer program, or name another data folder"
+            "the service's database has version {before}, this program knows {newest}; start a newer program, or name another data folder"
         )));
     }
-    for (version, step) in (1_u32..).zip(MIGRATIONS).skip(found as usize) {
-        let transaction = connection.transaction()?;
+    for (version, step) in (1_u32..).zip(MIGRATIONS).skip(before as usize) {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if found(&transaction)? >= version {
+            continue;
+        }
         transaction.execute_batch(step)?;
         transaction.pragma_update(None, "user_version", version)?;
         transaction.commit()?;

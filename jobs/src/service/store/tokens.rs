@@ -22,7 +22,7 @@ pub enum Scope {
     Read,
     /// Submit jobs, and cancel, retry and delete one's own.
     Submit,
-    /// Cancel, retry and delete everybody's.
+    /// All of that, and cancel, retry and delete everybody's.
     Admin,
 }
 
