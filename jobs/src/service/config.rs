@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_example_has_every_key_with_its_default() {
-        let text = include_str!("../../examples/service.yaml");
+        let text = include_str!("../../service.yaml");
         let example: Config = serde_yaml_ng::from_str(text).unwrap();
         let value = |config: &Config| serde_json::to_value(config).unwrap();
         let (mut example, mut default) = (value(&example), value(&Config::default()));

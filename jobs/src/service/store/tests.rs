@@ -274,3 +274,19 @@ fn what_another_version_kept_does_not_hide_a_job() {
     assert_eq!(set("\"x\""), None);
     assert_eq!(store.read_now(|c| jobs::list(c, &Filter { limit: 5, ..Filter::default() })).unwrap().0.len(), 1);
 }
+
+#[test]
+fn equals_go_by_age_and_all_of_the_last_day_counts() {
+    let (_folder, store) = open();
+    let first = submit(&store, "z", 0, Slot::Cpu, 0);
+    let second = submit(&store, "a", 0, Slot::Cpu, 1);
+    assert_eq!(take(&store, &[Slot::Cpu], 10), Some(first.clone()), "not the first of the alphabet");
+    const HOUR: i64 = 3_600_000;
+    // z's job began 30 hours before it ended: longer ago than a day, and still 24 hours of it
+    end(&store, &first, JobState::Succeeded, 30 * HOUR);
+    assert_eq!(take(&store, &[Slot::Cpu], 30 * HOUR), Some(second.clone()));
+    end(&store, &second, JobState::Succeeded, 31 * HOUR);
+    submit(&store, "z", 0, Slot::Cpu, 31 * HOUR);
+    let of_a = submit(&store, "a", 0, Slot::Cpu, 31 * HOUR + 1);
+    assert_eq!(take(&store, &[Slot::Cpu], 31 * HOUR + 2), Some(of_a));
+}
