@@ -59,7 +59,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 ///
 /// With `Accept: text/event-stream` they come live, after those that were before; `Last-Event-ID` goes on after a lost connection. The
 /// stream ends with an event `end` when the job is over.
-#[utoipa::path(get, path = "/jobs/{id}/events", tag = "events", params(("id" = String, Path, description = "Id of the job", pattern = "^[0-9a-hjkmnp-tv-z]{12}$"), EventsQuery), responses(
+#[utoipa::path(get, path = "/jobs/{id}/events", tag = "events", params(Id, EventsQuery), responses(
     (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]

@@ -4,6 +4,7 @@ use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 
 use super::auth::Caller;
 use super::problem::ProblemDetails;
@@ -24,7 +25,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 }
 
 /// The job in the path.
-pub struct Id(pub JobId);
+#[derive(IntoParams)]
+#[into_params(names("id"), parameter_in = Path)]
+pub struct Id(
+    /// Id of the job
+    #[param(value_type = String, pattern = "^[0-9a-hjkmnp-tv-z]{12}$")]
+    pub JobId,
+);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = ProblemDetails;
