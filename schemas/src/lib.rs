@@ -20,6 +20,7 @@
 
 pub mod checks;
 pub mod columns;
+mod document;
 pub mod ids;
 pub mod manifest;
 pub mod parse;
