@@ -21,6 +21,7 @@ pub mod functions;
 pub mod hub;
 pub mod inspect;
 pub mod job;
+pub mod names;
 pub mod operators;
 pub mod output;
 pub mod plan;

@@ -42,6 +42,9 @@ pub struct Plan {
     pub estimated_tokens: Option<u64>,
     /// Estimated bytes of the data set.
     pub estimated_bytes: Option<u64>,
+    /// What `~` and variables in the job's paths stand for, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
 }
 
 /// Makes the plan of a job.
@@ -67,6 +70,7 @@ pub fn plan(prepared: &Prepared, observer: &dyn Observer) -> Result<Plan> {
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
+        environment: prepared.environment.clone(),
     })
 }
 

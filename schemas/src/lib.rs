@@ -24,6 +24,7 @@ mod document;
 pub mod ids;
 pub mod manifest;
 pub mod parse;
+pub mod paths;
 pub mod problems;
 pub mod spec;
 pub mod storage;

@@ -17,6 +17,7 @@ use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Event;
 
 use stillhouse_pipeline::storage::StoreUrl;
+use stillhouse_schemas::paths::alternatives;
 use stillhouse_schemas::spec::JobSpec;
 
 use super::model::FieldProblem;
@@ -77,8 +78,9 @@ impl Work {
     pub fn asks_stores(&self) -> bool {
         let (Self::Run { file, .. } | Self::Report { file, .. } | Self::Manifest { file, .. }) = self;
         let Ok(spec) = JobSpec::from_yaml(file) else { return false };
-        let mut places = spec.input.paths.iter().chain([&spec.output.path]);
-        places.any(|place| matches!(StoreUrl::parse(place), Some(Ok(url)) if !url.scheme.is_web()))
+        let inputs = spec.input.paths.iter().flat_map(|path| alternatives(path).unwrap_or_default());
+        let mut places = inputs.chain([spec.output.path.clone()]);
+        places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_web()))
     }
 }
 

@@ -10,6 +10,7 @@ use stillhouse_pipeline::{job, plan};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
+use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone, View};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
@@ -28,7 +29,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job file (YAML or JSON)
+    /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     /// Write the plan as JSON
@@ -38,13 +39,14 @@ pub struct Args {
 
 /// Plans it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let file = JobFile::read(&args.job, printer)?;
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let runtime = Threads::default().runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let planned = job::prepare(&args.job, &Access::everything(), &watch)
+    let planned = job::prepare_parsed(file.parsed(), &file.folder, &Access::everything(), &watch)
         .and_then(|p| Ok((plan::plan(&p, &watch)?, p.output()?.to_string())));
     watch.close();
-    let (plan, output) = planned.map_err(|e| Failure::of_job(e, &args.job))?;
+    let (plan, output) = planned.map_err(|e| Failure::of_job(e, &file.name))?;
     if args.json {
         printer.json(&plan)?;
     } else {
@@ -68,6 +70,10 @@ fn render(plan: &Plan, output: &str, view: View) -> Page {
         format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
     );
     fact("output", output.to_owned());
+    for (name, value) in &plan.environment {
+        let name = if name == "~" { name.clone() } else { format!("${{{name}}}") };
+        fact(&name, value.clone());
+    }
     fact("splits", split_counts(&plan.splits));
     fact("estimate", estimate(plan));
     page.facts(facts);
@@ -177,6 +183,7 @@ mod tests {
             estimated_bytes_per_token: 9.14,
             estimated_tokens: Some(2_939_447),
             estimated_bytes: Some(26_866_545),
+            environment: BTreeMap::new(),
         }
     }
 
@@ -205,12 +212,15 @@ mod tests {
 
     #[test]
     fn a_query_has_no_splits_yet() {
-        let plan = Plan { estimated_tokens: None, estimated_bytes: None, ..plan(0) };
+        let environment = [("~", "/home/ann"), ("CORPUS", "/data/owt")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let plan = Plan { estimated_tokens: None, estimated_bytes: None, environment: environment.into(), ..plan(0) };
         insta::assert_snapshot!(render(&plan, "out/demo", VIEW).render(false), @r"
         demo  job 0123456789ab
           path      read → clean → tokenize → pack → extract → shard
           input     1 file, 12.3 MB as stored
           output    out/demo
+          ${CORPUS} /data/owt
+          ~         /home/ann
           splits    known once input.sql has run
           estimate  9.1 bytes per token; the size of the text is not known before it is read
         ");

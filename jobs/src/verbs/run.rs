@@ -9,6 +9,7 @@ use stillhouse_pipeline::run::RunOptions;
 use stillhouse_pipeline::{job, run};
 
 use crate::cli::Failure;
+use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::verbs::Threads;
@@ -27,7 +28,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job file (YAML or JSON)
+    /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     /// Replace the data set of another job, or of another version of this job, in the output folder
@@ -47,6 +48,7 @@ const RESUME: &str = "interrupted; what is committed stays: run the same command
 
 /// Runs it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let file = JobFile::read(&args.job, printer)?;
     let runtime = args.threads.runtime()?;
     let mode = match (args.json, args.quiet) {
         (true, _) => Mode::Json,
@@ -54,10 +56,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         _ => Mode::Shown,
     };
     let watch = Arc::new(Watch::new(printer, mode));
-    let about = |e| Failure::of_job(e, &args.job);
+    let about = |e| Failure::of_job(e, &file.name);
     let prepared = {
         let _blocking_calls_wait_on = runtime.enter();
-        job::prepare(&args.job, &Access::everything(), watch.as_ref())
+        job::prepare_parsed(file.parsed(), &file.folder, &Access::everything(), watch.as_ref())
     };
     let result = prepared.map_err(about).and_then(|prepared| {
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;

@@ -26,6 +26,7 @@ use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
 use crate::job::local_path;
+use crate::names::Names;
 use crate::source::literal;
 use crate::storage::{Place, StoreUrl, is_public};
 
@@ -52,6 +53,10 @@ pub struct Access {
     pub private_networks: bool,
     /// Folders that are never touched, also where they are inside of one that is allowed.
     pub deny: Vec<PathBuf>,
+    /// Whether `~` and `${VAR}` in a job's paths stand for this user's home and this process's environment. Never in a service, so no
+    /// configuration can say so and no order carries it.
+    #[serde(skip)]
+    pub environment: bool,
 }
 
 /// [`Access`] with its folders resolved, as they are now.
@@ -80,7 +85,15 @@ impl Access {
     /// Everything: what a person's own job may touch.
     pub fn everything() -> Self {
         let any = || vec![ANY.to_owned()];
-        Self { read: any(), write: any(), endpoints: any(), hub: any(), private_networks: true, deny: Vec::new() }
+        Self {
+            read: any(),
+            write: any(),
+            endpoints: any(),
+            hub: any(),
+            private_networks: true,
+            deny: Vec::new(),
+            environment: true,
+        }
     }
 
     fn is_everything(&self) -> bool {
@@ -160,7 +173,14 @@ impl Access {
     ///
     /// Of what is allowed, and of that only, the disk is asked where links lead.
     pub fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
-        Gate::new(self).problems(spec, base)
+        let names = Names::of(self);
+        let mut problems = names.problems(spec);
+        for problem in Gate::new(self).problems(spec, base, &names) {
+            if !problems.iter().any(|p| p.field == problem.field) {
+                problems.push(problem);
+            }
+        }
+        problems
     }
 
     /// The entry that a folder of this machine is inside of, if there is one; `*` is for those who know what they do.
@@ -230,13 +250,15 @@ impl<'a> Gate<'a> {
         self.rules.is_some()
     }
 
-    fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
+    /// Paths that stand for nothing are told elsewhere.
+    fn problems(&self, spec: &JobSpec, base: &Path, names: &Names) -> Vec<Problem> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
             return problems;
         }
         for (i, path) in spec.input.paths.iter().enumerate() {
-            let said = self.place(base, path, Purpose::Read);
+            let alternatives = names.all(path).unwrap_or_default();
+            let said = alternatives.iter().find_map(|named| self.place(base, &named.real, Purpose::Read));
             problems.extend(said.map(|m| Problem::new(format!("input.paths[{i}]"), shown(path), m)));
         }
         let models = [
@@ -245,10 +267,14 @@ impl<'a> Gate<'a> {
         ];
         for (field, path) in models {
             let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
-            problems.extend(self.model(base, path).map(|m| Problem::new(field, shown(path), m)));
+            let said = names.real(path).ok().and_then(|real| self.model(base, &real));
+            problems.extend(said.map(|m| Problem::new(field, shown(path), m)));
         }
         let output = &spec.output.path;
-        let said = self.place(base, output, Purpose::Write).or_else(|| self.output_links(base, output));
+        let said = names
+            .real(output)
+            .ok()
+            .and_then(|real| self.place(base, &real, Purpose::Write).or_else(|| self.output_links(base, &real)));
         problems.extend(said.map(|m| Problem::new("output.path", shown(output), m)));
         let storages = [
             ("storage", Some(&spec.storage)),

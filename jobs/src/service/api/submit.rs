@@ -14,6 +14,8 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::storage::Place;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -326,17 +328,17 @@ async fn check(app: &App, upload: Upload, folder: PathBuf) -> Answer<(Checked, P
 }
 
 fn check_now(config: &Config, upload: &Upload, folder: &Path) -> Checked {
-    if upload.json
-        && let Err(e) = serde_json::from_str::<serde::de::IgnoredAny>(&upload.text)
-    {
-        let problem = Problem::missing("", format!("is not JSON: {e}"));
-        return Checked { name: None, outcome: Err(Problems(vec![problem])) };
-    }
-    let Parsed { spec, problems } = Parsed::from_yaml(&upload.text);
-    match spec {
-        None => Checked { name: None, outcome: Err(problems) },
-        Some(spec) => Checked { name: Some(spec.name.clone()), outcome: allowed(config, spec, problems, folder) },
-    }
+    let parsed = if upload.json { Parsed::from_json(&upload.text) } else { Parsed::from_yaml(&upload.text) };
+    let Parsed { spec, problems, places } = parsed;
+    let (name, outcome) = match spec {
+        None => (None, Err(problems)),
+        Some(spec) => (Some(spec.name.clone()), allowed(config, spec, problems, folder)),
+    };
+    let located = |mut problems: Problems| {
+        places.locate(&mut problems);
+        problems
+    };
+    Checked { name, outcome: outcome.map_err(located) }
 }
 
 fn allowed(config: &Config, spec: JobSpec, mut problems: Problems, folder: &Path) -> Result<(JobSpec, Slot), Problems> {
@@ -392,7 +394,9 @@ fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
 
 /// Where the data set goes, as a person knows it before the job has run.
 fn shown_output(spec: &JobSpec, folder: &Path) -> String {
-    Place::parse(folder, &spec.output.path).map_or_else(|_| spec.output.path.clone(), |place| place.to_string())
+    // nothing stands for anything here; what is escaped is as it will be
+    let path = Names::of(&Access::default()).real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    Place::parse(folder, &path).map_or(path, |place| place.to_string())
 }
 
 #[cfg(test)]

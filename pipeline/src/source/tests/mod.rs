@@ -19,6 +19,8 @@ use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 
 use super::*;
+use crate::access::Access;
+use crate::names::Names;
 
 /// A folder of input files and what reads them.
 pub(super) struct Bench {
@@ -78,7 +80,7 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        list(&self.store, self.path(), input, &|_| Ok(())).unwrap()
+        list(&self.store, self.path(), input, &Names::of(&Access::everything()), &|_| Ok(())).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {

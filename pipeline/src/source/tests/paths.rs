@@ -1,11 +1,13 @@
 use super::*;
+use crate::names::tests::names as variables;
 
 fn names(bench: &Bench, paths: Value) -> Vec<String> {
     bench.files(&input(json!({"format": "text", "paths": paths}))).into_iter().map(|f| f.path).collect()
 }
 
 fn problem(bench: &Bench, paths: Value) -> String {
-    let listed = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})), &|_| Ok(()));
+    let input = input(json!({"format": "text", "paths": paths}));
+    let listed = list(&bench.store, bench.path(), &input, &Names::of(&Access::everything()), &|_| Ok(()));
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -89,4 +91,36 @@ fn only_files_are_read() {
         let text = problem(&bench, json!([path]));
         assert!(text.starts_with("input.paths[0]: got ") && text.contains("a pipe, a device or a socket"), "{text}");
     }
+}
+
+#[test]
+fn braces_find_files_for_each_of_their_alternatives() {
+    let bench = tree();
+    assert_eq!(names(&bench, json!(["{b,a}.txt"])), ["b.txt", "a.txt"]);
+    assert_eq!(names(&bench, json!(["{[ab],10}.txt"])), ["a.txt", "b.txt", "10.txt"]);
+    assert_eq!(names(&bench, json!(["d/{e/*.gz,x.txt,e/y*}"])), ["d/e/y.txt.gz", "d/x.txt"]);
+}
+
+#[test]
+fn an_alternative_without_files_is_a_problem_that_names_it() {
+    let bench = tree();
+    let text = problem(&bench, json!(["*.{txt,jsonl}", "{a,none}.txt"]));
+    assert!(text.contains("input.paths[0]: got \"*.{txt,jsonl}\": \"*.jsonl\": matches no file"), "{text}");
+    assert!(text.contains("input.paths[1]: got \"{a,none}.txt\": \"none.txt\": no such file or folder"), "{text}");
+}
+
+#[test]
+fn variables_are_not_patterns_and_stay_out_of_names() {
+    let all = ["[x]/a.txt", "[x]/b.txt", "x/a.txt", "e*/c.txt", "ee/c.txt"];
+    let bench = Bench::with(&all.map(|n| (n, b"t\n" as &[u8])));
+    let found = |paths: Value| -> Vec<String> {
+        let names = variables(&[("X", "[x]"), ("E", "e*"), ("NONE", "none")]);
+        let input = input(json!({"format": "text", "paths": paths}));
+        let files = list(&bench.store, bench.path(), &input, &names, &|_| Ok(()));
+        files.unwrap().into_iter().map(|file| file.path).collect()
+    };
+    assert_eq!(found(json!(["${X}/*.txt"])), ["${X}/a.txt", "${X}/b.txt"]);
+    assert_eq!(found(json!(["${X}/a.txt", "${X}"])), ["${X}/a.txt", "${X}/b.txt"]);
+    assert_eq!(found(json!(["${E}/*.txt"])), ["${E}/c.txt"]);
+    assert_eq!(found(json!(["${X}/{b,a}.txt", "x/a.txt"])), ["${X}/b.txt", "${X}/a.txt", "x/a.txt"]);
 }
