@@ -46,7 +46,7 @@ mod spool;
 mod sql;
 mod store;
 
-pub use check::check_columns;
+pub(crate) use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
 pub use list::{InputFile, NotListed};
 pub(crate) use list::{list, literal};
