@@ -241,6 +241,11 @@ fn secure(headers: &mut HeaderMap, id: &RequestId, path: &str) {
     set("cross-origin-resource-policy", "same-origin");
     set("permissions-policy", "camera=(), geolocation=(), microphone=()");
     set("cache-control", if page { "no-cache" } else { "no-store" });
+    let live = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    if live {
+        // proxies that hold answers back let this one through
+        headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    }
     if let Ok(value) = HeaderValue::from_str(&id.0) {
         headers.insert(HeaderName::from_static("x-request-id"), value);
     }
