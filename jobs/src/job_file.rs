@@ -4,6 +4,10 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::error::PipelineError;
+use stillhouse_pipeline::events::Observer;
+use stillhouse_pipeline::job::{self, Prepared};
 use stillhouse_schemas::parse::Parsed;
 
 use crate::cli::Failure;
@@ -26,6 +30,8 @@ pub struct JobFile {
     pub json: bool,
     /// What its relative paths are relative to.
     pub folder: PathBuf,
+    /// Where it lies, where it has not come on stdin.
+    path: Option<PathBuf>,
 }
 
 impl JobFile {
@@ -56,12 +62,22 @@ impl JobFile {
         })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !is_stdin);
         let json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
-        Ok(Self { text, json, folder: folder.unwrap_or(Path::new(".")).to_path_buf(), name })
+        let path = (!is_stdin).then(|| path.to_owned());
+        Ok(Self { text, json, folder: folder.unwrap_or(Path::new(".")).to_path_buf(), name, path })
     }
 
-    /// Looks into it.
-    pub fn parsed(&self) -> Parsed {
-        if self.json { Parsed::from_json(&self.text) } else { Parsed::from_yaml(&self.text) }
+    /// Checks it with everything that it names, as a person's own job.
+    pub fn prepare(&self, observer: &dyn Observer) -> Result<Prepared, Failure> {
+        let parsed = if self.json { Parsed::from_json(&self.text) } else { Parsed::from_yaml(&self.text) };
+        let prepared = job::prepare_parsed(parsed, &self.folder, &Access::everything(), observer);
+        let mut prepared = prepared.map_err(|e| self.failure(e))?;
+        prepared.file.clone_from(&self.path);
+        Ok(prepared)
+    }
+
+    /// An error of the job.
+    pub fn failure(&self, error: PipelineError) -> Failure {
+        Failure::of_job(error, &self.name)
     }
 }
 

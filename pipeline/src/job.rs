@@ -38,6 +38,8 @@ pub struct Prepared {
     output_path: String,
     /// What `~` and variables in the job's paths stand for, by name: for the eyes of their owner, never to be written.
     pub environment: BTreeMap<String, String>,
+    /// The job file, where it lies in one; for whoever reads it to set.
+    pub file: Option<PathBuf>,
     /// The store that the input is read from.
     pub store: Store,
     /// The stores that are open.
@@ -79,24 +81,13 @@ impl Prepared {
     }
 }
 
-/// Reads and checks a job file that may touch what `access` says; [`Access::everything`] for a person's own.
-///
-/// # Errors
-/// Of kind [`ErrorKind::Usage`] with all problems, each with its field.
-pub fn prepare(path: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
-    let text = fs::read_to_string(path)
-        .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
-    let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
-    prepare_text(&text, &base, access, observer)
-}
-
-/// Checks the text of a job file whose relative paths are relative to `base`.
+/// Checks the text of a job file whose relative paths are relative to `base`, and which may touch what `access` says.
 ///
 /// Where `access` does not allow everything, nothing that the job names is looked at before all of it is allowed and the file has no
 /// other problem.
 ///
 /// # Errors
-/// As [`prepare`].
+/// Of kind [`ErrorKind::Usage`] with all problems, each with its field and its place.
 pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     prepare_parsed(Parsed::from_yaml(text), base, access, observer)
 }
@@ -104,7 +95,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
 /// Checks a job file that was read, as [`prepare_text`].
 ///
 /// # Errors
-/// As [`prepare`].
+/// As [`prepare_text`].
 pub fn prepare_parsed(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, problems, places } = parsed;
     let checked = match spec {
@@ -161,6 +152,7 @@ fn checked(
         base: base.to_path_buf(),
         output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
         environment: names.used(&spec),
+        file: None,
         store,
         storages,
         files,
@@ -220,6 +212,19 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }
 
+/// Fewer things than that are looked at before anybody asks how far it is.
+const FEW: usize = 100;
+
+/// Tells how far a check of many things is: at most a hundred times, whatever their number.
+fn steps<'o>(observer: &'o dyn Observer, things: &'static str, all: usize) -> impl FnMut(usize) + 'o {
+    let step = all.div_ceil(100).max(1);
+    move |done| {
+        if all >= FEW && done > 0 && done.is_multiple_of(step) {
+            observer.event(&Event::Preparing { what: format!("checking {things}: {done} of {all}") });
+        }
+    }
+}
+
 type FoundTeacher = (PathBuf, String, TeacherConfig);
 
 struct Checks<'a> {
@@ -245,7 +250,9 @@ impl Checks<'_> {
         if self.problems.touches("input.format") || input.paths.is_empty() {
             return None;
         }
-        let files = match source::list(store, self.base, input, self.names, &|place| self.gate.admits(place)) {
+        let admits = |place: &Place| self.gate.admits(place);
+        let mut looked_at = steps(self.observer, "input.paths", input.paths.len());
+        let files = match source::list(store, self.base, input, self.names, &admits, &mut looked_at) {
             Ok(files) => files,
             Err(NotListed::Problems(problems)) => {
                 problems.into_iter().for_each(|p| self.push(p));
@@ -258,7 +265,7 @@ impl Checks<'_> {
         };
         let found = match &input.sql {
             Some(_) => source::check_sql(store, &files, input, crate::functions::register),
-            None => source::check_columns(store, &files, input),
+            None => source::check_columns(store, &files, input, &mut steps(self.observer, "files", files.len())),
         };
         match found {
             Ok(found) => found.into_iter().for_each(|p| self.push(p)),

@@ -64,6 +64,19 @@ fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Paths that all braces of a job may stand for.
+const MOST_ALTERNATIVES: usize = 100_000;
+
+/// Refuses braces that stand for more paths than anybody means, before any of them is made.
+pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
+    let all = job.input.paths.iter().map(|path| paths::count(path)).fold(0, usize::saturating_add);
+    // written out, any number is the reader's own matter
+    (all > MOST_ALTERNATIVES.max(job.input.paths.len())).then(|| {
+        let message = format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *");
+        Problem::missing("input.paths", message)
+    })
+}
+
 /// What a path of a job is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {

@@ -94,11 +94,38 @@ pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
     expand(path, 0, path.len(), &groups)
 }
 
+/// How many paths a path stands for, without making them.
+pub fn count(path: &str) -> usize {
+    fn below(from: usize, to: usize, groups: &[Group]) -> usize {
+        let mut product = 1_usize;
+        let mut at = from;
+        let first = groups.partition_point(|group| group.start < from);
+        for group in groups[first..].iter().take_while(|group| group.start < to) {
+            if group.start >= at {
+                let options = group.options().map(|(from, to)| below(from, to, groups));
+                product = product.saturating_mul(options.fold(0, usize::saturating_add));
+                at = group.end + 1;
+            }
+        }
+        product
+    }
+    groups(path).map_or(1, |groups| below(0, path.len(), &groups))
+}
+
 /// `{a,b}`: where it begins, where its commas are, where it ends.
 struct Group {
     start: usize,
     commas: Vec<usize>,
     end: usize,
+}
+
+impl Group {
+    /// Where its alternatives begin and end.
+    fn options(&self) -> impl Iterator<Item = (usize, usize)> {
+        let starts = std::iter::once(self.start).chain(self.commas.iter().copied());
+        let ends = self.commas.iter().copied().chain([self.end]);
+        starts.map(|start| start + 1).zip(ends)
+    }
 }
 
 /// The braces that have partners and commas, outermost first, in the order in which they begin.
@@ -162,11 +189,9 @@ fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<St
             // inside of the one before
             continue;
         }
-        let edges = std::iter::once(group.start).chain(group.commas.iter().copied()).chain([group.end]);
-        let edges: Vec<usize> = edges.collect();
         let mut options = Vec::new();
-        for pair in edges.windows(2) {
-            options.extend(expand(path, pair[0] + 1, pair[1], groups)?);
+        for (from, to) in group.options() {
+            options.extend(expand(path, from, to, groups)?);
         }
         made = joined(&made, &path[at..group.start], &options)?;
         at = group.end + 1;
@@ -249,6 +274,7 @@ mod tests {
             ("$${a,b}", "$${a,b}"),
         ] {
             assert_eq!(alternatives(path).unwrap().join(" "), expected, "{path}");
+            assert_eq!(count(path), alternatives(path).unwrap().len(), "{path}");
         }
     }
 
@@ -281,7 +307,7 @@ mod tests {
         #[test]
         fn no_path_breaks_this(path in "(\\PC|[{},\\[\\]!$~/a]|\\$\\{A\\}){0,40}") {
             if let Ok(all) = alternatives(&path) {
-                proptest::prop_assert!(!all.is_empty());
+                proptest::prop_assert_eq!(all.len(), count(&path));
                 if !path.contains([',']) {
                     proptest::prop_assert_eq!(&all, std::slice::from_ref(&path));
                 }

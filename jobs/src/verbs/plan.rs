@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::job::Prepared;
+use stillhouse_pipeline::plan;
 use stillhouse_pipeline::plan::Plan;
-use stillhouse_pipeline::{job, plan};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
@@ -43,10 +43,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let runtime = Threads::default().runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let planned = job::prepare_parsed(file.parsed(), &file.folder, &Access::everything(), &watch)
-        .and_then(|p| Ok((plan::plan(&p, &watch)?, p.output()?.to_string())));
+    let made = |p: Prepared| Ok((plan::plan(&p, &watch)?, p.output()?.to_string()));
+    let planned = file.prepare(&watch).and_then(|p| made(p).map_err(|e| file.failure(e)));
     watch.close();
-    let (plan, output) = planned.map_err(|e| Failure::of_job(e, &file.name))?;
+    let (plan, output) = planned?;
     if args.json {
         printer.json(&plan)?;
     } else {

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Observer;
+use stillhouse_pipeline::run;
 use stillhouse_pipeline::run::RunOptions;
-use stillhouse_pipeline::{job, run};
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
@@ -18,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   stillhouse run job.yaml                  progress bars on a terminal, log lines otherwise
   stillhouse run job.yaml                  again: goes on where it stopped, and ends with the same bytes
+  stillhouse run job.yaml --check          finished already: reads every byte before it says so
   stillhouse run job.yaml --overwrite      the folder holds another job's data set: replace it
   stillhouse run job.yaml --json | jq -c 'select(.event == \"split_committed\")'";
 
@@ -34,6 +34,9 @@ pub struct Args {
     /// Replace the data set of another job, or of another version of this job, in the output folder
     #[arg(long)]
     overwrite: bool,
+    /// Where the data set is finished already: read every byte of it before it is called complete
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     threads: Threads,
     /// Write one JSON event per line to stdout
@@ -56,18 +59,17 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         _ => Mode::Shown,
     };
     let watch = Arc::new(Watch::new(printer, mode));
-    let about = |e| Failure::of_job(e, &file.name);
     let prepared = {
         let _blocking_calls_wait_on = runtime.enter();
-        job::prepare_parsed(file.parsed(), &file.folder, &Access::everything(), watch.as_ref())
+        file.prepare(watch.as_ref())
     };
-    let result = prepared.map_err(about).and_then(|prepared| {
+    let result = prepared.and_then(|prepared| {
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
-        let options = RunOptions { overwrite: args.overwrite };
+        let options = RunOptions { overwrite: args.overwrite, check: args.check };
         runtime.block_on(async {
             tokio::select! {
                 biased;
-                result = run::run(Arc::new(prepared), options, observer) => result.map_err(about),
+                result = run::run(Arc::new(prepared), options, observer) => result.map_err(|e| file.failure(e)),
                 _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(RESUME)),
                 () = printer.closed() => Err(Failure::Told),
             }

@@ -89,7 +89,7 @@ fn problems(list: &[FieldProblem]) -> Problems {
 /// Sends it, and waits.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let client = args.service.client()?;
-    let JobFile { name, text, json, folder: own } = JobFile::read(&args.job, printer)?;
+    let JobFile { name, text, json, folder: own, .. } = JobFile::read(&args.job, printer)?;
     let folder = match &args.folder {
         Some(folder) => folder.clone(),
         None => absolute(&own).map_err(|e| Failure::Usage(format!("the folder of {name}: {e}")))?,

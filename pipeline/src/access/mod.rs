@@ -173,14 +173,20 @@ impl Access {
     ///
     /// Of what is allowed, and of that only, the disk is asked where links lead.
     pub fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
+        self.problems_while(spec, base, &|| true).unwrap_or_default()
+    }
+
+    /// The same, asked before each path whether to go on; `None` when not. Of more than 90 paths that may not be read the rest is
+    /// counted in one problem.
+    pub fn problems_while(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
         let names = Names::of(self);
         let mut problems = names.problems(spec);
-        for problem in Gate::new(self).problems(spec, base, &names) {
+        for problem in Gate::new(self).problems(spec, base, &names, go_on)? {
             if !problems.iter().any(|p| p.field == problem.field) {
                 problems.push(problem);
             }
         }
-        problems
+        Some(problems)
     }
 
     /// The entry that a folder of this machine is inside of, if there is one; `*` is for those who know what they do.
@@ -232,6 +238,8 @@ fn list<'a>(entries: impl Iterator<Item = &'a str>) -> String {
     if shown.is_empty() { "allowed: nothing".into() } else { format!("allowed: {}", shown.join(", ")) }
 }
 
+/// Problems of paths that are told one by one; of the hundred that a service tells some are left for others.
+const MOST_PROBLEMS: usize = 90;
 const NOT_ALLOWED: &str = "the server's configuration does not allow";
 
 impl<'a> Gate<'a> {
@@ -251,15 +259,30 @@ impl<'a> Gate<'a> {
     }
 
     /// Paths that stand for nothing are told elsewhere.
-    fn problems(&self, spec: &JobSpec, base: &Path, names: &Names) -> Vec<Problem> {
+    fn problems(&self, spec: &JobSpec, base: &Path, names: &Names, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
-            return problems;
+            return Some(problems);
         }
+        let mut more = 0;
         for (i, path) in spec.input.paths.iter().enumerate() {
-            let alternatives = names.all(path).unwrap_or_default();
-            let said = alternatives.iter().find_map(|named| self.place(base, &named.real, Purpose::Read));
-            problems.extend(said.map(|m| Problem::new(format!("input.paths[{i}]"), shown(path), m)));
+            let mut said = None;
+            for named in names.all(path).unwrap_or_default() {
+                if !go_on() {
+                    return None;
+                }
+                said = said.or_else(|| self.place(base, &named.real, Purpose::Read));
+            }
+            match said {
+                Some(message) if problems.len() < MOST_PROBLEMS => {
+                    problems.push(Problem::new(format!("input.paths[{i}]"), shown(path), message));
+                }
+                Some(_) => more += 1,
+                None => {}
+            }
+        }
+        if more > 0 {
+            problems.push(Problem::missing("input.paths", format!("and {more} more paths that may not be read")));
         }
         let models = [
             ("tokenizer.path", spec.tokenizer.path.as_ref()),
@@ -284,15 +307,26 @@ impl<'a> Gate<'a> {
         for (field, storage) in storages {
             let Some(endpoint) = storage.and_then(|s| s.endpoint.as_ref()) else { continue };
             if !self.access.allows_endpoint(endpoint) {
-                let allowed = list(self.access.endpoints.iter().map(String::as_str));
-                // not repeated: it may hold a secret
-                problems.push(Problem::missing(
-                    format!("{field}.endpoint"),
-                    format!("{NOT_ALLOWED} this endpoint; {allowed}"),
-                ));
+                problems.push(self.endpoint_refused(format!("{field}.endpoint"), endpoint));
             }
         }
-        problems
+        Some(problems)
+    }
+
+    /// Says what a server's operator has to write for an endpoint to be one that jobs may name.
+    fn endpoint_refused(&self, field: String, endpoint: &str) -> Problem {
+        let allowed = list(self.access.endpoints.iter().map(String::as_str));
+        let message = format!("{NOT_ALLOWED} this endpoint; {allowed}");
+        // what is none may hold a secret, and is not repeated
+        if endpoint_problem(endpoint).is_some() {
+            return Problem::missing(field, message);
+        }
+        let all = self.access.endpoints.iter().map(String::as_str).chain([endpoint]);
+        let line = all.map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", ");
+        let how =
+            format!("the server's operator allows it with `access: {{endpoints: [{line}]}}` in its configuration");
+        let flag = format!("or with `stillhouse serve --endpoint {endpoint}`");
+        Problem::new(field, format!("{endpoint:?}"), format!("{message}; {how}, {flag}"))
     }
 
     /// Why a path or URL may not be used, if it may not.

@@ -40,13 +40,12 @@ pub struct Parsed {
 pub struct Places(Option<Arc<Document>>);
 
 impl Places {
-    /// Gives every problem without a place the one of its field, and sorts them.
+    /// Gives every problem of a field without a place the one of the field.
     pub fn locate(&self, problems: &mut Problems) {
         let Some(document) = &self.0 else { return };
-        for problem in &mut problems.0 {
+        for problem in problems.0.iter_mut().filter(|p| !p.field.is_empty()) {
             problem.place.get_or_insert_with(|| document.place(&problem.field));
         }
-        problems.sort();
     }
 }
 
@@ -70,6 +69,7 @@ impl Parsed {
                 let (spec, mut problems) = check(document.value(), document.twice(MOST_PROBLEMS));
                 let places = Places(Some(Arc::new(document)));
                 places.locate(&mut problems);
+                problems.sort();
                 Self { spec, problems, places }
             }
         }
@@ -114,9 +114,19 @@ fn check(mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
     }
     problems.0.splice(0..0, found);
     fill_required(&mut value);
-    let spec = serde_json::from_value::<JobSpec>(value).ok();
-    if let Some(spec) = &spec {
+    let mut spec = serde_json::from_value::<JobSpec>(value).ok();
+    if let Some(spec) = &mut spec {
+        if let Some(problem) = checks::too_many_alternatives(spec) {
+            problems.push(problem);
+            spec.input.paths.clear();
+        }
         for problem in checks::all(spec) {
+            if problems.0.len() >= MOST_PROBLEMS {
+                if !problems.touches("") {
+                    problems.push(there_may_be_more());
+                }
+                break;
+            }
             if !problems.touches(&problem.field) {
                 problems.push(problem);
             }
@@ -160,9 +170,13 @@ fn structural_problems(value: &Value) -> Problems {
     problems.0.sort_by(|a, b| a.field.cmp(&b.field));
     if problems.0.len() >= MOST_PROBLEMS {
         problems.0.truncate(MOST_PROBLEMS);
-        problems.push(Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems")));
+        problems.push(there_may_be_more());
     }
     problems
+}
+
+fn there_may_be_more() -> Problem {
+    Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems"))
 }
 
 /// Problems that are told at once: nobody mends more, and a hostile file has as many as it has bytes.

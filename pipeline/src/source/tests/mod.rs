@@ -80,7 +80,7 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        list(&self.store, self.path(), input, &Names::of(&Access::everything()), &|_| Ok(())).unwrap()
+        list(&self.store, self.path(), input, &Names::of(&Access::everything()), &|_| Ok(()), &mut |_| {}).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {

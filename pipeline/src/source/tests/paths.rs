@@ -7,7 +7,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 
 fn problem(bench: &Bench, paths: Value) -> String {
     let input = input(json!({"format": "text", "paths": paths}));
-    let listed = list(&bench.store, bench.path(), &input, &Names::of(&Access::everything()), &|_| Ok(()));
+    let names = Names::of(&Access::everything());
+    let listed = list(&bench.store, bench.path(), &input, &names, &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -116,7 +117,7 @@ fn variables_are_not_patterns_and_stay_out_of_names() {
     let found = |paths: Value| -> Vec<String> {
         let names = variables(&[("X", "[x]"), ("E", "e*"), ("NONE", "none")]);
         let input = input(json!({"format": "text", "paths": paths}));
-        let files = list(&bench.store, bench.path(), &input, &names, &|_| Ok(()));
+        let files = list(&bench.store, bench.path(), &input, &names, &|_| Ok(()), &mut |_| {});
         files.unwrap().into_iter().map(|file| file.path).collect()
     };
     assert_eq!(found(json!(["${X}/*.txt"])), ["${X}/a.txt", "${X}/b.txt"]);
