@@ -176,6 +176,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("/tokenizer", "path"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),
+        ("/output", "card"),
         ("/output", "path"),
         ("/output", "storage"),
     ];

@@ -180,3 +180,63 @@ fn a_service_refuses_keys_that_stand_twice_and_variables_of_its_own() {
     assert!(child.wait().unwrap().success());
     assert_eq!(shards(&service.scratch.path("first")).len(), 1);
 }
+
+/// The card's own numpy program, run where the card lies, against what the format's tests trust.
+#[test]
+fn the_card_tells_what_is_there_and_its_program_replays_the_noise() {
+    let scratch = Scratch::with_corpus(2, 500);
+    let card = json!({"output": {"card": {"license": "CC-BY-4.0"}}, "extract": {"noise": {"draws": 2}}, "pack": {"length": 32}});
+    let dataset = scratch.make(&with(job(), &card));
+    let read = || fs::read_to_string(dataset.join("README.md")).unwrap();
+    let text = read();
+    assert!(text.starts_with("---\nlicense: cc-by-4.0\n"), "{text}");
+    for name in column_names(&dataset) {
+        let row = text.lines().find(|line| line.starts_with(&format!("| `{name}` | ")));
+        assert!(row.is_some_and(|row| row.trim_end_matches([' ', '|']).split(" | ").count() == 4), "{name}: {row:?}");
+    }
+    assert!(text.contains("| Documents read | 2 |"), "{text}");
+
+    let program =
+        text.split("```python\n").find(|block| block.contains("def philox")).unwrap().split("```").next().unwrap();
+    let check = "
+import sys
+sys.path.insert(0, sys.argv[1])
+import noise_reference as reference
+worst = 0.0
+for position in range(len(row['input_ids'])):
+    for draw in range(2):
+        e0, e = reference.exponentials(seed, draw, row['sequence_id'], position, V)
+        count = np.array(row['noise_count']).reshape(2, -1)
+        at = count[:draw].sum() + count[draw, :position].sum()
+        mine = slice(at, at + count[draw, position])
+        p = np.zeros(V)
+        np.add.at(p, row['noise_index'][mine], np.exp(np.array(row['noise_logprob'][mine], np.float64)))
+        E = e + p * e0
+        E[row['input_ids'][position]] = np.exp(row['logprob'][position]) * e0
+        worst = max(worst, np.abs(replay(row, position, draw) - reference.softmax(-np.log(E))).max())
+print(worst < 1e-12)
+";
+    scratch.write("card.py", &format!("{program}\n{check}"));
+    let mut python = std::process::Command::new(root().join(".venv/bin/python"));
+    python.current_dir(&dataset).arg(scratch.path("card.py")).arg(root().join("tests/python"));
+    let said = ran(python.env("PYTHONDONTWRITEBYTECODE", "1")).expect(0).stdout;
+    assert_eq!(said.lines().last(), Some("True"), "{said}");
+
+    // another license is no other job, and the card says it
+    let before = shards(&dataset);
+    scratch.make(&with(job(), &with(card, &json!({"output": {"card": {"license": "MIT"}}}))));
+    assert!(read().starts_with("---\nlicense: mit\n"));
+    assert_eq!(shards(&dataset), before);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.job("job.yaml", &with(job(), &json!({"output": {"card": {"license": "a b: c"}}})));
+    scratch
+        .stillhouse(&["run", "job.yaml"])
+        .expect(2)
+        .says(&["output.card.license: got \"a b: c\": not valid; must match"]);
+}
+
+/// The columns that the manifest names.
+fn column_names(dataset: &std::path::Path) -> Vec<String> {
+    let manifest: Value = serde_json::from_slice(&fs::read(dataset.join("manifest.json")).unwrap()).unwrap();
+    manifest["columns"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect()
+}
