@@ -13,7 +13,7 @@
 
 use crate::dispatch::Level;
 use crate::kernels::Block;
-use crate::{NoiseError, NoiseStream, kernels};
+use crate::{NoiseError, NoiseStream, ValueType, kernels};
 
 /// Softmax of one row of logits at temperature 1, kept as u_k = exp(l_k − max l) and Z = Σ u. Reusable scratch of
 /// 4·V bytes.
@@ -76,6 +76,14 @@ impl Softmax {
     #[must_use]
     pub fn logprob(&self, logit: f32) -> f64 {
         (f64::from(logit) - f64::from(self.max)) - self.ln_z
+    }
+
+    /// ln p of an entry with this logit as it is stored: the nearest f32, but below −64 the next one down. There an f32 is
+    /// coarser than what noise of p would show, and rounded up it could make x lose in argmax(l + ξ).
+    #[must_use]
+    pub fn stored_logprob(&self, logit: f32) -> f32 {
+        let exact = self.logprob(logit);
+        if exact < -64.0 { ValueType::F32.floor(exact) } else { exact as f32 }
     }
 
     /// ln Σ exp(l), in f64.
@@ -182,7 +190,7 @@ pub fn dense_noise_of_loaded(
     kernels::negative_ln(level, out);
     let logprob = softmax.logprob(logits[x as usize]);
     out[x as usize] = (-logprob - libm::log(f64::from(e0))) as f32;
-    Ok(Row { logprob_x: logprob as f32, logsumexp: softmax.logsumexp() as f32 })
+    Ok(Row { logprob_x: softmax.stored_logprob(logits[x as usize]), logsumexp: softmax.logsumexp() as f32 })
 }
 
 /// Noise of a position that is given or padding, not predicted: p is one-hot at `x`, so ξ_k = −ln e_k for k ≠ x and
