@@ -61,6 +61,7 @@ pub fn from_job(
             noise: extract.noise.as_ref().map(|noise| NoiseConfig {
                 codec: noise.codec,
                 tolerance: noise.tolerance,
+                condition: noise.condition,
                 draws: noise.draws,
                 precision: noise.resolved_precision(),
                 seed: spec.noise_seed(),

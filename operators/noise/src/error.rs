@@ -191,3 +191,16 @@ pub enum NoiseError {
         last: i64,
     },
 }
+
+impl NoiseError {
+    /// Puts the position into an error about the row of logits alone.
+    #[must_use]
+    pub fn at(self, stream: &crate::NoiseStream) -> Self {
+        match self {
+            Self::NonFinite { index, value } => {
+                Self::NonFiniteLogit { sequence_id: stream.sequence_id, position: stream.position, index, value }
+            }
+            other => other,
+        }
+    }
+}

@@ -115,16 +115,6 @@ pub struct Row {
     pub logsumexp: f32,
 }
 
-/// Puts the position into an error about the row alone.
-pub(crate) fn locate(error: NoiseError, stream: &NoiseStream) -> NoiseError {
-    match error {
-        NoiseError::NonFinite { index, value } => {
-            NoiseError::NonFiniteLogit { sequence_id: stream.sequence_id, position: stream.position, index, value }
-        }
-        other => other,
-    }
-}
-
 pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<(), NoiseError> {
     if (x as usize) < vocab {
         return Ok(());
@@ -161,7 +151,7 @@ pub fn dense_noise(
     stream: &NoiseStream,
     out: &mut [f32],
 ) -> Result<Row, NoiseError> {
-    softmax.load(logits).map_err(|e| locate(e, stream))?;
+    softmax.load(logits).map_err(|e| e.at(stream))?;
     dense_noise_of_loaded(softmax, logits, x, stream, out)
 }
 
@@ -222,7 +212,7 @@ pub fn sample_sequential(logits: &[f32], stream: &NoiseStream, noise: &mut [f32]
         return Err(NoiseError::Length { what: "the noise of a token", got: noise.len(), expected: logits.len() });
     }
     if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
-        return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
+        return Err(NoiseError::NonFinite { index, value: logits[index] }.at(stream));
     }
     sequential_noise(stream, noise);
     let mut best = (0, f32::NEG_INFINITY);

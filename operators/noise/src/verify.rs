@@ -5,7 +5,7 @@
 //! slower than the encoder: for `verify` and tests.
 
 use crate::decode::{LN_WEIGHT_MAX, StoredToken};
-use crate::posterior::{check_token, locate};
+use crate::posterior::check_token;
 use crate::{NoiseError, NoiseStream, philox4x32_10};
 
 /// ½ Σ |a − b|.
@@ -85,7 +85,7 @@ impl Exact {
         let vocab = logits.len();
         check_token(token, vocab, stream)?;
         if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
-            return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
+            return Err(NoiseError::NonFinite { index, value: logits[index] }.at(stream));
         }
         let max = f64::from(logits.iter().fold(f32::MIN, |a, &b| a.max(b)));
         let ln_z = libm::log(logits.iter().map(|&l| libm::exp(f64::from(l) - max)).sum::<f64>());

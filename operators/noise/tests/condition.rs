@@ -1,6 +1,8 @@
 //! argmax_k(l_k + ξ̂_k) = x for what is decoded, beside the tolerance: judged in f64 by code that shares nothing with the
 //! encoder, and in the f32 of a reader.
 
+#![allow(clippy::unwrap_used)] // tests and their helpers
+
 mod common;
 
 use proptest::prelude::*;

@@ -36,7 +36,7 @@ use crate::decode::{Correction, weight_of_token};
 use crate::dispatch::Level;
 use crate::kernels::{Block, BlockSums};
 use crate::philox::BLOCK;
-use crate::posterior::{check_token, locate};
+use crate::posterior::check_token;
 use crate::{NoiseError, NoiseStream, Softmax, ValueType, kernels};
 use candidates::{Candidate, loose};
 use search::Totals;
@@ -192,7 +192,7 @@ impl Encoder {
     /// # Errors
     /// On a wrong length, or a logit that is NaN or infinite.
     pub fn load(&mut self, logits: &[f32], stream: &NoiseStream) -> Result<(), NoiseError> {
-        self.softmax.load(logits).map_err(|e| locate(e, stream))
+        self.softmax.load(logits).map_err(|e| e.at(stream))
     }
 
     /// The softmax of the row last loaded.
