@@ -306,7 +306,8 @@ impl Job {
         let place = describe(split);
         let plan = self.split_plan(split, &context)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
-        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
+        let specials = self.prepared.vocabulary.special_tokens();
+        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, &specials, split.split);
         let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&self.stages.write));
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own.
         let written = tokio::task::spawn_blocking(move || {
