@@ -1,7 +1,7 @@
 //! What a data set says of its teacher and of its text is so: weights, tokenizer, special tokens in documents, cleaned text.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with};
@@ -59,20 +59,22 @@ fn weights_that_the_configuration_does_not_describe_are_refused_before_the_work(
     let teacher = scratch.path("teacher");
     let layers = |said: u64| edited(&nano_teacher(), &teacher, "config.json", |json| json["n_layer"] = json!(said));
     scratch.job("job.yaml", &with(job(), &json!({"extract": {"teacher": {"path": "teacher"}}})));
-    for said in 1..4 {
+    for (said, verb) in [(1, "plan"), (3, "plan"), (3, "run")] {
         layers(said);
-        for verb in ["plan", "run"] {
-            scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&[
-                "extract.teacher.path",
-                "model.safetensors",
-                "tensors are no part of the model that the configuration describes",
-                &format!("n_layer {said}"),
-                &format!("h.{said}.attn.c_attn.bias"),
-            ]);
-        }
+        scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&[
+            "extract.teacher.path",
+            "model.safetensors",
+            "tensors are no part of the model that the configuration describes",
+            &format!("n_layer {said}"),
+            &format!("h.{said}.attn.c_attn.bias"),
+        ]);
     }
     layers(5);
-    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&["extract.teacher.path", "h.4.ln_1.weight", "is missing"]);
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&[
+        "extract.teacher.path",
+        "h.4.ln_1.weight",
+        "is missing",
+    ]);
     assert!(!scratch.path("out").exists());
     layers(4);
     scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
@@ -87,7 +89,8 @@ fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
     scratch.write("other.json", &with(words(199), &swapped).to_string());
     scratch.write("longer.json", &words(200).to_string());
     scratch.write("shorter.json", &words(190).to_string());
-    let named = |file: &str| small_job(&json!({"tokenizer": {"path": file}, "output": {"path": file.replace(".json", "")}}));
+    let named =
+        |file: &str| small_job(&json!({"tokenizer": {"path": file}, "output": {"path": file.replace(".json", "")}}));
 
     scratch.make(&named("same.json"));
     scratch.job("job.yaml", &named("other.json"));
@@ -104,16 +107,25 @@ fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
     assert_eq!(manifest["job"]["tokenizer"]["differs_from_teacher"], "allow");
     // an id without a row is refused whatever the job says
     scratch.job("job.yaml", &with(named("longer.json"), &allowed));
-    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&[r#"id 199 ("w199") has no row in the teacher's vocabulary of 199"#]);
+    scratch
+        .stillhouse(&["plan", "job.yaml"])
+        .expect(2)
+        .says(&[r#"id 199 ("w199") has no row in the teacher's vocabulary of 199"#]);
     scratch.job("job.yaml", &named("shorter.json"));
-    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&[r#"id 190 is nothing, the teacher's "w190""#, "6 more ids"]);
+    scratch
+        .stillhouse(&["plan", "job.yaml"])
+        .expect(2)
+        .says(&[r#"id 190 is nothing, the teacher's "w190""#, "6 more ids"]);
 
     // nothing to compare with: the same number is taken, another one needs the word
     fs::remove_file(scratch.path("teacher/tokenizer.json")).unwrap();
     scratch.job("job.yaml", &named("same.json"));
     scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
     scratch.job("job.yaml", &named("shorter.json"));
-    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&["has 190 tokens, the teacher's vocabulary 199", "allow"]);
+    scratch
+        .stillhouse(&["plan", "job.yaml"])
+        .expect(2)
+        .says(&["has 190 tokens, the teacher's vocabulary 199", "allow"]);
     scratch.job("job.yaml", &with(named("shorter.json"), &allowed));
     scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
 }
@@ -155,7 +167,7 @@ fn special_tokens_in_a_document_are_text_or_known_to_the_offsets() {
         });
         let dataset = scratch.make(&with(job(), &patch));
         scratch.stillhouse(&["verify", out, "--teacher"]).expect(0);
-        check(&dataset, &[]);
+        check(&dataset, &["--tokens", "4"]);
         first_row(&scratch, out)
     };
     // 27 91 437 1659 5239 91 29 are < | end of text | >
@@ -175,7 +187,11 @@ fn a_token_that_a_model_makes_of_text_is_refused_with_the_document() {
     let scratch = small_teacher(199);
     scratch.write("corpus.jsonl", "{\"text\": \"w5 w6\"}\n{\"text\": \"w7 </s> w8\"}\n");
     scratch.job("job.yaml", &small_job(&json!({})));
-    scratch.stillhouse(&["run", "job.yaml"]).expect(1).says(&["document 1", r#"special token "</s>" (id 2)"#, "special_tokens: parse"]);
+    scratch.stillhouse(&["run", "job.yaml"]).expect(1).says(&[
+        "document 1",
+        r#"special token "</s>" (id 2)"#,
+        "special_tokens: parse",
+    ]);
     let parse = json!({"tokenizer": {"special_tokens": "parse"}, "pack": {"remainder": "keep"}});
     let dataset = scratch.make(&small_job(&with(parse, &json!({"output": {"path": "parsed"}}))));
     scratch.stillhouse(&["verify", "parsed"]).expect(0);
@@ -186,21 +202,16 @@ fn a_token_that_a_model_makes_of_text_is_refused_with_the_document() {
 fn the_size_of_a_piece_changes_no_byte_of_cleaned_text() {
     let scratch = Scratch::new();
     let line = "the \\\" quick \\\" brown ( fox ) \\n jumps , over N N N dogs ' s \\n ";
-    let text = format!("{{\"text\": \"{}\"}}\n", line.repeat(1_400_000 / line.len()));
-    scratch.write("corpus.jsonl", &text.repeat(2));
-    let tokenizer: PathBuf = nano_teacher().join("tokenizer.json");
-    for detokenizer in ["ptb", "scientific_papers"] {
-        let made: Vec<_> = [4, 333, 65_536]
-            .map(|kilobytes| {
-                let out = format!("{detokenizer}-{kilobytes}");
-                let plain = json!({
-                    "version": 1, "name": "clean", "input": {"format": "jsonl", "paths": ["corpus.jsonl"], "piece_kilobytes": kilobytes},
-                    "clean": {"detokenizer": detokenizer}, "tokenizer": {"path": tokenizer}, "pack": {"length": 512},
-                    "output": {"path": out}
-                });
-                shards(&scratch.make(&plain))
-            })
-            .into();
-        assert!(!made[0].is_empty() && made.iter().all(|shards| *shards == made[0]), "{detokenizer}: {made:?}");
-    }
+    let text = line.repeat(1_400_000 / line.len());
+    scratch.write("corpus.jsonl", &format!("{{\"text\": \"{text}\"}}\n"));
+    let tokenizer = nano_teacher().join("tokenizer.json");
+    let made = [4, 1000, 65_536].map(|kilobytes| {
+        let plain = json!({
+            "version": 1, "name": "clean", "input": {"format": "jsonl", "paths": ["corpus.jsonl"], "piece_kilobytes": kilobytes},
+            "clean": {"detokenizer": "ptb"}, "tokenizer": {"path": tokenizer}, "pack": {"length": 512},
+            "output": {"path": format!("out-{kilobytes}")}
+        });
+        shards(&scratch.make(&plain))
+    });
+    assert!(!made[0].is_empty() && made.iter().all(|shards| *shards == made[0]), "{made:?}");
 }
