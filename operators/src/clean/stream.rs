@@ -235,8 +235,8 @@ enum Word {
     Other,
     /// A space that may begin a match.
     Space,
-    /// Such a space and a word.
-    Word,
+    /// Such a space and letters of a word.
+    Letters,
     /// The same and \[space\].
     Gap,
     /// The same and \[space, full stop\].
@@ -260,7 +260,7 @@ impl WordStop {
 
     fn step(&mut self, c: char, out: &mut String) {
         self.at = match (self.at, c) {
-            (Word::Word, ' ') => Word::Gap,
+            (Word::Letters, ' ') => Word::Gap,
             (Word::Gap, '.') => Word::Stop,
             (Word::Stop, ' ') if !self.at_end => {
                 out.push_str(". ");
@@ -277,7 +277,7 @@ impl WordStop {
                 };
                 let next = match (before, c) {
                     (_, ' ') => Word::Space,
-                    (Word::Space | Word::Word, c) if self.is_word(c) => Word::Word,
+                    (Word::Space | Word::Letters, c) if self.is_word(c) => Word::Letters,
                     _ => Word::Other,
                 };
                 out.push_str(kept);

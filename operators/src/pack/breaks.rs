@@ -68,6 +68,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_document_may_be_cut_where_a_parsed_token_is() {
+        let text = Breaks::recorded(SpecialTokens::Text, Some(1), Some(2));
+        let parsed = Breaks::recorded(SpecialTokens::Parse, Some(1), Some(2));
+        let one = Breaks::recorded(SpecialTokens::Parse, Some(2), Some(2));
+        let tokens = [7, 2, 5, 1, 6];
+        let places = |breaks: Breaks| (0..=tokens.len()).filter(|&at| breaks.is_at(&tokens, at)).collect::<Vec<_>>();
+        assert_eq!((places(text), places(parsed), places(one)), (vec![], vec![2, 3], vec![2]));
+    }
+
+    #[test]
     fn stretches_end_after_eos_and_begin_before_bos() {
         let cut = |breaks: Breaks, tokens: &[u32]| -> Vec<(Vec<u32>, bool, bool)> {
             breaks.stretches(tokens).map(|s| (s.tokens.to_vec(), s.begins, s.ends)).collect()
