@@ -410,7 +410,8 @@ impl Job {
     async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
         let stages = Arc::new(self.stages.of_a_split());
         let at_work = || self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
-        at_work().insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
+        at_work()
+            .insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
         let result = self.make(split, shard, &stages).await;
         at_work().remove(&split.split);
         result
@@ -434,7 +435,8 @@ impl Job {
         let read = Arc::new(Mutex::new(Vec::new()));
         let plan = self.split_plan(split, &context, stages, &read)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
-        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
+        let specials = self.prepared.vocabulary.special_tokens();
+        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, &specials, split.split);
         let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&stages.write));
         let runtime = Handle::current();
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own, as each stage has.
@@ -448,8 +450,9 @@ impl Job {
             })
         });
         let written = written.map_err(PipelineError::output("the system gives no thread for the writer"))?;
-        let written =
-            written.await.map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
+        let written = written
+            .await
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
         let record = ShardRecord {
             path: format!("data/{shard}"),
             dataset_split: split.dataset_split.clone(),

@@ -18,3 +18,4 @@ mod smollm2;
 mod statistics;
 mod store_faults;
 mod stores;
+mod text_and_teacher;
