@@ -193,6 +193,19 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }
 
+/// Fewer things than that are looked at before anybody asks how far it is.
+const FEW: usize = 100;
+
+/// Tells how far a check of many things is: at most a hundred times, whatever their number.
+fn steps<'o>(observer: &'o dyn Observer, things: &'static str, all: usize) -> impl FnMut(usize) + 'o {
+    let step = all.div_ceil(100).max(1);
+    move |done| {
+        if all >= FEW && done > 0 && done.is_multiple_of(step) {
+            observer.event(&Event::Preparing { what: format!("checking {things}: {done} of {all}") });
+        }
+    }
+}
+
 type FoundTeacher = (PathBuf, String, TeacherConfig);
 
 struct Checks<'a> {
@@ -217,7 +230,9 @@ impl Checks<'_> {
         if self.problems.touches("input.format") || input.paths.is_empty() {
             return None;
         }
-        let files = match source::list(store, self.base, input, &|place| self.gate.admits(place)) {
+        let admits = |place: &Place| self.gate.admits(place);
+        let mut looked_at = steps(self.observer, "input.paths", input.paths.len());
+        let files = match source::list(store, self.base, input, &admits, &mut looked_at) {
             Ok(files) => files,
             Err(NotListed::Problems(problems)) => {
                 problems.into_iter().for_each(|p| self.push(p));
@@ -230,7 +245,7 @@ impl Checks<'_> {
         };
         let found = match &input.sql {
             Some(_) => source::check_sql(store, &files, input, crate::functions::register),
-            None => source::check_columns(store, &files, input),
+            None => source::check_columns(store, &files, input, &mut steps(self.observer, "files", files.len())),
         };
         match found {
             Ok(found) => found.into_iter().for_each(|p| self.push(p)),

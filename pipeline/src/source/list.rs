@@ -44,6 +44,9 @@ impl InputFile {
 const MATCH: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
+/// Problems of paths that are told one by one: nobody mends more at once, and of the hundred that a service tells some are left for others.
+const MOST_PROBLEMS: usize = 90;
+
 /// Why there is no list.
 #[derive(Debug)]
 pub enum NotListed {
@@ -66,35 +69,45 @@ impl From<String> for Trouble {
 }
 
 /// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`. A file that `admits`
-/// refuses makes a problem of the path that found it.
+/// refuses makes a problem of the path that found it. `looked_at` is told of every path, before it is looked at.
 ///
 /// # Errors
-/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted; or
-/// what a store said.
+/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted (of more
+/// than 90 the rest is counted in one); or what a store said.
 pub(crate) fn list(
     store: &Store,
     base_dir: &std::path::Path,
     input: &Input,
     admits: Admits<'_>,
+    looked_at: LookedAt<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     let mut problems = Vec::new();
+    let mut more_problems = 0;
     for (i, given) in input.paths.iter().enumerate() {
+        looked_at(i);
         let found = expand(store, base_dir, given, input, admits).and_then(|found| {
             found.iter().try_for_each(|file| admitted(store, file, admits)).map_err(Trouble::Problem)?;
             Ok(found)
         });
         match found {
             Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
-            Err(Trouble::Problem(message)) => {
+            Err(Trouble::Problem(message)) if problems.len() < MOST_PROBLEMS => {
                 problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message));
             }
+            Err(Trouble::Problem(_)) => more_problems += 1,
             Err(Trouble::Store(error)) => return Err(NotListed::Store(error)),
         }
     }
+    if more_problems > 0 {
+        problems.push(Problem::missing("input.paths", format!("and {more_problems} more paths with problems")));
+    }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
+
+/// Told how many things were looked at so far.
+pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
 
 /// Says why a file or folder may not be looked at, where it may not.
 pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;

@@ -47,7 +47,7 @@ mod sql;
 mod state;
 mod store;
 
-pub use check::check_columns;
+pub(crate) use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
 pub use list::{InputFile, NotListed};
 pub(crate) use list::{list, literal};
