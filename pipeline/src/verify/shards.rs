@@ -13,7 +13,7 @@ use crate::error::{PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::operators;
-use crate::output::TOKENIZER;
+use crate::output::{MANIFEST, TOKENIZER};
 
 /// Rows that are checked at once.
 const BATCH_ROWS: usize = 64;
@@ -26,6 +26,9 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
         if !manifest.shards.iter().any(|s| s.path == name) {
             found.fault(name, "is not in the manifest");
         }
+    }
+    if dataset.output().finished_manifest().await?.is_none() {
+        found.damaged(dataset.output(), MANIFEST, "is not the one with which the data set was finished: _SUCCESS has another sha256");
     }
     match dataset.output().size(TOKENIZER).await? {
         None => found.damaged(dataset.output(), TOKENIZER, "is missing"),
