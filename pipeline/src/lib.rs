@@ -18,6 +18,7 @@ pub mod exec;
 pub mod export;
 pub mod finish;
 pub mod functions;
+mod held;
 pub mod hub;
 pub mod inspect;
 pub mod job;

@@ -77,7 +77,7 @@ pub fn plan(prepared: &Prepared, observer: &dyn Observer) -> Result<Plan> {
 pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(&prepared.spec, prepared.vocab_size);
-    source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, &|_| {})
+    source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, prepared.spec.seed, &|_| {})
         .map_err(|e| PipelineError::source("input", e))
 }
 
@@ -85,10 +85,13 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
 pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
     splits
         .iter()
-        .flat_map(|s| &s.pieces)
-        .map(|p| match p.range {
-            Range::Bytes { start, end, .. } => end.saturating_sub(start),
-            Range::Rows { .. } => 0,
+        .map(|s| {
+            let bytes = s.pieces.iter().map(|p| match p.range {
+                Range::Bytes { start, end, .. } => end.saturating_sub(start),
+                Range::Rows { .. } => 0,
+            });
+            let all: u64 = bytes.sum();
+            s.keys.map_or(all, |keys| (all as f64 * keys.share()) as u64)
         })
         .sum()
 }

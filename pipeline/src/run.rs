@@ -27,6 +27,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer, Progress};
 use crate::exec::{Corpus, DocumentsExec, OperatorExec};
 use crate::finish;
+use crate::held::Held;
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
@@ -125,6 +126,7 @@ struct Job {
     teacher: Option<Arc<dyn Teacher>>,
     counters: Arc<Counters>,
     stages: Arc<Stages>,
+    held: Held,
     /// Bytes of the shards that this run has committed.
     bytes: AtomicU64,
     /// Set when a split has failed: the others end at their next batch.
@@ -201,6 +203,7 @@ impl Job {
             Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
         Ok(Self {
             stages: Arc::new(Stages::of(&prepared.operators)),
+            held: Held::new(&splits, done.values()),
             bytes: AtomicU64::new(0),
             prepared,
             hash,
@@ -217,7 +220,10 @@ impl Job {
     }
 
     async fn run_splits(&self, began: Instant) -> Result<()> {
-        let pending = pending_splits(&self.splits, &self.done);
+        self.held.check()?;
+        let mut pending = pending_splits(&self.splits, &self.done);
+        // a holdout that comes out empty is told before the work on all the rest
+        pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
         let names = shard_names(&self.splits);
         let at_once = match self.prepared.spec.engine.parallel_splits {
             Some(n) => n as usize,
@@ -331,6 +337,7 @@ impl Job {
         };
         let record = self.output.commit(written.staged, record).await?;
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
+        self.held.committed(&record)?;
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
             shard: record.path,
@@ -383,7 +390,7 @@ impl Job {
 pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
     let mut input = prepared.spec.input.clone();
     if input.sql.is_some() {
-        input.format = stillhouse_schemas::spec::InputFormat::Parquet;
+        input.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
         input.compression = stillhouse_schemas::spec::Compression::Auto;
     }
     input
@@ -398,7 +405,7 @@ fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> R
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
     let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
-    source::stage_sql(&prepared.store, &prepared.files, &prepared.spec.input, memory, folder, functions::register)
+    source::stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::source("input.sql", e))
 }
 
@@ -464,7 +471,7 @@ mod tests {
 
     #[test]
     fn shards_are_counted_by_data_set_split() {
-        let split = |id, name: &str| SplitRecord { split: SplitId(id), dataset_split: name.into(), pieces: Vec::new() };
+        let split = |id, name: &str| SplitRecord { split: SplitId(id), dataset_split: name.into(), pieces: Vec::new(), keys: None };
         let names = shard_names(&[split(0, "train"), split(1, "train"), split(2, "validation")]);
         assert_eq!(names[&SplitId(1)], "train-00001-of-00002.parquet");
         assert_eq!(names[&SplitId(2)], "validation-00000-of-00001.parquet");

@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod input;
 mod python;
 mod resume;
 mod service_api;

@@ -166,6 +166,7 @@ mod tests {
                 file: "corpus/prose\x1b[2J.jsonl".into(),
                 range: Range::Bytes { start: u64::from(n) * 1_000_000, end: u64::from(n + 1) * 1_000_000, line: None },
             }],
+            keys: None,
         };
         Plan {
             name: "demo".into(),

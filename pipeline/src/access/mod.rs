@@ -235,9 +235,9 @@ impl<'a> Gate<'a> {
         if self.rules.is_none() {
             return problems;
         }
-        for (i, path) in spec.input.paths.iter().enumerate() {
+        for (field, path) in spec.input.all_paths() {
             let said = self.place(base, path, Purpose::Read);
-            problems.extend(said.map(|m| Problem::new(format!("input.paths[{i}]"), shown(path), m)));
+            problems.extend(said.map(|m| Problem::new(field, shown(path), m)));
         }
         let models = [
             ("tokenizer.path", spec.tokenizer.path.as_ref()),

@@ -1,6 +1,6 @@
-//! A check when a job is planned: the text column is there, and can be text.
+//! A check when a job is planned: the files are what the job says they are, and the text column is there and can be text.
 //!
-//! Cost: the footer or header of every Parquet, Arrow and CSV file.
+//! Cost: the footer or header of every Parquet, Arrow and CSV file; the first bytes of the others (of a store, of the first 32).
 
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
@@ -8,7 +8,7 @@ use stillhouse_schemas::spec::{Input, InputFormat};
 use super::error::SourceError;
 use super::list::InputFile;
 use super::store::Store;
-use super::{csv, ipc, parquet_rows};
+use super::{csv, ipc, parquet_rows, sniff};
 
 const MOST: usize = 5;
 
@@ -18,15 +18,18 @@ const MOST: usize = 5;
 /// # Errors
 /// When a store does not answer: that is no problem of the job.
 pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Result<Vec<Problem>, SourceError> {
-    let mut problems = Vec::new();
-    if input.sql.is_some() || !matches!(input.format, InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
-        return Ok(problems);
+    if input.sql.is_some() {
+        return Ok(Vec::new());
     }
+    if !matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
+        return sniff::check(store, files, input, "input.paths", MOST);
+    }
+    let mut problems = Vec::new();
     for file in files {
         if problems.len() >= MOST {
             break;
         }
-        let columns = match input.format {
+        let columns = match input.format() {
             InputFormat::Parquet => parquet_rows::columns(store, file),
             InputFormat::Arrow => ipc::columns(store, file),
             _ => csv::columns(store, file, input)
@@ -35,7 +38,7 @@ pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Resul
         match columns {
             Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
-            Ok(columns) if columns.is_empty() && input.format == InputFormat::Csv => {}
+            Ok(columns) if columns.is_empty() && input.format() == InputFormat::Csv => {}
             Ok(columns) => problems.extend(check(&columns, &file.path, input)),
         }
     }

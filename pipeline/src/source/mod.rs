@@ -32,6 +32,7 @@ mod check;
 mod csv;
 mod decode;
 mod error;
+mod folder;
 mod holdout;
 mod ipc;
 mod json;
@@ -42,6 +43,7 @@ mod plan;
 mod read;
 mod records;
 mod router;
+mod sniff;
 mod spool;
 mod sql;
 mod store;
@@ -51,8 +53,8 @@ pub use error::{Place, SourceError, Stopped};
 pub use list::{InputFile, NotListed};
 pub(crate) use list::{list, literal};
 pub use plan::{PlanProgress, plan_splits};
-pub use read::{ReadSummary, read_split};
-pub use sql::{Staged, check_sql, stage_sql, staged};
+pub use read::{ReadSummary, TRAIN, read_split};
+pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
 pub use store::Store;
 
 #[cfg(test)]
