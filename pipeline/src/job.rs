@@ -33,6 +33,8 @@ pub struct Prepared {
     pub spec: JobSpec,
     /// Folder that relative paths are relative to.
     pub base: PathBuf,
+    /// The job file, where it was read from one.
+    pub file: Option<PathBuf>,
     /// The store that the input is read from.
     pub store: Store,
     /// The stores that are open.
@@ -84,7 +86,8 @@ pub fn prepare(path: &Path, access: &Access, observer: &dyn Observer) -> Result<
     let text = fs::read_to_string(path)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
     let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
-    prepare_text(&text, &base, access, observer)
+    let prepared = prepare_text(&text, &base, access, observer)?;
+    Ok(Prepared { file: Some(path.to_path_buf()), ..prepared })
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`.
@@ -133,6 +136,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
     Ok(Prepared {
         base: base.to_path_buf(),
+        file: None,
         store,
         storages,
         files: tables.iter().flat_map(|table| table.files.clone()).collect(),
@@ -192,6 +196,19 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }
 
+/// Fewer things than that are looked at before anybody asks how far it is.
+const FEW: usize = 100;
+
+/// Tells how far a check of many things is: at most a hundred times, whatever their number.
+fn steps<'o>(observer: &'o dyn Observer, things: &'static str, all: usize) -> impl FnMut(usize) + 'o {
+    let step = all.div_ceil(100).max(1);
+    move |done| {
+        if all >= FEW && done > 0 && done.is_multiple_of(step) {
+            observer.event(&Event::Preparing { what: format!("checking {things}: {done} of {all}") });
+        }
+    }
+}
+
 type FoundTeacher = (PathBuf, String, TeacherConfig);
 
 struct Checks<'a> {
@@ -217,10 +234,13 @@ impl Checks<'_> {
         if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
             return None;
         }
+        let (observer, gate) = (self.observer, self.gate);
         let mut tables = Vec::new();
         let mut listed = true;
         for source in sources {
-            match source::list(store, self.base, &source.input, &source.field, &|place| self.gate.admits(place)) {
+            let mut looked_at = steps(observer, "input.paths", source.input.paths.len());
+            let admits = |place: &Place| gate.admits(place);
+            match source::list(store, self.base, &source.input, &source.field, &admits, &mut looked_at) {
                 Ok(files) => tables.push(QueryTable {
                     name: source.name,
                     field: source.field,
@@ -242,7 +262,10 @@ impl Checks<'_> {
         }
         let found = match &input.sql {
             Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
-            None => tables.iter().map(|table| source::check_columns(store, &table.files, input)).collect::<Result<Vec<_>, _>>().map(|all| all.concat()),
+            None => {
+                let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
+                source::check_columns(store, &files, input, &mut steps(observer, "files", files.len()))
+            }
         };
         match found {
             Ok(found) => found.into_iter().for_each(|p| self.push(p)),

@@ -5,10 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path as DiskPath;
+use std::time::UNIX_EPOCH;
 
+use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
 
 use super::list::Admits;
@@ -17,7 +20,7 @@ use crate::storage::Place;
 /// What is in a folder.
 pub(super) enum Child {
     Folder(Path),
-    File(Path, u64),
+    File(ObjectMeta),
     /// What it is that cannot be read, and why; `folder`: it is one, or could be.
     Unreadable {
         message: String,
@@ -25,14 +28,23 @@ pub(super) enum Child {
     },
 }
 
-/// The size of a file; `None` where there is none, or a folder.
-pub(super) fn file_size(path: &DiskPath) -> Result<Option<u64>, String> {
+/// What a file is, as the store of the disk says it; `None` where there is none, or a folder.
+pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<ObjectMeta>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
-        Ok(found) => Ok(Some(found.len())),
+        Ok(found) => Ok(Some(meta(&found, location.clone()))),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(told(&e)),
     }
+}
+
+/// As `object_store` makes it, which would have to open the file for it.
+fn meta(found: &Metadata, location: Path) -> ObjectMeta {
+    let modified = found.modified().unwrap_or(UNIX_EPOCH);
+    let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let (inode, size) = (found.ino(), found.len());
+    let e_tag = Some(format!("{inode:x}-{micros:x}-{size:x}"));
+    ObjectMeta { location, last_modified: modified.into(), size, e_tag, version: None }
 }
 
 /// What is in a folder, by name: those that are wanted. What is not there is empty, as in a store.
@@ -92,7 +104,7 @@ fn child(
         return unreadable("has a name that is not UTF-8 or has control characters; valid: rename it", found.is_dir());
     };
     let at: Path = location.parts().chain([part]).collect();
-    Ok(if found.is_dir() { Child::Folder(at) } else { Child::File(at, found.len()) })
+    Ok(if found.is_dir() { Child::Folder(at) } else { Child::File(meta(&found, at)) })
 }
 
 /// Whether a link to a folder leads to one of those that it was found through.
@@ -115,5 +127,24 @@ fn told(error: &io::Error) -> String {
             let text = error.to_string();
             text.split(" (os error").next().unwrap_or_default().to_lowercase()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_is_told_as_the_store_tells_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("a ü.txt");
+        fs::write(&path, "text").unwrap();
+        let location = Path::from_absolute_path(&path).unwrap();
+        let store = object_store::local::LocalFileSystem::new();
+        assert_eq!(file(&path, &location).unwrap().unwrap(), store.head(&location).await.unwrap());
+        let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
+        assert!(matches!(&listed["a ü.txt"], Child::File(meta) if meta.size == 4));
     }
 }

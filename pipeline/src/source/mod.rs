@@ -46,15 +46,17 @@ mod router;
 mod sniff;
 mod spool;
 mod sql;
+mod state;
 mod store;
 
-pub use check::check_columns;
+pub(crate) use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
 pub use list::{InputFile, NotListed};
 pub(crate) use list::{list, literal};
 pub use plan::{PlanProgress, plan_splits};
-pub use read::{ReadSummary, TRAIN, read_split};
+pub use read::{ReadSummary, TRAIN, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
+pub use state::{Changed, FileState};
 pub use store::Store;
 
 #[cfg(test)]

@@ -74,6 +74,7 @@ pub fn plan_splits(
     progress: &(dyn Fn(PlanProgress) + Sync),
 ) -> Result<Vec<SplitRecord>, SourceError> {
     let target = target_split_bytes.max(1);
+    let store = &store.expecting(files);
     let segments = segments(store, files, input, target, progress)?;
     let mut splits = Vec::new();
     for part in holdout::parts(store, files, input, seed, segments)? {

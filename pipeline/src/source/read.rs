@@ -1,8 +1,9 @@
 //! One split read into batches of documents.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use arrow::array::RecordBatch;
+use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
@@ -15,6 +16,7 @@ use super::records::{self, Fault};
 use super::spool::{Key, Spool, cut};
 use super::store::Store;
 use super::{ipc, parquet_rows};
+use crate::shard::hex;
 
 /// The data set split of all that no holdout takes.
 pub const TRAIN: &str = "train";
@@ -30,6 +32,47 @@ pub struct ReadSummary {
     pub skipped: BTreeMap<String, u64>,
     /// Documents that were too long for one piece and went through a temporary file.
     pub spooled_to_disk: u64,
+    /// For each piece of the split, in order, the sha256 of its records, in hexadecimal: of a document that the split takes the number of
+    /// bytes of its text (8 bytes, little-endian) and its text, of a bad record eight bytes 0xff.
+    pub sha256: Vec<String>,
+}
+
+/// The checksum of what a piece held. It is of the texts, not of the stored bytes: a record that is stored in another way (another key
+/// beside the text, another level of compression) is the same record.
+#[derive(Default)]
+struct RecordsDigest(Sha256);
+
+impl RecordsDigest {
+    fn good(&mut self, length: u64) {
+        self.0.update(length.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.0.update(text);
+    }
+
+    fn bad(&mut self) {
+        self.0.update([0xff; 8]);
+    }
+
+    fn take(&mut self) -> String {
+        hex(&self.0.finalize_reset())
+    }
+}
+
+/// The checksums of what a split would read now, piece by piece.
+///
+/// Cost: reads the split.
+///
+/// # Errors
+/// As [`read_split`].
+pub fn digests(
+    store: &Store,
+    files: &[InputFile],
+    split: &SplitRecord,
+    input: &Input,
+) -> Result<Vec<String>, SourceError> {
+    Ok(read_split(store, files, split, input, &mut |_| Ok(()))?.sha256)
 }
 
 /// Reads the records of one split, in order, and emits them as `documents_schema` batches of at most 1024 rows
@@ -48,12 +91,26 @@ pub fn read_split(
     emit: &mut dyn FnMut(RecordBatch) -> Result<(), Stopped>,
 ) -> Result<ReadSummary, SourceError> {
     let by_path: HashMap<&str, &InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
-    let mut documents = Documents { split, ordinal: 0, batches: Batches::new(emit), summary: ReadSummary::default() };
+    let of_split: HashSet<&str> = split.pieces.iter().map(|p| p.file.as_str()).collect();
+    let store = &store.expecting(of_split.iter().filter_map(|path| by_path.get(path).copied()));
+    let mut documents = Documents {
+        split,
+        ordinal: 0,
+        batches: Batches::new(emit),
+        summary: ReadSummary::default(),
+        records: RecordsDigest::default(),
+    };
     let mut reader = Reader::new(store, input, &mut documents);
     for piece in &split.pieces {
         let file =
             by_path.get(piece.file.as_str()).ok_or_else(|| SourceError::Unlisted { file: piece.file.clone() })?;
-        reader.range(file, piece.range)?;
+        let read = reader.range(file, piece.range);
+        if !matches!(read, Err(SourceError::Stopped(_))) {
+            // first: in a file that changes under the reader, a record that makes no sense is not what is wrong
+            store.check(&file.location, false).map_err(|e| SourceError::of_store(&file.path, e))?;
+        }
+        read?;
+        reader.sink.end_of_piece();
     }
     let (rolled, skipped) = (reader.spool.rolled, reader.skipped);
     documents.batches.flush()?;
@@ -90,6 +147,12 @@ trait Sink {
 
     /// A good record whose text is in memory, to be handed on in pieces of this many bytes.
     fn whole(&mut self, text: &str, piece: usize) -> Result<(), SourceError>;
+
+    /// The record is bad, and left out.
+    fn bad(&mut self) {}
+
+    /// All records of a piece of the split have been seen.
+    fn end_of_piece(&mut self) {}
 }
 
 /// The documents that a split takes, into batches.
@@ -99,6 +162,7 @@ struct Documents<'a, 'b> {
     ordinal: u64,
     batches: Batches<'a, 'b>,
     summary: ReadSummary,
+    records: RecordsDigest,
 }
 
 impl Documents<'_, '_> {
@@ -113,6 +177,7 @@ impl Documents<'_, '_> {
     fn count(&mut self, bytes: u64) {
         self.summary.documents += 1;
         self.summary.text_bytes += bytes;
+        self.records.good(bytes);
     }
 }
 
@@ -130,8 +195,11 @@ impl Sink for Documents<'_, '_> {
         }
         let id = self.id()?;
         self.count(text.length());
-        let batches = &mut self.batches;
-        text.pieces(SourceError::spool, &mut |text, end| batches.push(id, text, end))
+        let (batches, records) = (&mut self.batches, &mut self.records);
+        text.pieces(SourceError::spool, &mut |text, end| {
+            records.text(text);
+            batches.push(id, text, end)
+        })
     }
 
     fn whole(&mut self, text: &str, piece: usize) -> Result<(), SourceError> {
@@ -140,8 +208,17 @@ impl Sink for Documents<'_, '_> {
         }
         let id = self.id()?;
         self.count(text.len() as u64);
+        self.records.text(text);
         let batches = &mut self.batches;
         cut(text, piece, &mut |text, end| batches.push(id, text, end))
+    }
+
+    fn bad(&mut self) {
+        self.records.bad();
+    }
+
+    fn end_of_piece(&mut self) {
+        self.summary.sha256.push(self.records.take());
     }
 }
 
@@ -200,6 +277,7 @@ impl<'a> Reader<'a> {
         }
         tracing::debug!(file = file.path, reason, message, "record skipped");
         *self.skipped.entry(reason.into()).or_default() += 1;
+        self.sink.bad();
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::decode::compression;
 use super::error::SourceError;
-use super::list::InputFile;
+use super::list::{InputFile, LookedAt};
 use super::store::Store;
 
 /// Bytes that are looked at.
@@ -130,10 +130,12 @@ pub(super) fn check(
     input: &Input,
     field: &str,
     most: usize,
+    looked_at: LookedAt<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
     let mut problems = Vec::new();
     let mut in_stores = 0;
-    for file in files.iter().filter(|file| file.size > 0) {
+    for (i, file) in files.iter().enumerate().filter(|(_, file)| file.size > 0) {
+        looked_at(i);
         if problems.len() >= most {
             break;
         }
@@ -146,7 +148,7 @@ pub(super) fn check(
         match store.get(&file.location, 0, file.size.min(HEAD)) {
             Ok(head) => problems.extend(stored(&head, file, input).map(|e| Problem::missing(field, e.to_string()))),
             Err(error) => {
-                let error = SourceError::Store { file: file.path.clone(), error: Box::new(error) };
+                let error = SourceError::of_store(&file.path, error);
                 if error.retryable() {
                     return Err(error);
                 }

@@ -224,7 +224,7 @@ pub fn check_sql(
     for table in tables {
         let field = format!("{}.paths", table.field);
         if matches!(table.input.format(), InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv) {
-            problems.extend(sniff::check(store, &table.files, &table.input, &field, MOST_PROBLEMS)?);
+            problems.extend(sniff::check(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
         }
         match FilesTable::open(store, table, &skipped) {
             Ok(table_opened) => opened.push((table.name.clone(), table_opened)),

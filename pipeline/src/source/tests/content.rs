@@ -47,7 +47,7 @@ fn what_a_file_is_instead_is_told_whatever_on_error_says() {
                 let told = read.to_string();
                 assert!(told.starts_with(&format!("{name}: ")) && told.contains(says), "{format}: {told}");
                 if ending.is_empty() {
-                    let problems = check_columns(&bench.store, &bench.files(&input), &input).unwrap();
+                    let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
                     let told = problems[0].to_string();
                     assert!(told.starts_with(&format!("input.paths: {name}: ")) && told.contains(says), "{told}");
                 }
@@ -69,7 +69,7 @@ fn compression_that_is_not_there_is_told() {
         let input = input(json!({"compression": compression, "on_error": "skip"}));
         let told = bench.try_all(&input, 100).unwrap_err().to_string();
         assert!(told.starts_with(&format!("{name}: {says}")), "{told}");
-        let problems = check_columns(&bench.store, &bench.files(&input), &input).unwrap();
+        let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
         assert!(problems[0].to_string().contains(says), "{problems:?}");
     }
 }
@@ -87,14 +87,14 @@ fn columnar_formats_tell_what_the_file_is_instead() {
             };
             let bench = Bench::with(&[(name, &bytes)]);
             let input = input(json!({"format": format, "on_error": "skip"}));
-            let problems = check_columns(&bench.store, &bench.files(&input), &input).unwrap();
+            let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
             assert!(problems[0].to_string().contains(says), "{name} as {format}: {problems:?}");
         }
     }
     let bench = Bench::with(&[("a", b"{\"text\": \"a line\"}\n{\"text\": \"and more of it\"}\n")]);
     for format in ["parquet", "arrow"] {
         let input = input(json!({"format": format}));
-        let problems = check_columns(&bench.store, &bench.files(&input), &input).unwrap();
+        let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
         assert!(problems[0].to_string().contains("this begins like JSON"), "{format}: {problems:?}");
     }
 }

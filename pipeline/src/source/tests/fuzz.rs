@@ -228,7 +228,7 @@ fn fields_inside_of_objects_and_structs_are_read_by_their_path() {
         for (format, bytes) in files {
             let bench = Bench::with(&[("x", &bytes)]);
             let fields = json!({"format": format, "text": "meta.text", "on_error": "skip"});
-            let problems = check_columns(&bench.store, &bench.files(&input(fields.clone())), &input(fields.clone()));
+            let problems = check_columns(&bench.store, &bench.files(&input(fields.clone())), &input(fields.clone()), &mut |_| {});
             assert_eq!(problems.unwrap(), [], "{format}");
             let got = bench.all(&input(fields), 1 << 20);
             assert_eq!((&got.documents[..], got.documents.len() as u64 + got.summary.skipped.values().sum::<u64>()), (&expected.iter().map(|t| t.to_string()).collect::<Vec<_>>()[..], 4), "{format}");

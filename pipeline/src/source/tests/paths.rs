@@ -5,7 +5,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 }
 
 fn problem(bench: &Bench, paths: Value) -> String {
-    let listed = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})), "input", &|_| Ok(()));
+    let input = input(json!({"format": "text", "paths": paths}));
+    let listed = list(&bench.store, bench.path(), &input, "input", &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -169,7 +170,7 @@ mod names {
             }
             _ => Ok(()),
         };
-        let Err(NotListed::Problems(problems)) = list(&bench.store, bench.path(), &input, "input", &admits) else {
+        let Err(NotListed::Problems(problems)) = list(&bench.store, bench.path(), &input, "input", &admits, &mut |_| {}) else {
             panic!("listed");
         };
         assert!(problems[0].message.contains("\"d/out.txt\" is a link: leads out"), "{problems:?}");
