@@ -446,6 +446,8 @@ fn a_listing_that_leads_out_is_a_problem_of_its_path() {
             "{told}"
         );
         assert!(!told.contains("secret") && !told.contains("input.paths[0]"), "{told}");
+        // by the link that leads out
+        assert!(told.contains("\" is a link: what it finds"), "{told}");
     }
 }
 

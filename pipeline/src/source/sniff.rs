@@ -28,7 +28,8 @@ enum Kind {
 }
 
 /// What begins like this; `None` for what may be text in UTF-8.
-fn kind(head: &[u8]) -> Option<Kind> {
+fn kind(bytes: &[u8]) -> Option<Kind> {
+    let head = &bytes[..bytes.len().min(HEAD as usize)];
     let begins: [(&[u8], Kind); 13] = [
         (b"\x1f\x8b", Kind::Gzip),
         (b"\x28\xb5\x2f\xfd", Kind::Zstd),

@@ -106,7 +106,7 @@ fn bench(records: &[Option<String>], compressed: bool) -> Bench {
 }
 
 fn cases() -> u32 {
-    if std::env::var("STILLHOUSE_SOAK").is_ok() { 500 } else { 24 }
+    if std::env::var("STILLHOUSE_SOAK").is_ok() { 500 } else { 10 }
 }
 
 proptest! {
@@ -118,7 +118,7 @@ proptest! {
         records in prop::collection::vec(prop_oneof![
             1 => Just(None),
             8 => (0..60_u32).prop_map(|i| Some(if i == 7 { "long ".repeat(2000) } else { format!("document {i}") })),
-        ], 40..120),
+        ], 30..70),
         rules in prop::collection::btree_map("[a-d]", prop_oneof![
             (1..6_usize).prop_map(Rule::Last),
             (0.001..0.24_f64).prop_map(Rule::Share),
