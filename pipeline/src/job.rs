@@ -24,7 +24,7 @@ use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
 use crate::output::Output;
-use crate::source::{self, InputFile, NotListed, Store};
+use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Place, Storages, StoreUrl};
 
 /// A checked job with what its checks have opened.
@@ -39,8 +39,10 @@ pub struct Prepared {
     pub store: Store,
     /// The stores that are open.
     pub storages: Storages,
-    /// The input files, in order.
+    /// The input files, in order; those of all tables where the job has several.
     pub files: Vec<InputFile>,
+    /// The tables of `input.sql`, with their files.
+    pub tables: Vec<QueryTable>,
     /// The tokenizer.
     pub vocabulary: Arc<Vocabulary>,
     /// The teacher's configuration and where its weights are.
@@ -111,7 +113,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     let storages = if gate.is_restricted() { storages.guarded(guard(access)) } else { storages };
     let store = input_store(&spec, &storages)?;
     let mut checks = Checks { spec: &spec, base, gate: &gate, observer, problems: &mut problems, failure: None };
-    let files = checks.input(&store);
+    let tables = checks.input(&store);
     let teacher = checks.teacher();
     let own = checks.own_vocabulary(teacher.as_ref());
     let vocabulary = checks.tokenizer(teacher.as_ref(), own.as_ref());
@@ -124,7 +126,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     }
     let bos = vocabulary.as_ref().and_then(|v| v.special(Role::Bos).or(v.special(Role::Eos))).map(|t| t.id);
     problems.into_result()?;
-    let (Some(files), Some(vocabulary)) = (files, vocabulary) else {
+    let (Some(tables), Some(vocabulary)) = (tables, vocabulary) else {
         return Err(PipelineError::new(ErrorKind::Usage, "the job could not be prepared"));
     };
     let teacher = match (teacher, bos) {
@@ -138,7 +140,8 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
         file: None,
         store,
         storages,
-        files,
+        files: tables.iter().flat_map(|table| table.files.clone()).collect(),
+        tables,
         vocabulary: Arc::new(vocabulary),
         teacher,
         vocab_size,
@@ -150,7 +153,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
 /// The disk, and every bucket that the job reads from.
 fn input_store(spec: &JobSpec, storages: &Storages) -> Result<Store> {
     let mut buckets = BTreeMap::new();
-    for url in spec.input.paths.iter().filter_map(|path| StoreUrl::parse(path)?.ok()) {
+    for url in spec.input.all_paths().filter_map(|(_, path)| StoreUrl::parse(path)?.ok()) {
         if let Entry::Vacant(entry) = buckets.entry(url.root()) {
             let opened = storages.open(&url, &spec.input_storage())?;
             entry.insert(opened);
@@ -226,27 +229,44 @@ impl Checks<'_> {
         }
     }
 
-    fn input(&mut self, store: &Store) -> Option<Vec<InputFile>> {
+    fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
-        if self.problems.touches("input.format") || input.paths.is_empty() {
+        let sources = input.sources();
+        if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
             return None;
         }
-        let admits = |place: &Place| self.gate.admits(place);
-        let mut looked_at = steps(self.observer, "input.paths", input.paths.len());
-        let files = match source::list(store, self.base, input, &admits, &mut looked_at) {
-            Ok(files) => files,
-            Err(NotListed::Problems(problems)) => {
-                problems.into_iter().for_each(|p| self.push(p));
-                return None;
+        let (observer, gate) = (self.observer, self.gate);
+        let mut tables = Vec::new();
+        let mut listed = true;
+        for source in sources {
+            let mut looked_at = steps(observer, "input.paths", source.input.paths.len());
+            let admits = |place: &Place| gate.admits(place);
+            match source::list(store, self.base, &source.input, &source.field, &admits, &mut looked_at) {
+                Ok(files) => tables.push(QueryTable {
+                    name: source.name,
+                    field: source.field,
+                    input: source.input,
+                    files,
+                }),
+                Err(NotListed::Problems(problems)) => {
+                    problems.into_iter().for_each(|p| self.push(p));
+                    listed = false;
+                }
+                Err(NotListed::Store(error)) => {
+                    self.failure = Some(error);
+                    return None;
+                }
             }
-            Err(NotListed::Store(error)) => {
-                self.failure = Some(error);
-                return None;
-            }
-        };
+        }
+        if !listed {
+            return None;
+        }
         let found = match &input.sql {
-            Some(_) => source::check_sql(store, &files, input, crate::functions::register),
-            None => source::check_columns(store, &files, input, &mut steps(self.observer, "files", files.len())),
+            Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
+            None => {
+                let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
+                source::check_columns(store, &files, input, &mut steps(observer, "files", files.len()))
+            }
         };
         match found {
             Ok(found) => found.into_iter().for_each(|p| self.push(p)),
@@ -255,7 +275,7 @@ impl Checks<'_> {
                 return None;
             }
         }
-        Some(files)
+        Some(tables)
     }
 
     /// Where a model or tokenizer is on this machine, fetched from a hub where it has to be.

@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod input;
 mod integrity;
 mod python;
 mod resume;
