@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod input;
 mod integrity;
 mod job_files;
 mod python;
@@ -19,3 +20,4 @@ mod smollm2;
 mod statistics;
 mod store_faults;
 mod stores;
+mod text_and_teacher;

@@ -78,7 +78,7 @@ impl Work {
     pub fn asks_stores(&self) -> bool {
         let (Self::Run { file, .. } | Self::Report { file, .. } | Self::Manifest { file, .. }) = self;
         let Ok(spec) = JobSpec::from_yaml(file) else { return false };
-        let inputs = spec.input.paths.iter().flat_map(|path| alternatives(path).unwrap_or_default());
+        let inputs = spec.input.all_paths().flat_map(|(_, path)| alternatives(path).unwrap_or_default());
         let mut places = inputs.chain([spec.output.path.clone()]);
         places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_web()))
     }

@@ -265,7 +265,7 @@ impl<'a> Gate<'a> {
             return Some(problems);
         }
         let mut more = 0;
-        for (i, path) in spec.input.paths.iter().enumerate() {
+        for (field, path) in spec.input.all_paths() {
             let mut said = None;
             for named in names.all(path).unwrap_or_default() {
                 if !go_on() {
@@ -275,7 +275,7 @@ impl<'a> Gate<'a> {
             }
             match said {
                 Some(message) if problems.len() < MOST_PROBLEMS => {
-                    problems.push(Problem::new(format!("input.paths[{i}]"), shown(path), message));
+                    problems.push(Problem::new(field, shown(path), message));
                 }
                 Some(_) => more += 1,
                 None => {}

@@ -110,7 +110,7 @@ fn check(mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
     schema::listed(&mut value);
     let mut problems = structural_problems(&value);
     for problem in &problems.0 {
-        remove(&mut value, &problem.field);
+        remove(&mut value, whole(&problem.field));
     }
     problems.0.splice(0..0, found);
     fill_required(&mut value);
@@ -119,6 +119,7 @@ fn check(mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
         if let Some(problem) = checks::too_many_alternatives(spec) {
             problems.push(problem);
             spec.input.paths.clear();
+            spec.input.tables.clear();
         }
         for problem in checks::all(spec) {
             if problems.0.len() >= MOST_PROBLEMS {
@@ -182,6 +183,13 @@ fn there_may_be_more() -> Problem {
 /// Problems that are told at once: nobody mends more, and a hostile file has as many as it has bytes.
 const MOST_PROBLEMS: usize = 100;
 
+/// The part of the tree that makes no sense without the value at a field path: of a holdout all of it.
+fn whole(field: &str) -> &str {
+    let Some(rest) = field.strip_prefix("input.holdout.") else { return field };
+    let name = rest.find('.').unwrap_or(rest.len());
+    &field[..field.len() - rest.len() + name]
+}
+
 /// Takes the value at a field path out of the tree.
 fn remove(value: &mut Value, field: &str) {
     let mut parts: Vec<String> = Vec::new();
@@ -224,11 +232,7 @@ fn remove(value: &mut Value, field: &str) {
 /// The job is refused anyway: each of these fields is in the list of problems.
 fn fill_required(value: &mut Value) {
     let Value::Object(map) = value else { return };
-    let sections = [
-        ("input", json!({"format": "text", "paths": []})),
-        ("pack", json!({"length": 1024})),
-        ("output", json!({"path": ""})),
-    ];
+    let sections = [("input", json!({})), ("pack", json!({"length": 1024})), ("output", json!({"path": ""}))];
     map.entry("version").or_insert(json!(1));
     map.entry("name").or_insert(json!("unnamed"));
     for (key, defaults) in sections {
@@ -248,9 +252,10 @@ fn fill_required(value: &mut Value) {
     if let Some(Value::Object(section)) = map.get_mut("subtokens") {
         section.entry("length").or_insert(json!(1));
     }
-    if let Some(Value::Object(holdout)) = map.get_mut("input").and_then(|i| i.get_mut("holdout")) {
-        for entry in holdout.values_mut().filter_map(Value::as_object_mut) {
-            entry.entry("last_documents").or_insert(json!(1));
+    if let Some(Value::Object(tables)) = map.get_mut("input").and_then(|i| i.get_mut("tables")) {
+        for table in tables.values_mut().filter_map(Value::as_object_mut) {
+            table.entry("format").or_insert(json!("text"));
+            table.entry("paths").or_insert(json!([]));
         }
     }
 }

@@ -45,7 +45,7 @@ fn a_short_job_takes_defaults() {
 
 #[test]
 fn every_problem_is_told_at_once() {
-    let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}}}\n\
+    let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}, b: {share: 2}}}\n\
         pack: {length: two, mode: wrap}\nextract: {teacher: {device: gpu}, topk: -1, noise: {tolerance: 2, drawz: 3}}\n\
         subtokens: {length: 99}\norders: {kind: strided}\nengine: {kind: ballista}\n";
     let problems = Parsed::from_yaml(text).into_result().unwrap_err();
@@ -57,7 +57,8 @@ fn every_problem_is_told_at_once() {
         "input.format: got \"xml\"",
         "input.paths: got []",
         "input.sql: got 3",
-        "input.holdout.validation.last_documents: is required",
+        "input.holdout.validation: got none: valid: exactly one of",
+        "input.holdout.b.share: got 2",
         "pack.length: got \"two\"",
         "extract.teacher.path: is required",
         "extract.teacher.device: got \"gpu\"",

@@ -58,7 +58,7 @@ impl Drop for Waiting {
 /// Refuses more paths than a job may name; they are looked at one by one.
 pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
     // one with braces stands for several
-    let got = spec.input.paths.iter().map(|path| count(path)).fold(0, usize::saturating_add);
+    let got = spec.input.all_paths().map(|(_, path)| count(path)).fold(0, usize::saturating_add);
     let most = limits.paths_per_job as usize;
     (got > most).then(|| {
         let message = format!(
@@ -176,6 +176,11 @@ mod tests {
         let problem = too_many_paths(&limits(2), &spec("o")).unwrap();
         assert_eq!((problem.field.as_str(), problem.got.as_deref()), ("input.paths", Some("3 paths")));
         assert!(problem.message.contains("at most 2 (limits.paths_per_job)"), "{problem}");
+        // those of tables are paths too
+        let mut with_table = spec("o");
+        let table = r#"{"t": {"format": "text", "paths": ["d", "e"]}}"#;
+        with_table.input.tables = serde_json::from_str(table).unwrap();
+        assert_eq!(too_many_paths(&limits(4), &with_table).unwrap().got.as_deref(), Some("5 paths"));
     }
 
     #[test]
