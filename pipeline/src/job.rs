@@ -33,6 +33,8 @@ pub struct Prepared {
     pub spec: JobSpec,
     /// Folder that relative paths are relative to.
     pub base: PathBuf,
+    /// The job file, where it was read from one.
+    pub file: Option<PathBuf>,
     /// The store that the input is read from.
     pub store: Store,
     /// The stores that are open.
@@ -82,7 +84,8 @@ pub fn prepare(path: &Path, access: &Access, observer: &dyn Observer) -> Result<
     let text = fs::read_to_string(path)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
     let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
-    prepare_text(&text, &base, access, observer)
+    let prepared = prepare_text(&text, &base, access, observer)?;
+    Ok(Prepared { file: Some(path.to_path_buf()), ..prepared })
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`.
@@ -131,6 +134,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
     Ok(Prepared {
         base: base.to_path_buf(),
+        file: None,
         store,
         storages,
         files,

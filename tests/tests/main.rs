@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod integrity;
 mod python;
 mod resume;
 mod service_api;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
 use serde_json::{Value, json};
-use stillhouse_pipeline::events::{Event, Progress};
+use stillhouse_pipeline::events::{Event, Progress, stalled_words};
 use tokio::sync::watch;
 
 use super::logs::LogWriter;
@@ -300,6 +300,10 @@ impl Attempt {
             Event::Progress(progress) => self.progress(progress).await,
             Event::Preparing { .. } => self.tell_kept(EventType::Preparing, data).await,
             Event::Warning { .. } => self.tell_kept(EventType::Warning, data).await,
+            Event::Stalled { seconds, at_work, splits } => {
+                let message = stalled_words(seconds, at_work, &splits);
+                self.tell_kept(EventType::Warning, json!({ "message": message })).await;
+            }
             Event::SplitStarted { .. } => self.tell_kept(EventType::SplitStarted, data).await,
             Event::JobStarted { output, splits_done, bytes_done, input_bytes, teacher, .. } => {
                 self.bytes_before = bytes_done;

@@ -11,11 +11,12 @@ use std::path::{Component, PathBuf};
 
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 use stillhouse_schemas::storage::split_url;
 
+use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
 use crate::storage::{Place, StoreUrl};
@@ -29,6 +30,15 @@ pub struct InputFile {
     pub location: Path,
     /// Bytes, compressed as it is.
     pub size: u64,
+    /// What the store said of it in the listing.
+    pub state: FileState,
+}
+
+impl InputFile {
+    fn listed(store: &Store, path: String, meta: ObjectMeta) -> Self {
+        let state = FileState::of(&meta, store.shown(&meta.location).1);
+        Self { path, size: meta.size, state, location: meta.location }
+    }
 }
 
 const MATCH: MatchOptions =
@@ -245,7 +255,7 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
 
 fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
     match store.wait(store.store.head(location)) {
-        Ok(meta) => Ok(Some(InputFile { path: display.into(), location: meta.location, size: meta.size })),
+        Ok(meta) => Ok(Some(InputFile::listed(store, display.into(), meta))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(e) if store.shown(location).1 && is_folder(store, location) => {
             tracing::debug!("{location}: {e}");
@@ -262,7 +272,7 @@ fn is_folder(store: &Store, location: &Path) -> bool {
 /// What is in a folder.
 enum Child {
     Folder(Path),
-    File(Path, u64),
+    File(ObjectMeta),
 }
 
 /// What is in a folder, by name.
@@ -276,7 +286,7 @@ fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, T
     let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
     // consoles put an empty object for a folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
-    let files = objects.map(|o| (name(&o.location), Child::File(o.location, o.size)));
+    let files = objects.map(|o| (name(&o.location), Child::File(o)));
     Ok(folders.chain(files).filter(|(name, _)| !name.is_empty()).collect())
 }
 
@@ -311,8 +321,8 @@ fn matching(
             continue;
         }
         match child {
-            Child::File(location, size) if rest.is_empty() => {
-                found.push(InputFile { path: format!("{display}{name}"), location, size });
+            Child::File(meta) if rest.is_empty() => {
+                found.push(InputFile::listed(store, format!("{display}{name}"), meta));
             }
             Child::Folder(path) if !rest.is_empty() => {
                 enters(store, &path, admits)?;
@@ -346,7 +356,7 @@ fn below(
                 enters(store, &location, admits)?;
                 below(store, &path, &location, format, admits, found)?;
             }
-            Child::File(location, size) if has_ending(&name, format) => found.push(InputFile { path, location, size }),
+            Child::File(meta) if has_ending(&name, format) => found.push(InputFile::listed(store, path, meta)),
             Child::File(..) => {}
         }
     }
