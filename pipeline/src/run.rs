@@ -428,7 +428,8 @@ impl Job {
     async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
         let stages = Arc::new(self.stages.of_a_split());
         let at_work = || self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
-        at_work().insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
+        at_work()
+            .insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
         let result = self.make(split, shard, &stages).await;
         at_work().remove(&split.split);
         result
@@ -466,8 +467,9 @@ impl Job {
             })
         });
         let written = written.map_err(PipelineError::output("the system gives no thread for the writer"))?;
-        let written =
-            written.await.map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
+        let written = written
+            .await
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
         let record = ShardRecord {
             path: format!("data/{shard}"),
             dataset_split: split.dataset_split.clone(),

@@ -54,9 +54,8 @@ fn checksums_tell_which_piece_holds_another_document() {
     for round in 0..rounds {
         let count = 1 + numbers.below(12);
         let letter = |n: &mut Numbers| char::from(b'a' + n.below(26) as u8);
-        let mut documents: Vec<String> = (0..count)
-            .map(|_| (0..1 + numbers.below(300)).map(|_| letter(&mut numbers)).collect())
-            .collect();
+        let mut documents: Vec<String> =
+            (0..count).map(|_| (0..1 + numbers.below(300)).map(|_| letter(&mut numbers)).collect()).collect();
         let target = 1 + numbers.below(500) as u64;
         let changed = numbers.below(count);
         let mut sums = Vec::new();
