@@ -126,6 +126,52 @@ pub struct SplitRecord {
     pub dataset_split: String,
     /// The ranges of files it reads, in order.
     pub pieces: Vec<Piece>,
+    /// Which of the documents there it takes, where not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<KeyRange>,
+}
+
+/// Documents by their key: those whose key lies from `first` to `last`, both included.
+///
+/// The key of a document is a hash of the seed and its text; docs/FORMAT.md has it to the bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRange {
+    /// The seed of the keys.
+    pub seed: u64,
+    /// Smallest key, as 16 hexadecimal digits in JSON.
+    #[serde(with = "hexadecimal")]
+    pub first: u64,
+    /// Largest key, likewise.
+    #[serde(with = "hexadecimal")]
+    pub last: u64,
+}
+
+impl KeyRange {
+    /// Whether a document with this key is one of them.
+    pub fn holds(&self, key: u64) -> bool {
+        (self.first..=self.last).contains(&key)
+    }
+
+    /// The part of all keys that lies in the range.
+    pub fn share(&self) -> f64 {
+        (self.last.saturating_sub(self.first) as f64 + 1.0) / KEYS
+    }
+}
+
+/// How many keys there are, 2^64.
+pub const KEYS: f64 = 18_446_744_073_709_551_616.0;
+
+/// JSON numbers above 2^53 are not exact everywhere.
+mod hexadecimal {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(key: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{key:016x}"))
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<u64, D::Error> {
+        u64::from_str_radix(&String::deserialize(from)?, 16).map_err(D::Error::custom)
+    }
 }
 
 /// A range of one file.

@@ -89,13 +89,20 @@ def check_row(row, job, manifest):
         assert text[0] == specials["bos"] and text[-1] == specials["eos"]
     offsets, documents = row["document_offsets"], row["document_ids"]
     assert len(offsets) == len(documents) >= 1 and offsets[0] == 0 and offsets[-1] < valid.sum()
-    assert np.all(np.diff(offsets) > 0) and np.all(np.diff(documents.astype(np.int64)) > 0)
+    assert np.all(np.diff(offsets) > 0) and np.all(np.diff(documents.astype(np.int64)) >= 0)
+    # Within a document a segment begins after an eos or before a bos of its text, and only where those are parsed.
+    same = np.diff(documents.astype(np.int64)) == 0
+    inner, outer = offsets[1:][same], offsets[1:][~same]
+    if job["tokenizer"]["special_tokens"] == "parse":
+        assert np.all((ids[inner - 1] == specials["eos"]) | (ids[inner] == specials["bos"]))
+    else:
+        assert len(inner) == 0
     assert np.all(documents >> np.uint64(32) == row["sequence_id"] >> 32)
     if job["pack"]["mode"] == "pad":
-        assert len(offsets) == 1
+        assert len(set(documents)) == 1
     elif job["pack"]["separator"] == "eos":
         # A document begins after the separator of the one before.
-        assert np.all(ids[offsets[1:] - 1] == specials["eos"]) or job["pack"]["boundary"] == "bos_eos" and offsets[1] == 1
+        assert np.all(ids[outer - 1] == specials["eos"]) or job["pack"]["boundary"] == "bos_eos" and offsets[1] == 1
 
 
 def check_subtokens(row, record, vocab):

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, ran, root, with};
 
 /// Runs the check and gives what it counted.
-fn check(dataset: &Path, arguments: &[&str]) -> Value {
+pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
     let python = root().join(".venv/bin/python");
     assert!(python.exists(), "{} is not there: run `make setup`", python.display());
     let mut command = Command::new(python);

@@ -57,9 +57,8 @@ impl Output {
             lines.for_each(|line| message += &format!("\n  {line}"));
             return Err(PipelineError::new(ErrorKind::Usage, message));
         }
-        if self.exists(SUCCESS).await? {
-            // one that is missing or damaged is written again, from the records
-            let manifest = self.get(MANIFEST).await?.unwrap_or_default();
+        // a manifest that is missing or damaged is written again, from the records
+        if let Some(manifest) = self.finished_manifest().await? {
             let manifest = serde_json::from_slice::<serde_json::Value>(&manifest).unwrap_or_default();
             if manifest["job_hash"] == job_hash {
                 return Ok(Found::Complete);
@@ -142,11 +141,8 @@ impl Output {
             match serde_json::from_slice::<CommitRecord>(&bytes) {
                 Ok(record) => records.push(record),
                 Err(e) => {
-                    let message = format!(
-                        "{} is damaged: {e}; `{}` mends it",
-                        self.shown(&name),
-                        repair::command(self, None)
-                    );
+                    let message =
+                        format!("{} is damaged: {e}; `{}` mends it", self.shown(&name), repair::command(self, None));
                     unreadable.push((name, message));
                 }
             }
