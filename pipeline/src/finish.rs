@@ -161,16 +161,16 @@ pub async fn manifest_of(output: &Output) -> Result<Manifest> {
     output.get_json(MANIFEST).await?.ok_or_else(gone)
 }
 
-/// A finished data set of a job whose card says something else now says it too; nothing else of it changes.
+/// The card of a finished data set of a job that says something else in it by now. The manifest keeps what it was made with.
 ///
 /// # Errors
 /// When the store does not take it.
-pub async fn with_card_of(prepared: &Prepared, output: &Output, mut manifest: Manifest) -> Result<Manifest> {
+pub async fn renew_card(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let now = &prepared.spec.output.card;
-    if manifest.job.output.card != *now {
-        manifest.job.output.card = now.clone();
-        output.put_json(MANIFEST, &manifest).await?;
-        output.put(CARD, card(&manifest).into_bytes()).await?;
+    if manifest.job.output.card == *now {
+        return Ok(());
     }
-    Ok(manifest)
+    let mut renewed = manifest.clone();
+    renewed.job.output.card = now.clone();
+    output.put(CARD, card(&renewed).into_bytes()).await
 }

@@ -98,7 +98,7 @@ async fn run_locked(
             let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
             check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
             output.clean_state().await?;
-            let manifest = finish::with_card_of(&prepared, output, manifest).await?;
+            finish::renew_card(&prepared, output, &manifest).await?;
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
             return Ok(());
         }
