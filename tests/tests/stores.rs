@@ -143,11 +143,8 @@ fn what_is_damaged_in_a_bucket_is_made_again(user: &User<'_>, s3: &S3, expected:
     let key = format!("{small}/data/{name}");
     let bytes = s3.get("shards", &key).unwrap();
     let garbage: Vec<u8> = bytes.iter().map(|b| b ^ 1).collect();
-    let ways: [&dyn Fn(); 3] = [
-        &|| s3.delete("shards", &key),
-        &|| s3.put("shards", &key, &bytes[1..]),
-        &|| s3.put("shards", &key, &garbage),
-    ];
+    let ways: [&dyn Fn(); 3] =
+        [&|| s3.delete("shards", &key), &|| s3.put("shards", &key, &bytes[1..]), &|| s3.put("shards", &key, &garbage)];
     for (i, harm) in ways.iter().enumerate() {
         harm();
         if i < 2 {

@@ -260,7 +260,10 @@ mod tests {
         let (printer, out, _) = captured();
         Watch::new(&printer, Mode::Json).event(&event);
         let told: serde_json::Value = serde_json::from_str(&out.text()).unwrap();
-        assert_eq!((told["event"].as_str(), told["splits"][1]["stages"][0]["rows"].as_u64()), (Some("stalled"), Some(2048)));
+        assert_eq!(
+            (told["event"].as_str(), told["splits"][1]["stages"][0]["rows"].as_u64()),
+            (Some("stalled"), Some(2048))
+        );
     }
 
     #[test]

@@ -28,7 +28,11 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
         }
     }
     if dataset.output().finished_manifest().await?.is_none() {
-        found.damaged(dataset.output(), MANIFEST, "is not the one with which the data set was finished: _SUCCESS has another sha256");
+        found.damaged(
+            dataset.output(),
+            MANIFEST,
+            "is not the one with which the data set was finished: _SUCCESS has another sha256",
+        );
     }
     match dataset.output().size(TOKENIZER).await? {
         None => found.damaged(dataset.output(), TOKENIZER, "is missing"),

@@ -54,9 +54,8 @@ fn checksums_tell_which_piece_holds_another_document() {
     for round in 0..rounds {
         let count = 1 + numbers.below(12);
         let letter = |n: &mut Numbers| char::from(b'a' + n.below(26) as u8);
-        let mut documents: Vec<String> = (0..count)
-            .map(|_| (0..1 + numbers.below(300)).map(|_| letter(&mut numbers)).collect())
-            .collect();
+        let mut documents: Vec<String> =
+            (0..count).map(|_| (0..1 + numbers.below(300)).map(|_| letter(&mut numbers)).collect()).collect();
         let target = 1 + numbers.below(500) as u64;
         let changed = numbers.below(count);
         let mut sums = Vec::new();
@@ -185,7 +184,7 @@ fn an_object_that_changes_while_it_is_read_is_told_by_name() {
     };
     let store = Store::with_buckets(runtime.handle().clone(), [(url, opened)]);
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
-    let files = list(&store, std::path::Path::new("/"), &input, &|_| Ok(())).unwrap();
+    let files = list(&store, std::path::Path::new("/"), &input, "input", &|_| Ok(()), &mut |_| {}).unwrap();
     let splits = plan_splits(&store, &files, &input, u64::MAX, &|_| {}).unwrap();
     let mut batches = 0;
     let error = read_split(&store, &files, &splits[0], &input, &mut |_| {
