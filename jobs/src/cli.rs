@@ -12,7 +12,9 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_schemas::problems::Problems;
 
 use crate::printer::{Color, Printer};
-use crate::verbs::{clean, completions, export, inspect, jobs, plan, repair, run, schema, serve, submit, token, verify, work};
+use crate::verbs::{
+    clean, completions, export, inspect, jobs, plan, repair, run, schema, serve, submit, token, verify, work,
+};
 
 const EXAMPLES: &str = "\
 Examples:

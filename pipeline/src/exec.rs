@@ -104,7 +104,9 @@ fn run_stage(
     let ended = threads::start(name, work)
         .map_err(|e| DataFusionError::Execution(format!("the system gives no thread for {name}: {e}")))?;
     builder.spawn(async move {
-        ended.await.unwrap_or_else(|_| Err(DataFusionError::Execution(format!("{name} stopped: a fault of this program"))))
+        ended
+            .await
+            .unwrap_or_else(|_| Err(DataFusionError::Execution(format!("{name} stopped: a fault of this program"))))
     });
     Ok(())
 }

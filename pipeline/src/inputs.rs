@@ -82,7 +82,8 @@ impl Comparison<'_> {
         if plan::splits(self.prepared, &files, observer)? != splits {
             return Err(self.refusal(&names, "it makes other splits"));
         }
-        observer.event(&Event::Preparing { what: format!("input was touched; comparing what was read of it: {names}") });
+        observer
+            .event(&Event::Preparing { what: format!("input was touched; comparing what was read of it: {names}") });
         let paths: BTreeSet<&str> = touched.iter().map(|i| self.hash.files[*i].path.as_str()).collect();
         let all = self.sql_folder.is_some();
         let wanted: Vec<(SplitRecord, Vec<Option<&String>>)> = splits

@@ -125,7 +125,8 @@ pub async fn check_finished(
     if found.is_empty() {
         return Ok(());
     }
-    let mut message = format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
+    let mut message =
+        format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
     for damage in found.iter().take(MOST_TOLD) {
         message += &format!("\n  {}: {}", damage.name, damage.message);
     }
@@ -181,7 +182,8 @@ async fn repair_locked(
     let truth = mend_records(output, &hash, manifest.as_ref(), &mut done).await?;
     if manifest.is_none() && !output.exists(SUCCESS).await? {
         if done.damages.is_empty() {
-            let message = format!("{output}: the job is not finished and its state is sound; `stillhouse run` goes on with it");
+            let message =
+                format!("{output}: the job is not finished and its state is sound; `stillhouse run` goes on with it");
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
         return Ok(done);
@@ -199,7 +201,10 @@ async fn repair_locked(
             done.rewritten.extend(files.iter().map(|d| d.name.clone()));
             done.damages.extend(files);
             if !nothing_to_make {
-                Job::start(Arc::clone(&prepared), hash, output.clone(), good, observer).await?.remake(bad, began).await?;
+                Job::start(Arc::clone(&prepared), hash, output.clone(), good, observer)
+                    .await?
+                    .remake(bad, began)
+                    .await?;
             }
             finish::write_beside(&prepared, output, &manifest).await?;
         }

@@ -416,7 +416,8 @@ impl Job {
     async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
         let stages = Arc::new(self.stages.of_a_split());
         let at_work = || self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
-        at_work().insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
+        at_work()
+            .insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
         let result = self.make(split, shard, &stages).await;
         at_work().remove(&split.split);
         result
@@ -454,8 +455,9 @@ impl Job {
             })
         });
         let written = written.map_err(PipelineError::output("the system gives no thread for the writer"))?;
-        let written =
-            written.await.map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
+        let written = written
+            .await
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
         let record = ShardRecord {
             path: format!("data/{shard}"),
             dataset_split: split.dataset_split.clone(),
@@ -639,7 +641,12 @@ mod tests {
 
     #[test]
     fn shards_are_counted_by_data_set_split() {
-        let split = |id, name: &str| SplitRecord { split: SplitId(id), dataset_split: name.into(), pieces: Vec::new(), keys: None };
+        let split = |id, name: &str| SplitRecord {
+            split: SplitId(id),
+            dataset_split: name.into(),
+            pieces: Vec::new(),
+            keys: None,
+        };
         let names = shard_names(&[split(0, "train"), split(1, "train"), split(2, "validation")]);
         assert_eq!(names[&SplitId(1)], "train-00001-of-00002.parquet");
         assert_eq!(names[&SplitId(2)], "validation-00000-of-00001.parquet");

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Observer;
-use stillhouse_pipeline::repair::{Repaired, repair};
 use stillhouse_pipeline::job;
+use stillhouse_pipeline::repair::{Repaired, repair};
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};

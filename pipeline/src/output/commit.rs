@@ -156,7 +156,9 @@ impl Output {
             self.discard(staged).await;
             let why = match made_of_other_input {
                 true => "its input has changed since; put the files back as they were",
-                false => "its input is the same; another type of CPU or version of this program made it then, use that one",
+                false => {
+                    "its input is the same; another type of CPU or version of this program made it then, use that one"
+                }
             };
             let message = format!(
                 "{}: made again it has {} bytes and sha256 {}, the record has {} and {}: {why}, or make the data set anew with                  `run --overwrite`; what is there was left as it is",

@@ -142,11 +142,8 @@ impl Output {
             match serde_json::from_slice::<CommitRecord>(&bytes) {
                 Ok(record) => records.push(record),
                 Err(e) => {
-                    let message = format!(
-                        "{} is damaged: {e}; `{}` mends it",
-                        self.shown(&name),
-                        repair::command(self, None)
-                    );
+                    let message =
+                        format!("{} is damaged: {e}; `{}` mends it", self.shown(&name), repair::command(self, None));
                     unreadable.push((name, message));
                 }
             }

@@ -49,8 +49,8 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::lease::Lock;
-pub use self::look::Differs;
 use self::lease::{Held, Lease, Timing};
+pub use self::look::Differs;
 use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -504,8 +504,7 @@ impl Output {
     pub async fn plan(&self) -> Result<Option<PlanRecord>> {
         let Some(bytes) = self.get(PLAN).await? else { return Ok(None) };
         serde_json::from_slice(&bytes).map(Some).map_err(|e| {
-            let message =
-                format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair::command(self, None));
+            let message = format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair::command(self, None));
             PipelineError::new(ErrorKind::DataSet, message)
         })
     }

@@ -116,7 +116,8 @@ pub fn stage_sql(
 pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
     let record: Record = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
     let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
-    let same = record.inputs.len() == inputs.len() && record.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state);
+    let same =
+        record.inputs.len() == inputs.len() && record.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state);
     (same && record.files.iter().all(whole)).then(|| named(dir, record).ok()).flatten()
 }
 
