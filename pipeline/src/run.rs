@@ -175,6 +175,59 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))?
 }
 
+/// A plan, and what its splits read.
+pub(crate) struct Planned {
+    pub splits: Vec<SplitRecord>,
+    files: Vec<source::InputFile>,
+    skipped: BTreeMap<String, u64>,
+}
+
+/// The plan of a job, made or gone on with, and noted at the output.
+pub(crate) async fn planned(
+    prepared: &Arc<Prepared>,
+    hash: &JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<Planned> {
+    let earlier = output.plan().await?;
+    let (files, skipped) = match &prepared.spec.input.sql {
+        Some(_) => {
+            let folder = output.sql_folder(&hash.hash)?;
+            let staged = blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?;
+            (staged.files, staged.skipped)
+        }
+        None => (prepared.files.clone(), BTreeMap::new()),
+    };
+    let splits = match earlier {
+        Some(plan) => plan.splits_of(&hash.files),
+        None => {
+            let files = files.clone();
+            blocking(prepared, observer, move |p, o| plan::splits(p, &files, o)).await?
+        }
+    };
+    if splits.is_empty() {
+        let read =
+            if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
+        return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
+    }
+    let record = PlanRecord {
+        job_hash: hash.hash.clone(),
+        name: prepared.spec.name.clone(),
+        job_folder: output
+            .folder()
+            .and_then(|folder| output::relative(folder, &prepared.base))
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        job_file: prepared.file.as_deref().map(plan::file_name).unwrap_or_default(),
+        identity: hash.identity.clone(),
+        files: hash.files.clone(),
+        splits: splits.clone(),
+    };
+    output.begin(&record).await?;
+    Ok(Planned { splits, files, skipped })
+}
+
 /// A job at work.
 pub(crate) struct Job {
     prepared: Arc<Prepared>,
@@ -212,42 +265,7 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let earlier = output.plan().await?;
-        let (files, skipped) = match &prepared.spec.input.sql {
-            Some(_) => {
-                let folder = output.sql_folder(&hash.hash)?;
-                let staged = blocking(&prepared, &observer, move |p, o| stage_query(p, &folder, o)).await?;
-                (staged.files, staged.skipped)
-            }
-            None => (prepared.files.clone(), BTreeMap::new()),
-        };
-        let splits = match earlier {
-            Some(plan) => plan.splits_of(&hash.files),
-            None => {
-                let files = files.clone();
-                blocking(&prepared, &observer, move |p, o| plan::splits(p, &files, o)).await?
-            }
-        };
-        if splits.is_empty() {
-            let read =
-                if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
-            return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
-        }
-        let record = PlanRecord {
-            job_hash: hash.hash.clone(),
-            name: prepared.spec.name.clone(),
-            job_folder: output
-                .folder()
-                .and_then(|folder| output::relative(folder, &prepared.base))
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
-            job_file: prepared.file.as_deref().map(plan::file_name).unwrap_or_default(),
-            identity: hash.identity.clone(),
-            files: hash.files.clone(),
-            splits: splits.clone(),
-        };
-        output.begin(&record).await?;
+        let Planned { splits, files, skipped } = planned(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let teacher = if prepared.teacher.is_some() {
             blocking(&prepared, &observer, move |p, o| load_teacher(p, pending, o)).await?
@@ -441,7 +459,8 @@ impl Job {
         let read = Arc::new(Mutex::new(Vec::new()));
         let plan = self.split_plan(split, &context, stages, &read)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
-        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
+        let specials = self.prepared.vocabulary.special_tokens();
+        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, &specials, split.split);
         let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&stages.write));
         let runtime = Handle::current();
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own, as each stage has.

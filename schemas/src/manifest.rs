@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::ids::SplitId;
 use crate::spec::JobSpec;
@@ -15,6 +17,7 @@ pub struct Manifest {
     /// Version of the data set format; [`crate::columns::FORMAT_VERSION`].
     pub format_version: u32,
     /// The job with all defaults filled in.
+    #[serde(deserialize_with = "job_of_any_version")]
     pub job: JobSpec,
     /// sha256 of everything that decides the bytes of the shards: job, tokenizer, teacher, splits.
     pub job_hash: String,
@@ -41,6 +44,15 @@ pub struct Manifest {
     pub totals: BTreeMap<String, Totals>,
     /// Statistics over the whole data set.
     pub statistics: Statistics,
+}
+
+/// A job whose noise says nothing about `condition` was run before there was one, and promises none.
+fn job_of_any_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JobSpec, D::Error> {
+    let mut job = Value::deserialize(deserializer)?;
+    if let Some(Value::Object(noise)) = job.pointer_mut("/extract/noise") {
+        noise.entry("condition").or_insert(Value::Bool(false));
+    }
+    serde_json::from_value(job).map_err(D::Error::custom)
 }
 
 /// The tokenizer that was used.

@@ -258,6 +258,32 @@ pub struct Tokenizer {
     /// The mask token, as text. Recorded in the manifest for trainers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
+    /// What a special token is that is written in a document, such as `<|endoftext|>`.
+    pub special_tokens: SpecialTokens,
+    /// Whether the tokenizer may be another one than the teacher's own.
+    pub differs_from_teacher: TokenizerDifference,
+}
+
+/// What a special token is that is written in a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SpecialTokens {
+    /// Text: it is encoded as ordinary characters.
+    #[default]
+    Text,
+    /// The token itself; after eos and before bos a segment begins, see `document_offsets`.
+    Parse,
+}
+
+/// Whether tokenizer and teacher may disagree about what an id stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerDifference {
+    /// The job is refused where they do, or where nothing tells.
+    #[default]
+    Refuse,
+    /// The job runs; only that every id has a row in the teacher's vocabulary is checked.
+    Allow,
 }
 
 /// How documents become sequences.

@@ -19,3 +19,4 @@ mod smollm2;
 mod statistics;
 mod store_faults;
 mod stores;
+mod text_and_teacher;

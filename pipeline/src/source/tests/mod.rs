@@ -1,5 +1,6 @@
 //! Tests of the corpus readers: a folder of files, a job's input, and all documents that come out, for any size of split.
 
+mod changes;
 mod columnar;
 mod content;
 mod errors;
