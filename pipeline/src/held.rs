@@ -29,7 +29,9 @@ impl Entry {
         }
         let what = match self.documents {
             0 => "took no document of the input; valid: a larger holdout".to_owned(),
-            n => format!("its {n} document(s) fill no sequence; valid: a larger holdout, a smaller pack.length, or remainder: pad"),
+            n => format!(
+                "its {n} document(s) fill no sequence; valid: a larger holdout, a smaller pack.length, or remainder: pad"
+            ),
         };
         Err(PipelineError::new(ErrorKind::Input, format!("input.holdout.{name}: {what}")))
     }

@@ -242,12 +242,9 @@ impl Checks<'_> {
             let mut looked_at = steps(observer, "input.paths", source.input.paths.len());
             let admits = |place: &Place| gate.admits(place);
             match source::list(store, self.base, &source.input, &source.field, &admits, &mut looked_at) {
-                Ok(files) => tables.push(QueryTable {
-                    name: source.name,
-                    field: source.field,
-                    input: source.input,
-                    files,
-                }),
+                Ok(files) => {
+                    tables.push(QueryTable { name: source.name, field: source.field, input: source.input, files })
+                }
                 Err(NotListed::Problems(problems)) => {
                     problems.into_iter().for_each(|p| self.push(p));
                     listed = false;

@@ -660,7 +660,12 @@ mod tests {
 
     #[test]
     fn shards_are_counted_by_data_set_split() {
-        let split = |id, name: &str| SplitRecord { split: SplitId(id), dataset_split: name.into(), pieces: Vec::new(), keys: None };
+        let split = |id, name: &str| SplitRecord {
+            split: SplitId(id),
+            dataset_split: name.into(),
+            pieces: Vec::new(),
+            keys: None,
+        };
         let names = shard_names(&[split(0, "train"), split(1, "train"), split(2, "validation")]);
         assert_eq!(names[&SplitId(1)], "train-00001-of-00002.parquet");
         assert_eq!(names[&SplitId(2)], "validation-00000-of-00001.parquet");

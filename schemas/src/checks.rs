@@ -4,8 +4,8 @@
 
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode, Remainder,
-    Separator, TextDocument,
+    Boundary, Compression, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
+    Remainder, Separator, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
@@ -335,7 +335,8 @@ mod tests {
 
     #[test]
     fn tables_need_a_query_and_names() {
-        let good = "{tables: {docs: {format: jsonl, paths: [x]}, labels: {format: csv, paths: [y]}}, sql: SELECT 1 AS text}";
+        let good =
+            "{tables: {docs: {format: jsonl, paths: [x]}, labels: {format: csv, paths: [y]}}, sql: SELECT 1 AS text}";
         assert!(inputs(good).contains("has 0 problems"), "{}", inputs(good));
         for (input, says) in [
             ("{format: jsonl}", "input.paths: is required and missing"),

@@ -379,11 +379,7 @@ fn remove(value: &mut Value, field: &str) {
 /// The job is refused anyway: each of these fields is in the list of problems.
 fn fill_required(value: &mut Value) {
     let Value::Object(map) = value else { return };
-    let sections = [
-        ("input", json!({})),
-        ("pack", json!({"length": 1024})),
-        ("output", json!({"path": ""})),
-    ];
+    let sections = [("input", json!({})), ("pack", json!({"length": 1024})), ("output", json!({"path": ""}))];
     map.entry("version").or_insert(json!(1));
     map.entry("name").or_insert(json!("unnamed"));
     for (key, defaults) in sections {

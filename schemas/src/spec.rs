@@ -538,7 +538,8 @@ impl Input {
 
     /// Every path that is read, with its field in the job file.
     pub fn all_paths(&self) -> impl Iterator<Item = (String, &String)> {
-        let of = |field: String, paths: &[String]| (0..paths.len()).map(move |i| format!("{field}.paths[{i}]")).collect();
+        let of =
+            |field: String, paths: &[String]| (0..paths.len()).map(move |i| format!("{field}.paths[{i}]")).collect();
         let own: Vec<String> = of("input".into(), &self.paths);
         let tables = self.tables.iter().flat_map(move |(name, table)| {
             let fields: Vec<String> = of(format!("input.tables.{name}"), &table.paths);

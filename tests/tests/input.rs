@@ -77,8 +77,14 @@ fn the_example_of_a_join_in_the_readme_runs() {
     let input = example.split("```").next().unwrap();
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.path("docs")).unwrap();
-    scratch.write("docs/0.jsonl", &(0..50).map(|i| json!({"id": i, "body": format!("document {i}")}).to_string() + "\n").collect::<String>());
-    scratch.write("labels.csv", &("id,quality\n".to_owned() + &(0..50).map(|i| format!("{i},{}\n", f64::from(i) / 50.0)).collect::<String>()));
+    scratch.write(
+        "docs/0.jsonl",
+        &(0..50).map(|i| json!({"id": i, "body": format!("document {i}")}).to_string() + "\n").collect::<String>(),
+    );
+    scratch.write(
+        "labels.csv",
+        &("id,quality\n".to_owned() + &(0..50).map(|i| format!("{i},{}\n", f64::from(i) / 50.0)).collect::<String>()),
+    );
     let rest = format!(
         "version: 1\nname: join\ntokenizer: {{path: {:?}}}\npack: {{mode: pad, length: 32, separator: none, boundary: none}}\noutput: {{path: out}}\n",
         nano_teacher()

@@ -417,7 +417,12 @@ fn models_come_from_allowed_repositories() {
 fn the_paths_of_tables_are_judged_like_all_others() {
     let world = World::new();
     let table = |path: &str| json!({"format": "jsonl", "paths": [world.path("data/a.jsonl"), path]});
-    for bad in [world.path("secret/a.jsonl"), world.path("data/../secret/*"), "s3://elsewhere/x".into(), "http://169.254.169.254/x".into()] {
+    for bad in [
+        world.path("secret/a.jsonl"),
+        world.path("data/../secret/*"),
+        "s3://elsewhere/x".into(),
+        "http://169.254.169.254/x".into(),
+    ] {
         let input = json!({"tables": {"labels": table(&bad)}, "sql": "SELECT text FROM labels"});
         let problems = world.problems(json!({"input": input}));
         assert!(problems.iter().any(|p| p.field == "input.tables.labels.paths[1]"), "{bad}: {problems:?}");
@@ -427,7 +432,10 @@ fn the_paths_of_tables_are_judged_like_all_others() {
         "tokenizer": {"path": world.path("data/t.json")},
         "output": {"path": world.path("out/x")},
     }));
-    assert!(told.contains("input.tables.labels.paths[1]: got ") && told.contains("leads out of what the server's"), "{told}");
+    assert!(
+        told.contains("input.tables.labels.paths[1]: got ") && told.contains("leads out of what the server's"),
+        "{told}"
+    );
     assert!(!told.contains("secret"), "{told}");
 }
 

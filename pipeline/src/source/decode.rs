@@ -68,8 +68,7 @@ impl Cursor {
         let reader: Box<dyn BufRead + Send> = match how {
             Compression::Gzip => Box::new(BufReader::with_capacity(DECODED_BUFFER, MultiGzDecoder::new(raw))),
             _ => {
-                let decoder =
-                    zstd::stream::read::Decoder::with_buffer(raw).map_err(io)?;
+                let decoder = zstd::stream::read::Decoder::with_buffer(raw).map_err(io)?;
                 Box::new(BufReader::with_capacity(DECODED_BUFFER, decoder))
             }
         };

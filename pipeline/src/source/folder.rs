@@ -68,22 +68,16 @@ pub(super) fn children(
         if !wanted(&shown) {
             continue;
         }
-        let child = child(&entry, &name, location, display, admits).map_err(|e| {
-            format!("cannot look at {}: {}", escaped(display, &name), told(&e))
-        })?;
+        let child = child(&entry, &name, location, display, admits)
+            .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), told(&e)))?;
         children.insert(shown.into_owned(), child);
     }
     Ok(children)
 }
 
-fn child(
-    entry: &fs::DirEntry,
-    name: &OsStr,
-    location: &Path,
-    display: &str,
-    admits: Admits<'_>,
-) -> io::Result<Child> {
-    let unreadable = |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
+fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, admits: Admits<'_>) -> io::Result<Child> {
+    let unreadable =
+        |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
     let is_link = entry.file_type()?.is_symlink();
     let path = entry.path();
     if is_link && let Err(message) = admits(&Place::Disk(path.clone())) {

@@ -54,13 +54,17 @@ pub(crate) fn parts(
     for (name, share) in entries(input, |h| h.share) {
         sum += share;
         let end = (sum * KEYS) as u64;
-        held.insert(name, (rest.clone(), Some(KeyRange { seed, first: bound, last: end.saturating_sub(1).max(bound) })));
+        held.insert(
+            name,
+            (rest.clone(), Some(KeyRange { seed, first: bound, last: end.saturating_sub(1).max(bound) })),
+        );
         bound = end;
     }
     let counts: Vec<(&str, u64)> = entries(input, |h| h.documents).collect();
     if !counts.is_empty() {
         let total = counts.iter().map(|(_, n)| n).sum();
-        let smallest = smallest_keys(store, files, input, &rest, KeyRange { seed, first: bound, last: u64::MAX }, total)?;
+        let smallest =
+            smallest_keys(store, files, input, &rest, KeyRange { seed, first: bound, last: u64::MAX }, total)?;
         let mut keys = smallest.into_iter();
         for (name, n) in counts {
             let last = keys.nth(n as usize - 1).unwrap_or(bound);
@@ -75,10 +79,7 @@ pub(crate) fn parts(
 }
 
 /// The holdouts with a value for this rule, by name.
-fn entries<T>(
-    input: &Input,
-    rule: impl Fn(&Holdout) -> Option<T>,
-) -> impl DoubleEndedIterator<Item = (&str, T)> {
+fn entries<T>(input: &Input, rule: impl Fn(&Holdout) -> Option<T>) -> impl DoubleEndedIterator<Item = (&str, T)> {
     input.holdout.iter().filter_map(move |(name, holdout)| Some((name.as_str(), rule(holdout)?)))
 }
 

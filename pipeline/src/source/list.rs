@@ -103,7 +103,8 @@ pub(crate) fn list(
         }
     }
     if more_problems > 0 {
-        problems.push(Problem::missing(format!("{field}.paths"), format!("and {more_problems} more paths with problems")));
+        problems
+            .push(Problem::missing(format!("{field}.paths"), format!("and {more_problems} more paths with problems")));
     }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
@@ -116,9 +117,9 @@ pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;
 
 /// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
 fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
-    store.place(folder).map_or(Ok(()), |place| {
-        admits(&place).map_err(|message| Trouble::Problem(format!("{display:?}: {message}")))
-    })
+    store
+        .place(folder)
+        .map_or(Ok(()), |place| admits(&place).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
 }
 
 /// Only files are read: a pipe or a device could give bytes for ever, or none.

@@ -47,9 +47,8 @@ pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
 
 pub(super) fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
     SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| match fault(&file.path, e) {
-        SourceError::Corrupt { file: name, message } => {
-            sniff::other_format(store, file, InputFormat::Parquet).unwrap_or(SourceError::Corrupt { file: name, message })
-        }
+        SourceError::Corrupt { file: name, message } => sniff::other_format(store, file, InputFormat::Parquet)
+            .unwrap_or(SourceError::Corrupt { file: name, message }),
         other => other,
     })
 }

@@ -84,7 +84,8 @@ pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<Sou
         None => ("these bytes are not compressed, or in a way that is not known; say `compression: none`".into(), how),
     };
     let by = if input.compression == Compression::Auto { "by its name" } else { "as `compression` says" };
-    let read = if wanted == Compression::None { String::new() } else { format!("is read as {} {by}, but ", name(wanted)) };
+    let read =
+        if wanted == Compression::None { String::new() } else { format!("is read as {} {by}, but ", name(wanted)) };
     Some(said(file, format!("{read}{found}")))
 }
 

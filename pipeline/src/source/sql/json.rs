@@ -52,7 +52,9 @@ fn each(
             continue;
         }
         let parsed = match bytes > LARGEST_RECORD {
-            true => Err((reason::LONG, format!("the line has {bytes} bytes; valid in a query: at most {LARGEST_RECORD}"))),
+            true => {
+                Err((reason::LONG, format!("the line has {bytes} bytes; valid in a query: at most {LARGEST_RECORD}")))
+            }
             false => parse(&line),
         };
         if !see(number, bytes, parsed)? {
@@ -62,8 +64,8 @@ fn each(
 }
 
 fn parse(line: &[u8]) -> Parsed {
-    let text =
-        str::from_utf8(line).map_err(|_| (reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".to_owned()))?;
+    let text = str::from_utf8(line)
+        .map_err(|_| (reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".to_owned()))?;
     match serde_json::from_str(text) {
         Ok(Value::Object(record)) => Ok(record),
         Ok(other) => Err((reason::JSON, format!("got {}; valid: one JSON object per line", kind_name(&other)))),
@@ -240,10 +242,12 @@ fn misfit(value: &Value, kind: &DataType) -> Option<&'static str> {
     }
 }
 
-fn rows(records: &[Map<String, Value>], schema: &SchemaRef) -> Result<datafusion::arrow::array::RecordBatch, SourceError> {
-    let column = |field: &Arc<Field>| {
-        array(&records.iter().map(|r| r.get(field.name())).collect::<Vec<_>>(), field.data_type())
-    };
+fn rows(
+    records: &[Map<String, Value>],
+    schema: &SchemaRef,
+) -> Result<datafusion::arrow::array::RecordBatch, SourceError> {
+    let column =
+        |field: &Arc<Field>| array(&records.iter().map(|r| r.get(field.name())).collect::<Vec<_>>(), field.data_type());
     batch(schema, schema.fields().iter().map(column).collect(), records.len())
 }
 

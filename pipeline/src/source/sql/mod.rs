@@ -65,7 +65,9 @@ fn sql_error(error: DataFusionError) -> SourceError {
     let message = error.strip_backtrace();
     match error {
         DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => sql_error(*inner),
-        DataFusionError::Shared(inner) => shared_error(&inner).unwrap_or(SourceError::Sql { message, retryable: false }),
+        DataFusionError::Shared(inner) => {
+            shared_error(&inner).unwrap_or(SourceError::Sql { message, retryable: false })
+        }
         DataFusionError::ArrowError(inner, _) => match *inner {
             ArrowError::ExternalError(source) => sql_error(DataFusionError::External(source)),
             other => SourceError::Sql { message: plain(&other), retryable: false },

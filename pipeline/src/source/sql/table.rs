@@ -256,10 +256,7 @@ fn read_lines(
     let split = SplitRecord {
         split: SplitId(0),
         dataset_split: String::new(),
-        pieces: vec![Piece {
-            file: file.path.clone(),
-            range: Range::Bytes { start: 0, end: u64::MAX, line: Some(1) },
-        }],
+        pieces: vec![Piece { file: file.path.clone(), range: Range::Bytes { start: 0, end: u64::MAX, line: Some(1) } }],
         keys: None,
     };
     let (mut texts, mut line, mut rows, mut bytes) = (LargeStringBuilder::new(), String::new(), 0, 0);

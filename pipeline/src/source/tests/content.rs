@@ -16,7 +16,8 @@ fn impostors() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     arrow_file.write(&batch).unwrap();
     let line = b"{\"text\": \"a line\"}\n";
     let words = std::str::from_utf8(line).unwrap();
-    let utf32: Vec<u8> = std::iter::once('\u{feff}').chain(words.chars()).flat_map(|c| (c as u32).to_le_bytes()).collect();
+    let utf32: Vec<u8> =
+        std::iter::once('\u{feff}').chain(words.chars()).flat_map(|c| (c as u32).to_le_bytes()).collect();
     vec![
         ("gzip", gzip(line), "these are gzip bytes; say `compression: gzip`"),
         ("zstd", zstandard(line), "these are Zstandard bytes; say `compression: zstd`"),
@@ -37,7 +38,9 @@ fn impostors() -> Vec<(&'static str, Vec<u8>, &'static str)> {
 fn what_a_file_is_instead_is_told_whatever_on_error_says() {
     for (name, bytes, says) in impostors() {
         for format in ["jsonl", "text", "csv"] {
-            for (ending, compress) in [("", None), (".gz", Some(gzip as fn(&[u8]) -> Vec<u8>)), (".zst", Some(zstandard))] {
+            for (ending, compress) in
+                [("", None), (".gz", Some(gzip as fn(&[u8]) -> Vec<u8>)), (".zst", Some(zstandard))]
+            {
                 let name = format!("{name}{ending}");
                 let stored = compress.map_or_else(|| bytes.clone(), |compress| compress(&bytes));
                 let bench = Bench::with(&[(&name, &stored)]);
@@ -62,8 +65,18 @@ fn compression_that_is_not_there_is_told() {
     for (name, bytes, compression, says) in [
         ("a.jsonl.gz", line.to_vec(), "auto", "is read as gzip by its name, but these bytes are not compressed"),
         ("a.jsonl.zst", line.to_vec(), "auto", "is read as zstd by its name, but these bytes are not compressed"),
-        ("a.jsonl.gz", zstandard(line), "auto", "is read as gzip by its name, but these are Zstandard bytes; say `compression: zstd`"),
-        ("a.jsonl", gzip(line), "zstd", "is read as zstd as `compression` says, but these are gzip bytes; say `compression: gzip`"),
+        (
+            "a.jsonl.gz",
+            zstandard(line),
+            "auto",
+            "is read as gzip by its name, but these are Zstandard bytes; say `compression: zstd`",
+        ),
+        (
+            "a.jsonl",
+            gzip(line),
+            "zstd",
+            "is read as zstd as `compression` says, but these are gzip bytes; say `compression: gzip`",
+        ),
     ] {
         let bench = Bench::with(&[(name, &bytes)]);
         let input = input(json!({"compression": compression, "on_error": "skip"}));
@@ -82,7 +95,9 @@ fn columnar_formats_tell_what_the_file_is_instead() {
                 continue;
             }
             let says = match name {
-                "gzip" | "zstd" | "xz" | "bzip2" | "zip" => "these are compressed bytes; Parquet and Arrow files compress inside",
+                "gzip" | "zstd" | "xz" | "bzip2" | "zip" => {
+                    "these are compressed bytes; Parquet and Arrow files compress inside"
+                }
                 _ => says,
             };
             let bench = Bench::with(&[(name, &bytes)]);

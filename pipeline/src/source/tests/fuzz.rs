@@ -76,7 +76,10 @@ fn assert_records(name: &str, bytes: &[u8], fields: Value, records: &[Record], n
             match &query {
                 SourceError::Record { reason: "null text", .. } if *reason == "missing column" => {}
                 SourceError::Record { file: of, place: at, reason: why, .. } if of == name => {
-                    assert!((at, why) == (place, reason) || *reason == "null text" || *reason == "missing column", "{query} {read}");
+                    assert!(
+                        (at, why) == (place, reason) || *reason == "null text" || *reason == "missing column",
+                        "{query} {read}"
+                    );
                 }
                 other => assert!(other.to_string().starts_with("sql/part-"), "{other}"),
             }
@@ -227,10 +230,15 @@ fn fields_inside_of_objects_and_structs_are_read_by_their_path() {
         for (format, bytes) in files {
             let bench = Bench::with(&[("x", &bytes)]);
             let fields = json!({"format": format, "text": "meta.text", "on_error": "skip"});
-            let problems = check_columns(&bench.store, &bench.files(&input(fields.clone())), &input(fields.clone()), &mut |_| {});
+            let problems =
+                check_columns(&bench.store, &bench.files(&input(fields.clone())), &input(fields.clone()), &mut |_| {});
             assert_eq!(problems.unwrap(), [], "{format}");
             let got = bench.all(&input(fields), 1 << 20);
-            assert_eq!((&got.documents[..], got.documents.len() as u64 + got.summary.skipped.values().sum::<u64>()), (&expected.iter().map(|t| t.to_string()).collect::<Vec<_>>()[..], 4), "{format}");
+            assert_eq!(
+                (&got.documents[..], got.documents.len() as u64 + got.summary.skipped.values().sum::<u64>()),
+                (&expected.iter().map(|t| t.to_string()).collect::<Vec<_>>()[..], 4),
+                "{format}"
+            );
         }
     }
 }

@@ -116,7 +116,8 @@ mod names {
             for (path, folder) in [("*.txt", ""), ("**/*.txt", ""), ("d", "d/"), ("d/*", "d/"), ("d/**", "d/")] {
                 let text = problem(&bench, json!([path]));
                 let escaped = format!("\"{folder}{}\"", format!("{:?}", OsStr::from_bytes(odd)).trim_matches('"'));
-                let says = format!(": {escaped} has a name that is not UTF-8 or has control characters; valid: rename it");
+                let says =
+                    format!(": {escaped} has a name that is not UTF-8 or has control characters; valid: rename it");
                 assert!(text.starts_with("input.paths[0]: got ") && text.contains(&says), "{text}");
                 assert_eq!(text.lines().count(), 1, "{text}");
             }
@@ -170,7 +171,9 @@ mod names {
             }
             _ => Ok(()),
         };
-        let Err(NotListed::Problems(problems)) = list(&bench.store, bench.path(), &input, "input", &admits, &mut |_| {}) else {
+        let Err(NotListed::Problems(problems)) =
+            list(&bench.store, bench.path(), &input, "input", &admits, &mut |_| {})
+        else {
             panic!("listed");
         };
         assert!(problems[0].message.contains("\"d/out.txt\" is a link: leads out"), "{problems:?}");

@@ -7,7 +7,7 @@ pub(super) fn with_sql(fields: Value, sql: &str) -> Input {
     input
 }
 
-fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
+pub(super) fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
     let table = |source: stillhouse_schemas::spec::Source| QueryTable {
         files: bench.files(&source.input),
         name: source.name,
@@ -176,7 +176,8 @@ fn files_of_a_table_may_be_compressed_in_different_ways() {
 #[test]
 fn tables_are_joined() {
     let rows = |r: std::ops::Range<usize>| -> String {
-        r.map(|i| json!({"id": i, "meta": {"lang": "en"}, "text": format!("document {i}")}).to_string() + "\n").collect()
+        r.map(|i| json!({"id": i, "meta": {"lang": "en"}, "text": format!("document {i}")}).to_string() + "\n")
+            .collect()
     };
     let labels: String = (0..40).map(|i| format!("{i},{}\n", if i % 3 == 0 { "good" } else { "bad" })).collect();
     let ids: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int64Array::from_iter_values(0..40));
@@ -204,7 +205,10 @@ fn tables_are_joined() {
     // what is wrong with a table is told with its field
     bench.put("labels.csv", &gzip(b"id,label\n"));
     let told = problems(&bench, &with_sql(fields, sql));
-    assert!(told.starts_with("input.tables.labels.paths: labels.csv: these are gzip bytes; say `compression: gzip`"), "{told}");
+    assert!(
+        told.starts_with("input.tables.labels.paths: labels.csv: these are gzip bytes; say `compression: gzip`"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -221,8 +225,7 @@ fn broken_records_are_skipped_and_counted_or_told_with_their_place() {
         ("a.jsonl", lines.join("\n").as_bytes()),
         ("a.csv", format!("id,text\n{}\n", rows.join("\n")).as_bytes()),
     ]);
-    let expected: Vec<String> =
-        (0..1200).filter(|i| ![3, 1100, 1150].contains(i)).map(|i| i.to_string()).collect();
+    let expected: Vec<String> = (0..1200).filter(|i| ![3, 1100, 1150].contains(i)).map(|i| i.to_string()).collect();
     for (format, structure, line) in [("jsonl", "broken JSON", 4), ("csv", "wrong number of fields", 5)] {
         let name = format!("a.{format}");
         let fields = |on_error: &str| json!({"format": format, "paths": [name], "on_error": on_error});
@@ -243,7 +246,8 @@ fn broken_records_are_skipped_and_counted_or_told_with_their_place() {
         assert!(!told.contains("Arrow") && told.contains("input.on_error: skip"), "{told}");
     }
     bench.put("a.jsonl", lines.join("\n").replace("{\"id\": 3, \"text\":", "{\"id\": 3}").as_bytes());
-    let error = run(&bench, &with_sql(json!({"paths": ["a.jsonl"]}), "SELECT text FROM input WHERE id > 2000")).unwrap_err();
+    let error =
+        run(&bench, &with_sql(json!({"paths": ["a.jsonl"]}), "SELECT text FROM input WHERE id > 2000")).unwrap_err();
     assert!(
         error.to_string().starts_with(
             "a.jsonl: line 1101: value of another type: the value of \"id\" is or holds \"eleven\"; valid: a whole number"
@@ -258,7 +262,8 @@ fn counts_of(structure: &str) -> std::collections::BTreeMap<String, u64> {
 
 #[test]
 fn what_a_limit_leaves_unread_is_not_counted() {
-    let line = |i: usize| if i % 10 == 9 { "{\n".to_owned() } else { json!({"text": format!("{i}")}).to_string() + "\n" };
+    let line =
+        |i: usize| if i % 10 == 9 { "{\n".to_owned() } else { json!({"text": format!("{i}")}).to_string() + "\n" };
     let bench = Bench::with(&[("a.jsonl", (0..50_000).map(line).collect::<String>().as_bytes())]);
     let input = with_sql(json!({"on_error": "skip"}), "SELECT text FROM input LIMIT 20");
     let once = run(&bench, &input).unwrap();
@@ -305,7 +310,8 @@ fn columns_of_several_files_are_put_together_by_name() {
     let long = |v: Vec<i64>| -> arrow::array::ArrayRef { std::sync::Arc::new(arrow::array::Int64Array::from(v)) };
     let text = |v: Vec<&str>| -> arrow::array::ArrayRef { std::sync::Arc::new(arrow::array::StringViewArray::from(v)) };
     let a = RecordBatch::try_from_iter([("id", int(vec![1, 2])), ("text", text(vec!["a", "b"]))]).unwrap();
-    let b = RecordBatch::try_from_iter([("text", text(vec!["c"])), ("more", int(vec![7])), ("id", long(vec![3]))]).unwrap();
+    let b =
+        RecordBatch::try_from_iter([("text", text(vec!["c"])), ("more", int(vec![7])), ("id", long(vec![3]))]).unwrap();
     let bench = Bench::with(&[("a", &parquet_bytes(&a, 1)), ("b", &parquet_bytes(&b, 1))]);
     let sql = "SELECT text || id || coalesce(CAST(more AS VARCHAR), '-') AS text FROM input WHERE id <> 2";
     assert_eq!(run(&bench, &with_sql(json!({"format": "parquet"}), sql)).unwrap().1, ["a1-", "c37"]);
@@ -321,7 +327,10 @@ fn columns_of_several_files_are_put_together_by_name() {
 fn what_a_query_cannot_compute_is_told_in_plain_words() {
     let bench = jsonl();
     for (sql, says) in [
-        ("SELECT CAST(CAST(text AS INT) AS VARCHAR) AS text FROM input", "input.sql: a value cannot be converted: Cannot cast string 'document "),
+        (
+            "SELECT CAST(CAST(text AS INT) AS VARCHAR) AS text FROM input",
+            "input.sql: a value cannot be converted: Cannot cast string 'document ",
+        ),
         ("SELECT CAST(id / (id - 3) AS VARCHAR) AS text FROM input", "input.sql: a number is divided by zero; NULLIF"),
     ] {
         let error = run(&bench, &with_sql(json!({}), sql)).unwrap_err().to_string();
