@@ -10,6 +10,7 @@ use stillhouse_schemas::manifest::{
     ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord, TokenizerRecord,
     Totals,
 };
+use stillhouse_schemas::spec::JobSpec;
 use stillhouse_teacher::TeacherInfo;
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -17,6 +18,7 @@ use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
 use crate::plan::{self, JobHash};
+use crate::verdict;
 
 /// Puts together the manifest.
 ///
@@ -133,18 +135,28 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
         bytes: sum(|t| t.bytes),
         seconds,
         already_done,
+        went_in: (&manifest.statistics).into(),
     });
+}
+
+/// Warns of data set splits that hold nothing.
+pub fn warn_of_empty_splits(manifest: &Manifest, observer: &dyn Observer) {
+    for name in verdict::empty_splits(&manifest.totals) {
+        let message = format!("the data set split {name} holds no sequence: its documents do not fill one");
+        observer.event(&Event::Warning { message });
+    }
 }
 
 /// A run on a finished data set of the same job has nothing to do.
 ///
 /// # Errors
-/// When the manifest cannot be read.
-pub async fn already_done(output: &Output, observer: &dyn Observer) -> Result<()> {
+/// When the manifest cannot be read, or when the data set is not what this job may call a success.
+pub async fn already_done(spec: &JobSpec, output: &Output, observer: &dyn Observer) -> Result<()> {
     let manifest: Manifest = output
         .get_json(MANIFEST)
         .await?
         .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output)))?;
+    verdict::judge(spec, &manifest)?;
     report(output, &manifest, 0.0, true, observer);
     Ok(())
 }
@@ -180,6 +192,7 @@ pub fn card(manifest: &Manifest) -> String {
             teacher.source, teacher.architecture, teacher.parameters, teacher.arithmetic, teacher.device
         );
     }
+    let _ = writeln!(text, "- input: {}", verdict::told(&manifest.statistics));
     if let Some(perplexity) = manifest.statistics.perplexity() {
         let _ = writeln!(text, "- perplexity of the text under the teacher: {perplexity:.2}");
     }

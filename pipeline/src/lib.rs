@@ -28,6 +28,7 @@ pub mod run;
 pub mod shard;
 pub mod source;
 pub mod stages;
+pub mod verdict;
 pub mod verify;
 
 pub use stillhouse_storage as storage;

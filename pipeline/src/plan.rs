@@ -151,6 +151,8 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("", "storage"),
         ("input", "storage"),
         ("output", "storage"),
+        // only says what may still be called a success
+        ("input", "max_skipped"),
     ];
     for (section, key) in elsewhere {
         let map = if section.is_empty() { Some(&mut job) } else { job.get_mut(section) };

@@ -33,6 +33,7 @@ use crate::plan::{self, JobHash};
 use crate::shard::{self, Writing};
 use crate::source::{self, Staged};
 use crate::stages::Stages;
+use crate::verdict::{self, Tally};
 use crate::{functions, operators};
 
 /// How to run.
@@ -86,7 +87,7 @@ async fn run_locked(
     let done = match found? {
         Found::Complete => {
             output.clean_state().await?;
-            return finish::already_done(output, observer.as_ref()).await;
+            return finish::already_done(&prepared.spec, output, observer.as_ref()).await;
         }
         Found::Nothing => {
             output.recover(Vec::new()).await?;
@@ -225,14 +226,18 @@ impl Job {
             None => rayon::current_num_threads(),
         };
         let committed = AtomicU64::new(self.done.len() as u64);
+        let tally = Tally::new(&self.prepared.spec, &self.splits, &self.done);
         let splits = futures::stream::iter(pending)
             .map(|split| {
                 let name = names.get(&split.split).cloned().unwrap_or_default();
-                let committed = &committed;
+                let (committed, tally) = (&committed, &tally);
                 async move {
                     if !self.stop.load(Ordering::Relaxed) {
-                        self.run_split(&split, &name).await?;
+                        let record = self.run_split(&split, &name).await?;
                         committed.fetch_add(1, Ordering::Relaxed);
+                        if let Some(message) = tally.committed(&record)? {
+                            self.observer.event(&Event::Warning { message });
+                        }
                     }
                     Ok::<_, PipelineError>(())
                 }
@@ -245,6 +250,9 @@ impl Job {
             tokio::select! {
                 result = &mut work => {
                     self.progress(began, committed.load(Ordering::Relaxed));
+                    if result.is_err() && tally.is_fruitless() {
+                        self.output.remove().await?;
+                    }
                     return result;
                 }
                 _ = ticks.tick() => self.progress(began, committed.load(Ordering::Relaxed)),
@@ -290,7 +298,7 @@ impl Job {
     }
 
     /// One split from its piece of the input to its committed shard.
-    async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
+    async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<ShardRecord> {
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let statistics = SharedStatistics::default();
         if self.splits.first().is_some_and(|first| first.split == split.split) {
@@ -333,12 +341,12 @@ impl Job {
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
-            shard: record.path,
+            shard: record.path.clone(),
             rows: record.rows,
             tokens: record.tokens,
             bytes: record.bytes,
         });
-        Ok(())
+        Ok(record)
     }
 
     fn split_plan(&self, split: &SplitRecord, context: &SplitContext) -> Result<Arc<dyn ExecutionPlan>> {
@@ -366,6 +374,14 @@ impl Job {
         }
         let info = self.teacher.as_ref().map(|t| t.info().clone());
         let manifest = finish::manifest(&self.prepared, &self.hash, info.as_ref(), self.splits, shards)?;
+        if let Err(wrong) = verdict::judge(&self.prepared.spec, &manifest) {
+            if manifest.shards.iter().all(|shard| shard.rows == 0) {
+                // nothing of it is worth keeping, and a job that is put right is another one
+                self.output.remove().await?;
+            }
+            return Err(wrong);
+        }
+        finish::warn_of_empty_splits(&manifest, self.observer.as_ref());
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state

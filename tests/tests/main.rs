@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod nothing;
 mod python;
 mod resume;
 mod service_api;

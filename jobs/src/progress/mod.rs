@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::gauge::{Gauge, Start};
 
-use stillhouse_pipeline::events::{Event, Observer, Progress};
+use stillhouse_pipeline::events::{Event, Observer, Progress, WentIn};
 
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
@@ -61,6 +61,7 @@ struct Finished {
     bytes: u64,
     seconds: f64,
     already_done: bool,
+    went_in: WentIn,
 }
 
 impl Watch {
@@ -105,7 +106,7 @@ impl Observer for Watch {
         match event {
             Event::Progress(progress) => self.kept().last = progress.clone(),
             Event::JobStarted { teacher, .. } => self.kept().teacher = teacher.is_some(),
-            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
+            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.kept().finished = Some(Finished {
                     output: output.clone(),
                     rows: *rows,
@@ -113,6 +114,7 @@ impl Observer for Watch {
                     bytes: *bytes,
                     seconds: *seconds,
                     already_done: *already_done,
+                    went_in: went_in.clone(),
                 });
             }
             _ => {}
@@ -127,11 +129,30 @@ impl Observer for Watch {
     }
 }
 
+/// What was read and what of it packing dropped; what was skipped, by reason.
+pub fn went_in(from: &WentIn) -> (String, String) {
+    let mut read = units::counted(from.documents, "document");
+    if from.empty_documents > 0 {
+        read += &format!(" ({} without a token)", units::count(from.empty_documents));
+    }
+    read += &format!(", {}", units::counted(from.text_tokens, "token"));
+    read += &format!(", {} of them dropped by packing", units::count(from.dropped_tokens));
+    let mut skipped = units::counted(from.skipped.values().sum(), "record");
+    if !from.skipped.is_empty() {
+        let reasons: Vec<String> = from.skipped.iter().map(|(r, n)| format!("{} {r}", units::count(*n))).collect();
+        skipped += &format!(": {}", reasons.join(", "));
+    }
+    (read, skipped)
+}
+
 fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     let mut table = Table::new("ll").indent(0);
     let mut fact = |name: &str, value: String| table.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
     let path = &finished.output;
     fact("data set", if finished.already_done { format!("{path} (was complete already)") } else { path.clone() });
+    let (read, skipped) = went_in(&finished.went_in);
+    fact("input", read);
+    fact("skipped", skipped);
     fact("sequences", units::count(finished.rows));
     fact("tokens", units::count(finished.tokens));
     let size = units::bytes(finished.bytes);
@@ -178,6 +199,13 @@ mod tests {
             bytes: 11_549_450,
             seconds: 125.0,
             already_done: false,
+            went_in: WentIn {
+                documents: 1502,
+                empty_documents: 2,
+                skipped: [("broken JSON".to_owned(), 3), ("null text".to_owned(), 1)].into(),
+                text_tokens: 1_263_700,
+                dropped_tokens: 84,
+            },
         }
     }
 
@@ -219,6 +247,8 @@ mod tests {
         }
         insta::assert_snapshot!(watch.summary().unwrap().render(false), @r"
         data set    out/demo
+        input       1,502 documents (2 without a token), 1,263,700 tokens, 84 of them dropped by packing
+        skipped     4 records: 3 broken JSON, 1 null text
         sequences   1,234
         tokens      1,263,616
         size        11.5 MB, 9.14 bytes per token

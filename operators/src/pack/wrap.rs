@@ -21,6 +21,8 @@ pub(super) struct Wrap {
     segments: Vec<Segment>,
     /// The document that has not ended.
     document: Option<u64>,
+    /// Whether that document has given a token yet.
+    filled: bool,
     /// Whether the last segment of the row is that document's.
     listed: bool,
     writer: RowWriter,
@@ -49,6 +51,7 @@ impl Wrap {
             row: Vec::with_capacity(length),
             segments: Vec::new(),
             document: None,
+            filled: false,
             listed: false,
             writer,
         };
@@ -105,6 +108,7 @@ impl Operator for Wrap {
                 return Err(unfinished(super::NAME, open));
             }
             self.document = Some(piece.id);
+            self.filled |= !piece.tokens.is_empty();
             self.feed(piece.id, piece.tokens, emit)?;
             if piece.end {
                 if let Some(separator) = self.separator {
@@ -112,7 +116,11 @@ impl Operator for Wrap {
                     self.row.push(separator);
                     self.end_full_row(emit)?;
                 }
+                if !self.filled {
+                    self.writer.statistics().lock().empty_documents += 1;
+                }
                 self.document = None;
+                self.filled = false;
                 self.listed = false;
             }
         }
