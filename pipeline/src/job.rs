@@ -8,6 +8,7 @@ use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use stillhouse_operators::operator::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
@@ -189,6 +190,10 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }
 
+/// Files after which it is told how far the look into them is, and time after which that is worth telling.
+const TOLD_EVERY: usize = 100;
+const TOLD_AFTER: Duration = Duration::from_millis(500);
+
 type FoundTeacher = (PathBuf, String, TeacherConfig);
 
 struct Checks<'a> {
@@ -235,7 +240,40 @@ impl Checks<'_> {
                 return None;
             }
         }
+        if input.sql.is_none() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
+            self.first_records(store, &files)?;
+        }
         Some(files)
+    }
+
+    /// A record of every file, before there is work that it would spoil.
+    fn first_records(&mut self, store: &Store, files: &[InputFile]) -> Option<()> {
+        let (observer, began) = (self.observer, Instant::now());
+        let tell = |done: usize, all: usize| {
+            if done.is_multiple_of(TOLD_EVERY) && began.elapsed() >= TOLD_AFTER {
+                observer.event(&Event::Preparing { what: format!("reading a record of every file, {done} of {all}") });
+            }
+        };
+        let found = match source::first_records(store, files, &self.spec.input, &tell) {
+            Ok(found) => found,
+            Err(error) => {
+                self.failure = Some(PipelineError::source("input", error));
+                return None;
+            }
+        };
+        // several files may each have one
+        found.problems.into_iter().for_each(|p| self.problems.push(p));
+        if let Some((file, reason)) = found.skipped.first() {
+            let message = match found.skipped.len() {
+                1 => format!("{file}: its first records are all bad and would be skipped ({reason})"),
+                n => format!(
+                    "{n} of {} files begin with records that are all bad and would be skipped; the first is {file} ({reason})",
+                    found.files
+                ),
+            };
+            observer.event(&Event::Warning { message });
+        }
+        Some(())
     }
 
     /// Where a model or tokenizer is on this machine, fetched from a hub where it has to be.

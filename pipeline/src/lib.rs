@@ -25,6 +25,7 @@ pub mod operators;
 pub mod output;
 pub mod plan;
 pub mod run;
+pub mod sample;
 pub mod shard;
 pub mod source;
 pub mod stages;

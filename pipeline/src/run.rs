@@ -419,7 +419,11 @@ fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> R
 }
 
 /// Loads the teacher; when every split is done only its description is needed, and loading gives that too.
-fn load_teacher(prepared: &Prepared, pending: bool, observer: &dyn Observer) -> Result<Option<Arc<dyn Teacher>>> {
+pub(crate) fn load_teacher(
+    prepared: &Prepared,
+    pending: bool,
+    observer: &dyn Observer,
+) -> Result<Option<Arc<dyn Teacher>>> {
     let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(None) };
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
@@ -450,7 +454,7 @@ fn pending_splits(splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>)
 }
 
 /// `train-00003-of-00042.parquet` for each split.
-fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
+pub(crate) fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for split in splits {
         *counts.entry(&split.dataset_split).or_default() += 1;

@@ -52,8 +52,18 @@ fn a_job_that_makes_no_sequence_fails_and_leaves_nothing() {
         ("gzip bytes", gzip(lines("text", 50).as_bytes()), &job, &["skipped", "`input.compression`"]),
         ("UTF-16", utf16(&lines("text", 50)), &job, &["skipped", "UTF-8"]),
         ("blank lines", b"\n\n\n".to_vec(), &job, &["no records"]),
-        ("empty documents", b"{\"text\": \"\"}\n{\"text\":\" \"}\n".to_vec(), &job, &["2 documents read (2 of them without a token)"]),
-        ("too short for a sequence", lines("text", 9).into(), &short, &["9 documents read", "tokens dropped by packing", "`pack.remainder"]),
+        (
+            "empty documents",
+            b"{\"text\": \"\"}\n{\"text\":\" \"}\n".to_vec(),
+            &job,
+            &["2 documents read (2 of them without a token)"],
+        ),
+        (
+            "too short for a sequence",
+            lines("text", 9).into(),
+            &short,
+            &["9 documents read", "tokens dropped by packing", "`pack.remainder"],
+        ),
     ];
     for (name, bytes, job, says) in cases {
         fs::write(scratch.path("in.jsonl"), bytes).unwrap();
@@ -98,7 +108,9 @@ fn what_is_skipped_is_counted_told_and_bounded() {
     let card = fs::read_to_string(scratch.path("out/README.md")).unwrap();
     assert!(card.contains("1 broken JSON"), "{card}");
     let shown = scratch.stillhouse(&["run", "job.yaml"]).expect(0);
-    for part in ["98 documents (1 without a token)", "3 records: 1 broken JSON, 1 missing column, 1 null text", "dropped"] {
+    for part in
+        ["98 documents (1 without a token)", "3 records: 1 broken JSON, 1 missing column, 1 null text", "dropped"]
+    {
         assert!(shown.stdout.contains(part), "{part:?} is not in:\n{}", shown.stdout);
     }
     // the verdict on the finished data set is the one that a run of it would come to
@@ -109,7 +121,10 @@ fn what_is_skipped_is_counted_told_and_bounded() {
 #[test]
 fn a_held_out_set_without_a_sequence_is_told() {
     let scratch = Scratch::new();
-    let job = with(small(&scratch), &json!({"input": {"holdout": {"validation": {"last_documents": 1}}}, "pack": {"length": 64}}));
+    let job = with(
+        small(&scratch),
+        &json!({"input": {"holdout": {"validation": {"last_documents": 1}}}, "pack": {"length": 64}}),
+    );
     scratch.write("in.jsonl", &lines("text", 99));
     scratch.job("job.yaml", &job);
     scratch.stillhouse(&["run", "job.yaml"]).expect(0).says(&["validation holds no sequence"]);
@@ -166,7 +181,8 @@ fn success_is_never_nothing() {
                 let manifest = fs::read(scratch.path("out/manifest.json")).unwrap();
                 let manifest: Value = serde_json::from_slice(&manifest).unwrap();
                 let s = &manifest["statistics"];
-                let skipped: u64 = s["skipped"].as_object().map_or(0, |o| o.values().map(|n| n.as_u64().unwrap()).sum());
+                let skipped: u64 =
+                    s["skipped"].as_object().map_or(0, |o| o.values().map(|n| n.as_u64().unwrap()).sum());
                 let (documents, empty) = (s["documents"].as_u64().unwrap(), s["empty_documents"].as_u64().unwrap());
                 assert!(manifest["totals"]["train"]["rows"].as_u64().unwrap() > 0 && documents > empty, "{told}");
                 assert!(skipped as f64 <= most * (documents + skipped) as f64, "{told}");

@@ -50,6 +50,8 @@ enum Shown {
 struct Kept {
     last: Progress,
     teacher: bool,
+    /// Splits done, of so many.
+    splits: Option<(u64, u64)>,
     finished: Option<Finished>,
 }
 
@@ -91,6 +93,11 @@ impl Watch {
         kept.finished.as_ref().map(|finished| summary(finished, &kept.last, kept.teacher))
     }
 
+    /// Splits that are done, of so many, once the plan is made.
+    pub fn splits(&self) -> Option<(u64, u64)> {
+        self.kept().splits
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         lock(&self.kept)
     }
@@ -105,7 +112,16 @@ impl Observer for Watch {
     fn event(&self, event: &Event) {
         match event {
             Event::Progress(progress) => self.kept().last = progress.clone(),
-            Event::JobStarted { teacher, .. } => self.kept().teacher = teacher.is_some(),
+            Event::JobStarted { teacher, splits, splits_done, .. } => {
+                let mut kept = self.kept();
+                kept.teacher = teacher.is_some();
+                kept.splits = Some((*splits_done, *splits));
+            }
+            Event::SplitCommitted { .. } => {
+                if let Some((done, _)) = &mut self.kept().splits {
+                    *done += 1;
+                }
+            }
             Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.kept().finished = Some(Finished {
                     output: output.clone(),
@@ -222,15 +238,16 @@ mod tests {
     }
 
     fn progress(seconds: f64) -> Event {
+        let so_far = |per_second: f64| (seconds * per_second) as u64;
         Event::Progress(Progress {
             seconds,
             splits_done: 1,
             splits: 3,
-            documents: 1500,
-            text_bytes: 2_500_000,
-            tokens: 600_000,
-            sequences: 580,
-            teacher_tokens: 300_000,
+            documents: so_far(15.0),
+            text_bytes: so_far(25_000.0),
+            tokens: so_far(6000.0),
+            sequences: so_far(5.8),
+            teacher_tokens: so_far(3000.0),
             teacher_seconds: 90.0,
             extract_seconds: 10.0,
             ..Progress::default()
@@ -267,7 +284,7 @@ mod tests {
         let events: Vec<serde_json::Value> = out.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         let names: Vec<&str> = events.iter().filter_map(|e| e["event"].as_str()).collect();
         assert_eq!(names, ["job_started", "progress", "job_finished"]);
-        assert_eq!(events[1]["teacher_tokens"], 300_000);
+        assert_eq!(events[1]["teacher_tokens"], 3000);
         assert_eq!(err.text(), "");
     }
 
@@ -284,9 +301,9 @@ mod tests {
         assert_eq!(out.text(), "");
         insta::assert_snapshot!(err.text(), @r"
         [00:00] demo: 3 splits, 1 of them done before, teacher gpt2, 124.4M parameters, f32 on cpu, to out/demo
-        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 60,000 tokens/s, 00:15 left
-        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 30,000 tokens/s, 00:30 left
-        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 20,000 tokens/s, 00:45 left
+        [00:00] 1 of 3 splits, 75 documents, 30,000 tokens, 15,000 by the teacher, 3,000 tokens/s, 06:35 left
+        [00:00] 1 of 3 splits, 150 documents, 60,000 tokens, 30,000 by the teacher, 3,000 tokens/s, 06:30 left
+        [00:00] 1 of 3 splits, 225 documents, 90,000 tokens, 45,000 by the teacher, 3,000 tokens/s, 06:25 left
         [00:00] done
         ");
     }

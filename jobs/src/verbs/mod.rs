@@ -9,6 +9,7 @@ pub mod plan;
 pub mod run;
 pub mod schema;
 pub mod serve;
+pub mod signals;
 pub mod submit;
 pub mod token;
 pub mod verify;

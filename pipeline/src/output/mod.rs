@@ -16,6 +16,7 @@
 //! A disk forgets the records when the data set is finished. A store keeps them: a worker that wakes up late still
 //! finds that it has lost.
 
+mod check;
 pub mod commit;
 mod copies;
 mod files;
