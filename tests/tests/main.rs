@@ -4,6 +4,7 @@
 mod cli;
 mod corrupt;
 mod nothing;
+mod plan;
 mod python;
 mod resume;
 mod service_api;
