@@ -10,7 +10,6 @@ use stillhouse_schemas::manifest::{
     ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord, TokenizerRecord,
     Totals,
 };
-use stillhouse_schemas::spec::JobSpec;
 use stillhouse_teacher::TeacherInfo;
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -125,6 +124,22 @@ pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) ->
     output.finish().await
 }
 
+/// Writes again what stands beside the shards and the manifest of a finished data set, where it is not there as it should be.
+///
+/// # Errors
+/// When the tokenizer of the job is not the data set's, or the store does not take it.
+pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
+    let put = async |name: &str, bytes: Vec<u8>| match output.get(name).await? {
+        Some(there) if there == bytes => Ok(()),
+        _ => output.put(name, bytes).await,
+    };
+    put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
+    if !output.exists(CARD).await? {
+        output.put(CARD, card(manifest).into_bytes()).await?;
+    }
+    output.finish().await
+}
+
 /// Tells that the data set is there.
 pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: bool, observer: &dyn Observer) {
     let sum = |f: fn(&Totals) -> u64| manifest.totals.values().map(f).sum();
@@ -147,18 +162,13 @@ pub fn warn_of_empty_splits(manifest: &Manifest, observer: &dyn Observer) {
     }
 }
 
-/// A run on a finished data set of the same job has nothing to do.
+/// The manifest of a finished data set.
 ///
 /// # Errors
-/// When the manifest cannot be read, or when the data set is not what this job may call a success.
-pub async fn already_done(spec: &JobSpec, output: &Output, observer: &dyn Observer) -> Result<()> {
-    let manifest: Manifest = output
-        .get_json(MANIFEST)
-        .await?
-        .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output)))?;
-    verdict::judge(spec, &manifest)?;
-    report(output, &manifest, 0.0, true, observer);
-    Ok(())
+/// When it cannot be read.
+pub async fn manifest_of(output: &Output) -> Result<Manifest> {
+    let gone = || PipelineError::new(ErrorKind::DataSet, format!("{output}: _SUCCESS without manifest.json"));
+    output.get_json(MANIFEST).await?.ok_or_else(gone)
 }
 
 /// A Hugging Face data set card.

@@ -156,8 +156,11 @@ impl<'a> Tally<'a> {
     /// When the verdict of the whole job is certain: too many records skipped.
     pub fn committed(&self, shard: &ShardRecord) -> Result<Option<String>> {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        if sums.left.remove(&shard.split).is_none() {
+            // one that was made again is counted already
+            return Ok(None);
+        }
         sums.statistics.add(&shard.statistics);
-        sums.left.remove(&shard.split);
         sums.rows += shard.rows;
         let (input, s) = (&self.spec.input, &sums.statistics);
         if sums.left.is_empty() {

@@ -3,15 +3,18 @@
 
 mod cli;
 mod corrupt;
+mod integrity;
 mod nothing;
 mod plan;
 mod python;
 mod resume;
 mod service_api;
+mod service_bounds;
 mod service_cli;
 mod service_failures;
 mod service_kills;
 mod service_order;
+mod service_recipe;
 mod service_server;
 mod smollm2;
 mod statistics;

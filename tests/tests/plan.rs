@@ -37,7 +37,10 @@ fn a_sample_is_the_rows_that_the_run_stores() {
         let rows = assert_sample_is_what_a_run_stores(&scratch, &job, documents);
         assert!(rows >= 4, "{rows} rows, {remainder}");
     }
-    let pad = with(job(), &json!({"pack": {"mode": "pad", "length": 16}, "extract": {"noise": {"codec": "dense"}, "topk": 0}}));
+    let pad = with(
+        job(),
+        &json!({"pack": {"mode": "pad", "length": 16}, "extract": {"noise": {"codec": "dense"}, "topk": 0}}),
+    );
     assert_eq!(assert_sample_is_what_a_run_stores(&scratch, &pad, 2), 2);
     let sql = json!({"input": {"sql": "SELECT upper(text) AS text FROM input ORDER BY id DESC"}, "extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}});
     assert!(assert_sample_is_what_a_run_stores(&scratch, &with(job(), &sql), 2) >= 2);

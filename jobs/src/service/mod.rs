@@ -15,6 +15,7 @@
 //! of 64; a watcher that is slow reads what it missed from the store.
 
 pub mod api;
+pub mod bounds;
 pub mod client;
 pub mod config;
 pub mod logs;

@@ -1,7 +1,10 @@
 //! The few things of processes that the standard library leaves out.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 /// SIGTERM: asks for an end.
@@ -92,9 +95,55 @@ pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Re
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Bytes that this user may still write on the disk that a path is on.
+///
+/// # Errors
+/// When the system does not say.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: the path and the struct live through the call, which reads the one and writes the other; all zeros are a valid struct.
+    let found = unsafe {
+        if libc::statvfs(path.as_ptr(), found.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        found.assume_init()
+    };
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// Whether this user may make files in a folder.
+pub fn may_write_in(folder: &Path) -> io::Result<()> {
+    let folder = CString::new(folder.as_os_str().as_bytes())?;
+    // SAFETY: the path lives through the call, which only reads it.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, folder.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+
     use super::*;
+
+    #[test]
+    fn what_a_disk_has_left_and_what_a_folder_takes() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_bytes(folder.path()).unwrap() > 0);
+        assert!(free_bytes(&folder.path().join("none")).is_err());
+        may_write_in(folder.path()).unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let closed = folder.path().join("closed");
+        std::fs::DirBuilder::new().mode(0o555).create(&closed).unwrap();
+        // root may write anywhere; this process is this test's own
+        // SAFETY: a plain system call without memory of ours.
+        unsafe { libc::seteuid(65534) };
+        assert_eq!(may_write_in(&closed).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // SAFETY: as above; where this process was never root it fails, and nothing is changed.
+        unsafe { libc::seteuid(0) };
+    }
 
     #[test]
     fn a_process_is_known_by_when_it_began() {

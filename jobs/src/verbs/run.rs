@@ -20,6 +20,7 @@ const EXAMPLES: &str = "\
 Examples:
   stillhouse run job.yaml                  progress bars on a terminal, log lines otherwise
   stillhouse run job.yaml                  again: goes on where it stopped, and ends with the same bytes
+  stillhouse run job.yaml --check          finished already: reads every byte before it says so
   stillhouse run job.yaml --overwrite      the folder holds another job's data set: replace it
   stillhouse run job.yaml --json | jq -c 'select(.event == \"split_committed\")'";
 
@@ -36,6 +37,9 @@ pub struct Args {
     /// Replace the data set of another job, or of another version of this job, in the output folder
     #[arg(long)]
     overwrite: bool,
+    /// Where the data set is finished already: read every byte of it before it is called complete
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     threads: Threads,
     /// Write one JSON event per line to stdout
@@ -75,7 +79,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     };
     let watch = Arc::new(Watch::new(printer, mode));
     let about = |e| Failure::of_job(e, &args.job);
-    let options = RunOptions { overwrite: args.overwrite };
+    let options = RunOptions { overwrite: args.overwrite, check: args.check };
     let result = runtime.block_on(async {
         let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
         tokio::select! {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Tensor};
 
-use crate::error::{Result, TeacherError};
+use crate::error::{Result, TeacherError, words};
 use crate::gguf::Gguf;
 
 enum Store {
@@ -37,7 +37,7 @@ impl Weights {
             let file = unsafe { MmapedSafetensors::new(path) }.map_err(|error| TeacherError::Damaged {
                 path: path.clone(),
                 format: "safetensors",
-                message: error.to_string(),
+                message: words(&error),
             })?;
             routing.extend(file.tensors().into_iter().map(|(name, _)| (name, files.len())));
             files.push((path.clone(), file));

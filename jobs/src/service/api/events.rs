@@ -59,7 +59,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 ///
 /// With `Accept: text/event-stream` they come live, after those that were before; `Last-Event-ID` goes on after a lost connection. The
 /// stream ends with an event `end` when the job is over.
-#[utoipa::path(get, path = "/jobs/{id}/events", tag = "events", params(Id, EventsQuery), responses(
+#[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery), responses(
     (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -109,7 +109,7 @@ pub async fn of_job(
 /// Changes of all jobs, live
 ///
 /// `state` and, at most twice a second for each job, `progress`; no history.
-#[utoipa::path(get, path = "/events", tag = "events", responses(
+#[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", responses(
     (status = 200, description = "Events", content((String = "text/event-stream"))),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]

@@ -6,6 +6,7 @@
 //!
 //! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
 
+mod admission;
 pub mod auth;
 mod events;
 mod jobs;
@@ -33,6 +34,7 @@ use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use self::admission::Admission;
 use self::auth::Caller;
 use self::limits::{Rate, Watchers};
 use self::problem::{Answer, ProblemDetails};
@@ -49,7 +51,8 @@ pub struct Shared {
     pub watchers: Watchers,
     pub reports: Semaphore,
     /// Job files that are checked at once: that takes a processor, and the service needs one as well.
-    pub checks: Semaphore,
+    pub checks: Arc<Semaphore>,
+    admission: Arc<Admission>,
     requests: Rate,
     submissions: Rate,
 }
@@ -77,6 +80,7 @@ pub fn documented() -> OpenApiRouter<App> {
         .routes(routes!(meta::version))
         .routes(routes!(meta::openapi))
         .routes(routes!(meta::schema))
+        .routes(routes!(meta::metrics))
         .routes(routes!(jobs::list, submit::submit))
         .routes(routes!(submit::validate))
         .routes(routes!(jobs::show, jobs::delete))
@@ -97,7 +101,8 @@ pub fn router(service: Arc<Service>) -> Router {
     let shared: App = Arc::new(Shared {
         watchers: Watchers::new(limits.watchers),
         reports: Semaphore::new(limits.reports_at_once as usize),
-        checks: Semaphore::new(CHECKS),
+        checks: Arc::new(Semaphore::new(CHECKS)),
+        admission: Arc::default(),
         requests: Rate::new(limits.requests_per_minute),
         submissions: Rate::new(limits.submissions_per_minute),
         service,
@@ -162,7 +167,8 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     counter!("stillhouse_http_requests_total", "method" => method_name(&method), "route" => route.clone(), "status" => status.as_str().to_owned())
         .increment(1);
     let seconds = began.elapsed().as_secs_f64();
-    histogram!("stillhouse_http_seconds", "route" => route).record(seconds);
+    let class = format!("{}xx", status.as_u16() / 100);
+    histogram!(super::metrics::HTTP, "route" => route, "status" => class).record(seconds);
     let _entered = span.enter();
     match status.is_server_error() {
         true => tracing::error!(status = status.as_u16(), user, seconds, "answered"),
@@ -235,6 +241,11 @@ fn secure(headers: &mut HeaderMap, id: &RequestId, path: &str) {
     set("cross-origin-resource-policy", "same-origin");
     set("permissions-policy", "camera=(), geolocation=(), microphone=()");
     set("cache-control", if page { "no-cache" } else { "no-store" });
+    let live = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    if live {
+        // proxies that hold answers back let this one through
+        headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    }
     if let Ok(value) = HeaderValue::from_str(&id.0) {
         headers.insert(HeaderName::from_static("x-request-id"), value);
     }
