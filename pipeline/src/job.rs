@@ -19,7 +19,7 @@ use stillhouse_teacher::TeacherConfig;
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
-use crate::error::{ErrorKind, PipelineError, Result};
+use crate::error::{ErrorKind, PipelineError, Result, with_causes};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
@@ -385,7 +385,9 @@ impl Checks<'_> {
                     VocabularyError::NotAToken { role, .. } => format!("tokenizer.{role}"),
                     _ => field.to_owned(),
                 };
-                self.push(Problem::new(field, format!("{source:?}"), chain(&e)));
+                let told = chain(&e);
+                let message = told.strip_prefix(&format!("{field}: ")).unwrap_or(&told);
+                self.push(Problem::new(field, format!("{source:?}"), message));
                 None
             }
         }
@@ -455,13 +457,7 @@ impl Checks<'_> {
     }
 }
 
-/// An error with its causes, on one line.
+/// An error with its causes, on one line; what is said already is not said again.
 pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(e) = source {
-        text = format!("{text}: {e}");
-        source = e.source();
-    }
-    text
+    with_causes(error.to_string(), error.source())
 }

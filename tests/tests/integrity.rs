@@ -31,7 +31,7 @@ fn crashed(out: &Path, lost: usize) {
         fs::remove_file(out.join(name)).unwrap();
     }
     let names: Vec<String> = shards(out).into_keys().collect();
-    for (name, split) in names.iter().zip(0..).rev().take(lost) {
+    for (split, name) in names.iter().enumerate().rev().take(lost) {
         fs::remove_file(out.join("data").join(name)).unwrap();
         fs::remove_file(out.join(format!("_stillhouse/splits/{split:05}.json"))).unwrap();
     }

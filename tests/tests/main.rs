@@ -4,6 +4,7 @@
 mod cli;
 mod corrupt;
 mod integrity;
+mod messages;
 mod nothing;
 mod plan;
 mod python;

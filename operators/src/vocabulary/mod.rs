@@ -278,7 +278,16 @@ impl Vocabulary {
 fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
     Tokenizer::from_bytes(bytes)
-        .map_err(|e| VocabularyError::Damaged { path: path.into(), message: format!("is not a tokenizer.json: {e}") })
+        .map_err(|e| VocabularyError::Damaged { path: path.into(), message: not_understood(e.to_string()) })
+}
+
+/// What the parser says, where that means something to a person.
+fn not_understood(said: String) -> String {
+    let known = "valid: a file of Hugging Face's tokenizers, with a model BPE, Unigram, WordPiece or WordLevel";
+    match said.contains("untagged enum") {
+        true => format!("is not a tokenizer.json: a part of it is of a kind that is not known; {known}"),
+        false => format!("is not a tokenizer.json: {said}"),
+    }
 }
 
 fn has_byte_level(decoder: &DecoderWrapper) -> bool {

@@ -1,6 +1,7 @@
 //! Whether a run could write here: asked before it, leaving no trace.
 
 use std::fs::{self, File};
+use std::io::ErrorKind as ErrorOf;
 use std::path::Path as FsPath;
 
 use super::lease::holder;
@@ -39,8 +40,20 @@ impl Output {
         let wrong = |message: String| PipelineError::new(ErrorKind::Output, message);
         let here = FsPath::new(".");
         let named = |folder: &FsPath| if folder.as_os_str().is_empty() { here } else { folder }.to_owned();
-        let there = root.ancestors().map(named).find(|folder| fs::symlink_metadata(folder).is_ok());
-        let there = there.unwrap_or_else(|| here.to_owned());
+        let mut there = here.to_owned();
+        for folder in root.ancestors().map(named) {
+            match fs::symlink_metadata(&folder) {
+                Ok(_) => {
+                    there = folder;
+                    break;
+                }
+                Err(e) if matches!(e.kind(), ErrorOf::NotFound | ErrorOf::NotADirectory) => {}
+                Err(e) => {
+                    let what = format!("output.path: {} cannot be made", folder.display());
+                    return Err(PipelineError::caused(ErrorKind::Output, what, e));
+                }
+            }
+        }
         if !there.is_dir() {
             return Err(wrong(format!(
                 "output.path: {} is a file; valid: a folder, or a path in one",

@@ -19,7 +19,7 @@ use stillhouse_schemas::storage::split_url;
 use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
-use crate::storage::{Place, StoreUrl};
+use crate::storage::{Place, StoreUrl, explain};
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -233,7 +233,7 @@ fn expand(
 /// What a disk says is a problem of the job; what a store says is not.
 fn trouble(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> Trouble {
     match store.shown(location) {
-        (_, true) => Trouble::Problem(error.to_string()),
+        (shown, true) => Trouble::Problem(explain(error, action, &shown)),
         (shown, false) => Trouble::Store(PipelineError::store(ErrorKind::Input, error, action, &shown)),
     }
 }
