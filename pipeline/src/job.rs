@@ -386,7 +386,8 @@ impl Checks<'_> {
                     _ => field.to_owned(),
                 };
                 let told = chain(&e);
-                let message = told.strip_prefix(&format!("{field}: ")).unwrap_or(&told);
+                let told = told.strip_prefix("tokenizer.path: ").unwrap_or(&told);
+                let message = told.strip_prefix(&format!("{field}: ")).unwrap_or(told);
                 self.push(Problem::new(field, format!("{source:?}"), message));
                 None
             }

@@ -8,6 +8,7 @@ use candle_core::quantized::gguf_file::{Content, Value};
 
 use crate::error::{ENDS_EARLY, words};
 
+const CUT: &str = "it ends in the middle of its header";
 /// Bytes that a GGUF file begins with.
 const MAGIC: [u8; 4] = *b"GGUF";
 /// Arrays in arrays, at most.
@@ -26,6 +27,11 @@ pub(crate) fn problem(file: impl Read) -> Option<String> {
             Ok(got) => format!("it begins with {:?}, not with \"GGUF\"", String::from_utf8_lossy(&got)),
             Err(_) => "it is shorter than four bytes".into(),
         });
+    }
+    match header.number() {
+        Ok(version @ 1..=3) => header.wide = version > 1,
+        Ok(version) => return Some(format!("it is of version {version} of GGUF; valid: 1, 2, 3")),
+        Err(_) => return Some(CUT.into()),
     }
     // anything else that is wrong candle tells
     match header.alignment() {
@@ -63,7 +69,6 @@ impl<R: Read> Header<R> {
     }
 
     fn alignment(&mut self) -> io::Result<Option<u64>> {
-        self.wide = self.number()? > 1;
         let _tensors = self.length()?;
         for _ in 0..self.length()? {
             let length = self.length()?;
@@ -141,7 +146,7 @@ pub(crate) fn tensor_problem(content: &Content, bytes: u64) -> Option<String> {
 pub(crate) fn told(error: &candle_core::Error) -> String {
     let text = words(error);
     match text.as_str() {
-        ENDS_EARLY => "it ends in the middle of its header".into(),
+        ENDS_EARLY => CUT.into(),
         _ => text.strip_prefix("gguf: ").unwrap_or(&text).to_owned(),
     }
 }

@@ -158,6 +158,10 @@ impl Output {
     /// When there is something that is not a folder.
     pub fn on_disk(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
+        if root.is_file() {
+            let message = format!("{} is a file; valid: a folder", root.display());
+            return Err(PipelineError::new(ErrorKind::Output, message));
+        }
         let store: Arc<dyn ObjectStore> = if root.exists() {
             let store = LocalFileSystem::new_with_prefix(&root)
                 .map_err(|e| PipelineError::store(ErrorKind::Output, &e, "open", &root.display().to_string()))?;

@@ -207,7 +207,8 @@ fn expand(
         let name = plain.trim_end_matches('/');
         below(store, name, &location, input.format, admits, &mut found)?;
         if found.is_empty() {
-            let message = match children(store, &location)?.is_empty() {
+            let is_folder = matches!(store.place(&location), Some(Place::Disk(path)) if path.is_dir());
+            let message = match !is_folder && children(store, &location)?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
                 false => {
                     format!("the folder has no files with an ending of the format; valid: {}", endings(input.format))
