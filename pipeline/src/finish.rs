@@ -134,7 +134,7 @@ pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manif
         _ => output.put(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
-    if !output.exists(CARD).await? {
+    if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
         output.put(CARD, card(manifest).into_bytes()).await?;
     }
     output.finish().await
@@ -152,14 +152,6 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
         already_done,
         went_in: (&manifest.statistics).into(),
     });
-}
-
-/// Warns of data set splits that hold nothing.
-pub fn warn_of_empty_splits(manifest: &Manifest, observer: &dyn Observer) {
-    for name in verdict::empty_splits(&manifest.totals) {
-        let message = format!("the data set split {name} holds no sequence: its documents do not fill one");
-        observer.event(&Event::Warning { message });
-    }
 }
 
 /// The manifest of a finished data set.

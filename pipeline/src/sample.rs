@@ -101,7 +101,7 @@ impl Query {
         let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
         let place = folder.path().join("input");
         let input = &prepared.spec.input;
-        let staged = source::stage_sql(&prepared.store, &prepared.files, input, memory, &place, functions::register)
+        let staged = source::stage_sql(&prepared.store, &prepared.tables, input, memory, &place, functions::register)
             .map_err(|e| PipelineError::source("input.sql", e))?;
         Ok(Self { files: staged.files, _folder: folder })
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistics, Totals};
+use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistics};
 use stillhouse_schemas::spec::{Input, JobSpec, OnError, PackMode, Remainder};
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -45,11 +45,6 @@ pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
 fn nothing(spec: &JobSpec, s: &Statistics) -> PipelineError {
     let message = format!("no sequence came out of this job: {}; {}", told(s), advice(spec, s));
     PipelineError::new(ErrorKind::Input, message)
-}
-
-/// Data set splits that hold no sequence.
-pub fn empty_splits(totals: &BTreeMap<String, Totals>) -> Vec<&str> {
-    totals.iter().filter(|(_, t)| t.rows == 0).map(|(name, _)| name.as_str()).collect()
 }
 
 /// What went into a data set, in words: documents, records skipped by reason, tokens that packing dropped.

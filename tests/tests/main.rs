@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod input;
 mod integrity;
 mod messages;
 mod nothing;
@@ -21,3 +22,4 @@ mod smollm2;
 mod statistics;
 mod store_faults;
 mod stores;
+mod text_and_teacher;

@@ -427,7 +427,23 @@ fn outputs_and_data_sets_that_are_not_right() {
         }
         fs::write(&path, good).unwrap();
     }
-    insta::assert_snapshot!(book.close());
+    insta::assert_snapshot!(sizes_left_out(&book.close()));
+}
+
+/// The text without numbers of three digits and more: sizes of shards, which every change of the format moves.
+fn sizes_left_out(text: &str) -> String {
+    let mut out = String::new();
+    let mut digits = String::new();
+    for c in text.chars().chain(['\n']) {
+        if c.is_ascii_digit() {
+            digits.push(c);
+            continue;
+        }
+        out += if digits.len() < 3 { &digits } else { "#" };
+        digits.clear();
+        out.push(c);
+    }
+    out
 }
 
 fn edit(path: &Path, change: impl FnOnce(&mut Value)) {

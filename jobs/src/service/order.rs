@@ -77,7 +77,7 @@ impl Work {
     pub fn asks_stores(&self) -> bool {
         let (Self::Run { file, .. } | Self::Report { file, .. } | Self::Manifest { file, .. }) = self;
         let Ok(spec) = JobSpec::from_yaml(file) else { return false };
-        let mut places = spec.input.paths.iter().chain([&spec.output.path]);
+        let mut places = spec.input.all_paths().map(|(_, path)| path).chain([&spec.output.path]);
         places.any(|place| matches!(StoreUrl::parse(place), Some(Ok(url)) if !url.scheme.is_web()))
     }
 }

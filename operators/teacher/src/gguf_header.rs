@@ -123,23 +123,16 @@ fn size(kind: u32) -> Option<u64> {
     }
 }
 
-/// Says which tensor is not wholly in a file of so many bytes.
-pub(crate) fn tensor_problem(content: &Content, bytes: u64) -> Option<String> {
-    let mut names: Vec<_> = content.tensor_infos.iter().collect();
-    names.sort_by(|a, b| a.0.cmp(b.0));
-    let fits = |info: &candle_core::quantized::gguf_file::TensorInfo| {
-        let dims = info.shape.dims();
-        let items = dims.iter().try_fold(1_u64, |n, d| n.checked_mul(u64::try_from(*d).ok()?))?;
-        let block = info.ggml_dtype.block_size() as u64;
-        let size = items.checked_mul(info.ggml_dtype.type_size() as u64)? / block.max(1);
-        let end = content.tensor_data_offset.checked_add(info.offset)?.checked_add(size)?;
-        (end <= bytes).then_some(())
+/// Says which tensor has a shape that no file can hold: sizes are computed from shapes everywhere after this.
+pub(crate) fn shape_problem(content: &Content) -> Option<String> {
+    const MOST: u64 = 1 << 48;
+    let numbers = |dims: &[usize]| {
+        let product = dims.iter().try_fold(1_u64, |n, d| n.checked_mul(u64::try_from(*d).ok()?));
+        product.filter(|n| *n <= MOST)
     };
-    let (name, info) = names.into_iter().find(|(_, info)| fits(info).is_none())?;
-    Some(format!(
-        "tensor `{name}` of shape {:?} does not lie within its {bytes} bytes; the file is cut short or damaged",
-        info.shape.dims()
-    ))
+    let wrong = content.tensor_infos.iter().filter(|(_, info)| numbers(info.shape.dims()).is_none());
+    let (name, info) = wrong.min_by(|a, b| a.0.cmp(b.0))?;
+    Some(format!("tensor `{name}` has the shape {:?}; valid: at most {MOST} numbers", info.shape.dims()))
 }
 
 /// What candle says of a header, in a person's words.

@@ -414,6 +414,32 @@ fn models_come_from_allowed_repositories() {
 }
 
 #[test]
+fn the_paths_of_tables_are_judged_like_all_others() {
+    let world = World::new();
+    let table = |path: &str| json!({"format": "jsonl", "paths": [world.path("data/a.jsonl"), path]});
+    for bad in [
+        world.path("secret/a.jsonl"),
+        world.path("data/../secret/*"),
+        "s3://elsewhere/x".into(),
+        "http://169.254.169.254/x".into(),
+    ] {
+        let input = json!({"tables": {"labels": table(&bad)}, "sql": "SELECT text FROM labels"});
+        let problems = world.problems(json!({"input": input}));
+        assert!(problems.iter().any(|p| p.field == "input.tables.labels.paths[1]"), "{bad}: {problems:?}");
+    }
+    let told = world.prepared(json!({
+        "input": {"tables": {"labels": table(&world.path("data/*.jsonl"))}, "sql": "SELECT text FROM labels"},
+        "tokenizer": {"path": world.path("data/t.json")},
+        "output": {"path": world.path("out/x")},
+    }));
+    assert!(
+        told.contains("input.tables.labels.paths[1]: got ") && told.contains("leads out of what the server's"),
+        "{told}"
+    );
+    assert!(!told.contains("secret"), "{told}");
+}
+
+#[test]
 fn a_listing_that_leads_out_is_a_problem_of_its_path() {
     let world = World::new();
     for path in ["data/*.jsonl", "data/**/*.jsonl", "data"] {
@@ -428,6 +454,8 @@ fn a_listing_that_leads_out_is_a_problem_of_its_path() {
             "{told}"
         );
         assert!(!told.contains("secret") && !told.contains("input.paths[0]"), "{told}");
+        // by the link that leads out
+        assert!(told.contains("\" is a link: what it finds"), "{told}");
     }
 }
 

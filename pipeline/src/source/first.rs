@@ -84,7 +84,7 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile]) -> Vec<&'a InputFile> {
 
 /// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
 fn first(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
-    let groups = match input.format {
+    let groups = match input.format() {
         InputFormat::Parquet => parquet_rows::row_groups(store, file, &input.text)?,
         InputFormat::Arrow => ipc::row_groups(store, file)?,
         _ => return of_bytes(store, file, input),
@@ -94,6 +94,7 @@ fn first(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String
     let split = SplitRecord {
         split: SplitId(0),
         dataset_split: String::new(),
+        keys: None,
         pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
     };
     if rows == 0 {
