@@ -201,7 +201,7 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
 const FEW: usize = 100;
 
 /// Tells how far a check of many things is: at most a hundred times, whatever their number.
-fn steps<'o>(observer: &'o dyn Observer, things: &'static str, all: usize) -> impl FnMut(usize) + 'o {
+fn steps<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
     let step = all.div_ceil(100).max(1);
     move |done| {
         if all >= FEW && done > 0 && done.is_multiple_of(step) {
@@ -239,7 +239,7 @@ impl Checks<'_> {
         let mut tables = Vec::new();
         let mut listed = true;
         for source in sources {
-            let mut looked_at = steps(observer, "input.paths", source.input.paths.len());
+            let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |place: &Place| gate.admits(place);
             match source::list(store, self.base, &source.input, &source.field, &admits, &mut looked_at) {
                 Ok(files) => {
@@ -262,7 +262,7 @@ impl Checks<'_> {
             Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
             None => {
                 let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
-                source::check_columns(store, &files, input, &mut steps(observer, "files", files.len()))
+                source::check_columns(store, &files, input, &mut steps(observer, "files".into(), files.len()))
             }
         };
         match found {

@@ -171,8 +171,10 @@ fn the_manifest_says_what_every_split_read() {
     assert!(compared >= 6, "{compared}");
 }
 
-/// Ways to lose what a file holds.
-const HARM: [(&str, fn(&Path)); 4] = [
+/// A way to lose what a file holds.
+type Harm = (&'static str, fn(&Path));
+
+const HARM: [Harm; 4] = [
     ("removed", |path| fs::remove_file(path).unwrap()),
     ("emptied", |path| fs::write(path, "").unwrap()),
     ("cut off", |path| {

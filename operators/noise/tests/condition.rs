@@ -13,7 +13,7 @@ use stillhouse_noise::{
 
 /// Many times as many cases in `make soak`.
 fn soak(count: u32) -> u32 {
-    if std::env::var("STILLHOUSE_SOAK").is_ok_and(|v| v == "1") { count * 50 } else { count }
+    if std::env::var_os("STILLHOUSE_SOAK").is_some_and(|value| value != "0") { count * 50 } else { count }
 }
 
 fn config(cases: u32) -> ProptestConfig {

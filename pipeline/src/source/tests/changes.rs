@@ -184,7 +184,7 @@ fn an_object_that_changes_while_it_is_read_is_told_by_name() {
     };
     let store = Store::with_buckets(runtime.handle().clone(), [(url, opened)]);
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
-    let files = list(&store, std::path::Path::new("/"), &input, &|_| Ok(())).unwrap();
+    let files = list(&store, std::path::Path::new("/"), &input, "input", &|_| Ok(()), &mut |_| {}).unwrap();
     let splits = plan_splits(&store, &files, &input, u64::MAX, &|_| {}).unwrap();
     let mut batches = 0;
     let error = read_split(&store, &files, &splits[0], &input, &mut |_| {

@@ -92,6 +92,21 @@ fn only_files_are_read() {
     }
 }
 
+#[test]
+fn of_many_paths_that_find_nothing_the_first_are_told_and_the_rest_counted() {
+    let bench = tree();
+    let paths: Vec<String> =
+        (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
+    let mut looked_at = Vec::new();
+    let given = input(json!({"format": "text", "paths": paths}));
+    let listed = list(&bench.store, bench.path(), &given, "input", &|_| Ok(()), &mut |n| looked_at.push(n));
+    let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
+    assert_eq!(problems.len(), 91);
+    assert_eq!(problems[89].field, "input.paths[89]");
+    assert_eq!(problems[90].to_string(), "input.paths: and 1909 more paths with problems");
+    assert_eq!(looked_at, (0..2000).collect::<Vec<_>>());
+}
+
 /// What is said of a listing that fails; names of a folder that are no UTF-8 or lead nowhere.
 #[cfg(unix)]
 mod names {
