@@ -17,6 +17,7 @@ use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
 use crate::plan::{self, JobHash};
+use crate::verdict;
 
 /// Puts together the manifest.
 ///
@@ -149,6 +150,7 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
         bytes: sum(|t| t.bytes),
         seconds,
         already_done,
+        went_in: (&manifest.statistics).into(),
     });
 }
 
@@ -192,6 +194,7 @@ pub fn card(manifest: &Manifest) -> String {
             teacher.source, teacher.architecture, teacher.parameters, teacher.arithmetic, teacher.device
         );
     }
+    let _ = writeln!(text, "- input: {}", verdict::told(&manifest.statistics));
     if let Some(perplexity) = manifest.statistics.perplexity() {
         let _ = writeln!(text, "- perplexity of the text under the teacher: {perplexity:.2}");
     }

@@ -58,7 +58,7 @@ fn verify_names_the_place_of_every_fault() {
         (
             "a manifest with another noise seed",
             &|| edit_manifest(&dataset, |m| m["noise_seed"] = 41.into()),
-            &["manifest.json", "noise_seed Some(41)"],
+            &["manifest.json", "noise_seed is 41, the job's is 42"],
         ),
         ("no marker", &|| fs::remove_file(&marker).unwrap(), &["_SUCCESS"]),
     ];

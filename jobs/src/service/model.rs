@@ -1,5 +1,6 @@
 //! What the service keeps of a job, and the states that it goes through.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -312,6 +313,22 @@ pub struct ResultView {
     pub seconds: f64,
     /// Whether the data set was complete before.
     pub already_done: bool,
+    /// Documents read.
+    // an earlier version of the service has kept none of these
+    #[serde(default)]
+    pub documents: u64,
+    /// Of those the ones that gave no token.
+    #[serde(default)]
+    pub empty_documents: u64,
+    /// Records skipped, by reason; they are not among the documents.
+    #[serde(default)]
+    pub skipped: BTreeMap<String, u64>,
+    /// Tokens of text, before packing.
+    #[serde(default)]
+    pub text_tokens: u64,
+    /// Of those the ones that packing dropped.
+    #[serde(default)]
+    pub dropped_tokens: u64,
 }
 
 /// A job.
@@ -392,7 +409,8 @@ pub enum EventType {
     SplitStarted,
     /// `{split, shard, rows, tokens, bytes}`.
     SplitCommitted,
-    /// `{output, rows, tokens, bytes, seconds, already_done}`: the data set is whole.
+    /// `{output, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped, text_tokens, dropped_tokens}`: the
+    /// data set is whole.
     Finished,
     /// The job's `progress`; live only, without a number.
     Progress,

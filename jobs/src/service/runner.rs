@@ -320,10 +320,21 @@ impl Attempt {
                 self.bytes += bytes;
                 self.tell_kept(EventType::SplitCommitted, data).await;
             }
-            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
+            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.finished = true;
                 self.report.output = Some(output);
-                self.report.result = Some(ResultView { rows, tokens, bytes, seconds, already_done });
+                self.report.result = Some(ResultView {
+                    rows,
+                    tokens,
+                    bytes,
+                    seconds,
+                    already_done,
+                    documents: went_in.documents,
+                    empty_documents: went_in.empty_documents,
+                    skipped: went_in.skipped,
+                    text_tokens: went_in.text_tokens,
+                    dropped_tokens: went_in.dropped_tokens,
+                });
                 if let Some(view) = &mut self.view {
                     view.seconds_left = None;
                     view.bytes = bytes;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use clap::Subcommand;
 use serde_json::Value;
+use stillhouse_pipeline::events::WentIn;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
-use crate::progress::Mode;
+use crate::progress::{Mode, went_in};
 use crate::service::client::{Ask, Client, ClientError, Received, ServiceOptions, told};
 use crate::service::model::{EventType, EventView, Job, JobId, JobState, Time};
 use crate::table::Table;
@@ -302,6 +303,15 @@ fn view(job: &Job) -> Page {
                 units::bytes(result.bytes)
             )),
         );
+        let (read, skipped) = went_in(&WentIn {
+            documents: result.documents,
+            empty_documents: result.empty_documents,
+            skipped: result.skipped.clone(),
+            text_tokens: result.text_tokens,
+            dropped_tokens: result.dropped_tokens,
+        });
+        fact("input", Line::plain(read));
+        fact("skipped", Line::plain(skipped));
     }
     let mut page = Page::new();
     page.facts(table);

@@ -14,6 +14,7 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::service::client::{Ask, Client, ClientError, Received, ServiceOptions};
 use crate::service::model::{EventType, EventView, FieldProblem, Job, JobId, JobState, ProgressView};
+use crate::verbs::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -173,12 +174,13 @@ pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) ->
         after: 0,
     };
     let followed = runtime.block_on(async {
+        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
         tokio::select! {
             biased;
             job = tokio::task::spawn_blocking(move || follower.until_over()) => {
                 job.unwrap_or_else(|e| Err(Failure::System(format!("a thread stopped: {e}"))))
             }
-            _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(DETACHED)),
+            told = signals.told() => Err(Failure::Interrupted(told, DETACHED.into())),
             () = printer.closed() => Err(Failure::Told),
         }
     });
