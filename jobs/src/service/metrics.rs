@@ -12,6 +12,7 @@
 //! | `stillhouse_store_requests_total`, `stillhouse_store_retries_total` | counter | requests to object stores, those sent again |
 //! | `stillhouse_http_requests_total{method,route,status}`, `stillhouse_http_seconds{route}` | counter, summary | requests to the service |
 //! | `stillhouse_watchers` | gauge | live streams |
+//! | `stillhouse_data_folder_full` | gauge | 1 while the disk of the data folder is full |
 
 use std::sync::Arc;
 
@@ -50,6 +51,10 @@ pub fn install() -> Result<PrometheusHandle, String> {
     describe_counter!("stillhouse_http_requests_total", "Requests to the service");
     describe_histogram!("stillhouse_http_seconds", "Seconds until the head of an answer");
     describe_gauge!("stillhouse_watchers", "Live streams of events and logs");
+    describe_gauge!(
+        "stillhouse_data_folder_full",
+        "1 while the disk of the data folder is full, so that submissions are refused"
+    );
     for name in ["splits_committed", "shard_bytes", "split_retries", "store_requests", "store_retries", "tokens"] {
         counter!(format!("stillhouse_{name}_total")).increment(0);
     }
@@ -94,6 +99,7 @@ pub async fn render(service: &Arc<Service>) -> Result<String> {
     for (state, n) in service.store.read(jobs::counts).await? {
         gauge!("stillhouse_jobs", "state" => state.name()).set(n as f64);
     }
+    gauge!("stillhouse_data_folder_full").set(f64::from(u8::from(service.store.room.is_full())));
     gauge!("stillhouse_tokens_per_second").set(service.running.tokens_per_second());
     let handle = service.metrics.clone();
     Ok(handle

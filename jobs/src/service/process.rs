@@ -1,7 +1,10 @@
 //! The few things of processes that the standard library leaves out.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 /// SIGTERM: asks for an end.
@@ -90,6 +93,29 @@ pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Re
         )
     };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Bytes that this user may still write on the disk that a path is on.
+///
+/// # Errors
+/// When the system does not say.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: the path and the struct live through the call, which reads the one and writes the other; all zeros are a valid struct.
+    let found = unsafe {
+        if libc::statvfs(path.as_ptr(), found.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        found.assume_init()
+    };
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// Has a file that may not grow any more be an error of the write, not the end of this process (SIGXFSZ).
+pub fn survive_file_limits() {
+    // SAFETY: ignoring a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 #[cfg(test)]
