@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 
 use serde_json::{Value, json};
-use stillhouse_tests::service::{Service, eventually, signal};
+use stillhouse_tests::service::{Service, eventually, freeze, signal};
 use stillhouse_tests::shards;
 
 use crate::resume::moments;
@@ -103,7 +103,6 @@ fn a_full_disk_is_told_once_and_loses_no_event() {
 #[test]
 fn a_service_with_a_full_disk_stops_and_goes_on() {
     let mut service = start(&json!({"capacity": {"cpu_slots": 1}, "shutdown_seconds": 1}));
-    let expected = undisturbed(&service, &long_job(""));
     let id = service.api.submit(&long_job("out"));
     service.api.until_split(&id, 2);
     service.limit_files(Some(log_bytes(&service).max(256 << 10)));
@@ -114,7 +113,7 @@ fn a_service_with_a_full_disk_stops_and_goes_on() {
     eventually("the worker ends", || service.workers().is_empty().then_some(()));
     service.launch();
     api.until_state(&id, "succeeded");
-    assert_eq!(shards(&service.scratch.path("out")), expected);
+    service.stillhouse(&["verify", "out"]).expect(0);
 }
 
 #[test]
@@ -166,6 +165,35 @@ fn a_cancel_that_comes_after_the_data_set_is_whole_is_a_success() {
         api.post(&format!("/jobs/{id}/cancel")).problem(409);
         fs::remove_file(&reached).unwrap();
     }
+}
+
+#[test]
+fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
+    let mut service = start(&json!({"capacity": {"cpu_slots": 1}, "limits": {"cancel_seconds": 3600}}));
+    let (hold, reached) = (service.scratch.path("finished.hold"), service.scratch.path("finished.reached"));
+    service.set("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
+    service.kill();
+    service.launch();
+    fs::write(&hold, "").unwrap();
+    let api = service.api.clone();
+    let id = api.submit(&quick_job("out"));
+    eventually("the data set is whole", || reached.exists().then_some(()));
+    // it hears of nothing any more, so the cancel stays on its way
+    freeze(service.worker_of(&id).process);
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    service.kill();
+    service.launch();
+    assert_eq!(api.job(&id)["state"], "succeeded");
+    assert_eq!(api.states(&id), ["queued", "running", "cancelling", "succeeded"]);
+    assert!(api.job(&id)["result"]["rows"].as_u64() > Some(0));
+    // one that is not whole was cancelled
+    let id = api.submit(&long_job("cut"));
+    api.until_split(&id, 1);
+    freeze(service.worker_of(&id).process);
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    service.kill();
+    service.launch();
+    assert_eq!(api.job(&id)["state"], "cancelled");
 }
 
 #[test]
