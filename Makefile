@@ -1,5 +1,6 @@
-# What a person types. `make demo` builds and runs the main job; `make test` runs all the tests.
-.PHONY: demo demo-smollm2 build setup test service-test service-setup python python-setup python-test python-wheel bench docs lint
+# What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
+# what is rare for as long as that takes.
+.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel bench docs lint
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -19,9 +20,20 @@ demo-smollm2: build
 setup:
 	scripts/setup
 
-test: setup
+# Everything: the program, the service, the package. One after the other, whatever make's -j says: they share two cores and one target folder.
+test:
+	$(MAKE) rust-test
+	$(MAKE) service-test
+	$(MAKE) python-test
+
+rust-test: setup
 	cargo nextest run --workspace
 	cargo test --doc --workspace -q
+
+# What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests. About half an hour.
+soak: setup python
+	STILLHOUSE_SOAK=1 cargo nextest run --workspace
+	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py
 
 # The service: attacks, schemathesis, and its page in Chromium. With the selection of the Rust tests, so that the program is built once.
 service-test: service-setup

@@ -12,7 +12,9 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_schemas::problems::Problems;
 
 use crate::printer::{Color, Printer};
-use crate::verbs::{clean, completions, export, inspect, jobs, plan, run, schema, serve, submit, token, verify, work};
+use crate::verbs::{
+    clean, completions, export, inspect, jobs, plan, repair, run, schema, serve, submit, token, verify, work,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,6 +48,7 @@ enum Verb {
     Plan(plan::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
+    Repair(repair::Args),
     Export(export::Args),
     Clean(clean::Args),
     Serve(serve::Args),
@@ -64,6 +67,7 @@ impl Verb {
             Self::Plan(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Verify(args) => args.json,
+            Self::Repair(args) => args.json,
             Self::Export(args) => args.json,
             Self::Clean(args) => args.json,
             Self::Serve(args) => args.json,
@@ -92,6 +96,7 @@ impl Verb {
             Self::Plan(args) => plan::call(&args, printer),
             Self::Inspect(args) => inspect::call(&args, printer),
             Self::Verify(args) => verify::call(&args, printer),
+            Self::Repair(args) => repair::call(&args, printer),
             Self::Export(args) => export::call(&args, printer),
             Self::Clean(args) => clean::call(&args, printer),
             Self::Serve(args) => serve::call(&args, printer),

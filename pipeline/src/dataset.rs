@@ -41,10 +41,16 @@ impl Dataset {
         if output.folder().is_some_and(|folder| !folder.is_dir()) {
             return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no such folder")));
         }
-        let version = output.get_json::<serde_json::Value>(MANIFEST).await?;
+        let version = output.get_json::<serde_json::Value>(MANIFEST).await.map_err(|e| match e.kind {
+            ErrorKind::DataSet => {
+                let message = format!("{e}; `stillhouse run` of its job file writes it again");
+                PipelineError::new(ErrorKind::DataSet, message)
+            }
+            _ => e,
+        })?;
         let Some(version) = version else {
             let state = if output.exists("_stillhouse/plan.json").await? {
-                "the job is not finished; `stillhouse run` its job file again to go on"
+                "manifest.json is not there: the job is not finished, or it was lost; `stillhouse run` its job file again"
             } else {
                 "not a Stillhouse data set (no manifest.json)"
             };

@@ -57,6 +57,15 @@ pub enum Event {
         /// Bytes of the shard.
         bytes: u64,
     },
+    /// Nothing has moved for a while: no row, no commit, no request. Told again when twice as long has passed.
+    Stalled {
+        /// Seconds since anything moved.
+        seconds: f64,
+        /// Splits at work.
+        at_work: u64,
+        /// Where they stand, the longest still ones first; the first few of them.
+        splits: Vec<StalledSplit>,
+    },
     /// A data set is being copied.
     ExportStarted {
         /// To where.
@@ -96,6 +105,46 @@ pub enum Event {
         /// Whether an earlier run had finished the data set already.
         already_done: bool,
     },
+}
+
+/// A split at work that does not move.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StalledSplit {
+    /// Which split.
+    pub split: SplitId,
+    /// What it reads.
+    pub reads: String,
+    /// Seconds since anything of it moved.
+    pub seconds: f64,
+    /// Where its stages stand, in the order of the pipeline.
+    pub stages: Vec<StagePlace>,
+}
+
+/// Where a stage of a split stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagePlace {
+    /// Its name, as in [`StageProgress`].
+    pub name: String,
+    /// Rows that came out of it.
+    pub rows: u64,
+    /// What it is doing, in words.
+    pub doing: String,
+}
+
+/// What [`Event::Stalled`] says, in words.
+pub fn stalled_words(seconds: f64, at_work: u64, splits: &[StalledSplit]) -> String {
+    let minutes = (seconds / 60.0).floor().max(1.0);
+    let mut text = format!("nothing has moved for {minutes} minute{}", if minutes == 1.0 { "" } else { "s" });
+    for split in splits {
+        let stages: Vec<String> =
+            split.stages.iter().map(|s| format!("{} {} ({} rows)", s.name, s.doing, s.rows)).collect();
+        text += &format!("; split {} ({}): {}", split.split.0, split.reads, stages.join(", "));
+    }
+    let more = at_work.saturating_sub(splits.len() as u64);
+    if more > 0 {
+        text += &format!("; and {more} more splits");
+    }
+    text
 }
 
 /// Counters of one stage of the pipeline, in this run, summed over all splits.

@@ -5,11 +5,11 @@
 //!        └──── bounded channel of QUEUE batches between each two stages ────┘
 //! ```
 //!
-//! Every stage runs on a blocking thread of its own, so that reading, tokenizing, the teacher and the writer overlap;
+//! Every stage runs on a thread of its own ([`crate::threads`]), so that reading, tokenizing, the teacher and the writer overlap;
 //! each queue holds at most [`QUEUE`] batches, which bounds the memory of a split. Batches keep their order.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -21,7 +21,7 @@ use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
 use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
-use datafusion::physical_plan::stream::RecordBatchReceiverStream;
+use datafusion::physical_plan::stream::{RecordBatchReceiverStream, RecordBatchReceiverStreamBuilder};
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
 use futures::StreamExt;
 use stillhouse_operators::operator::{OperatorError, OperatorSpec, SplitContext, documents_schema};
@@ -31,7 +31,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use crate::source::{self, InputFile, SourceError, Stopped, Store};
-use crate::stages::{Stage, Watch};
+use crate::stages::{Doing, Stage, Watch};
+use crate::threads;
 
 /// Batches that wait between two stages.
 pub const QUEUE: usize = 2;
@@ -80,11 +81,34 @@ impl Outlet {
         let rows = batch.num_rows();
         self.baseline.record_output(rows);
         self.watch.stop();
+        self.stage.does(Doing::WaitsForRoom);
         let sent = self.tx.blocking_send(Ok(batch));
         self.watch.start();
         self.stage.put_out(rows);
         sent.map_err(|_| OperatorError::Stopped)
     }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.stage.does(Doing::Done);
+    }
+}
+
+/// Runs a stage on a thread of its own; the stream ends with what the stage says.
+fn run_stage(
+    builder: &mut RecordBatchReceiverStreamBuilder,
+    name: &'static str,
+    work: impl FnOnce() -> Result<()> + Send + 'static,
+) -> Result<()> {
+    let ended = threads::start(name, work)
+        .map_err(|e| DataFusionError::Execution(format!("the system gives no thread for {name}: {e}")))?;
+    builder.spawn(async move {
+        ended
+            .await
+            .unwrap_or_else(|_| Err(DataFusionError::Execution(format!("{name} stopped: a fault of this program"))))
+    });
+    Ok(())
 }
 
 /// What a split reads from.
@@ -104,6 +128,7 @@ pub struct DocumentsExec {
     split: SplitRecord,
     context: SplitContext,
     stage: Arc<Stage>,
+    read: Arc<Mutex<Vec<String>>>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
@@ -116,9 +141,16 @@ impl DocumentsExec {
             split,
             context,
             stage,
+            read: Arc::default(),
             properties: single_partition(documents_schema()),
             metrics: ExecutionPlanMetricsSet::new(),
         }
+    }
+
+    /// The same; once all is read, the checksums of the pieces stand in `read` ([`source::ReadSummary`]).
+    #[must_use]
+    pub fn noting(self, read: &Arc<Mutex<Vec<String>>>) -> Self {
+        Self { read: Arc::clone(read), ..self }
     }
 }
 
@@ -175,11 +207,13 @@ impl ExecutionPlan for DocumentsExec {
         let (corpus, split, context) = (self.corpus.clone(), self.split.clone(), self.context.clone());
         let metrics = StageMetrics::new(&self.metrics);
         let outlet = Outlet::new(tx, metrics.baseline, &self.stage);
-        builder.spawn_blocking(move || {
+        let read = Arc::clone(&self.read);
+        run_stage(&mut builder, self.stage.name(), move || {
             outlet.watch.start();
             let mut emit = |batch| outlet.send(batch).map_err(|_| Stopped);
             match source::read_split(&corpus.store, &corpus.files, &split, &corpus.input, &mut emit) {
                 Ok(summary) => {
+                    *read.lock().unwrap_or_else(PoisonError::into_inner) = summary.sha256;
                     let mut statistics = context.statistics.lock();
                     for (reason, n) in summary.skipped {
                         *statistics.skipped.entry(reason).or_default() += n;
@@ -189,7 +223,7 @@ impl ExecutionPlan for DocumentsExec {
                 Err(SourceError::Stopped(_)) => Ok(()),
                 Err(e) => Err(DataFusionError::External(Box::new(e))),
             }
-        });
+        })?;
         Ok(builder.build())
     }
 
@@ -295,10 +329,12 @@ impl ExecutionPlan for OperatorExec {
         let mut builder = RecordBatchReceiverStream::builder(self.schema(), QUEUE);
         let outlet = Outlet::new(builder.tx(), baseline, &self.stage);
         let handle = Handle::current();
-        builder.spawn_blocking(move || {
+        run_stage(&mut builder, self.stage.name(), move || {
             let mut emit = |batch| outlet.send(batch);
             let mut run = || {
-                while let Some(batch) = handle.block_on(input.next()) {
+                loop {
+                    outlet.stage.does(Doing::WaitsForInput);
+                    let Some(batch) = handle.block_on(input.next()) else { break };
                     let batch = batch.map_err(StageError::Input)?;
                     input_rows.add(batch.num_rows());
                     input_batches.add(1);
@@ -312,7 +348,7 @@ impl ExecutionPlan for OperatorExec {
                 finished
             };
             stage_result(run())
-        });
+        })?;
         Ok(builder.build())
     }
 

@@ -123,6 +123,22 @@ pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) ->
     output.finish().await
 }
 
+/// Writes again what stands beside the shards and the manifest of a finished data set, where it is not there as it should be.
+///
+/// # Errors
+/// When the tokenizer of the job is not the data set's, or the store does not take it.
+pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
+    let put = async |name: &str, bytes: Vec<u8>| match output.get(name).await? {
+        Some(there) if there == bytes => Ok(()),
+        _ => output.put(name, bytes).await,
+    };
+    put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
+    if !output.exists(CARD).await? {
+        output.put(CARD, card(manifest).into_bytes()).await?;
+    }
+    output.finish().await
+}
+
 /// Tells that the data set is there.
 pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: bool, observer: &dyn Observer) {
     let sum = |f: fn(&Totals) -> u64| manifest.totals.values().map(f).sum();
@@ -136,17 +152,13 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
     });
 }
 
-/// A run on a finished data set of the same job has nothing to do.
+/// The manifest of a finished data set.
 ///
 /// # Errors
-/// When the manifest cannot be read.
-pub async fn already_done(output: &Output, observer: &dyn Observer) -> Result<()> {
-    let manifest: Manifest = output
-        .get_json(MANIFEST)
-        .await?
-        .ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{}: _SUCCESS without manifest.json", output)))?;
-    report(output, &manifest, 0.0, true, observer);
-    Ok(())
+/// When it cannot be read.
+pub async fn manifest_of(output: &Output) -> Result<Manifest> {
+    let gone = || PipelineError::new(ErrorKind::DataSet, format!("{output}: _SUCCESS without manifest.json"));
+    output.get_json(MANIFEST).await?.ok_or_else(gone)
 }
 
 /// A Hugging Face data set card.

@@ -33,6 +33,8 @@ pub struct Prepared {
     pub spec: JobSpec,
     /// Folder that relative paths are relative to.
     pub base: PathBuf,
+    /// The job file, where it was read from one.
+    pub file: Option<PathBuf>,
     /// The store that the input is read from.
     pub store: Store,
     /// The stores that are open.
@@ -82,7 +84,8 @@ pub fn prepare(path: &Path, access: &Access, observer: &dyn Observer) -> Result<
     let text = fs::read_to_string(path)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
     let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
-    prepare_text(&text, &base, access, observer)
+    let prepared = prepare_text(&text, &base, access, observer)?;
+    Ok(Prepared { file: Some(path.to_path_buf()), ..prepared })
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`.
@@ -131,6 +134,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
     Ok(Prepared {
         base: base.to_path_buf(),
+        file: None,
         store,
         storages,
         files,
@@ -189,6 +193,19 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }
 
+/// Fewer things than that are looked at before anybody asks how far it is.
+const FEW: usize = 100;
+
+/// Tells how far a check of many things is: at most a hundred times, whatever their number.
+fn steps<'o>(observer: &'o dyn Observer, things: &'static str, all: usize) -> impl FnMut(usize) + 'o {
+    let step = all.div_ceil(100).max(1);
+    move |done| {
+        if all >= FEW && done > 0 && done.is_multiple_of(step) {
+            observer.event(&Event::Preparing { what: format!("checking {things}: {done} of {all}") });
+        }
+    }
+}
+
 type FoundTeacher = (PathBuf, String, TeacherConfig);
 
 struct Checks<'a> {
@@ -213,7 +230,9 @@ impl Checks<'_> {
         if self.problems.touches("input.format") || input.paths.is_empty() {
             return None;
         }
-        let files = match source::list(store, self.base, input, &|place| self.gate.admits(place)) {
+        let admits = |place: &Place| self.gate.admits(place);
+        let mut looked_at = steps(self.observer, "input.paths", input.paths.len());
+        let files = match source::list(store, self.base, input, &admits, &mut looked_at) {
             Ok(files) => files,
             Err(NotListed::Problems(problems)) => {
                 problems.into_iter().for_each(|p| self.push(p));
@@ -226,7 +245,7 @@ impl Checks<'_> {
         };
         let found = match &input.sql {
             Some(_) => source::check_sql(store, &files, input, crate::functions::register),
-            None => source::check_columns(store, &files, input),
+            None => source::check_columns(store, &files, input, &mut steps(self.observer, "files", files.len())),
         };
         match found {
             Ok(found) => found.into_iter().for_each(|p| self.push(p)),

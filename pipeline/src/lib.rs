@@ -12,6 +12,7 @@
 pub mod access;
 pub mod clean;
 pub mod dataset;
+pub mod differs;
 pub mod error;
 pub mod events;
 pub mod exec;
@@ -19,15 +20,19 @@ pub mod export;
 pub mod finish;
 pub mod functions;
 pub mod hub;
+pub mod inputs;
 pub mod inspect;
 pub mod job;
 pub mod operators;
 pub mod output;
 pub mod plan;
+pub mod repair;
 pub mod run;
 pub mod shard;
 pub mod source;
 pub mod stages;
+pub mod stall;
+pub mod threads;
 pub mod verify;
 
 pub use stillhouse_storage as storage;

@@ -1,11 +1,12 @@
 //! What would run: splits, operators, sizes. A function of the job, the listing and the models, nothing else.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
@@ -16,6 +17,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::shard::hex;
+use crate::source::FileState;
 use crate::{run, source};
 
 /// Bytes of English text per token, for estimates only.
@@ -125,7 +127,7 @@ fn bytes_per_token(spec: &JobSpec, vocab_size: usize) -> f64 {
     bytes + spec.partitions.as_ref().map_or(0.0, |p| f64::from(p.views) / 8.0)
 }
 
-/// The hash of a job, and the checksums that went into it.
+/// The hash of a job, and what went into it.
 #[derive(Debug, Clone)]
 pub struct JobHash {
     /// sha256, in hexadecimal.
@@ -134,10 +136,27 @@ pub struct JobHash {
     pub tokenizer: String,
     /// sha256 of the teacher's files, by name.
     pub teacher: BTreeMap<String, String>,
+    /// Everything but the input that decides the bytes of the shards.
+    pub identity: Value,
+    /// The files of the input, in order.
+    pub files: Vec<PlannedFile>,
+    stamps: Vec<Stamp>,
 }
 
-/// Hashes everything that decides the bytes of the shards: the job (without what only says where and how it runs),
-/// the tokenizer, the teacher and the kind of device, the files of the input with their sizes.
+impl JobHash {
+    /// Makes sure that the teacher's files are still those that were hashed.
+    ///
+    /// # Errors
+    /// When one was changed or cannot be looked at.
+    pub fn teacher_is_still(&self) -> Result<()> {
+        self.stamps.iter().try_for_each(Stamp::check)
+    }
+}
+
+/// Hashes everything that decides the bytes of the shards: the job (without what only says where things lie and how it runs), the
+/// tokenizer, the teacher and the kind of device, the files of the input with their names below their common folder, and sizes.
+///
+/// So a corpus, tokenizer or teacher that was moved is the same. What the files hold is told by what the splits read ([`crate::inputs`]).
 ///
 /// # Errors
 /// When a file of the teacher cannot be read.
@@ -145,38 +164,101 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
     let mut job =
         serde_json::to_value(&prepared.spec).map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
     let elsewhere = [
-        ("output", "path"),
-        ("", "engine"),
         ("", "name"),
+        ("", "engine"),
         ("", "storage"),
-        ("input", "storage"),
-        ("output", "storage"),
+        ("/input", "paths"),
+        ("/input", "storage"),
+        ("/tokenizer", "path"),
+        ("/extract/teacher", "path"),
+        ("/extract/teacher", "device"),
+        ("/output", "path"),
+        ("/output", "storage"),
     ];
     for (section, key) in elsewhere {
-        let map = if section.is_empty() { Some(&mut job) } else { job.get_mut(section) };
-        if let Some(Value::Object(map)) = map {
+        if let Some(Value::Object(map)) = job.pointer_mut(section) {
             map.remove(key);
         }
     }
-    if let Some(Value::Object(teacher)) = job.pointer_mut("/extract/teacher") {
-        teacher.remove("device");
-    }
     let tokenizer = hex(&Sha256::digest(tokenizer_json(prepared)?));
-    let mut teacher = BTreeMap::new();
+    let (mut teacher, mut stamps) = (BTreeMap::new(), Vec::new());
     let mut device = None;
     if let Some(found) = &prepared.teacher {
         observer.event(&Event::Preparing { what: "checking the teacher's files".into() });
-        for path in &found.config.weights {
+        let config = found.path.join("config.json");
+        for path in config.is_file().then_some(&config).into_iter().chain(&found.config.weights) {
+            stamps.push(Stamp::of(path)?);
             teacher.insert(file_name(path), hash_file(path)?);
         }
         device = Some(device_kind(&prepared.spec));
     }
-    let files: Vec<Value> = prepared.files.iter().map(|f| json!([f.path, f.size])).collect();
-    let all = json!({
-        "format_version": FORMAT_VERSION, "job": job, "tokenizer": tokenizer,
-        "teacher": teacher, "device": device, "files": files,
+    let identity = json!({
+        "format_version": FORMAT_VERSION,
+        "job": job,
+        "tokenizer": {"sha256": tokenizer, "special_tokens": prepared.vocabulary.special_tokens()},
+        "teacher": {"sha256": teacher, "device": device},
     });
-    Ok(JobHash { hash: hex(&Sha256::digest(all.to_string().as_bytes())), tokenizer, teacher })
+    let files = planned_files(&prepared.files);
+    let names: Vec<Value> = files.iter().map(|f| json!([f.name, f.state.bytes])).collect();
+    let hash = hex(&Sha256::digest(json!({"of": identity, "files": names}).to_string().as_bytes()));
+    let hash = JobHash { hash, tokenizer, teacher, identity, files, stamps };
+    hash.teacher_is_still()?;
+    Ok(hash)
+}
+
+/// A file of the input, as the plan keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedFile {
+    /// As the job's path or glob yields it; the splits name it so.
+    pub path: String,
+    /// Below the common folder of all files of the input.
+    pub name: String,
+    /// What its store said of it.
+    #[serde(flatten)]
+    pub state: FileState,
+}
+
+/// The files with their names below the folder that they have in common.
+fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
+    let parts: Vec<Vec<_>> = files.iter().map(|f| f.location.parts().collect()).collect();
+    let folder = |i: usize| &parts[i][..parts[i].len().saturating_sub(1)];
+    let common = (1..parts.len()).fold(parts.first().map_or(0, |_| folder(0).len()), |common, i| {
+        folder(0).iter().zip(folder(i)).take(common).take_while(|(a, b)| a == b).count()
+    });
+    let name = |i: usize| parts[i][common..].iter().map(AsRef::as_ref).collect::<Vec<&str>>().join("/");
+    let planned = |(i, f): (usize, &source::InputFile)| PlannedFile {
+        path: f.path.clone(),
+        name: name(i),
+        state: f.state.clone(),
+    };
+    files.iter().enumerate().map(planned).collect()
+}
+
+/// What a file of this machine was, so that a change is noticed.
+#[derive(Debug, Clone)]
+struct Stamp {
+    path: PathBuf,
+    state: (u64, SystemTime),
+}
+
+impl Stamp {
+    fn look(path: &Path) -> Result<(u64, SystemTime)> {
+        let found = fs::metadata(path).and_then(|m| Ok((m.len(), m.modified()?)));
+        found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
+    }
+
+    fn of(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), state: Self::look(path)? })
+    }
+
+    fn check(&self) -> Result<()> {
+        if Self::look(&self.path)? == self.state {
+            return Ok(());
+        }
+        let path = self.path.display();
+        let message = format!("{path} has changed since the job began; run the job again once it stays as it is");
+        Err(PipelineError::new(ErrorKind::Model, message))
+    }
 }
 
 /// `cpu` or `cuda`: floating point differs between them.
@@ -218,4 +300,30 @@ pub fn hash_file(path: &Path) -> Result<String> {
 /// When it cannot be written as JSON.
 pub fn tokenizer_json(prepared: &Prepared) -> Result<Vec<u8>> {
     prepared.vocabulary.to_json().map_err(|e| PipelineError::caused(ErrorKind::Model, "tokenizer", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(locations: &[&str]) -> Vec<String> {
+        let file = |location: &&str| source::InputFile {
+            path: "given".into(),
+            location: object_store::path::Path::from(*location),
+            size: 1,
+            state: FileState::default(),
+        };
+        planned_files(&locations.iter().map(file).collect::<Vec<_>>()).into_iter().map(|f| f.name).collect()
+    }
+
+    #[test]
+    fn files_are_named_below_what_they_have_in_common() {
+        assert_eq!(names(&[]), [""; 0]);
+        assert_eq!(names(&["home/x/corpus.jsonl"]), ["corpus.jsonl"]);
+        assert_eq!(names(&["home/x/a/1.gz", "home/x/b/1.gz"]), ["a/1.gz", "b/1.gz"]);
+        assert_eq!(names(&["s3:/corpora/a/1", "s3:/corpora/a/b/2"]), ["1", "b/2"]);
+        assert_eq!(names(&["home/x/a", "s3:/corpora/a"]), ["home/x/a", "s3:/corpora/a"]);
+        // a file is no folder, whatever it is called
+        assert_eq!(names(&["data/a", "data/a/b"]), ["a", "a/b"]);
+    }
 }

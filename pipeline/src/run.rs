@@ -6,11 +6,13 @@
 //!
 //! Nothing that depends on the number of threads, on time or on earlier runs reaches a shard: a split is a function
 //! of the job, its piece of the input and the teacher.
+//!
+//! Memory and threads: those of a split times the splits at work ([`crate::threads`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use datafusion::execution::TaskContext;
@@ -23,23 +25,29 @@ use stillhouse_schemas::spec::Dtype;
 use stillhouse_teacher::{LoadOptions, Precision, Teacher};
 use tokio::runtime::Handle;
 
+use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer, Progress};
+use crate::events::{Event, Observer, Progress, StalledSplit};
 use crate::exec::{Corpus, DocumentsExec, OperatorExec};
 use crate::finish;
+use crate::inputs::Comparison;
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
+use crate::repair::{self, check_finished};
 use crate::shard::{self, Writing};
 use crate::source::{self, Staged};
 use crate::stages::Stages;
-use crate::{functions, operators};
+use crate::stall::{self, Stall, StallWatch};
+use crate::{functions, operators, threads};
 
 /// How to run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RunOptions {
     /// Remove the output of another job first.
     pub overwrite: bool,
+    /// Read every byte of a data set that is finished already, before it is called complete.
+    pub check: bool,
 }
 
 const TICK: Duration = Duration::from_millis(250);
@@ -53,7 +61,7 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
     // before anything is written, so that a job that must not write here leaves no trace
-    if let Err(e) = output.look(&hash.hash).await
+    if let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
         && !(options.overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await?)
     {
         return Err(e);
@@ -78,15 +86,19 @@ async fn run_locked(
     observer: Arc<dyn Observer>,
     began: Instant,
 ) -> Result<()> {
-    let mut found = output.look(&hash.hash).await;
+    let mut found = find(&prepared, &hash, output, &observer).await;
     if options.overwrite && matches!(&found, Err(e) if e.kind == ErrorKind::Usage) && output.is_of_a_job().await? {
         output.remove().await?;
         found = output.look(&hash.hash).await;
     }
     let done = match found? {
         Found::Complete => {
+            let manifest = finish::manifest_of(output).await?;
+            let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
+            check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
             output.clean_state().await?;
-            return finish::already_done(output, observer.as_ref()).await;
+            finish::report(output, &manifest, 0.0, true, observer.as_ref());
+            return Ok(());
         }
         Found::Nothing => {
             output.recover(Vec::new()).await?;
@@ -98,11 +110,60 @@ async fn run_locked(
         }
     };
     let job = Job::start(prepared, hash, output.clone(), done, Arc::clone(&observer)).await?;
-    job.run_splits(began).await?;
-    job.finish(began).await
+    job.run_pending(began).await?.finish(began).await
 }
 
-async fn blocking<T: Send + 'static>(
+/// What is there of this job, made of the input as it is now.
+async fn find(
+    prepared: &Arc<Prepared>,
+    hash: &JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<Found> {
+    let found = output.look_as(&hash.hash, &|plan| differences(plan, hash)).await?;
+    let done: Vec<ShardRecord> = match &found {
+        Found::Nothing => return Ok(found),
+        Found::Complete => finish::manifest_of(output).await?.shards,
+        Found::Resumable { done, unsettled } => {
+            done.values().cloned().chain(unsettled.iter().map(|record| record.shard.clone())).collect()
+        }
+    };
+    let Some(plan) = output.plan().await? else { return Ok(found) };
+    let touched = plan.touched(&hash.files);
+    if touched.is_empty() {
+        return Ok(found);
+    }
+    let is_query = prepared.spec.input.sql.is_some();
+    let sql_folder = if is_query { Some(output.sql_folder(&hash.hash)?) } else { None };
+    let done: BTreeMap<SplitId, ShardRecord> = done.into_iter().map(|shard| (shard.split, shard)).collect();
+    let (shown, of, known, folder) = (output.to_string(), hash.clone(), plan.clone(), sql_folder.clone());
+    blocking(prepared, observer, move |prepared, observer| {
+        let comparison = Comparison {
+            prepared,
+            hash: &of,
+            plan: &known,
+            sql_folder: folder.as_deref(),
+            done: &done,
+            output: &shown,
+        };
+        comparison.check(&touched, observer)
+    })
+    .await?;
+    let splits = plan.splits_of(&hash.files);
+    output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
+    if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
+        remove_staged(&folder);
+    }
+    Ok(found)
+}
+
+fn remove_staged(folder: &Path) {
+    if let Err(e) = std::fs::remove_dir_all(folder) {
+        tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
+    }
+}
+
+pub(crate) async fn blocking<T: Send + 'static>(
     prepared: &Arc<Prepared>,
     observer: &Arc<dyn Observer>,
     f: impl FnOnce(&Prepared, &dyn Observer) -> Result<T> + Send + 'static,
@@ -113,7 +174,8 @@ async fn blocking<T: Send + 'static>(
         .map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))?
 }
 
-struct Job {
+/// A job at work.
+pub(crate) struct Job {
     prepared: Arc<Prepared>,
     hash: JobHash,
     output: Output,
@@ -122,6 +184,13 @@ struct Job {
     /// Bad records that `input.sql` met; they are counted with the first split.
     skipped: BTreeMap<String, u64>,
     done: BTreeMap<SplitId, ShardRecord>,
+    /// What the shards must be that are made again.
+    remade: BTreeMap<SplitId, ShardRecord>,
+    /// Shards that this run has made.
+    made: Mutex<BTreeSet<SplitId>>,
+    /// Splits at work: what they read, and their stages.
+    at_work: Mutex<BTreeMap<SplitId, (String, Arc<Stages>)>>,
+    committed: AtomicU64,
     teacher: Option<Arc<dyn Teacher>>,
     counters: Arc<Counters>,
     stages: Arc<Stages>,
@@ -133,14 +202,15 @@ struct Job {
 }
 
 impl Job {
-    async fn start(
+    /// Plans, loads the teacher, and tells that it begins.
+    pub(crate) async fn start(
         prepared: Arc<Prepared>,
         hash: JobHash,
         output: Output,
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let earlier = output.get_json::<PlanRecord>("_stillhouse/plan.json").await?;
+        let earlier = output.plan().await?;
         let (files, skipped) = match &prepared.spec.input.sql {
             Some(_) => {
                 let folder = output.sql_folder(&hash.hash)?;
@@ -150,7 +220,7 @@ impl Job {
             None => (prepared.files.clone(), BTreeMap::new()),
         };
         let splits = match earlier {
-            Some(plan) => plan.splits,
+            Some(plan) => plan.splits_of(&hash.files),
             None => {
                 let files = files.clone();
                 blocking(&prepared, &observer, move |p, o| plan::splits(p, &files, o)).await?
@@ -170,6 +240,9 @@ impl Job {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned(),
+            job_file: prepared.file.as_deref().map(plan::file_name).unwrap_or_default(),
+            identity: hash.identity.clone(),
+            files: hash.files.clone(),
             splits: splits.clone(),
         };
         output.begin(&record).await?;
@@ -179,6 +252,7 @@ impl Job {
         } else {
             None
         };
+        hash.teacher_is_still()?;
         observer.event(&Event::JobStarted {
             name: prepared.spec.name.clone(),
             output: output.to_string(),
@@ -209,7 +283,11 @@ impl Job {
             splits,
             corpus,
             skipped,
+            committed: AtomicU64::new(done.len() as u64),
             done,
+            remade: BTreeMap::new(),
+            made: Mutex::default(),
+            at_work: Mutex::default(),
             teacher,
             counters: Arc::new(Counters::default()),
             stop: Arc::default(),
@@ -217,40 +295,80 @@ impl Job {
         })
     }
 
-    async fn run_splits(&self, began: Instant) -> Result<()> {
-        let pending = pending_splits(&self.splits, &self.done);
+    /// Makes what is not committed yet.
+    pub(crate) async fn run_pending(self, began: Instant) -> Result<Self> {
+        self.run_splits(pending_splits(&self.splits, &self.done), began).await?;
+        Ok(self)
+    }
+
+    /// Makes shards again that must be what they were.
+    pub(crate) async fn remake(mut self, shards: BTreeMap<SplitId, ShardRecord>, began: Instant) -> Result<Self> {
+        let splits: Vec<_> = self.splits.iter().filter(|s| shards.contains_key(&s.split)).cloned().collect();
+        if splits.len() < shards.len() {
+            let message = format!("{}: the plan does not have all of the splits that are committed", self.output);
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        self.remade = shards;
+        self.run_splits(splits, began).await?;
+        self.done.append(&mut self.remade);
+        Ok(self)
+    }
+
+    async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
         let names = shard_names(&self.splits);
-        let at_once = match self.prepared.spec.engine.parallel_splits {
+        let wanted = match self.prepared.spec.engine.parallel_splits {
             Some(n) => n as usize,
             None if self.teacher.is_some() => 1,
             None => rayon::current_num_threads(),
         };
-        let committed = AtomicU64::new(self.done.len() as u64);
         let splits = futures::stream::iter(pending)
             .map(|split| {
                 let name = names.get(&split.split).cloned().unwrap_or_default();
-                let committed = &committed;
                 async move {
                     if !self.stop.load(Ordering::Relaxed) {
                         self.run_split(&split, &name).await?;
-                        committed.fetch_add(1, Ordering::Relaxed);
                     }
                     Ok::<_, PipelineError>(())
                 }
             })
-            .buffer_unordered(at_once);
+            .buffer_unordered(threads::splits_at_once(wanted, self.stages.count()));
         let work = self.until_one_fails(splits);
         tokio::pin!(work);
         let mut ticks = tokio::time::interval(TICK);
+        let mut watch = StallWatch::new(stall::PATIENCE, Instant::now());
         loop {
             tokio::select! {
                 result = &mut work => {
-                    self.progress(began, committed.load(Ordering::Relaxed));
+                    self.progress(began);
                     return result;
                 }
-                _ = ticks.tick() => self.progress(began, committed.load(Ordering::Relaxed)),
+                _ = ticks.tick() => {
+                    self.progress(began);
+                    self.look_for_a_stall(&mut watch);
+                }
             }
         }
+    }
+
+    /// Tells where everything stands when nothing has moved for a while.
+    fn look_for_a_stall(&self, watch: &mut StallWatch) {
+        let at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
+        let moved = self.stages.rows()
+            + self.committed.load(Ordering::Relaxed)
+            + self.counters.teacher_tokens.load(Ordering::Relaxed)
+            + self.prepared.storages.requests().sent;
+        let rows = at_work.iter().map(|(split, (_, stages))| (*split, stages.rows()));
+        let Some(Stall { time, splits }) = watch.look(Instant::now(), moved, rows) else { return };
+        let place = |(split, still): &(SplitId, Duration)| {
+            let (reads, stages) = at_work.get(split)?;
+            let (seconds, stages) = (still.as_secs_f64(), stages.places());
+            Some(StalledSplit { split: *split, reads: reads.clone(), seconds, stages })
+        };
+        self.observer.event(&Event::Stalled {
+            seconds: time.as_secs_f64(),
+            at_work: splits.len() as u64,
+            splits: splits.iter().take(stall::MOST_SHOWN).filter_map(place).collect(),
+        });
     }
 
     /// Runs the splits; after a failure the others are told to stop and waited for, so that nothing is written once
@@ -268,13 +386,13 @@ impl Job {
         failure.map_or(Ok(()), Err)
     }
 
-    fn progress(&self, began: Instant, splits_done: u64) {
+    fn progress(&self, began: Instant) {
         let c = &self.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let requests = self.prepared.storages.requests();
         self.observer.event(&Event::Progress(Progress {
             seconds: began.elapsed().as_secs_f64(),
-            splits_done,
+            splits_done: get(&self.committed),
             splits: self.splits.len() as u64,
             documents: get(&c.documents),
             text_bytes: get(&c.text_bytes),
@@ -290,8 +408,18 @@ impl Job {
         }));
     }
 
-    /// One split from its piece of the input to its committed shard.
     async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
+        let stages = Arc::new(self.stages.of_a_split());
+        let at_work = || self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
+        at_work()
+            .insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
+        let result = self.make(split, shard, &stages).await;
+        at_work().remove(&split.split);
+        result
+    }
+
+    /// One split from its piece of the input to its committed shard.
+    async fn make(&self, split: &SplitRecord, shard: &str, stages: &Stages) -> Result<()> {
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let statistics = SharedStatistics::default();
         if self.splits.first().is_some_and(|first| first.split == split.split) {
@@ -305,20 +433,26 @@ impl Job {
             counters: Arc::clone(&self.counters),
         };
         let place = describe(split);
-        let plan = self.split_plan(split, &context)?;
+        let read = Arc::new(Mutex::new(Vec::new()));
+        let plan = self.split_plan(split, &context, stages, &read)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
         let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
-        let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&self.stages.write));
-        // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own.
-        let written = tokio::task::spawn_blocking(move || {
-            let stream = plan
-                .execute(0, Arc::new(TaskContext::default()))
-                .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-            let how = Writing { spec: &spec, limits: &limits, context: &place, stop: &stop, stage: &stage };
-            Handle::current().block_on(shard::write(&output, &name, stream, how))
-        })
-        .await
-        .map_err(|e| PipelineError::caused(ErrorKind::Output, "a worker stopped", e))??;
+        let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&stages.write));
+        let runtime = Handle::current();
+        // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own, as each stage has.
+        let written = threads::start("write", move || {
+            runtime.block_on(async {
+                let stream = plan
+                    .execute(0, Arc::new(TaskContext::default()))
+                    .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
+                let how = Writing { spec: &spec, limits: &limits, context: &place, stop: &stop, stage: &stage };
+                shard::write(&output, &name, stream, how).await
+            })
+        });
+        let written = written.map_err(PipelineError::output("the system gives no thread for the writer"))?;
+        let written = written
+            .await
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
         let record = ShardRecord {
             path: format!("data/{shard}"),
             dataset_split: split.dataset_split.clone(),
@@ -328,9 +462,18 @@ impl Job {
             bytes: written.staged.bytes,
             sha256: written.staged.sha256.clone(),
             column_bytes: written.column_bytes,
+            input_sha256: read.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             statistics: statistics.lock().clone(),
         };
-        let record = self.output.commit(written.staged, record).await?;
+        let record = match self.remade.get(&split.split) {
+            Some(was) => {
+                self.output.replace(written.staged, &record, was).await?;
+                was.clone()
+            }
+            None => self.output.commit(written.staged, record).await?,
+        };
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(split.split);
+        self.committed.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
@@ -342,19 +485,26 @@ impl Job {
         Ok(())
     }
 
-    fn split_plan(&self, split: &SplitRecord, context: &SplitContext) -> Result<Arc<dyn ExecutionPlan>> {
-        let read = Arc::clone(&self.stages.read);
-        let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone(), read);
+    fn split_plan(
+        &self,
+        split: &SplitRecord,
+        context: &SplitContext,
+        stages: &Stages,
+        read: &Arc<Mutex<Vec<String>>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let stage = Arc::clone(&stages.read);
+        let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone(), stage).noting(read);
         let mut plan: Arc<dyn ExecutionPlan> = Arc::new(documents);
         let (spec, operators) = (&self.prepared.spec, &self.prepared.operators);
         let specs = operators::for_split(spec, operators, &split.dataset_split, &self.prepared.vocabulary)?;
-        for (spec, stage) in specs.into_iter().zip(&self.stages.operators) {
+        for (spec, stage) in specs.into_iter().zip(&stages.operators) {
             plan = Arc::new(OperatorExec::new(spec, context.clone(), Arc::clone(stage), plan));
         }
         Ok(plan)
     }
 
-    async fn finish(self, began: Instant) -> Result<()> {
+    /// The manifest and what stands beside it, once every shard is there and whole.
+    pub(crate) async fn finish(mut self, began: Instant) -> Result<()> {
         let own = self.output.records().await?.into_iter().filter(|r| r.job_hash == self.hash.hash);
         let mut records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
         self.output.still_ours().await?;
@@ -365,18 +515,38 @@ impl Job {
                 PipelineError::new(ErrorKind::Output, gone)
             })?);
         }
+        self = self.mend(&shards, began).await?;
+        self.hash.teacher_is_still()?;
         let info = self.teacher.as_ref().map(|t| t.info().clone());
         let manifest = finish::manifest(&self.prepared, &self.hash, info.as_ref(), self.splits, shards)?;
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state
-            let folder = self.output.sql_folder(&self.hash.hash)?;
-            if let Err(e) = std::fs::remove_dir_all(&folder) {
-                tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
-            }
+            remove_staged(&self.output.sql_folder(&self.hash.hash)?);
         }
         finish::report(&self.output, &manifest, began.elapsed().as_secs_f64(), false, self.observer.as_ref());
         Ok(())
+    }
+
+    /// Reads the shards of earlier runs, and makes those again that were damaged since.
+    ///
+    /// Cost: every byte of them is read once.
+    async fn mend(self, shards: &[ShardRecord], began: Instant) -> Result<Self> {
+        let earlier: Vec<&ShardRecord> = {
+            let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+            shards.iter().filter(|shard| !made.contains(&shard.split)).collect()
+        };
+        let damaged = repair::damaged_shards(&self.output, earlier, true, self.observer.as_ref()).await?;
+        if damaged.is_empty() {
+            return Ok(self);
+        }
+        for damage in &damaged {
+            let message = format!("{}: {}; it is made again", self.output.shown(&damage.name), damage.message);
+            self.observer.event(&Event::Warning { message });
+        }
+        let is_damaged = |shard: &&ShardRecord| damaged.iter().any(|d| d.split == Some(shard.split));
+        let shards = shards.iter().filter(is_damaged).map(|shard| (shard.split, shard.clone())).collect();
+        self.remake(shards, began).await
     }
 }
 
@@ -393,8 +563,8 @@ pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Inpu
 /// Runs `input.sql` once and keeps its rows beside the output, so that every split reads the same rows.
 ///
 /// Rows that an earlier run of this job has staged are used again.
-fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
-    if let Some(staged) = source::staged(folder) {
+pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
+    if let Some(staged) = source::staged(folder, &prepared.files) {
         return Ok(staged);
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });

@@ -25,7 +25,7 @@ use stillhouse_schemas::spec::Output as OutputSpec;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, ShardUpload, Staged};
-use crate::stages::Stage;
+use crate::stages::{Doing, Stage};
 
 /// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
 const PAGE_TOKENS: usize = 8_192;
@@ -128,7 +128,11 @@ async fn encode_all(
     tokio::pin!(batches);
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
-    while let Some(batch) = batches.next().await {
+    loop {
+        stage.does(Doing::WaitsForInput);
+        let next = batches.next().await;
+        stage.does(Doing::Works);
+        let Some(batch) = next else { break };
         let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
         let began = Instant::now();
         if cfg!(debug_assertions) {

@@ -1,8 +1,9 @@
-"""A training run that is killed twenty times and goes on in another shape each time."""
+"""A training run that is killed again and again and goes on in another shape each time."""
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import stillhouse
 
 TRAINER = pathlib.Path(__file__).with_name("trainer.py")
-KILLS = 20
+KILLS = 20 if os.environ.get("STILLHOUSE_SOAK", "0") != "0" else 8
 
 
 def launch(options: dict[str, Any], folder: pathlib.Path) -> bool:
@@ -65,7 +66,7 @@ def test_every_epoch_has_every_row_once(plain: pathlib.Path, tmp_path: pathlib.P
             break
         kills += 1
         shapes[world, workers] += 1
-    assert kills == KILLS and len(shapes) >= 8, shapes
+    assert kills == KILLS and len(shapes) >= KILLS * 2 // 5, shapes
     everything = Counter(stillhouse.open(plain, columns=["sequence_id"])[:]["sequence_id"].tolist())
     for epoch in range(2):
         got = Counter(

@@ -167,6 +167,10 @@ pub struct ShardRecord {
     pub sha256: String,
     /// Compressed bytes by column.
     pub column_bytes: BTreeMap<String, u64>,
+    /// What was read: for each piece of its split, in order, the sha256 of the piece's records. Of a good record the number of bytes of
+    /// its text (8 bytes, little-endian) and its text, of a bad one eight bytes 0xff.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub input_sha256: Vec<String>,
     /// What went in and what was seen.
     pub statistics: Statistics,
 }

@@ -52,6 +52,12 @@ impl Parsed {
         let spec = serde_json::from_value::<JobSpec>(value).ok();
         if let Some(spec) = &spec {
             for problem in checks::all(spec) {
+                if problems.0.len() >= MOST_PROBLEMS {
+                    if !problems.touches("") {
+                        problems.push(there_may_be_more());
+                    }
+                    break;
+                }
                 if !problems.touches(&problem.field) {
                     problems.push(problem);
                 }
@@ -183,9 +189,13 @@ fn structural_problems(value: &Value) -> Problems {
     problems.0.sort_by(|a, b| a.field.cmp(&b.field));
     if problems.0.len() >= MOST_PROBLEMS {
         problems.0.truncate(MOST_PROBLEMS);
-        problems.push(Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems")));
+        problems.push(there_may_be_more());
     }
     problems
+}
+
+fn there_may_be_more() -> Problem {
+    Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems"))
 }
 
 /// Problems that are told at once: nobody mends more, and a hostile file has as many as it has bytes.

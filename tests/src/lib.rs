@@ -35,6 +35,12 @@ pub fn root() -> PathBuf {
     fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap()
 }
 
+/// How often a test does what it does again and again: as often as CI can wait for, or, under `make soak`
+/// (`STILLHOUSE_SOAK=1`), as often as it takes to believe it.
+pub fn rounds(ci: usize, soak: usize) -> usize {
+    if std::env::var_os("STILLHOUSE_SOAK").is_some_and(|value| value != "0") { soak } else { ci }
+}
+
 /// The GPT-2-architecture teacher with the real vocabulary of 50,257.
 pub fn nano_teacher() -> PathBuf {
     root().join("assets/teacher-nano-gpt2")

@@ -3,14 +3,17 @@
 
 mod cli;
 mod corrupt;
+mod integrity;
 mod python;
 mod resume;
 mod service_api;
+mod service_bounds;
 mod service_cli;
 mod service_disk;
 mod service_failures;
 mod service_kills;
 mod service_order;
+mod service_recipe;
 mod service_server;
 mod service_streams;
 mod smollm2;

@@ -84,7 +84,7 @@ fn a_full_disk_is_told_once_and_loses_no_event() {
     assert!(done["result"]["rows"].as_u64() > Some(0) && done["progress"]["splits_done"] == SPLITS, "{done:#}");
     // when it happened, not when there was room
     let at = |kind: &str| events.iter().find(|e| e["type"] == kind).unwrap()["time"].as_str().unwrap().to_owned();
-    assert!(at("finished") < events.last().unwrap()["time"].as_str().unwrap().to_owned());
+    assert!(at("finished").as_str() < events.last().unwrap()["time"].as_str().unwrap());
     // nothing of what was refused
     assert_eq!(api.get("/jobs").json()["jobs"].as_array().unwrap().len(), 2);
     let said = service.said();

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::service::{Service, eventually};
+use stillhouse_tests::service::{Api, Service, eventually};
 use stillhouse_tests::{corpus, ran, shards, with};
 
 use crate::service_api::{DOCUMENTS, ROWS, SPLITS, long_job, quick_job, start, undisturbed};
@@ -152,6 +152,15 @@ fn figures_move_with_the_work() {
     let id = api.submit(&long_job("out"));
     api.until_split(&id, 1);
     assert_eq!(figure("stillhouse_jobs{state=\"running\"}"), Some(1.0));
+    for kind in ["all", "cpu"] {
+        for (name, value) in [("", 2.0), ("_used", 1.0), ("_free", 1.0)] {
+            assert_eq!(figure(&format!("stillhouse_slots{name}{{kind=\"{kind}\"}}")), Some(value), "{kind} {name}");
+        }
+    }
+    assert!(figure("stillhouse_data_free_bytes") > Some(0.0));
+    // the same below the API, where its document has it; nothing is a summary
+    let text = Api::new(&format!("{}/api/v1", api.url())).get("/metrics").expect(200).text;
+    assert!(text.contains("# TYPE stillhouse_http_seconds histogram") && !text.contains(" summary\n"), "{text}");
     let stream = api.stream(&format!("/jobs/{id}/events"), &[]);
     assert_eq!(figure("stillhouse_watchers"), Some(1.0));
     assert_eq!(stream.last().unwrap().kind, "end");
@@ -169,6 +178,16 @@ fn figures_move_with_the_work() {
         ("stillhouse_documents_total", DOCUMENTS as f64),
         ("stillhouse_stage_rows_total{stage=\"extract\"}", ROWS as f64),
         ("stillhouse_queue_wait_seconds_count", 1.0),
+        ("stillhouse_queue_wait_seconds_bucket{le=\"+Inf\"}", 1.0),
+        ("stillhouse_attempt_seconds_count{outcome=\"succeeded\"}", 1.0),
+        ("stillhouse_attempt_seconds_bucket{outcome=\"succeeded\",le=\"1209600\"}", 1.0),
+        ("stillhouse_job_seconds_count{state=\"succeeded\"}", 1.0),
+        ("stillhouse_job_seconds_bucket{state=\"succeeded\",le=\"3600\"}", 1.0),
+        ("stillhouse_http_seconds_count{route=\"/api/v1/jobs\",status=\"2xx\"}", 1.0),
+        ("stillhouse_http_seconds_bucket{route=\"/api/v1/jobs\",status=\"2xx\",le=\"30\"}", 1.0),
+        ("stillhouse_queue_length{kind=\"cpu\"}", 0.0),
+        ("stillhouse_slots_used{kind=\"cpu\"}", 0.0),
+        ("stillhouse_slots_free{kind=\"cpu\"}", 2.0),
         ("stillhouse_tokens_per_second", 0.0),
         ("stillhouse_http_requests_total{method=\"POST\",route=\"/api/v1/jobs\",status=\"201\"}", 1.0),
     ] {

@@ -11,17 +11,22 @@ use serde_json::{Value, json};
 use stillhouse_tests::proxy::{FaultProxy, Kind, Plan};
 use stillhouse_tests::s3::{ADMIN, S3};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, corpus, root, shards, with};
+use stillhouse_tests::{Scratch, corpus, root, rounds, shards, with};
 
 use super::resume::moments;
 use super::stores::{User, packing_job, shards_in};
 
-/// A job of about a hundred and fifty splits, from the bucket `corpora` to a prefix of `shards`.
+/// Megabytes of a split: some hundred and fifty splits in a soak, some fifty otherwise.
+fn split_megabytes() -> f64 {
+    if rounds(0, 1) == 1 { 0.002 } else { 0.006 }
+}
+
+/// A job of many splits, from the bucket `corpora` to a prefix of `shards`.
 fn many_splits(prefix: &str) -> Value {
     with(
         packing_job(),
         &json!({
-            "input": {"paths": ["s3://corpora/corpus.jsonl"], "split_megabytes": 0.002},
+            "input": {"paths": ["s3://corpora/corpus.jsonl"], "split_megabytes": split_megabytes()},
             "output": {"path": format!("s3://shards/{prefix}")},
             "engine": {"parallel_splits": 4},
             "storage": {"retry": {
@@ -34,9 +39,12 @@ fn many_splits(prefix: &str) -> Value {
 
 /// What an undisturbed run makes of the same corpus on a disk.
 fn undisturbed(scratch: &Scratch) -> BTreeMap<String, String> {
-    let local = with(packing_job(), &json!({"input": {"split_megabytes": 0.002}, "output": {"path": "undisturbed"}}));
+    let local = with(
+        packing_job(),
+        &json!({"input": {"split_megabytes": split_megabytes()}, "output": {"path": "undisturbed"}}),
+    );
     let expected = shards(&scratch.make(&local));
-    assert!(expected.len() >= 120, "{}", expected.len());
+    assert!(expected.len() >= rounds(40, 120), "{}", expected.len());
     expected
 }
 
@@ -104,7 +112,7 @@ fn nothing_left_over(s3: &S3, prefix: &str) {
 }
 
 #[test]
-fn five_hundred_faults_change_no_byte() {
+fn faults_change_no_byte() {
     let scratch = scratch();
     let expected = undisturbed(&scratch);
     let weed = server();
@@ -117,9 +125,9 @@ fn five_hundred_faults_change_no_byte() {
     let fired = proxy.fired();
     let all: u64 = fired.values().sum();
     println!("{all} faults in {} requests: {fired:?}", proxy.requests().len());
-    assert!(all >= 500, "only {all} faults fired: {fired:?}");
+    assert!(all as usize >= rounds(150, 500), "only {all} faults fired: {fired:?}");
     for kind in Kind::ALL {
-        assert!(fired.get(&kind).is_some_and(|n| *n >= 20), "{kind:?}: {fired:?}");
+        assert!(fired.get(&kind).is_some_and(|n| *n as usize >= rounds(5, 20)), "{kind:?}: {fired:?}");
     }
     let s3 = weed.s3();
     assert_eq!(shards_in(&s3, "shards", "faulty"), expected);
@@ -133,7 +141,7 @@ fn five_hundred_faults_change_no_byte() {
     user.run(&["export", source, copy, "--quiet"]).expect(0);
     assert_eq!(shards_in(&s3, "shards", "copied"), expected);
     user.run(&["verify", copy]).expect(0);
-    assert!(proxy.fired().values().sum::<u64>() > before + 40);
+    assert!(proxy.fired().values().sum::<u64>() > before + rounds(15, 40) as u64);
     user.run(&["export", source, copy, "--quiet"]).expect(0);
     assert_eq!(s3.list_multipart_uploads("shards"), []);
 }
@@ -146,7 +154,8 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let s3 = weed.s3();
     let mut moments = moments(11);
 
-    // ours, ten times
+    // ours
+    let wanted = rounds(4, 10);
     let start = Instant::now();
     let job = |prefix: &str| {
         scratch.job("job.yaml", &many_splits(prefix));
@@ -158,7 +167,7 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let duration = start.elapsed();
     let (mut kills, mut midway, mut finished) = (0, 0, 0);
     let mut watcher = Watcher::start(&scratch, &weed, "killed-0");
-    while kills < 10 {
+    while kills < wanted {
         let prefix = format!("killed-{finished}");
         let mut run = job(&prefix).spawn().unwrap();
         let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
@@ -196,12 +205,12 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     assert_eq!(shards_in(&s3, "shards", &prefix), expected);
     nothing_left_over(&s3, &prefix);
     watcher.stop(expected.len());
-    assert!(midway >= 4, "only {midway} of {kills} kills fell between the first and the last commit");
+    assert!(midway >= wanted / 3, "only {midway} of {kills} kills fell between the first and the last commit");
 
-    // the server, ten times: the same run waits for it
+    // the server: the same run waits for it
     let mut deaths = 0;
     let mut round = 0;
-    while deaths < 10 {
+    while deaths < wanted {
         let prefix = format!("orphaned-{round}");
         let watcher = Watcher::start(&scratch, &weed, &prefix);
         let mut run = job(&prefix).spawn().unwrap();
@@ -209,7 +218,7 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
         while s3.list("shards", &format!("{prefix}/data/")).is_empty() && run.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(20));
         }
-        while deaths < 10 && run.try_wait().unwrap().is_none() {
+        while deaths < wanted && run.try_wait().unwrap().is_none() {
             std::thread::sleep(duration.mul_f64(moments.next().unwrap() * 0.5));
             if run.try_wait().unwrap().is_some() {
                 break;

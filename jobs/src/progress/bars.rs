@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use stillhouse_pipeline::events::{Event, Progress};
+use stillhouse_pipeline::events::{Event, Progress, stalled_words};
 
 use super::copies::{Copied, Copies};
 use super::gauge::{Gauge, Reading, Start};
@@ -98,6 +98,10 @@ impl State {
             }
             Event::Warning { message } => {
                 let _ = self.multi.println(format!("warning: {}", escaped(message)));
+            }
+            Event::Stalled { seconds, at_work, splits } => {
+                let words = stalled_words(*seconds, *at_work, splits);
+                let _ = self.multi.println(format!("warning: {}", escaped(&words)));
             }
             Event::SplitStarted { .. } | Event::SplitCommitted { .. } => {}
             Event::JobFinished { .. } => self.clear(),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use stillhouse_pipeline::events::{Event, Progress};
+use stillhouse_pipeline::events::{Event, Progress, stalled_words};
 
 use super::copies::{Copied, Copies};
 use super::gauge::{Gauge, Reading, Start};
@@ -80,6 +80,9 @@ impl State {
                 self.say(&format!("{name}: {}{resumed}{with}, to {output}", units::counted(*splits, "split")));
             }
             Event::Warning { message } => self.say(&format!("warning: {message}")),
+            Event::Stalled { seconds, at_work, splits } => {
+                self.say(&format!("warning: {}", stalled_words(*seconds, *at_work, splits)));
+            }
             Event::SplitStarted { .. } => {}
             Event::SplitCommitted { shard, rows, tokens, bytes, .. } => self.say(&format!(
                 "{shard}: {}, {}, {}",

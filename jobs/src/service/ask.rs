@@ -32,6 +32,7 @@ pub async fn ask(service: &Service, work: Work) -> Result<Value, Unanswered> {
     let start = Start {
         program: service.program.clone(),
         visible_gpus: Some(String::new()),
+        endpoint: service.config.endpoint.clone(),
         order: Order {
             work,
             access: service.config.job_access(),

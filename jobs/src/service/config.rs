@@ -16,6 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stillhouse_pipeline::access::Access;
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::storage::endpoint_problem;
 
 use super::api::limits::StreamLimits;
 use super::proxies;
@@ -40,6 +41,8 @@ pub struct Config {
     pub folder: PathBuf,
     /// What jobs may touch.
     pub access: Access,
+    /// URL of the S3-compatible service of jobs that name none in `storage.endpoint`. Default: `AWS_ENDPOINT_URL`, the profile, or Amazon.
+    pub endpoint: Option<String>,
     /// How much runs at once.
     pub capacity: Capacity,
     /// Limits.
@@ -118,6 +121,12 @@ pub struct Limits {
     pub requests_per_minute: u32,
     /// Submissions and validations of one user per minute.
     pub submissions_per_minute: u32,
+    /// Entries of `input.paths` of a job; each may be a glob or a folder.
+    pub paths_per_job: u32,
+    /// Longest that the checks of a submission may take.
+    pub check_seconds: u32,
+    /// Longest that a submission waits for the hub to say whether it has the job's models; 0: it is not asked.
+    pub hub_seconds: u32,
     /// Jobs that wait, of all users.
     pub queued_jobs: u32,
     /// Jobs that wait, of one user.
@@ -175,6 +184,7 @@ impl Default for Config {
             proxy_header: ProxyHeader::XForwardedFor,
             folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
             access: Access::default(),
+            endpoint: None,
             capacity: Capacity::default(),
             limits: Limits::default(),
             retry: Retry::default(),
@@ -212,6 +222,9 @@ impl Default for Limits {
             body_kilobytes: 1024,
             requests_per_minute: 6000,
             submissions_per_minute: 600,
+            paths_per_job: 10_000,
+            check_seconds: 30,
+            hub_seconds: 5,
             queued_jobs: 10_000,
             queued_jobs_per_user: 5_000,
             max_attempts: 3,
@@ -327,6 +340,8 @@ impl Config {
             ("limits.body_kilobytes", limits.body_kilobytes, 1),
             ("limits.requests_per_minute", limits.requests_per_minute, 1),
             ("limits.submissions_per_minute", limits.submissions_per_minute, 1),
+            ("limits.paths_per_job", limits.paths_per_job, 1),
+            ("limits.check_seconds", limits.check_seconds, 1),
             ("limits.queued_jobs", limits.queued_jobs, 1),
             ("limits.queued_jobs_per_user", limits.queued_jobs_per_user, 1),
             ("limits.max_attempts", limits.max_attempts, 1),
@@ -356,6 +371,9 @@ impl Config {
         }
         if !self.folder.is_dir() {
             problems.push(Problem::new("folder", self.folder.display(), "is not a folder"));
+        }
+        if let Some(problem) = self.endpoint.as_deref().and_then(endpoint_problem) {
+            problems.push(Problem::missing("endpoint", problem));
         }
         for (i, host) in self.hosts.iter().enumerate() {
             if host.is_empty() || !host.bytes().all(|b| b.is_ascii_alphanumeric() || b".-:[]".contains(&b)) {

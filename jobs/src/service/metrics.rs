@@ -3,34 +3,67 @@
 //! | name | kind | of |
 //! |---|---|---|
 //! | `stillhouse_jobs{state}` | gauge | jobs in each state |
-//! | `stillhouse_queue_wait_seconds` | summary | from queued to running |
+//! | `stillhouse_queue_length{kind}` | gauge | queued jobs by the kind of slot that they wait for |
+//! | `stillhouse_slots{kind}`, `_slots_used{kind}`, `_slots_free{kind}` | gauge | slots: `cpu`, `gpu:N`, and `all` (`capacity.running_jobs`) |
+//! | `stillhouse_queue_wait_seconds` | histogram | from queued to running |
+//! | `stillhouse_attempt_seconds{outcome}` | histogram | from the start of a worker to its end |
+//! | `stillhouse_job_seconds{state}` | histogram | from the first start of a job to its final state |
 //! | `stillhouse_attempts_total{outcome}` | counter | attempts by how they ended |
 //! | `stillhouse_documents_total`, `_text_bytes_total`, `_tokens_total`, `_sequences_total`, `_teacher_tokens_total` | counter | work done |
 //! | `stillhouse_tokens_per_second` | gauge | of all running jobs |
 //! | `stillhouse_stage_milliseconds_total{stage}`, `stillhouse_stage_rows_total{stage}` | counter | each stage's own work |
 //! | `stillhouse_splits_committed_total`, `stillhouse_shard_bytes_total`, `stillhouse_split_retries_total` | counter | splits |
 //! | `stillhouse_store_requests_total`, `stillhouse_store_retries_total` | counter | requests to object stores, those sent again |
-//! | `stillhouse_http_requests_total{method,route,status}`, `stillhouse_http_seconds{route}` | counter, summary | requests to the service |
+//! | `stillhouse_http_requests_total{method,route,status}` | counter | requests to the service |
+//! | `stillhouse_http_seconds{route,status}` | histogram | until the head of an answer; `status` is its class, such as `2xx` |
 //! | `stillhouse_watchers` | gauge | live streams |
 //! | `stillhouse_data_folder_full` | gauge | 1 while the disk of the data folder is full |
+//! | `stillhouse_data_free_bytes` | gauge | what is free of the disk of the data folder |
 
 use std::sync::Arc;
 
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use stillhouse_pipeline::events::Progress;
 
-use super::Service;
+use super::model::Slot;
 use super::store::{Result, jobs};
+use super::{Service, process};
+
+/// Until the head of an answer.
+pub const HTTP: &str = "stillhouse_http_seconds";
+/// From queued to running.
+pub const QUEUE_WAIT: &str = "stillhouse_queue_wait_seconds";
+/// From the start of a worker to its end.
+pub const ATTEMPT: &str = "stillhouse_attempt_seconds";
+/// From the first start of a job to its final state.
+pub const JOB: &str = "stillhouse_job_seconds";
+
+/// Upper bounds of what takes milliseconds, in seconds: a read of the store, a report by a worker.
+const SHORT: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+/// Upper bounds of what takes minutes or days, in seconds.
+const LONG: [f64; 13] =
+    [1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 7200.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 1_209_600.0];
 
 /// Begins to count in this process.
 ///
 /// # Errors
 /// When somebody counts already.
 pub fn install() -> Result<PrometheusHandle, String> {
-    let handle = PrometheusBuilder::new().install_recorder().map_err(|e| e.to_string())?;
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in [(HTTP, &SHORT[..]), (QUEUE_WAIT, &LONG), (ATTEMPT, &LONG), (JOB, &LONG)] {
+        let matcher = Matcher::Full(name.to_owned());
+        builder = builder.set_buckets_for_metric(matcher, buckets).map_err(|e| e.to_string())?;
+    }
+    let handle = builder.install_recorder().map_err(|e| e.to_string())?;
     describe_gauge!("stillhouse_jobs", "Jobs in each state");
-    describe_histogram!("stillhouse_queue_wait_seconds", "Seconds from queued to running");
+    describe_gauge!("stillhouse_queue_length", "Queued jobs by the kind of slot that they wait for");
+    describe_gauge!("stillhouse_slots", "Jobs that may run at once, by kind of slot");
+    describe_gauge!("stillhouse_slots_used", "Slots in which a job runs");
+    describe_gauge!("stillhouse_slots_free", "Slots in which another job could begin now");
+    describe_histogram!(QUEUE_WAIT, "Seconds from queued to running");
+    describe_histogram!(ATTEMPT, "Seconds from the start of a worker to its end, by outcome");
+    describe_histogram!(JOB, "Seconds from the first start of a job to its final state");
     describe_counter!("stillhouse_attempts_total", "Attempts by how they ended");
     describe_counter!("stillhouse_documents_total", "Documents read");
     describe_counter!("stillhouse_text_bytes_total", "Bytes of text read");
@@ -49,12 +82,14 @@ pub fn install() -> Result<PrometheusHandle, String> {
         "Requests to object stores that were sent again after an error"
     );
     describe_counter!("stillhouse_http_requests_total", "Requests to the service");
-    describe_histogram!("stillhouse_http_seconds", "Seconds until the head of an answer");
+    describe_histogram!(HTTP, "Seconds until the head of an answer, by class of status");
     describe_gauge!("stillhouse_watchers", "Live streams of events and logs");
     describe_gauge!(
         "stillhouse_data_folder_full",
         "1 while the disk of the data folder is full, so that submissions are refused"
     );
+    gauge!("stillhouse_watchers").set(0.0);
+    describe_gauge!("stillhouse_data_free_bytes", "Bytes that are free on the disk of the data folder");
     for name in ["splits_committed", "shard_bytes", "split_retries", "store_requests", "store_retries", "tokens"] {
         counter!(format!("stillhouse_{name}_total")).increment(0);
     }
@@ -96,10 +131,25 @@ pub async fn upkeep(service: Arc<Service>) {
 /// # Errors
 /// When the store fails.
 pub async fn render(service: &Arc<Service>) -> Result<String> {
-    for (state, n) in service.store.read(jobs::counts).await? {
+    let (states, waiting) = service.store.read(|c| Ok((jobs::counts(c)?, jobs::waiting(c)?))).await?;
+    for (state, n) in states {
         gauge!("stillhouse_jobs", "state" => state.name()).set(n as f64);
     }
     gauge!("stillhouse_data_folder_full").set(f64::from(u8::from(service.store.room.is_full())));
+    let wait_for =
+        |gpu: bool| waiting.iter().filter(|(slot, _)| (*slot != Slot::Cpu) == gpu).map(|(_, n)| *n).sum::<u64>();
+    for (kind, gpu) in [("cpu", false), ("gpu", true)] {
+        gauge!("stillhouse_queue_length", "kind" => kind).set(wait_for(gpu) as f64);
+    }
+    for slots in service.running.slots(&service.config.capacity) {
+        for (name, n) in [("", slots.all), ("_used", slots.used), ("_free", slots.free)] {
+            gauge!(format!("stillhouse_slots{name}"), "kind" => slots.kind.clone()).set(f64::from(n));
+        }
+    }
+    match process::free_bytes(&service.config.data) {
+        Ok(bytes) => gauge!("stillhouse_data_free_bytes").set(bytes as f64),
+        Err(e) => tracing::warn!("the disk of {}: {e}", service.config.data.display()),
+    }
     gauge!("stillhouse_tokens_per_second").set(service.running.tokens_per_second());
     let handle = service.metrics.clone();
     Ok(handle

@@ -16,6 +16,7 @@
 
 pub mod api;
 pub mod ask;
+pub mod bounds;
 pub mod client;
 pub mod config;
 pub mod logs;

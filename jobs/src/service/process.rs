@@ -118,9 +118,38 @@ pub fn survive_file_limits() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
+/// Whether this user may make files in a folder.
+pub fn may_write_in(folder: &Path) -> io::Result<()> {
+    let folder = CString::new(folder.as_os_str().as_bytes())?;
+    // SAFETY: the path lives through the call, which only reads it.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, folder.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+
     use super::*;
+
+    #[test]
+    fn what_a_disk_has_left_and_what_a_folder_takes() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_bytes(folder.path()).unwrap() > 0);
+        assert!(free_bytes(&folder.path().join("none")).is_err());
+        may_write_in(folder.path()).unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let closed = folder.path().join("closed");
+        std::fs::DirBuilder::new().mode(0o555).create(&closed).unwrap();
+        // root may write anywhere; this process is this test's own
+        // SAFETY: a plain system call without memory of ours.
+        unsafe { libc::seteuid(65534) };
+        assert_eq!(may_write_in(&closed).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // SAFETY: as above; where this process was never root it fails, and nothing is changed.
+        unsafe { libc::seteuid(0) };
+    }
 
     #[test]
     fn a_process_is_known_by_when_it_began() {

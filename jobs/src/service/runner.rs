@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
 use serde_json::{Value, json};
-use stillhouse_pipeline::events::{Event, Progress};
+use stillhouse_pipeline::events::{Event, Progress, stalled_words};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::Service;
-use super::ask;
 use super::logs::LogWriter;
-use super::model::{EventType, EventView, JobState, ProgressView, ResultView, Slot, StageView, Time};
+use super::model::{EventType, EventView, Job, JobState, ProgressView, ResultView, Slot, StageView, Time};
 use super::order::{Message, Order, STOPPED, Work};
 use super::outcome::Outcome;
 use super::process::TERMINATE;
@@ -21,6 +19,7 @@ use super::rates::{Rates, Speed};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
 use super::worker::{Exit, FromWorker, Start, Worker};
+use super::{Service, ask, bounds, metrics as figures};
 use crate::progress::{Gauge, Start as GaugeStart};
 
 /// Why a worker is stopped.
@@ -46,11 +45,13 @@ const KEEP: Duration = Duration::from_secs(5);
 pub async fn attempt(service: Arc<Service>, task: Task, gpu: Option<u32>, stop: watch::Receiver<Stop>) {
     let id = task.whose.id.clone();
     let mut attempt = Attempt::new(Arc::clone(&service), task, gpu, stop);
+    let began = Instant::now();
     let outcome = match attempt.run().await {
         Ok(outcome) => outcome,
         Err(message) => Outcome::Crashed(message),
     };
     tracing::info!(job = %id, attempt = attempt.task.whose.attempt, outcome = ?outcome, "attempt ended");
+    histogram!(figures::ATTEMPT, "outcome" => outcome.name()).record(began.elapsed().as_secs_f64());
     // the state must reach the store: without it the job would be neither here nor there
     while let Err(e) = attempt.close(&outcome).await {
         // of a full disk the store has told
@@ -130,7 +131,7 @@ impl Attempt {
 
     async fn run(&mut self) -> Result<Outcome, String> {
         let id = self.task.whose.id.clone();
-        histogram!("stillhouse_queue_wait_seconds").record(self.task.waited.max(0) as f64 / 1e3);
+        histogram!(figures::QUEUE_WAIT).record(self.task.waited.max(0) as f64 / 1e3);
         match self.service.logs.write_to(&id, self.task.whose.attempt) {
             Ok(log) => self.log = Some(log),
             Err(e) => tracing::error!(job = %id, "cannot write its log: {e}"),
@@ -203,6 +204,7 @@ impl Attempt {
         Start {
             program: self.service.program.clone(),
             visible_gpus,
+            endpoint: config.endpoint.clone(),
             order: Order {
                 work: Work::Run {
                     file: self.task.file.clone(),
@@ -344,6 +346,7 @@ impl Attempt {
             FromWorker::Message(message) => match *message {
                 Message::Event(event) => self.event(event).await,
                 Message::Failed { message, problems, retryable, .. } => {
+                    let (message, problems) = (bounds::message(message), bounds::problems(problems));
                     self.failed = Some(Outcome::Failed { message, problems, retryable });
                 }
                 Message::Answer(_) => {}
@@ -352,16 +355,15 @@ impl Attempt {
     }
 
     async fn event(&mut self, event: Event) {
-        let mut data = match serde_json::to_value(&event) {
-            Ok(Value::Object(fields)) => fields,
-            _ => return,
-        };
-        data.remove("event");
-        let data = Value::Object(data);
+        let Some((event, data)) = bounded(&event) else { return };
         match event {
             Event::Progress(progress) => self.progress(progress).await,
             Event::Preparing { .. } => self.tell_kept(EventType::Preparing, data).await,
             Event::Warning { .. } => self.tell_kept(EventType::Warning, data).await,
+            Event::Stalled { seconds, at_work, splits } => {
+                let message = stalled_words(seconds, at_work, &splits);
+                self.tell_kept(EventType::Warning, json!({ "message": message })).await;
+            }
             Event::SplitStarted { .. } => self.tell_kept(EventType::SplitStarted, data).await,
             Event::JobStarted { output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash, .. } => {
                 self.plan = Some(Plan { job_hash, splits, committed: splits_done });
@@ -398,7 +400,7 @@ impl Attempt {
     }
 
     async fn progress(&mut self, now: Progress) {
-        super::metrics::count(&self.last, &now);
+        figures::count(&self.last, &now);
         let now_time = Time::now();
         let with_teacher = self.gauge.as_ref().is_some_and(|(_, teacher)| *teacher);
         let tokens = if with_teacher { now.teacher_tokens } else { now.tokens };
@@ -520,15 +522,27 @@ impl Attempt {
                 reason = Some(format!("the service was stopped in each of {interruptions} attempts"));
             }
             jobs::transition(t, &whose, state, to, reason.as_deref(), now, told)?;
-            Ok(to)
+            jobs::get(t, &whose.id)
         });
-        let state = changed.await?;
+        let Job { state, started_at, finished_at, .. } = changed.await?;
+        if let (Some(from), Some(to)) = (started_at, finished_at) {
+            histogram!(figures::JOB, "state" => state.name()).record(to.seconds_since(from));
+        }
         counter!("stillhouse_attempts_total", "outcome" => outcome.name()).increment(1);
         if state == JobState::Retrying {
             self.service.wake.notify_one();
         }
         Ok(())
     }
+}
+
+/// An event with what it carries, both within bounds.
+fn bounded(event: &Event) -> Option<(Event, Value)> {
+    let mut data = serde_json::to_value(event).ok()?;
+    bounds::event(&mut data);
+    let event = serde_json::from_value(data.clone()).ok()?;
+    data.as_object_mut()?.remove("event");
+    Some((event, data))
 }
 
 async fn told_to_stop(stop: &mut watch::Receiver<Stop>) -> Stop {

@@ -70,6 +70,22 @@ impl Running {
         }
     }
 
+    /// How many slots of each kind there are, are used, and could be used now: `all` jobs at once, the processor, each GPU.
+    pub fn slots(&self, capacity: &Capacity) -> Vec<Slots> {
+        let running = self.lock();
+        let left = capacity.running_jobs.saturating_sub(count(running.len()));
+        let of = |kind: String, all: u32, used: usize| {
+            let used = count(used);
+            Slots { kind, all, used, free: all.saturating_sub(used).min(left) }
+        };
+        let on_cpu = running.values().filter(|p| p.slot == Slot::Cpu).count();
+        let mut slots =
+            vec![of("all".into(), capacity.running_jobs, running.len()), of("cpu".into(), capacity.cpu_slots, on_cpu)];
+        let gpus = capacity.gpus.iter();
+        slots.extend(gpus.map(|gpu| of(format!("gpu:{gpu}"), capacity.jobs_per_gpu, on_gpu(&running, *gpu))));
+        slots
+    }
+
     /// Slots that a job could have now.
     fn free(&self, capacity: &Capacity) -> Vec<Slot> {
         let running = self.lock();
@@ -98,6 +114,21 @@ impl Running {
             Slot::AnyGpu => capacity.gpus.iter().copied().min_by_key(|gpu| (on_gpu(&running, *gpu), *gpu)),
         }
     }
+}
+
+/// Slots of one kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slots {
+    /// `all`, `cpu`, or `gpu:` with the ordinal of a GPU.
+    pub kind: String,
+    pub all: u32,
+    pub used: u32,
+    /// Those in which a job could begin now; never more than of `all`.
+    pub free: u32,
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 fn on_gpu(running: &HashMap<Key, Place>, gpu: u32) -> usize {
@@ -281,10 +312,15 @@ mod tests {
         assert_eq!(running.free(&capacity), [Slot::Cpu]);
         assert_eq!(put(&running, Slot::Cpu, &capacity), None);
         assert_eq!(running.free(&capacity), []);
+        let told: Vec<(String, u32, u32, u32)> =
+            running.slots(&capacity).into_iter().map(|s| (s.kind, s.all, s.used, s.free)).collect();
+        let expected = [("all", 4, 3, 1), ("cpu", 1, 1, 0), ("gpu:0", 1, 1, 0), ("gpu:3", 1, 1, 0)];
+        assert_eq!(told, expected.map(|(kind, all, used, free)| (kind.to_owned(), all, used, free)));
         // and never more than so many jobs, whatever they run on
         let one = Capacity { running_jobs: 1, ..capacity };
         let running = Running::default();
         put(&running, Slot::AnyGpu, &one);
         assert_eq!(running.free(&one), []);
+        assert!(running.slots(&one).iter().all(|s| s.free == 0));
     }
 }

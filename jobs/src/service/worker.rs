@@ -65,6 +65,8 @@ pub struct Start {
     pub order: Order,
     /// `CUDA_VISIBLE_DEVICES`.
     pub visible_gpus: Option<String>,
+    /// The S3-compatible service of jobs that name none.
+    pub endpoint: Option<String>,
 }
 
 impl Worker {
@@ -91,6 +93,9 @@ impl Worker {
         }
         if let Some(gpus) = &start.visible_gpus {
             command.env("CUDA_VISIBLE_DEVICES", gpus);
+        }
+        if let Some(endpoint) = &start.endpoint {
+            command.env("AWS_ENDPOINT_URL_S3", endpoint);
         }
         let mut child = command.spawn()?;
         let (Some(leash), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())

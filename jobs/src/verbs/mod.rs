@@ -6,6 +6,7 @@ pub mod export;
 pub mod inspect;
 pub mod jobs;
 pub mod plan;
+pub mod repair;
 pub mod run;
 pub mod schema;
 pub mod serve;
@@ -80,6 +81,18 @@ impl StoreOptions {
             path_style: self.path_style,
             anonymous: self.anonymous.then_some(true),
             ..Storage::default()
+        }
+    }
+
+    /// These options over those of a job file.
+    pub fn over(&self, storage: &Storage) -> Storage {
+        let given = self.storage();
+        Storage {
+            endpoint: given.endpoint.or(storage.endpoint.clone()),
+            region: given.region.or(storage.region.clone()),
+            path_style: given.path_style.or(storage.path_style),
+            anonymous: given.anonymous.or(storage.anonymous),
+            ..storage.clone()
         }
     }
 

@@ -17,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   stillhouse run job.yaml                  progress bars on a terminal, log lines otherwise
   stillhouse run job.yaml                  again: goes on where it stopped, and ends with the same bytes
+  stillhouse run job.yaml --check          finished already: reads every byte before it says so
   stillhouse run job.yaml --overwrite      the folder holds another job's data set: replace it
   stillhouse run job.yaml --json | jq -c 'select(.event == \"split_committed\")'";
 
@@ -33,6 +34,9 @@ pub struct Args {
     /// Replace the data set of another job, or of another version of this job, in the output folder
     #[arg(long)]
     overwrite: bool,
+    /// Where the data set is finished already: read every byte of it before it is called complete
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     threads: Threads,
     /// Write one JSON event per line to stdout
@@ -61,7 +65,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     };
     let result = prepared.map_err(about).and_then(|prepared| {
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
-        let options = RunOptions { overwrite: args.overwrite };
+        let options = RunOptions { overwrite: args.overwrite, check: args.check };
         runtime.block_on(async {
             tokio::select! {
                 biased;

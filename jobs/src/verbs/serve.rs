@@ -20,6 +20,7 @@ const EXAMPLES: &str = "\
 Examples:
   stillhouse serve                                   on this machine; jobs may touch the folder it is started in
   stillhouse serve --allow /corpora --allow s3://shards/team
+  stillhouse serve --allow s3://corpora --allow s3://shards --endpoint http://minio:9000
   stillhouse serve --config service.yaml             every limit, see docs/SERVICE.md
   stillhouse serve --config service.yaml --check     look at the configuration, start nothing
   stillhouse token create --user ada --scope read --scope submit";
@@ -44,6 +45,9 @@ pub struct Args {
     /// A folder or store (s3://bucket/prefix) that jobs may read and write; may be given again
     #[arg(long, value_name = "PLACE")]
     allow: Vec<String>,
+    /// URL of an S3-compatible service that jobs may name; the first is that of jobs that name none; may be given again
+    #[arg(long, value_name = "URL")]
+    endpoint: Vec<String>,
     /// Check the configuration and say what it means; exit code 2 when something is wrong
     #[arg(long)]
     pub check: bool,
@@ -73,6 +77,7 @@ pub fn configuration(
     data: Option<&Path>,
     listen: Option<SocketAddr>,
     allow: &[String],
+    endpoints: &[String],
 ) -> Result<Config, Failure> {
     let mut config = match file {
         Some(file) => Config::read(file).map_err(Failure::Usage)?,
@@ -98,12 +103,14 @@ pub fn configuration(
     }
     config.access.read.extend(places.iter().cloned());
     config.access.write.extend(places);
+    config.access.endpoints.extend(endpoints.iter().cloned());
+    config.endpoint = config.endpoint.or_else(|| endpoints.first().cloned());
     Ok(config)
 }
 
 /// Serves, or checks.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    let config = configuration(args.config.as_deref(), args.data.as_deref(), args.listen, &args.allow)?;
+    let config = configuration(args.config.as_deref(), args.data.as_deref(), args.listen, &args.allow, &args.endpoint)?;
     let mut problems = config.problems();
     if !sandbox::is_known() && !config.allow_unconfined {
         let message =
@@ -220,6 +227,9 @@ fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> 
     fact("hub", listed(&config.access.hub));
     fact("private networks", if config.access.private_networks { "allowed" } else { "refused" }.into());
     fact("endpoints in job files", listed(&config.access.endpoints));
+    if let Some(endpoint) = &config.endpoint {
+        fact("endpoint of other jobs", endpoint.clone());
+    }
     let capacity = &config.capacity;
     let gpus: Vec<String> = capacity.gpus.iter().map(u32::to_string).collect();
     fact(

@@ -72,7 +72,7 @@ fn user(text: &str) -> Result<String, String> {
 
 /// Does it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    let config = configuration(args.config.as_deref(), args.data.as_deref(), None, &[])?;
+    let config = configuration(args.config.as_deref(), args.data.as_deref(), None, &[], &[])?;
     make_data_folder(&config.data).map_err(Failure::System)?;
     let failed = |e: StoreError| Failure::System(format!("{}: {e}", config.data.display()));
     let store = Store::open(&config.data).map_err(failed)?;

@@ -107,6 +107,9 @@ fn render(found: &Verification) -> Page {
     if more > 0 {
         page.line(Line::plain(format!("  … and {} more", units::count(more))));
     }
+    if let Some(mend) = &found.mend {
+        page.line(Line::plain("to make what is missing or damaged again: ").with(Tone::Strong, mend));
+    }
     page
 }
 
@@ -176,6 +179,7 @@ mod tests {
         let fault = |place: &str, message: &str| Fault { place: place.into(), message: message.into() };
         let found = Verification {
             fault_count: 7,
+            mend: Some("stillhouse repair out/demo job.yaml".into()),
             faults: vec![
                 fault("data/train-00000-of-00003.parquet", "sha256 is 01…, should be 02…"),
                 fault("data/train-00001-of-00003.parquet, row 7", "token \x1b]0;x\x07 out of range"),
@@ -188,6 +192,7 @@ mod tests {
           data/train-00000-of-00003.parquet: sha256 is 01…, should be 02…
           data/train-00001-of-00003.parquet, row 7: token \u{1b}]0;x\u{7} out of range
           … and 5 more
+        to make what is missing or damaged again: stillhouse repair out/demo job.yaml
         ");
     }
 }

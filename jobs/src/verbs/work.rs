@@ -19,6 +19,7 @@ use tokio::runtime::Builder;
 use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
+use crate::service::bounds;
 use crate::service::model::FieldProblem;
 use crate::service::order::{Message, Order, STOPPED, Work};
 use crate::service::process;
@@ -74,8 +75,9 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     teller.log.close();
     if let Err(error) = result {
         tracing::error!("{error}");
-        let (kind, problems) = (error.kind.name().to_owned(), problems(&error));
-        teller.tell(&Message::Failed { kind, message: error.to_string(), problems, retryable: error.retryable });
+        let (kind, problems) = (error.kind.name().to_owned(), bounds::problems(problems(&error)));
+        let message = bounds::message(error.to_string());
+        teller.tell(&Message::Failed { kind, message, problems, retryable: error.retryable });
         return Err(Failure::Told);
     }
     Ok(())
@@ -174,7 +176,7 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
         Work::Run { file, folder, overwrite } => {
             let prepared = job::prepare_text(&file, &folder, &order.access, teller.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(teller) as _;
-            return runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite }, observer));
+            return runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite, check: false }, observer));
         }
         Work::Report { file, folder, row } => {
             let output = output_of(&order.access, &file, &folder)?;

@@ -160,7 +160,13 @@ impl Access {
     ///
     /// Of what is allowed, and of that only, the disk is asked where links lead.
     pub fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
-        Gate::new(self).problems(spec, base)
+        self.problems_while(spec, base, &|| true).unwrap_or_default()
+    }
+
+    /// The same, asked before each path whether to go on; `None` when not. Of more than 90 paths that may not be read the rest is
+    /// counted in one problem.
+    pub fn problems_while(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
+        Gate::new(self).problems(spec, base, go_on)
     }
 
     /// The entry that a folder of this machine is inside of, if there is one; `*` is for those who know what they do.
@@ -212,6 +218,8 @@ fn list<'a>(entries: impl Iterator<Item = &'a str>) -> String {
     if shown.is_empty() { "allowed: nothing".into() } else { format!("allowed: {}", shown.join(", ")) }
 }
 
+/// Problems of paths that are told one by one; of the hundred that a service tells some are left for others.
+const MOST_PROBLEMS: usize = 90;
 const NOT_ALLOWED: &str = "the server's configuration does not allow";
 
 impl<'a> Gate<'a> {
@@ -230,14 +238,26 @@ impl<'a> Gate<'a> {
         self.rules.is_some()
     }
 
-    fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
+    fn problems(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
-            return problems;
+            return Some(problems);
         }
+        let mut more = 0;
         for (i, path) in spec.input.paths.iter().enumerate() {
-            let said = self.place(base, path, Purpose::Read);
-            problems.extend(said.map(|m| Problem::new(format!("input.paths[{i}]"), shown(path), m)));
+            if !go_on() {
+                return None;
+            }
+            match self.place(base, path, Purpose::Read) {
+                Some(message) if problems.len() < MOST_PROBLEMS => {
+                    problems.push(Problem::new(format!("input.paths[{i}]"), shown(path), message));
+                }
+                Some(_) => more += 1,
+                None => {}
+            }
+        }
+        if more > 0 {
+            problems.push(Problem::missing("input.paths", format!("and {more} more paths that may not be read")));
         }
         let models = [
             ("tokenizer.path", spec.tokenizer.path.as_ref()),
@@ -258,15 +278,26 @@ impl<'a> Gate<'a> {
         for (field, storage) in storages {
             let Some(endpoint) = storage.and_then(|s| s.endpoint.as_ref()) else { continue };
             if !self.access.allows_endpoint(endpoint) {
-                let allowed = list(self.access.endpoints.iter().map(String::as_str));
-                // not repeated: it may hold a secret
-                problems.push(Problem::missing(
-                    format!("{field}.endpoint"),
-                    format!("{NOT_ALLOWED} this endpoint; {allowed}"),
-                ));
+                problems.push(self.endpoint_refused(format!("{field}.endpoint"), endpoint));
             }
         }
-        problems
+        Some(problems)
+    }
+
+    /// Says what a server's operator has to write for an endpoint to be one that jobs may name.
+    fn endpoint_refused(&self, field: String, endpoint: &str) -> Problem {
+        let allowed = list(self.access.endpoints.iter().map(String::as_str));
+        let message = format!("{NOT_ALLOWED} this endpoint; {allowed}");
+        // what is none may hold a secret, and is not repeated
+        if endpoint_problem(endpoint).is_some() {
+            return Problem::missing(field, message);
+        }
+        let all = self.access.endpoints.iter().map(String::as_str).chain([endpoint]);
+        let line = all.map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", ");
+        let how =
+            format!("the server's operator allows it with `access: {{endpoints: [{line}]}}` in its configuration");
+        let flag = format!("or with `stillhouse serve --endpoint {endpoint}`");
+        Problem::new(field, format!("{endpoint:?}"), format!("{message}; {how}, {flag}"))
     }
 
     /// Why a path or URL may not be used, if it may not.

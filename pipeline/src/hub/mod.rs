@@ -118,6 +118,25 @@ impl Hub {
         }
     }
 
+    /// Whether a reference can be fetched, as far as one short question tells: nothing is downloaded, nothing asked twice.
+    ///
+    /// # Errors
+    /// Of kind `Usage` what a person has to change, as of [`Hub::fetch`]; of another kind that there was no answer, which says nothing of
+    /// the reference.
+    pub fn look(&self, reference: &HubRef, wanted: Wanted) -> Result<()> {
+        let repo = Repo::new(&self.config.cache, reference.repo());
+        let cached = repo.commit_of(reference.revision());
+        let held = cached.map_or(Held::Nothing, |commit| selection::held(&repo, &commit, reference, wanted));
+        match (self.config.offline, held) {
+            (true, Held::Nothing) => return Err(self.not_cached(reference, wanted)),
+            (true, _) => return Ok(()),
+            (false, Held::All) if reference.is_pinned() => return Ok(()),
+            (false, _) => {}
+        }
+        let listing = Client::new(&self.config)?.listing(reference, 1)?;
+        selection::choose(&listing.files, reference, wanted).map(drop)
+    }
+
     fn not_cached(&self, reference: &HubRef, wanted: Wanted) -> PipelineError {
         let what = match (reference.file(), wanted) {
             (Some(_), _) => "the file is",

@@ -145,6 +145,79 @@ impl Output {
         .retryable())
     }
 
+    /// Puts a shard that was made again in the place of a missing or damaged one, where it has the bytes of its record.
+    ///
+    /// # Errors
+    /// When it has other bytes than the record says (it is thrown away then); when the store does not take it, or when another run has
+    /// taken the output over.
+    pub async fn replace(&self, staged: Staged, made: &ShardRecord, record: &ShardRecord) -> Result<()> {
+        if (staged.bytes, &staged.sha256) != (record.bytes, &record.sha256) {
+            let made_of_other_input = made.input_sha256 != record.input_sha256;
+            self.discard(staged).await;
+            let why = match made_of_other_input {
+                true => "its input has changed since; put the files back as they were",
+                false => {
+                    "its input is the same; another type of CPU or version of this program made it then, use that one"
+                }
+            };
+            let message = format!(
+                "{}: made again it has {} bytes and sha256 {}, the record has {} and {}: {why}, or make the data set anew with                  `run --overwrite`; what is there was left as it is",
+                self.shown(&record.path),
+                made.bytes,
+                made.sha256,
+                record.bytes,
+                record.sha256
+            );
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        self.still_ours().await?;
+        let done = match (&staged.kind, &self.ground) {
+            (StagedKind::Disk(staged), _) => {
+                self.sync(staged.as_ref())?;
+                self.store.rename(staged, &Path::from(record.path.as_str())).await
+            }
+            // without a condition: what is there is damaged, and the record says what has to be
+            (StagedKind::Store { path, upload }, Ground::Store(bucket)) => {
+                bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ())
+            }
+            (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
+        };
+        // an answer that was lost makes the second try fail: what counts is what is there
+        match (self.size(&record.path).await? == Some(record.bytes), done) {
+            (true, Ok(())) => Ok(()),
+            (true, Err(e)) if is_gone(&e) => Ok(()),
+            (_, Err(e)) => Err(self.failed(&e, "write", &record.path)),
+            (false, Ok(())) => Err(PipelineError::new(
+                ErrorKind::Output,
+                format!("{}: the store does not have the {} bytes it took", self.shown(&record.path), record.bytes),
+            )),
+        }
+    }
+
+    /// Throws away what waits for its commit.
+    async fn discard(&self, staged: Staged) {
+        let gone = match (staged.kind, &self.ground) {
+            (StagedKind::Disk(staged), _) => self.store.delete(&staged).await,
+            (StagedKind::Store { path, upload }, Ground::Store(bucket)) => {
+                bucket.multipart.abort_multipart(&path, &upload.id).await
+            }
+            (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
+        };
+        if let Err(e) = gone {
+            tracing::debug!("{e}");
+        }
+    }
+
+    /// Writes the record of a shard that the manifest has and the records do not.
+    ///
+    /// # Errors
+    /// When the store does not take it, or when another run has taken the output over.
+    pub async fn record(&self, shard: &ShardRecord) -> Result<()> {
+        self.still_ours().await?;
+        let record = CommitRecord { job_hash: self.job_hash.clone(), shard: shard.clone(), upload: None };
+        self.put_json(&split_record(shard.split), &record).await
+    }
+
     /// Takes away a record whose upload is gone, unless another has taken its place.
     pub(super) async fn void(&self, record: &CommitRecord) -> Result<()> {
         let name = split_record(record.shard.split);

@@ -11,8 +11,15 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, UploadRecord};
-use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER};
+use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER};
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::repair;
+
+/// Says in what the job of a plan is another one, line by line.
+pub type Differs<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;
+
+/// Records that are read only to tell how much is there.
+const RECORDS_READ: usize = 2_000;
 
 impl Output {
     /// Looks at what is there, for a job of this hash. Writes nothing.
@@ -20,7 +27,15 @@ impl Output {
     /// # Errors
     /// When it is another job's, or not Stillhouse's at all.
     pub async fn look(&self, job_hash: &str) -> Result<Found> {
-        let Some(plan) = self.get_json::<PlanRecord>(PLAN).await? else {
+        self.look_as(job_hash, &|_| Vec::new()).await
+    }
+
+    /// The same; `differs` says, line by line, in what another job is another.
+    ///
+    /// # Errors
+    /// As [`Output::look`].
+    pub async fn look_as(&self, job_hash: &str, differs: &Differs<'_>) -> Result<Found> {
+        let Some(plan) = self.plan().await? else {
             return match self.entries().await? {
                 0 => Ok(Found::Nothing),
                 entries => Err(PipelineError::new(
@@ -32,18 +47,20 @@ impl Output {
             };
         };
         if plan.job_hash != job_hash {
-            return Err(PipelineError::new(
-                ErrorKind::Usage,
-                format!(
-                    "output.path: {self} holds the output of another job ({}, hash {}; this job has {}); choose another folder, or `--overwrite` to remove it",
-                    plan.name,
-                    &plan.job_hash[..12.min(plan.job_hash.len())],
-                    &job_hash[..12.min(job_hash.len())],
-                ),
-            ));
+            let mut message = format!(
+                "output.path: {self} holds the output of another job ({}, hash {}; this job has {}); choose another folder, or `--overwrite` to remove it",
+                plan.name,
+                &plan.job_hash[..12.min(plan.job_hash.len())],
+                &job_hash[..12.min(job_hash.len())],
+            );
+            let lines = differs(&plan).into_iter().chain([format!("would be lost: {}", self.holdings(&plan).await)]);
+            lines.for_each(|line| message += &format!("\n  {line}"));
+            return Err(PipelineError::new(ErrorKind::Usage, message));
         }
         if self.exists(SUCCESS).await? {
-            let manifest = self.get_json::<serde_json::Value>(MANIFEST).await?.unwrap_or_default();
+            // one that is missing or damaged is written again, from the records
+            let manifest = self.get(MANIFEST).await?.unwrap_or_default();
+            let manifest = serde_json::from_slice::<serde_json::Value>(&manifest).unwrap_or_default();
             if manifest["job_hash"] == job_hash {
                 return Ok(Found::Complete);
             }
@@ -58,6 +75,21 @@ impl Output {
             }
         }
         Ok(Found::Resumable { done, unsettled })
+    }
+
+    /// What is here of a job, in words.
+    async fn holdings(&self, plan: &PlanRecord) -> String {
+        let shards = self.list("data").await.unwrap_or_default();
+        let shards: Vec<u64> = shards.into_iter().filter(|(name, _)| is_ours(name)).map(|(_, bytes)| bytes).collect();
+        let bytes: u64 = shards.iter().sum();
+        // a store's records may be many, and what they say is worth a few requests only
+        let records = if shards.len() <= RECORDS_READ { self.records().await.unwrap_or_default() } else { Vec::new() };
+        let own = records.iter().filter(|r| r.job_hash == plan.job_hash);
+        let rows = match own.clone().count() {
+            0 => String::new(),
+            _ => format!(", {} sequences", own.map(|r| r.shard.rows).sum::<u64>()),
+        };
+        format!("{} shards of {} splits{rows}, {bytes} bytes", shards.len(), plan.splits.len())
     }
 
     /// Files that are not the state of a run, up to a thousand; on a disk files and folders at the top.
@@ -85,15 +117,38 @@ impl Output {
     /// All commits that are on record.
     ///
     /// # Errors
-    /// When the store fails.
+    /// When the store fails, or a record is damaged.
     pub async fn records(&self) -> Result<Vec<CommitRecord>> {
+        let (records, unreadable) = self.readable_records().await?;
+        match unreadable.into_iter().next() {
+            None => Ok(records),
+            Some((_, message)) => Err(PipelineError::new(ErrorKind::DataSet, message)),
+        }
+    }
+
+    /// All commits that are on record, and the records that are damaged: their names, and what is wrong.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn readable_records(&self) -> Result<(Vec<CommitRecord>, Vec<(String, String)>)> {
         let names = self.list(&format!("{STATE}/splits")).await?.into_keys();
-        let records: Vec<Option<CommitRecord>> = futures::stream::iter(names)
-            .map(|name| async move { self.get_json::<CommitRecord>(&name).await })
+        let all: Vec<(String, Option<bytes::Bytes>)> = futures::stream::iter(names)
+            .map(|name| async move { self.get(&name).await.map(|bytes| (name, bytes)) })
             .buffered(REQUESTS)
             .try_collect()
             .await?;
-        Ok(records.into_iter().flatten().collect())
+        let (mut records, mut unreadable) = (Vec::new(), Vec::new());
+        for (name, bytes) in all.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))) {
+            match serde_json::from_slice::<CommitRecord>(&bytes) {
+                Ok(record) => records.push(record),
+                Err(e) => {
+                    let message =
+                        format!("{} is damaged: {e}; `{}` mends it", self.shown(&name), repair::command(self, None));
+                    unreadable.push((name, message));
+                }
+            }
+        }
+        Ok((records, unreadable))
     }
 
     /// Takes away what a crash left half-done and completes what was committed; gives the splits that this settles.

@@ -13,8 +13,8 @@
 //! a disk, which is made again with the same bytes, or a record without a shard in a store, which the next run
 //! completes. `plan.json` names the job by its hash: a run on the output of another job refuses.
 //!
-//! A disk forgets the records when the data set is finished. A store keeps them: a worker that wakes up late still
-//! finds that it has lost.
+//! The records stay when the data set is finished: a worker that wakes up late still finds that it has lost, and what is damaged later
+//! can be made again and compared ([`crate::repair`]).
 
 pub mod commit;
 mod copies;
@@ -50,10 +50,13 @@ use tokio::sync::Semaphore;
 pub use self::commit::CommitRecord;
 pub use self::lease::Lock;
 use self::lease::{Held, Lease, Timing};
+pub use self::look::Differs;
 use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::plan::PlannedFile;
+use crate::repair;
 use crate::shard::hex;
 use crate::storage::{Opened, Place, Storages, StoreUrl, Uploads};
 
@@ -82,6 +85,15 @@ pub struct PlanRecord {
     /// The folder that the job's relative paths are relative to, as seen from the output folder.
     #[serde(default)]
     pub job_folder: String,
+    /// The job file in it, where it was a file.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job_file: String,
+    /// Everything but the input that decides the bytes of the shards: what the hash is of, for telling what has changed.
+    #[serde(default)]
+    pub identity: serde_json::Value,
+    /// The files of the input, in order, and what their stores said of them.
+    #[serde(default)]
+    pub files: Vec<PlannedFile>,
     /// The splits.
     pub splits: Vec<SplitRecord>,
 }
@@ -345,7 +357,7 @@ impl Output {
     /// When the store does not take it, or when another job has begun here meanwhile.
     pub async fn begin(&self, plan: &PlanRecord) -> Result<()> {
         self.still_ours().await?;
-        match self.get_json::<PlanRecord>(PLAN).await? {
+        match self.plan().await? {
             Some(there) if there.job_hash != plan.job_hash => {
                 let message = format!("{self}: another job ({}) has begun here meanwhile", there.name);
                 Err(PipelineError::new(ErrorKind::Output, message))
@@ -397,7 +409,7 @@ impl Output {
     /// # Errors
     /// When the store refuses.
     pub async fn clean_state(&self) -> Result<()> {
-        let folders: &[&str] = if self.folder().is_some() { &["splits", "staging", "input"] } else { &[] };
+        let folders: &[&str] = if self.folder().is_some() { &["staging", "input"] } else { &[] };
         for folder in folders {
             self.remove_under(&format!("{STATE}/{folder}")).await?;
         }
@@ -485,10 +497,31 @@ impl Output {
         self.delete(PLAN).await
     }
 
+    /// The plan of the job that writes or wrote here.
+    ///
+    /// # Errors
+    /// When it cannot be read or is damaged.
+    pub async fn plan(&self) -> Result<Option<PlanRecord>> {
+        let Some(bytes) = self.get(PLAN).await? else { return Ok(None) };
+        serde_json::from_slice(&bytes).map(Some).map_err(|e| {
+            let message = format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair::command(self, None));
+            PipelineError::new(ErrorKind::DataSet, message)
+        })
+    }
+
     /// The folder of the job file, as far as it can be found from here.
     pub async fn job_folder(&self) -> Option<PathBuf> {
-        let plan = self.get_json::<PlanRecord>(PLAN).await.ok()??;
+        let plan = self.plan().await.ok()??;
         Some(self.folder()?.join(plan.job_folder))
+    }
+
+    /// The job file, where it is still there.
+    pub async fn job_file(&self) -> Option<PathBuf> {
+        let plan = self.plan().await.ok()??;
+        let file = self.folder()?.join(plan.job_folder).join(plan.job_file).canonicalize().ok()?;
+        let here = std::env::current_dir().ok().and_then(|here| here.canonicalize().ok());
+        let short = here.and_then(|here| file.strip_prefix(here).ok().map(FsPath::to_path_buf));
+        file.is_file().then(|| short.unwrap_or(file))
     }
 
     /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine.

@@ -119,7 +119,15 @@ pub(crate) async fn conforms(grounds: &Grounds) {
 }
 
 fn plan(hash: &str) -> PlanRecord {
-    PlanRecord { job_hash: hash.into(), name: "job".into(), job_folder: String::new(), splits: Vec::new() }
+    PlanRecord {
+        job_hash: hash.into(),
+        name: "job".into(),
+        job_folder: String::new(),
+        job_file: String::new(),
+        identity: serde_json::Value::Null,
+        files: Vec::new(),
+        splits: Vec::new(),
+    }
 }
 
 fn content(seed: u8, megabytes: usize) -> Vec<u8> {
@@ -147,6 +155,7 @@ async fn staged(output: &Output, content: &[u8]) -> (Staged, ShardRecord) {
         bytes: staged.bytes,
         sha256: staged.sha256.clone(),
         column_bytes: BTreeMap::new(),
+        input_sha256: Vec::new(),
         statistics: Statistics::default(),
     };
     (staged, record)

@@ -6,26 +6,32 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
 use super::error::SourceError;
-use super::list::InputFile;
+use super::list::{InputFile, LookedAt};
 use super::store::Store;
 use super::{csv, ipc, parquet_rows};
 
 const MOST: usize = 5;
 
 /// Checks that `input.text` is a string column of every file; with `input.sql` nothing is checked here (see
-/// [`super::check_sql`]). Tells at most five files.
+/// [`super::check_sql`]). Tells at most five files. `looked_at` is told of every file, before it is looked at.
 ///
 /// # Errors
 /// When a store does not answer: that is no problem of the job.
-pub fn check_columns(store: &Store, files: &[InputFile], input: &Input) -> Result<Vec<Problem>, SourceError> {
+pub(crate) fn check_columns(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    looked_at: LookedAt<'_>,
+) -> Result<Vec<Problem>, SourceError> {
     let mut problems = Vec::new();
     if input.sql.is_some() || !matches!(input.format, InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
         return Ok(problems);
     }
-    for file in files {
+    for (i, file) in files.iter().enumerate() {
         if problems.len() >= MOST {
             break;
         }
+        looked_at(i);
         let columns = match input.format {
             InputFormat::Parquet => parquet_rows::columns(store, file),
             InputFormat::Arrow => ipc::columns(store, file),

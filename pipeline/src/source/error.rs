@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use super::state::Changed;
 use crate::storage::{explain, is_retryable};
 
 /// Where in a file a record is.
@@ -59,6 +60,14 @@ pub enum SourceError {
         /// What was got and what is valid.
         message: String,
     },
+    /// A file is another one than it was when the job began.
+    #[error("{file} has changed since the job began: {change}; run the job again once it stays as it is")]
+    Changed {
+        /// The file, as the job names it.
+        file: String,
+        /// What it was, and what it is.
+        change: Box<Changed>,
+    },
     /// The plan names a file that the listing does not have.
     #[error(
         "{file}: is in the plan but not in the listing of the input; the input has changed since the plan was made"
@@ -107,11 +116,21 @@ impl SourceError {
         }
     }
 
+    /// What a store said, or that it has another file by now.
+    pub(crate) fn of_store(file: &str, error: object_store::Error) -> Self {
+        if let object_store::Error::Generic { source, .. } = &error
+            && let Some(change) = source.downcast_ref::<Changed>()
+        {
+            return Self::Changed { file: file.into(), change: Box::new(change.clone()) };
+        }
+        Self::Store { file: file.into(), error: Box::new(error) }
+    }
+
     /// An error of a reader over a store and perhaps a decoder: the store's own, else the file is corrupt.
     pub(crate) fn from_io(file: &str, error: io::Error) -> Self {
         let kind = error.kind();
         match error.downcast::<object_store::Error>() {
-            Ok(error) => Self::Store { file: file.into(), error: Box::new(error) },
+            Ok(error) => Self::of_store(file, error),
             Err(error) => Self::Corrupt {
                 file: file.into(),
                 message: match kind {

@@ -11,11 +11,12 @@ use std::path::{Component, PathBuf};
 
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 use stillhouse_schemas::storage::split_url;
 
+use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
 use crate::storage::{Place, StoreUrl};
@@ -29,10 +30,22 @@ pub struct InputFile {
     pub location: Path,
     /// Bytes, compressed as it is.
     pub size: u64,
+    /// What the store said of it in the listing.
+    pub state: FileState,
+}
+
+impl InputFile {
+    fn listed(store: &Store, path: String, meta: ObjectMeta) -> Self {
+        let state = FileState::of(&meta, store.shown(&meta.location).1);
+        Self { path, size: meta.size, state, location: meta.location }
+    }
 }
 
 const MATCH: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+/// Problems of paths that are told one by one: nobody mends more at once, and of the hundred that a service tells some are left for others.
+const MOST_PROBLEMS: usize = 90;
 
 /// Why there is no list.
 #[derive(Debug)]
@@ -56,35 +69,45 @@ impl From<String> for Trouble {
 }
 
 /// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`. A file that `admits`
-/// refuses makes a problem of the path that found it.
+/// refuses makes a problem of the path that found it. `looked_at` is told of every path, before it is looked at.
 ///
 /// # Errors
-/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted; or
-/// what a store said.
+/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted (of more
+/// than 90 the rest is counted in one); or what a store said.
 pub(crate) fn list(
     store: &Store,
     base_dir: &std::path::Path,
     input: &Input,
     admits: Admits<'_>,
+    looked_at: LookedAt<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     let mut problems = Vec::new();
+    let mut more_problems = 0;
     for (i, given) in input.paths.iter().enumerate() {
+        looked_at(i);
         let found = expand(store, base_dir, given, input, admits).and_then(|found| {
             found.iter().try_for_each(|file| admitted(store, file, admits)).map_err(Trouble::Problem)?;
             Ok(found)
         });
         match found {
             Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
-            Err(Trouble::Problem(message)) => {
+            Err(Trouble::Problem(message)) if problems.len() < MOST_PROBLEMS => {
                 problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message));
             }
+            Err(Trouble::Problem(_)) => more_problems += 1,
             Err(Trouble::Store(error)) => return Err(NotListed::Store(error)),
         }
     }
+    if more_problems > 0 {
+        problems.push(Problem::missing("input.paths", format!("and {more_problems} more paths with problems")));
+    }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
+
+/// Told how many things were looked at so far.
+pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
 
 /// Says why a file or folder may not be looked at, where it may not.
 pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;
@@ -232,7 +255,7 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
 
 fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
     match store.wait(store.store.head(location)) {
-        Ok(meta) => Ok(Some(InputFile { path: display.into(), location: meta.location, size: meta.size })),
+        Ok(meta) => Ok(Some(InputFile::listed(store, display.into(), meta))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(e) if store.shown(location).1 && is_folder(store, location) => {
             tracing::debug!("{location}: {e}");
@@ -249,7 +272,7 @@ fn is_folder(store: &Store, location: &Path) -> bool {
 /// What is in a folder.
 enum Child {
     Folder(Path),
-    File(Path, u64),
+    File(ObjectMeta),
 }
 
 /// What is in a folder, by name.
@@ -263,7 +286,7 @@ fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, T
     let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
     // consoles put an empty object for a folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
-    let files = objects.map(|o| (name(&o.location), Child::File(o.location, o.size)));
+    let files = objects.map(|o| (name(&o.location), Child::File(o)));
     Ok(folders.chain(files).filter(|(name, _)| !name.is_empty()).collect())
 }
 
@@ -298,8 +321,8 @@ fn matching(
             continue;
         }
         match child {
-            Child::File(location, size) if rest.is_empty() => {
-                found.push(InputFile { path: format!("{display}{name}"), location, size });
+            Child::File(meta) if rest.is_empty() => {
+                found.push(InputFile::listed(store, format!("{display}{name}"), meta));
             }
             Child::Folder(path) if !rest.is_empty() => {
                 enters(store, &path, admits)?;
@@ -333,7 +356,7 @@ fn below(
                 enters(store, &location, admits)?;
                 below(store, &path, &location, format, admits, found)?;
             }
-            Child::File(location, size) if has_ending(&name, format) => found.push(InputFile { path, location, size }),
+            Child::File(meta) if has_ending(&name, format) => found.push(InputFile::listed(store, path, meta)),
             Child::File(..) => {}
         }
     }

@@ -44,15 +44,17 @@ mod records;
 mod router;
 mod spool;
 mod sql;
+mod state;
 mod store;
 
-pub use check::check_columns;
+pub(crate) use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
 pub use list::{InputFile, NotListed};
 pub(crate) use list::{list, literal};
 pub use plan::{PlanProgress, plan_splits};
-pub use read::{ReadSummary, read_split};
+pub use read::{ReadSummary, digests, read_split};
 pub use sql::{Staged, check_sql, stage_sql, staged};
+pub use state::{Changed, FileState};
 pub use store::Store;
 
 #[cfg(test)]

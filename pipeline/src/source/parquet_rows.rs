@@ -35,7 +35,7 @@ pub(crate) type EachCell<'a> = dyn FnMut(u64, Cell<'_>) -> Result<(), SourceErro
 pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
     match error {
         ParquetError::External(source) => match source.downcast::<object_store::Error>() {
-            Ok(error) => SourceError::Store { file: file.into(), error },
+            Ok(error) => SourceError::of_store(file, *error),
             Err(other) => SourceError::corrupt(file, format!("cannot be read as Parquet: {other}")),
         },
         other => SourceError::corrupt(file, format!("cannot be read as Parquet: {other}")),

@@ -68,6 +68,7 @@ pub fn plan_splits(
     progress: &(dyn Fn(PlanProgress) + Sync),
 ) -> Result<Vec<SplitRecord>, SourceError> {
     let target = target_split_bytes.max(1);
+    let store = &store.expecting(files);
     let train = segments(store, files, input, target, progress)?;
     let (train, held) = match input.holdout.iter().next() {
         None => (train, None),

@@ -1,8 +1,9 @@
 //! One split read into batches of documents.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use arrow::array::RecordBatch;
+use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
@@ -15,6 +16,7 @@ use super::records::{self, Fault};
 use super::spool::{Spool, cut};
 use super::store::Store;
 use super::{ipc, parquet_rows};
+use crate::shard::hex;
 
 /// What a split held.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,6 +29,47 @@ pub struct ReadSummary {
     pub skipped: BTreeMap<String, u64>,
     /// Documents that were too long for one piece and went through a temporary file.
     pub spooled_to_disk: u64,
+    /// For each piece of the split, in order, the sha256 of its records, in hexadecimal: of a good record the number of bytes of its
+    /// text (8 bytes, little-endian) and its text, of a bad one eight bytes 0xff.
+    pub sha256: Vec<String>,
+}
+
+/// The checksum of what a piece held. It is of the texts, not of the stored bytes: a record that is stored in another way (another key
+/// beside the text, another level of compression) is the same record.
+#[derive(Default)]
+struct RecordsDigest(Sha256);
+
+impl RecordsDigest {
+    fn good(&mut self, length: u64) {
+        self.0.update(length.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.0.update(text);
+    }
+
+    fn bad(&mut self) {
+        self.0.update([0xff; 8]);
+    }
+
+    fn take(&mut self) -> String {
+        hex(&self.0.finalize_reset())
+    }
+}
+
+/// The checksums of what a split would read now, piece by piece.
+///
+/// Cost: reads the split.
+///
+/// # Errors
+/// As [`read_split`].
+pub fn digests(
+    store: &Store,
+    files: &[InputFile],
+    split: &SplitRecord,
+    input: &Input,
+) -> Result<Vec<String>, SourceError> {
+    Ok(read_split(store, files, split, input, &mut |_| Ok(()))?.sha256)
 }
 
 /// Reads the records of one split, in order, and emits them as `documents_schema` batches of at most 1024 rows
@@ -45,6 +88,8 @@ pub fn read_split(
 ) -> Result<ReadSummary, SourceError> {
     let by_path: HashMap<&str, &InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
     let piece = input.piece_kilobytes as usize * 1000;
+    let of_split: HashSet<&str> = split.pieces.iter().map(|p| p.file.as_str()).collect();
+    let store = &store.expecting(of_split.iter().filter_map(|path| by_path.get(path).copied()));
     let mut reader = SplitReader {
         store,
         input,
@@ -54,11 +99,18 @@ pub fn read_split(
         spool: Spool::new(piece),
         batches: Batches::new(emit),
         summary: ReadSummary::default(),
+        records: RecordsDigest::default(),
     };
     for piece in &split.pieces {
         let file =
             by_path.get(piece.file.as_str()).ok_or_else(|| SourceError::Unlisted { file: piece.file.clone() })?;
-        reader.piece(file, piece)?;
+        let read = reader.piece(file, piece);
+        if !matches!(read, Err(SourceError::Stopped(_))) {
+            // first: in a file that changes under the reader, a record that makes no sense is not what is wrong
+            store.check(&file.location, false).map_err(|e| SourceError::of_store(&file.path, e))?;
+        }
+        read?;
+        reader.summary.sha256.push(reader.records.take());
     }
     reader.batches.flush()?;
     reader.summary.spooled_to_disk = reader.spool.rolled;
@@ -74,6 +126,7 @@ struct SplitReader<'a, 'b> {
     spool: Spool,
     batches: Batches<'a, 'b>,
     summary: ReadSummary,
+    records: RecordsDigest,
 }
 
 impl SplitReader<'_, '_> {
@@ -105,6 +158,7 @@ impl SplitReader<'_, '_> {
         }
         tracing::debug!(file = file.path, reason, message, "record skipped");
         *self.summary.skipped.entry(reason.into()).or_default() += 1;
+        self.records.bad();
         Ok(())
     }
 
@@ -138,8 +192,12 @@ impl SplitReader<'_, '_> {
             }
             self.summary.documents += 1;
             self.summary.text_bytes += self.spool.length();
-            let batches = &mut self.batches;
-            self.spool.pieces(SourceError::spool, &mut |text, end| batches.push(id, text, end))?;
+            let (batches, records) = (&mut self.batches, &mut self.records);
+            records.good(self.spool.length());
+            self.spool.pieces(SourceError::spool, &mut |text, end| {
+                records.text(text);
+                batches.push(id, text, end)
+            })?;
         }
         Ok(())
     }
@@ -159,6 +217,8 @@ impl SplitReader<'_, '_> {
             };
             self.summary.documents += 1;
             self.summary.text_bytes += text.len() as u64;
+            self.records.good(text.len() as u64);
+            self.records.text(text);
             let batches = &mut self.batches;
             cut(text, self.piece, &mut |text, end| batches.push(id, text, end))
         };

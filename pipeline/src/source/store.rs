@@ -2,17 +2,20 @@
 //!
 //! Memory: a [`ObjectReader`] holds one chunk, 64 KB at first and 4 MB after a few; [`Chunks`] hold 1 MB.
 
+use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use tokio::runtime::Handle;
 
+use super::list::InputFile;
 use super::router::{Mount, Router};
+use super::state::{Changed, FileState};
 use crate::storage::{Opened, Place, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
@@ -29,6 +32,8 @@ pub struct Store {
     /// The runtime on which its futures run.
     pub handle: Handle,
     router: Arc<Router>,
+    /// What files must still be when they are read.
+    expected: Arc<HashMap<Path, FileState>>,
 }
 
 impl Store {
@@ -44,7 +49,34 @@ impl Store {
             Mount { at: at(&url), store: opened.store, url }
         };
         let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
-        Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, handle, router }
+        Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, handle, router, expected: Arc::default() }
+    }
+
+    /// The same, for reading these files as they were listed: a range of one that is another by now is an error ([`Changed`]).
+    pub(crate) fn expecting<'a>(&self, files: impl IntoIterator<Item = &'a InputFile>) -> Self {
+        let expected = files.into_iter().map(|f| (f.location.clone(), f.state.clone())).collect();
+        Self { expected: Arc::new(expected), ..self.clone() }
+    }
+
+    /// Looks whether a file is still what it was when it was listed. What a store gave has said so with every answer, so only a disk
+    /// is asked, unless `also_stores`.
+    pub(crate) fn check(&self, location: &Path, also_stores: bool) -> Result<(), object_store::Error> {
+        if !self.expected.contains_key(location) || !(also_stores || self.shown(location).1) {
+            return Ok(());
+        }
+        self.is_expected(&self.wait(self.store.head(location))?)
+    }
+
+    fn is_expected(&self, meta: &ObjectMeta) -> Result<(), object_store::Error> {
+        let Some(was) = self.expected.get(&meta.location) else { return Ok(()) };
+        let now = FileState::of(meta, self.shown(&meta.location).1);
+        match was.is_still(&now) {
+            true => Ok(()),
+            false => {
+                let source = Box::new(Changed { was: was.clone(), now });
+                Err(object_store::Error::Generic { store: "input", source })
+            }
+        }
     }
 
     /// What a URL is called here; its bucket must be one of those that were given.
@@ -67,7 +99,12 @@ impl Store {
     }
 
     pub(crate) fn get(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
-        self.wait(self.store.get_range(location, start..end))
+        self.wait(async {
+            let options = GetOptions { range: Some((start..end).into()), ..GetOptions::default() };
+            let got = self.store.get_opts(location, options).await?;
+            self.is_expected(&got.meta)?;
+            got.bytes().await
+        })
     }
 }
 

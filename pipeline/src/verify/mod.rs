@@ -11,6 +11,8 @@ use serde::Serialize;
 use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::events::Observer;
+use crate::output::Output;
+use crate::repair;
 
 /// Faults that are told one by one; more are only counted.
 pub const FAULTS_SHOWN: usize = 100;
@@ -43,6 +45,9 @@ pub struct Verification {
     pub fault_count: u64,
     /// The first faults.
     pub faults: Vec<Fault>,
+    /// The command that makes again what is missing or not what was written, where that is among the faults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mend: Option<String>,
     /// What the teacher said.
     pub teacher: Option<TeacherCheck>,
 }
@@ -51,6 +56,12 @@ impl Verification {
     /// Whether nothing is wrong.
     pub fn passed(&self) -> bool {
         self.fault_count == 0
+    }
+
+    /// A file that is not there, or not as it was written: made again it would be.
+    pub(crate) fn damaged(&mut self, output: &Output, place: &str, message: impl Into<String>) {
+        self.fault(place, message);
+        self.mend.get_or_insert_with(|| repair::command(output, None));
     }
 
     pub(crate) fn fault(&mut self, place: impl Into<String>, message: impl Into<String>) {
@@ -104,6 +115,10 @@ pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn O
     shards::check_manifest(dataset.manifest(), &mut found);
     if options.teacher {
         noise::check(dataset, options, &mut found, observer).await?;
+    }
+    if found.mend.is_some() {
+        let job = dataset.output().job_file().await;
+        found.mend = Some(repair::command(dataset.output(), job.as_deref().and_then(|file| file.to_str())));
     }
     Ok(found)
 }

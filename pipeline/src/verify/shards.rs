@@ -28,11 +28,12 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
         }
     }
     match dataset.output().size(TOKENIZER).await? {
-        None => found.fault(TOKENIZER, "is missing"),
+        None => found.damaged(dataset.output(), TOKENIZER, "is missing"),
         Some(_) => {
             let digest = checksum(dataset, TOKENIZER).await?;
             if digest != manifest.tokenizer.sha256 {
-                found.fault(TOKENIZER, format!("sha256 {digest}, the manifest has {}", manifest.tokenizer.sha256));
+                let message = format!("sha256 {digest}, the manifest has {}", manifest.tokenizer.sha256);
+                found.damaged(dataset.output(), TOKENIZER, message);
             }
         }
     }
@@ -55,18 +56,20 @@ pub(super) async fn check_shard(
     found.shards += 1;
     match dataset.output().size(&shard.path).await? {
         None => {
-            found.fault(&shard.path, "is missing");
+            found.damaged(dataset.output(), &shard.path, "is missing");
             return Ok(());
         }
         Some(bytes) if bytes != shard.bytes => {
-            found.fault(&shard.path, format!("has {bytes} bytes, the manifest has {}", shard.bytes));
+            let message = format!("has {bytes} bytes, the manifest has {}", shard.bytes);
+            found.damaged(dataset.output(), &shard.path, message);
             return Ok(());
         }
         Some(bytes) => found.bytes += bytes,
     }
     let digest = checksum(dataset, &shard.path).await?;
     if digest != shard.sha256 {
-        found.fault(&shard.path, format!("sha256 {digest}, the manifest has {}", shard.sha256));
+        let message = format!("sha256 {digest}, the manifest has {}", shard.sha256);
+        found.damaged(dataset.output(), &shard.path, message);
         return Ok(());
     }
     if let Err(e) = check_rows(dataset, shard, found).await {

@@ -51,7 +51,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 ///
 /// With `Accept: text/event-stream` they come live, after those that were before; `Last-Event-ID` goes on after a lost connection. The
 /// stream ends with an event `end` when the job is over.
-#[utoipa::path(get, path = "/jobs/{id}/events", tag = "events", params(Id, EventsQuery,
+#[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery,
     ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: what follows is sent", minimum = 0)), responses(
     (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
     (status = 409, description = "This service never gave that number: ask again without it", body = ProblemDetails, content_type = "application/problem+json"),
@@ -96,7 +96,7 @@ pub async fn of_job(
 ///
 /// `state` and, at most twice a second for each job, `progress`. With `Last-Event-ID` first the changes of state since that event; it may come from
 /// this stream or from that of a job. With the scope `submit` alone: one's own jobs.
-#[utoipa::path(get, path = "/events", tag = "events", params(
+#[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", params(
     ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: the changes of state since then are sent first", minimum = 0)), responses(
     (status = 200, description = "Events", content((String = "text/event-stream"))),
     (status = 409, description = "The changes since then are not all here: open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),

@@ -90,8 +90,9 @@ impl ListQuery {
 
 /// List jobs
 ///
-/// Newest first, a page at a time. With the scope `submit` alone: one's own.
-#[utoipa::path(get, path = "/jobs", tag = "jobs", params(ListQuery), responses(
+/// Newest first, a page at a time. Of failures the first line and no problems: those come with the job itself.
+/// With the scope `submit` alone: one's own.
+#[utoipa::path(get, path = "/jobs", operation_id = "listJobs", tag = "jobs", params(ListQuery), responses(
     (status = 200, description = "A page of jobs", body = JobList),
 ))]
 pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<ListQuery>) -> Answer<Json<JobList>> {
@@ -108,7 +109,7 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
 }
 
 /// Show a job
-#[utoipa::path(get, path = "/jobs/{id}", tag = "jobs", params(Id), responses(
+#[utoipa::path(get, path = "/jobs/{id}", operation_id = "getJob", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job", body = Job),
 ))]
 pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
@@ -117,7 +118,7 @@ pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 }
 
 /// The job file, as it was submitted
-#[utoipa::path(get, path = "/jobs/{id}/file", tag = "jobs", params(Id), responses(
+#[utoipa::path(get, path = "/jobs/{id}/file", operation_id = "getJobFile", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
 ))]
 pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
@@ -131,7 +132,7 @@ pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 ///
 /// A job that waits is cancelled at once; the worker of a running one is stopped within seconds. What is committed stays, and a
 /// retry goes on from there.
-#[utoipa::path(post, path = "/jobs/{id}/cancel", tag = "jobs", params(Id), responses(
+#[utoipa::path(post, path = "/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", params(Id), responses(
     (status = 200, description = "It is cancelled", body = Job),
     (status = 202, description = "Its worker is being stopped", body = Job),
     (status = 409, description = "It is over", body = ProblemDetails, content_type = "application/problem+json"),
@@ -156,7 +157,7 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 /// Retry a job
 ///
 /// A failed or cancelled job is queued again, under its id; it goes on after the splits that it had committed.
-#[utoipa::path(post, path = "/jobs/{id}/retry", tag = "jobs", params(Id), responses(
+#[utoipa::path(post, path = "/jobs/{id}/retry", operation_id = "retryJob", tag = "jobs", params(Id), responses(
     (status = 202, description = "It waits for a slot", body = Job),
     (status = 409, description = "It is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -176,7 +177,7 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
 /// Forget a job
 ///
 /// With its events and its log. The data set stays where it is.
-#[utoipa::path(delete, path = "/jobs/{id}", tag = "jobs", params(Id), responses(
+#[utoipa::path(delete, path = "/jobs/{id}", operation_id = "deleteJob", tag = "jobs", params(Id), responses(
     (status = 204, description = "It is forgotten"),
     (status = 409, description = "It is not over", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -210,7 +211,7 @@ pub struct RateList {
 }
 
 /// The rate of a job over time
-#[utoipa::path(get, path = "/jobs/{id}/rates", tag = "jobs", params(Id), responses(
+#[utoipa::path(get, path = "/jobs/{id}/rates", operation_id = "listJobRates", tag = "jobs", params(Id), responses(
     (status = 200, description = "Its points", body = RateList),
 ))]
 pub async fn rates(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<RateList>> {

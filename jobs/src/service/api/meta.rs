@@ -43,13 +43,13 @@ pub struct Version {
 const ANSWERED: Duration = Duration::from_millis(250);
 
 /// Whether the process is alive
-#[utoipa::path(get, path = "/health", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
+#[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
 pub async fn health(_: Params<Nothing>) -> Json<Status> {
     Json(Status { status: "ok".into() })
 }
 
 /// Whether the service takes jobs
-#[utoipa::path(get, path = "/ready", tag = "service", security(()), responses(
+#[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
     (status = 200, description = "It does", body = Status),
     (status = 503, description = "It is stopping, its database does not answer, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -75,7 +75,7 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
 }
 
 /// Version, and who asks
-#[utoipa::path(get, path = "/version", tag = "service", security((), ("token" = [])), responses((status = 200, description = "Version", body = Version)))]
+#[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "Version", body = Version)))]
 pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Json<Version> {
     let auth = if app.service.config.needs_token() { "token" } else { "open" };
     let (user, scopes) = caller.holder.map_or((None, Vec::new()), |h| (Some(h.user), h.scopes));
@@ -83,18 +83,23 @@ pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>)
 }
 
 /// This document
-#[utoipa::path(get, path = "/openapi.json", tag = "service", security(()), responses((status = 200, description = "OpenAPI 3.1", body = Value)))]
+#[utoipa::path(get, path = "/openapi.json", operation_id = "getOpenApi", tag = "service", security(()), responses((status = 200, description = "OpenAPI 3.1", body = Value)))]
 pub async fn openapi(_: Params<Nothing>) -> Json<Value> {
     Json(super::openapi::document())
 }
 
 /// The JSON Schema of job files
-#[utoipa::path(get, path = "/schema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
+#[utoipa::path(get, path = "/schema", operation_id = "getJobSchema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
 pub async fn schema(_: Params<Nothing>) -> Json<Value> {
     Json(JobSpec::json_schema())
 }
 
-/// Figures for Prometheus; not under the API.
+/// Figures for Prometheus
+///
+/// The same at `/metrics` beside the API, where Prometheus looks first. Gauges, counters and histograms of the service and its jobs.
+#[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
+    (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
+))]
 pub async fn metrics(State(app): State<App>, caller: Caller) -> Answer<Response> {
     caller.must(Scope::Read)?;
     let text = crate::service::metrics::render(&app.service).await?;

@@ -6,6 +6,7 @@
 //!
 //! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
 
+mod admission;
 pub mod auth;
 mod events;
 mod follow;
@@ -37,6 +38,7 @@ use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use self::admission::Admission;
 use self::auth::Caller;
 use self::limits::{Address, Addresses, Rate, Watchers};
 use self::problem::{Answer, ProblemDetails};
@@ -54,7 +56,8 @@ pub struct Shared {
     pub watchers: Watchers,
     pub reports: Semaphore,
     /// Job files that are checked at once: that takes a processor, and the service needs one as well.
-    pub checks: Semaphore,
+    pub checks: Arc<Semaphore>,
+    admission: Arc<Admission>,
     /// When the database answered last.
     answered: tokio::sync::Mutex<Option<Instant>>,
     proxies: Proxies,
@@ -94,6 +97,7 @@ pub fn documented() -> OpenApiRouter<App> {
         .routes(routes!(meta::version))
         .routes(routes!(meta::openapi))
         .routes(routes!(meta::schema))
+        .routes(routes!(meta::metrics))
         .routes(routes!(jobs::list, submit::submit))
         .routes(routes!(submit::validate))
         .routes(routes!(jobs::show, jobs::delete))
@@ -117,7 +121,8 @@ pub fn router(service: Arc<Service>) -> Router {
         proxies: Proxies::of(&service.config),
         passed_on: Addresses::new(limits.connections_per_address),
         reports: Semaphore::new(limits.reports_at_once as usize),
-        checks: Semaphore::new(CHECKS),
+        checks: Arc::new(Semaphore::new(CHECKS)),
+        admission: Arc::default(),
         requests: Rate::new(limits.requests_per_minute),
         kept_requests: Rate::new(limits.requests_per_minute),
         submissions: Rate::new(limits.submissions_per_minute),
@@ -185,7 +190,10 @@ fn is_vital(path: &str) -> bool {
     matches!(path, "/api/v1/health" | "/api/v1/ready")
 }
 
-const FIGURES: &str = "/metrics";
+/// Paths of the figures.
+fn is_figures(path: &str) -> bool {
+    matches!(path, "/metrics" | "/api/v1/metrics")
+}
 
 /// Paths that need no token: they tell nothing of jobs.
 fn is_public(path: &str) -> bool {
@@ -233,7 +241,8 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     counter!("stillhouse_http_requests_total", "method" => method_name(&method), "route" => route.clone(), "status" => status.as_str().to_owned())
         .increment(1);
     let seconds = began.elapsed().as_secs_f64();
-    histogram!("stillhouse_http_seconds", "route" => route).record(seconds);
+    let class = format!("{}xx", status.as_u16() / 100);
+    histogram!(super::metrics::HTTP, "route" => route, "status" => class).record(seconds);
     let _entered = span.enter();
     let address = address.map(tracing::field::display);
     // a full disk and a service that stops are told once, where they are found
@@ -305,7 +314,7 @@ async fn admit(
         Err(_) => None,
     };
     let admin = holder.as_ref().is_some_and(|h| h.token.is_some() && h.scopes.contains(&tokens::Scope::Admin));
-    let looks_after = admin || (path == FIGURES && holder.is_some());
+    let looks_after = admin || (is_figures(path) && holder.is_some());
     if is_kept {
         if !looks_after {
             return Err(crowded(config.limits.connections));
@@ -359,6 +368,11 @@ fn secure(headers: &mut HeaderMap, id: &RequestId, path: &str) {
     set("cross-origin-resource-policy", "same-origin");
     set("permissions-policy", "camera=(), geolocation=(), microphone=()");
     set("cache-control", if page { "no-cache" } else { "no-store" });
+    let live = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    if live {
+        // proxies that hold answers back let this one through
+        headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    }
     if let Ok(value) = HeaderValue::from_str(&id.0) {
         headers.insert(HeaderName::from_static("x-request-id"), value);
     }

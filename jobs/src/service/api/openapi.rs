@@ -112,6 +112,26 @@ mod tests {
     }
 
     #[test]
+    fn operations_have_names_that_make_good_clients() {
+        const VERBS: [&str; 8] = ["list", "get", "submit", "validate", "cancel", "retry", "delete", "watch"];
+        let document = document();
+        let mut names = std::collections::BTreeSet::new();
+        for methods in document["paths"].as_object().unwrap().values() {
+            for operation in methods.as_object().unwrap().values() {
+                let name = operation["operationId"].as_str().unwrap();
+                let noun = VERBS.iter().find_map(|verb| name.strip_prefix(verb)).unwrap_or_else(|| panic!("{name}"));
+                assert!(noun.starts_with(|c: char| c.is_ascii_uppercase()), "{name}");
+                assert!(noun.bytes().all(|b| b.is_ascii_alphanumeric()), "{name}");
+                assert!(names.insert(name.to_owned()), "{name} is there twice");
+                assert!(operation["summary"].is_string() && operation["tags"].is_array(), "{name}");
+            }
+        }
+        for name in ["listJobs", "submitJob", "getJob", "cancelJob", "retryJob", "deleteJob", "getMetrics"] {
+            assert!(names.contains(name), "{name}");
+        }
+    }
+
+    #[test]
     fn every_reference_leads_somewhere() {
         fn references(value: &Value, found: &mut Vec<String>) {
             match value {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use stillhouse_schemas::problems::Problems;
 use utoipa::ToSchema;
 
+use crate::service::bounds;
 use crate::service::model::FieldProblem;
 use crate::service::room;
 use crate::service::store::StoreError;
@@ -54,7 +55,7 @@ impl ProblemDetails {
         let n = problems.0.len();
         let detail = format!("the job file has {n} problem{}", if n == 1 { "" } else { "s" });
         Self {
-            problems: problems.0.iter().map(Into::into).collect(),
+            problems: bounds::problems(problems.0.iter().map(Into::into)),
             ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
         }
     }

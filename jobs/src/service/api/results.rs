@@ -55,7 +55,7 @@ pub struct ReportQuery {
 /// The log of a job
 ///
 /// Lines of all attempts, each with its time; the oldest go when there are too many.
-#[utoipa::path(get, path = "/jobs/{id}/logs", tag = "results", params(Id, LogsQuery), responses(
+#[utoipa::path(get, path = "/jobs/{id}/logs", operation_id = "getJobLogs", tag = "results", params(Id, LogsQuery), responses(
     (status = 200, description = "Lines", content((String = "text/plain; charset=utf-8"))),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -175,7 +175,7 @@ impl Lines {
 }
 
 /// The manifest of a job's data set
-#[utoipa::path(get, path = "/jobs/{id}/manifest", tag = "results", params(Id), responses(
+#[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
     (status = 200, description = "`manifest.json`", body = Value),
     (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
@@ -189,7 +189,7 @@ pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Par
 /// A report of a job's data set
 ///
 /// Totals, statistics, perplexity, bytes per token by column, and one row decoded.
-#[utoipa::path(get, path = "/jobs/{id}/report", tag = "results", params(Id, ReportQuery), responses(
+#[utoipa::path(get, path = "/jobs/{id}/report", operation_id = "getJobReport", tag = "results", params(Id, ReportQuery), responses(
     (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
     (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),

@@ -1,9 +1,10 @@
-//! Job files coming in: checked as far as that needs nothing but the file and the server's configuration, then queued.
+//! Job files coming in: checked as far as that takes no reading of input or models, then queued.
 //!
 //! What needs the input or the teacher is found by the worker, within the first seconds of the first attempt: it runs confined,
 //! and its findings come back by field all the same.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
@@ -22,9 +23,11 @@ use stillhouse_teacher::DeviceChoice;
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
+use super::admission::{self, Admission, Waiting};
 use super::auth::Caller;
 use super::problem::{Answer, ProblemDetails};
 use super::query::Params;
+use crate::service::bounds;
 use crate::service::config::Config;
 use crate::service::model::{FieldProblem, Job, JobId, Slot, Time};
 use crate::service::store::jobs::{self, Key, NewJob, QueueLimits, Submitted};
@@ -88,7 +91,7 @@ struct Upload {
 /// Submit a job
 ///
 /// The body is a job file. With the header `Idempotency-Key` the same request can be sent again without making a second job.
-#[utoipa::path(post, path = "/jobs", tag = "jobs", params(SubmitQuery,
+#[utoipa::path(post, path = "/jobs", operation_id = "submitJob", tag = "jobs", params(SubmitQuery,
     ("Idempotency-Key" = Option<String>, Header, description = "1 to 200 visible ASCII characters that name this submission", pattern = "^[!-~]{1,200}$")),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
@@ -98,6 +101,7 @@ struct Upload {
     (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 422, description = "The job file has problems, or the key was used for another request", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn submit(
     State(app): State<App>,
@@ -136,7 +140,7 @@ pub async fn submit(
         overwrite: options.overwrite,
     };
     let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
-    let service = std::sync::Arc::clone(&app.service);
+    let service = Arc::clone(&app.service);
     let submitted = super::to_the_end(async move {
         let queue = move |t: &_, told: &mut _| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), told);
         let submitted = service.store.write(move |t, told| queue(t, told)).await?;
@@ -161,13 +165,14 @@ pub async fn submit(
 /// Validate a job file
 ///
 /// Finds what a submission would find, and submits nothing.
-#[utoipa::path(post, path = "/validate", tag = "jobs", params(ValidateQuery),
+#[utoipa::path(post, path = "/validate", operation_id = "validateJob", tag = "jobs", params(ValidateQuery),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
     (status = 200, description = "What was found", body = Validation),
     (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn validate(
     State(app): State<App>,
@@ -186,7 +191,7 @@ pub async fn validate(
         Err(problems) => {
             // a name that is missing or wrong was replaced, so that the rest could be checked
             let name = checked.name.filter(|_| !problems.touches("name"));
-            (name, problems.0.iter().map(FieldProblem::from).collect())
+            (name, bounds::problems(problems.0.iter().map(FieldProblem::from)))
         }
     };
     Ok(Json(Validation { valid: problems.is_empty(), name, problems }))
@@ -323,34 +328,68 @@ struct Checked {
     outcome: Result<(JobSpec, Slot), Problems>,
 }
 
-/// Checks a file against the schema, the named checks and the server's configuration. It looks at links on the disk, so it may block.
+/// Checks a file against the schema, the named checks, the server's configuration, and what can be known of models and output. It looks at
+/// the disk and asks the hub, so it may block: given up when it takes too long or the client has gone.
 async fn check(app: &App, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
-    let _turn = app.checks.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
-    let service = std::sync::Arc::clone(&app.service);
-    let work = tokio::task::spawn_blocking(move || (check_now(&service.config, &upload, &folder), folder));
-    work.await.map_err(|e| ProblemDetails::internal(&e))
+    let seconds = app.service.config.limits.check_seconds;
+    let deadline = Instant::now() + Duration::from_secs(seconds.into());
+    let late = || {
+        let detail =
+            format!("checking the job file took longer than {seconds} s (limits.check_seconds); try again later");
+        ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    };
+    let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.checks).acquire_owned());
+    let turn = turn.await.map_err(|_| late())?.map_err(|e| ProblemDetails::internal(&e))?;
+    let waiting = Waiting::until(deadline);
+    let (service, admission, go_on) = (Arc::clone(&app.service), Arc::clone(&app.admission), waiting.go_on());
+    let work = tokio::task::spawn_blocking(move || {
+        let checked = check_now(&service.config, &admission, &upload, &folder, &go_on);
+        // its turn is over when the work is, not when nobody waits for it any more
+        drop(turn);
+        (checked, folder)
+    });
+    let work = tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| late())?;
+    let (checked, folder) = work.map_err(|e| ProblemDetails::internal(&e))?;
+    Ok((checked.ok_or_else(late)?, folder))
 }
 
-fn check_now(config: &Config, upload: &Upload, folder: &Path) -> Checked {
+/// `None` where `go_on` says no before it is done.
+fn check_now(
+    config: &Config,
+    admission: &Admission,
+    upload: &Upload,
+    folder: &Path,
+    go_on: &dyn Fn() -> bool,
+) -> Option<Checked> {
     if upload.json
         && let Err(e) = serde_json::from_str::<serde::de::IgnoredAny>(&upload.text)
     {
         let problem = Problem::missing("", format!("is not JSON: {e}"));
-        return Checked { name: None, outcome: Err(Problems(vec![problem])) };
+        return Some(Checked { name: None, outcome: Err(Problems(vec![problem])) });
     }
-    let Parsed { spec, problems } = Parsed::from_yaml(&upload.text);
-    match spec {
-        None => Checked { name: None, outcome: Err(problems) },
-        Some(spec) => Checked { name: Some(spec.name.clone()), outcome: allowed(config, spec, problems, folder) },
+    let Parsed { spec, mut problems } = Parsed::from_yaml(&upload.text);
+    let Some(mut spec) = spec else { return Some(Checked { name: None, outcome: Err(problems) }) };
+    if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
+        problems.push(problem);
+        spec.input.paths.clear();
     }
+    let name = Some(spec.name.clone());
+    let allowed = config.job_access().problems_while(&spec, folder, go_on)?;
+    add(&mut problems, allowed);
+    let foreseen = admission.problems(config, &spec, folder, &problems);
+    add(&mut problems, foreseen);
+    Some(Checked { name, outcome: slotted(config, spec, problems) })
 }
 
-fn allowed(config: &Config, spec: JobSpec, mut problems: Problems, folder: &Path) -> Result<(JobSpec, Slot), Problems> {
-    for problem in config.job_access().problems(&spec, folder) {
+fn add(problems: &mut Problems, found: Vec<Problem>) {
+    for problem in found {
         if !problems.touches(&problem.field) {
             problems.push(problem);
         }
     }
+}
+
+fn slotted(config: &Config, spec: JobSpec, mut problems: Problems) -> Result<(JobSpec, Slot), Problems> {
     let slot = match slot(config, &spec) {
         Ok(slot) => slot,
         Err(problem) => {

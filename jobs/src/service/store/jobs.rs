@@ -236,9 +236,13 @@ pub struct Filter {
     pub limit: u32,
 }
 
-/// A page of jobs, and the number from which the next one goes on.
+/// A page of jobs, and the number from which the next one goes on. Of a failure its first line and no problems: a page is of bounded size
+/// whatever its jobs say.
 pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Option<i64>)> {
-    let mut sql = format!("SELECT {COLUMNS}, seq FROM jobs WHERE TRUE");
+    // left out by SQLite: a hundred problems are read and parsed for nobody
+    let columns =
+        COLUMNS.replace("failure,", "CASE WHEN json_valid(failure) THEN json_remove(failure, '$.problems') END,");
+    let mut sql = format!("SELECT {columns}, seq FROM jobs WHERE TRUE");
     let mut values: Vec<rusqlite::types::Value> = Vec::new();
     if !filter.states.is_empty() {
         sql += &format!(" AND state IN ({})", vec!["?"; filter.states.len()].join(", "));
@@ -262,7 +266,13 @@ pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Optio
     let more = rows.len() > filter.limit as usize;
     rows.truncate(filter.limit as usize);
     let next = rows.last().filter(|_| more).map(|(_, seq)| *seq);
-    Ok((rows.into_iter().map(|(job, _)| job).collect(), next))
+    let short = |(mut job, _): (Job, i64)| {
+        if let Some(failure) = &mut job.failure {
+            failure.message.truncate(failure.message.find('\n').unwrap_or(failure.message.len()));
+        }
+        job
+    };
+    Ok((rows.into_iter().map(short).collect(), next))
 }
 
 /// The job file as it was submitted: media type, text.
@@ -316,6 +326,14 @@ pub fn counts(connection: &Connection) -> Result<Vec<(JobState, u64)>> {
     let found: Vec<(JobState, u64)> = rows.collect::<rusqlite::Result<_>>()?;
     let count = |state| found.iter().find(|(s, _)| *s == state).map_or(0, |(_, n)| *n);
     Ok(JobState::ALL.into_iter().map(|state| (state, count(state))).collect())
+}
+
+/// How many queued jobs wait for each kind of slot.
+pub fn waiting(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
+    let mut statement =
+        connection.prepare_cached("SELECT slot, COUNT(*) FROM jobs WHERE state = 'queued' GROUP BY slot")?;
+    let rows = statement.query_map([], |row| Ok((parsed(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 /// Moves a job to another state. One that the service's end interrupted keeps its place in the queue.

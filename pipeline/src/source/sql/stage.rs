@@ -20,6 +20,7 @@ use stillhouse_schemas::spec::Input;
 
 use super::super::error::SourceError;
 use super::super::list::InputFile;
+use super::super::state::FileState;
 use super::super::store::Store;
 use super::{plan, session, sql_error};
 
@@ -44,6 +45,9 @@ struct Record {
     rows: u64,
     files: Vec<(String, u64)>,
     skipped: BTreeMap<String, u64>,
+    /// What the files were that the query read.
+    #[serde(default)]
+    inputs: Vec<FileState>,
 }
 
 fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
@@ -56,7 +60,7 @@ fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
 /// When the query is not valid or fails, or when the files cannot be written.
 pub fn stage_sql(
     store: &Store,
-    files: &[InputFile],
+    inputs: &[InputFile],
     input: &Input,
     memory_bytes: u64,
     dir: &Path,
@@ -71,7 +75,7 @@ pub fn stage_sql(
     }
     let mut parts = Parts::new(dir, &input.text)?;
     let skipped = store.wait(async {
-        let (context, skipped) = session(store, files, input, memory_bytes, Some(&spill), extra_udfs).await?;
+        let (context, skipped) = session(store, inputs, input, memory_bytes, Some(&spill), extra_udfs).await?;
         let plan = plan(&context, input).await?;
         let frame = context.execute_logical_plan(plan).await.map_err(sql_error)?;
         let mut stream = frame.execute_stream().await.map_err(sql_error)?;
@@ -87,7 +91,13 @@ pub fn stage_sql(
         Ok::<_, SourceError>(skipped)
     })?;
     let (files, rows) = parts.finish()?;
-    let written = Record { rows, files, skipped: skipped.take() };
+    // what the query read is what was listed, or it is nothing
+    let watched = store.expecting(inputs);
+    for file in inputs {
+        watched.check(&file.location, true).map_err(|e| SourceError::of_store(&file.path, e))?;
+    }
+    let states = inputs.iter().map(|f| f.state.clone()).collect();
+    let written = Record { rows, files, skipped: skipped.take(), inputs: states };
     let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
     let partial = dir.join("staged.json.partial");
     std::fs::write(&partial, text).map_err(temporary(&partial))?;
@@ -96,13 +106,16 @@ pub fn stage_sql(
     named(dir, written)
 }
 
-/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end and all files are still there.
+/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end, all files are still there, and those
+/// that the query read are still what they were.
 ///
-/// That it was the same job on the same files is for the caller to know.
-pub fn staged(dir: &Path) -> Option<Staged> {
+/// That it was the same job is for the caller to know.
+pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
     let record: Record = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
     let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
-    record.files.iter().all(whole).then(|| named(dir, record).ok()).flatten()
+    let same =
+        record.inputs.len() == inputs.len() && record.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state);
+    (same && record.files.iter().all(whole)).then(|| named(dir, record).ok()).flatten()
 }
 
 fn named(dir: &Path, record: Record) -> Result<Staged, SourceError> {
@@ -111,7 +124,8 @@ fn named(dir: &Path, record: Record) -> Result<Staged, SourceError> {
         let path = dir.join(&name);
         let location = object_store::path::Path::from_filesystem_path(&path)
             .map_err(|e| temporary(&path)(std::io::Error::other(e)))?;
-        files.push(InputFile { path: format!("sql/{name}"), location, size });
+        let state = FileState { bytes: size, ..FileState::default() };
+        files.push(InputFile { path: format!("sql/{name}"), location, size, state });
     }
     Ok(Staged { files, rows: record.rows, skipped: record.skipped })
 }

@@ -106,7 +106,7 @@ impl FilesTable {
         let mut objects = Vec::new();
         for file in files {
             let meta = store.store.head(&file.location).await;
-            let meta = meta.map_err(|e| SourceError::Store { file: file.path.clone(), error: Box::new(e) })?;
+            let meta = meta.map_err(|e| SourceError::of_store(&file.path, e))?;
             // DataFusion takes a file without bytes for a broken one
             if meta.size > 0 {
                 objects.push(meta);

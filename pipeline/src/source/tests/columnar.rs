@@ -191,7 +191,7 @@ fn missing_and_mistyped_columns_are_problems_of_the_job() {
     ]);
     let problems = |format: &str, path: &str, text: &str| {
         let input = input(json!({"format": format, "paths": [path], "text": text}));
-        let problems = check_columns(&bench.store, &bench.files(&input), &input).unwrap();
+        let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
         problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
     assert_eq!(problems("parquet", "a.parquet", "text"), "");

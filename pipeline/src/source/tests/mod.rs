@@ -78,7 +78,7 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        list(&self.store, self.path(), input, &|_| Ok(())).unwrap()
+        list(&self.store, self.path(), input, &|_| Ok(()), &mut |_| {}).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {

@@ -5,7 +5,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 }
 
 fn problem(bench: &Bench, paths: Value) -> String {
-    let listed = list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})), &|_| Ok(()));
+    let listed =
+        list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})), &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }

@@ -10,7 +10,7 @@ fn with_sql(fields: Value, sql: &str) -> Input {
 fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>), SourceError> {
     let out = tempfile::tempdir().unwrap();
     let staged_now = stage_sql(&bench.store, &bench.files(input), input, 64 << 20, out.path(), |_| {})?;
-    assert_eq!(staged(out.path()).as_ref(), Some(&staged_now));
+    assert_eq!(staged(out.path(), &bench.files(&input)).as_ref(), Some(&staged_now));
     let mut as_parquet = input.clone();
     as_parquet.format = stillhouse_schemas::spec::InputFormat::Parquet;
     let splits = plan_splits(&bench.store, &staged_now.files, &as_parquet, 1 << 20, &|_| {})?;

@@ -1,0 +1,97 @@
+//! `stillhouse repair DATASET JOB.yaml`: makes what is missing or damaged in a data set again, to the same bytes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::events::Observer;
+use stillhouse_pipeline::job;
+use stillhouse_pipeline::repair::{Repaired, repair};
+
+use crate::cli::Failure;
+use crate::page::{Line, Page, Tone};
+use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
+use crate::units;
+use crate::verbs::{StoreOptions, Threads};
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse verify out/demo                   says what is damaged
+  stillhouse repair out/demo job.yaml          makes just that again
+  stillhouse repair s3://shards/demo job.yaml  in a store, also where the job wrote somewhere else
+
+Every shard is read and compared with its record. One that comes out with other bytes than it had is not published.";
+
+/// Make missing or damaged shards of a data set again, to the same bytes
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folder or URL of the data set
+    dataset: String,
+    /// The job file that made it
+    #[arg(value_name = "JOB.yaml")]
+    job: PathBuf,
+    #[command(flatten)]
+    store: StoreOptions,
+    #[command(flatten)]
+    threads: Threads,
+    /// Write the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const RESUME: &str = "interrupted; what was made again stays: run the same command again to go on";
+
+/// Repairs it.
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let runtime = args.threads.runtime()?;
+    let watch = Arc::new(Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown }));
+    let about = |e| Failure::of_job(e, &args.job);
+    let prepared = {
+        let _blocking_calls_wait_on = runtime.enter();
+        job::prepare(&args.job, &Access::everything(), watch.as_ref())
+    };
+    let result = prepared.map_err(about).and_then(|prepared| {
+        let storage = args.store.over(&prepared.spec.output_storage());
+        let output = args.store.output(&args.dataset, &storage)?;
+        let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
+        let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                result = repair(Arc::new(prepared), output, observer) => result.map_err(about),
+                _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(RESUME)),
+                () = printer.closed() => Err(Failure::Told),
+            }
+        })
+    });
+    watch.close();
+    runtime.shutdown_background();
+    let repaired = result?;
+    if args.json {
+        printer.json(&repaired)?;
+    } else {
+        printer.page(&render(&repaired))?;
+    }
+    Ok(())
+}
+
+fn render(repaired: &Repaired) -> Page {
+    let mut page = Page::new();
+    for damage in &repaired.damages {
+        page.line(Line::new().with(Tone::Strong, &damage.name).with(Tone::Plain, format!(": {}", damage.message)));
+    }
+    let (remade, rewritten) = (repaired.remade.len() as u64, repaired.rewritten.len() as u64);
+    let checked = units::counted(repaired.checked, "shard");
+    let words = match (remade, rewritten) {
+        (0, 0) => format!("{checked} read: nothing is damaged"),
+        _ => format!(
+            "{checked} read: {} made again with the same bytes, {} written again",
+            units::counted(remade, "shard"),
+            units::counted(rewritten, "other file")
+        ),
+    };
+    page.line(Line::new().with(Tone::Good, words));
+    page
+}

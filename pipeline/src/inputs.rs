@@ -1,0 +1,153 @@
+//! Whether the input is still what an earlier run has read.
+//!
+//! ```text
+//!   size, time, inode, ETag, version as in the plan ─► it is
+//!   something differs ─► the same splits, and in the committed ones the same records? ─► it is; the plan notes the new state
+//!                                                                                    └► refused, with the names of the files
+//! ```
+//!
+//! So a file that was only touched, copied or moved costs one more reading of what was read of it, and one that is another never mixes
+//! with what it was. Names and sizes are in the job's hash: where those differ it is another job.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rayon::prelude::*;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::job::Prepared;
+use crate::output::PlanRecord;
+use crate::plan::{self, JobHash, PlannedFile};
+use crate::run;
+use crate::source::{self, InputFile, SourceError};
+
+/// Files that a refusal names.
+const MOST_NAMED: usize = 5;
+
+impl PlanRecord {
+    /// The splits, with the files under the names that they have now.
+    pub fn splits_of(&self, now: &[PlannedFile]) -> Vec<SplitRecord> {
+        let moved: BTreeMap<&str, &str> = self
+            .files
+            .iter()
+            .zip(now)
+            .filter(|(was, is)| was.path != is.path)
+            .map(|(was, is)| (was.path.as_str(), is.path.as_str()))
+            .collect();
+        let mut splits = self.splits.clone();
+        for piece in splits.iter_mut().flat_map(|s| &mut s.pieces) {
+            if let Some(path) = moved.get(piece.file.as_str()) {
+                piece.file = (*path).to_owned();
+            }
+        }
+        splits
+    }
+
+    /// The files of which a store says something else than when the plan was made, by their place in the list.
+    pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
+        let pairs = self.files.iter().zip(now).enumerate();
+        pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
+    }
+}
+
+/// What is compared: a plan and what is committed of it, with the job as it is now.
+pub(crate) struct Comparison<'a> {
+    pub prepared: &'a Prepared,
+    pub hash: &'a JobHash,
+    pub plan: &'a PlanRecord,
+    /// Where `input.sql` puts its rows.
+    pub sql_folder: Option<&'a std::path::Path>,
+    pub done: &'a BTreeMap<SplitId, ShardRecord>,
+    /// The output as a person names it.
+    pub output: &'a str,
+}
+
+impl Comparison<'_> {
+    /// Makes sure that what is committed was read from the files as they are now.
+    ///
+    /// Cost: nothing where the stores say that nothing was touched; else the touched files are read as far as they were read.
+    ///
+    /// # Errors
+    /// When a file is another one, or cannot be read.
+    pub fn check(&self, touched: &BTreeSet<usize>, observer: &dyn Observer) -> Result<()> {
+        let names = self.named(touched);
+        let files = match self.sql_folder {
+            // it read all of them
+            Some(folder) => run::stage_query(self.prepared, folder, observer)?.files,
+            None => self.prepared.files.clone(),
+        };
+        let splits = self.plan.splits_of(&self.hash.files);
+        if plan::splits(self.prepared, &files, observer)? != splits {
+            return Err(self.refusal(&names, "it makes other splits"));
+        }
+        observer
+            .event(&Event::Preparing { what: format!("input was touched; comparing what was read of it: {names}") });
+        let paths: BTreeSet<&str> = touched.iter().map(|i| self.hash.files[*i].path.as_str()).collect();
+        let all = self.sql_folder.is_some();
+        let wanted: Vec<(SplitRecord, Vec<Option<&String>>)> = splits
+            .iter()
+            .filter_map(|split| {
+                let read = self.done.get(&split.split)?;
+                let pieces = split.pieces.iter().enumerate().filter(|(_, p)| all || paths.contains(p.file.as_str()));
+                let (pieces, sums): (Vec<_>, Vec<_>) =
+                    pieces.map(|(i, p)| (p.clone(), read.input_sha256.get(i))).unzip();
+                (!pieces.is_empty()).then(|| (SplitRecord { pieces, ..split.clone() }, sums))
+            })
+            .collect();
+        let other = wanted.par_iter().map(|(split, sums)| self.differs(&files, split, sums)).collect::<Vec<_>>();
+        for other in other {
+            if let Some((file, what)) = other? {
+                let name = self.hash.files.iter().position(|f| f.path == file);
+                let named = name.map_or(names.clone(), |i| self.named(&BTreeSet::from([i])));
+                return Err(self.refusal(&named, &what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first piece of a split that is not what was read.
+    fn differs(
+        &self,
+        files: &[InputFile],
+        split: &SplitRecord,
+        sums: &[Option<&String>],
+    ) -> Result<Option<(String, String)>> {
+        let file = |i: usize| split.pieces.get(i).map(|p| p.file.clone()).unwrap_or_default();
+        let input = run::query_input(self.prepared);
+        match source::digests(&self.prepared.store, files, split, &input) {
+            Ok(now) => {
+                let other = now.iter().zip(sums).position(|(now, was)| Some(now) != *was);
+                Ok(other.map(|i| (file(i), format!("split {} was made of other records", split.split.0))))
+            }
+            // what could be read then and cannot now is another file
+            Err(e @ (SourceError::Record { .. } | SourceError::Corrupt { .. })) => {
+                Ok(Some((file(0), format!("split {} was made of other records: {e}", split.split.0))))
+            }
+            Err(e) => Err(PipelineError::source("input", e)),
+        }
+    }
+
+    fn named(&self, touched: &BTreeSet<usize>) -> String {
+        let one = |i: &usize| {
+            let (was, is) = (&self.plan.files[*i], &self.hash.files[*i]);
+            format!("{} ({} when it was read, {} now)", is.path, was.state, is.state)
+        };
+        let mut text = touched.iter().take(MOST_NAMED).map(one).collect::<Vec<_>>().join(", ");
+        let more = touched.len().saturating_sub(MOST_NAMED);
+        if more > 0 {
+            text += &format!(" and {more} more files");
+        }
+        text
+    }
+
+    fn refusal(&self, names: &str, what: &str) -> PipelineError {
+        let message = format!(
+            "output.path: {} was made of other input: {names}: {what}; put the file back as it was, choose another folder, or \
+             `--overwrite` to make everything again",
+            self.output
+        );
+        PipelineError::new(ErrorKind::Usage, message)
+    }
+}

@@ -1,0 +1,272 @@
+//! What time does to a finished data set: finding files that are missing or damaged, and making just these again.
+//!
+//! ```text
+//!   record of split N ── sha256 ──► data/X as it should be
+//!   data/X missing, of another size, of another sha256 ─► split N once more ─ the same sha256? ─► in place of it
+//!                                                                          └─ no: nothing is published, the reason is told
+//! ```
+//!
+//! The records of the commits, and the manifest that was made of them, stay the truth. What comes out otherwise is no repair but another
+//! data set. A shard is replaced whole, in one step, so readers see the old file or the new one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Manifest, ShardRecord};
+
+use crate::differs::differences;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::finish;
+use crate::job::Prepared;
+use crate::output::{CARD, MANIFEST, Output, SUCCESS, TOKENIZER};
+use crate::plan::{self, JobHash};
+use crate::run::{Job, blocking};
+use crate::shard::hex;
+
+use sha2::{Digest, Sha256};
+
+/// Damages that are told one by one.
+const MOST_TOLD: usize = 10;
+
+/// A file that is not what it should be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Damage {
+    /// Its name in the data set.
+    pub name: String,
+    /// What is wrong with it.
+    pub message: String,
+    /// The split that it is made from, where it is a shard.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitId>,
+}
+
+/// What a repair did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Repaired {
+    /// Shards that were read and compared.
+    pub checked: u64,
+    /// What was found.
+    pub damages: Vec<Damage>,
+    /// Shards that were made again, with the same bytes.
+    pub remade: Vec<String>,
+    /// Other files that were written again.
+    pub rewritten: Vec<String>,
+}
+
+/// Looks at shards: that each is there in its size, and with `thorough` that its bytes are what they were.
+///
+/// Cost: one listing; with `thorough` every byte is read.
+///
+/// # Errors
+/// When the store cannot say.
+pub async fn damaged_shards<'a>(
+    output: &Output,
+    shards: impl IntoIterator<Item = &'a ShardRecord>,
+    thorough: bool,
+    observer: &dyn Observer,
+) -> Result<Vec<Damage>> {
+    let shards: Vec<&ShardRecord> = shards.into_iter().collect();
+    let sizes = if shards.is_empty() { BTreeMap::new() } else { output.list("data").await? };
+    let bytes: u64 = shards.iter().map(|s| s.bytes).sum();
+    let mut found = Vec::new();
+    for (i, shard) in shards.iter().enumerate() {
+        let message = match sizes.get(&shard.path) {
+            None => Some("is missing".to_owned()),
+            Some(size) if *size != shard.bytes => Some(format!("has {size} bytes, should have {}", shard.bytes)),
+            Some(_) if thorough => {
+                let what = format!("reading shard {} of {} again ({bytes} bytes in all)", i + 1, shards.len());
+                observer.event(&Event::Preparing { what });
+                let (sha256, _) = output.read_whole(&shard.path, |_| {}).await?;
+                (sha256 != shard.sha256).then(|| format!("sha256 {sha256}, should be {}", shard.sha256))
+            }
+            Some(_) => None,
+        };
+        if let Some(message) = message {
+            found.push(Damage { name: shard.path.clone(), message, split: Some(shard.split) });
+        }
+    }
+    Ok(found)
+}
+
+/// The other files of a finished data set.
+async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damage>> {
+    let damage = |name: &str, message: &str| Damage { name: name.into(), message: message.into(), split: None };
+    let mut found = Vec::new();
+    match output.get(TOKENIZER).await? {
+        None => found.push(damage(TOKENIZER, "is missing")),
+        Some(bytes) if hex(&Sha256::digest(&bytes)) != manifest.tokenizer.sha256 => {
+            found.push(damage(TOKENIZER, "is not the tokenizer that the manifest names"));
+        }
+        Some(_) => {}
+    }
+    if !output.exists(CARD).await? {
+        found.push(damage(CARD, "is missing"));
+    }
+    Ok(found)
+}
+
+/// Makes sure that a finished data set is whole before anybody says so.
+///
+/// # Errors
+/// When a file is missing or damaged, with what mends it; when the manifest cannot be read.
+pub async fn check_finished(
+    output: &Output,
+    manifest: &Manifest,
+    job_file: Option<&str>,
+    thorough: bool,
+    observer: &dyn Observer,
+) -> Result<()> {
+    let mut found = damaged_shards(output, &manifest.shards, thorough, observer).await?;
+    found.extend(damaged_files(output, manifest).await?);
+    if found.is_empty() {
+        return Ok(());
+    }
+    let mut message =
+        format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
+    for damage in found.iter().take(MOST_TOLD) {
+        message += &format!("\n  {}: {}", damage.name, damage.message);
+    }
+    if found.len() > MOST_TOLD {
+        message += &format!("\n  … and {} more", found.len() - MOST_TOLD);
+    }
+    Err(PipelineError::new(ErrorKind::DataSet, message))
+}
+
+/// The command that mends a data set, as far as the job file is known.
+pub fn command(output: &Output, job_file: Option<&str>) -> String {
+    let quoted = |text: &str| match text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-/:~+=@%".contains(&b)) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    };
+    format!("stillhouse repair {} {}", quoted(&output.to_string()), quoted(job_file.unwrap_or("JOB.yaml")))
+}
+
+fn how(output: &Output, job_file: Option<&str>) -> String {
+    format!("`{}` makes them again", command(output, job_file))
+}
+
+/// Makes what is missing or damaged in a data set again, and nothing else.
+///
+/// A data set that is not finished gets its state mended; the job itself goes on with a run.
+///
+/// # Errors
+/// When the data set is another job's; when its input is another by now; when a shard comes out with other bytes than it had, which is
+/// then not published; when the store fails.
+pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
+    if output.folder().is_some_and(|folder| !folder.is_dir()) || !output.has_state().await? {
+        let message = format!("{output}: no data set of a Stillhouse job is here");
+        return Err(PipelineError::new(ErrorKind::DataSet, message));
+    }
+    let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
+    let output = output.create(observer.as_ref()).await?.for_job(&hash.hash);
+    let lock = output.lock(observer.as_ref()).await?;
+    let result = repair_locked(prepared, hash, &output, observer).await;
+    lock.release().await;
+    result
+}
+
+async fn repair_locked(
+    prepared: Arc<Prepared>,
+    hash: JobHash,
+    output: &Output,
+    observer: Arc<dyn Observer>,
+) -> Result<Repaired> {
+    let began = Instant::now();
+    let mut done = Repaired::default();
+    let manifest = sound_manifest(output, &hash).await?;
+    mend_plan(output, &hash, &mut done).await?;
+    let truth = mend_records(output, &hash, manifest.as_ref(), &mut done).await?;
+    if manifest.is_none() && !output.exists(SUCCESS).await? {
+        if done.damages.is_empty() {
+            let message =
+                format!("{output}: the job is not finished and its state is sound; `stillhouse run` goes on with it");
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        return Ok(done);
+    }
+    let damaged = damaged_shards(output, truth.values(), true, observer.as_ref()).await?;
+    done.checked = truth.len() as u64;
+    let is_damaged = |split: &SplitId| damaged.iter().any(|d| d.split == Some(*split));
+    let (bad, good): (BTreeMap<_, _>, BTreeMap<_, _>) = truth.into_iter().partition(|(split, _)| is_damaged(split));
+    done.remade = bad.values().map(|shard| shard.path.clone()).collect();
+    let nothing_to_make = bad.is_empty();
+    done.damages.extend(damaged);
+    match manifest {
+        Some(manifest) => {
+            let files = damaged_files(output, &manifest).await?;
+            done.rewritten.extend(files.iter().map(|d| d.name.clone()));
+            done.damages.extend(files);
+            if !nothing_to_make {
+                Job::start(Arc::clone(&prepared), hash, output.clone(), good, observer)
+                    .await?
+                    .remake(bad, began)
+                    .await?;
+            }
+            finish::write_beside(&prepared, output, &manifest).await?;
+        }
+        None => {
+            let message = "is missing or damaged; it is made again".to_owned();
+            done.damages.push(Damage { name: MANIFEST.into(), message, split: None });
+            done.rewritten.push(MANIFEST.into());
+            let job = Job::start(prepared, hash, output.clone(), good, Arc::clone(&observer)).await?;
+            job.remake(bad, began).await?.run_pending(began).await?.finish(began).await?;
+        }
+    }
+    Ok(done)
+}
+
+/// The manifest, where it is there, whole, and of this job.
+async fn sound_manifest(output: &Output, hash: &JobHash) -> Result<Option<Manifest>> {
+    let Some(bytes) = output.get(MANIFEST).await? else { return Ok(None) };
+    let manifest = serde_json::from_slice::<Manifest>(&bytes).ok();
+    Ok(manifest.filter(|manifest| manifest.job_hash == hash.hash))
+}
+
+/// Takes away a plan that cannot be read: it is a function of the job and comes out the same. One of another job is refused.
+async fn mend_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Result<()> {
+    match output.plan().await {
+        Ok(Some(plan)) if plan.job_hash != hash.hash => {
+            let mut message = format!("{output} is the data set of another job ({})", plan.name);
+            differences(&plan, hash).iter().for_each(|line| message += &format!("\n  {line}"));
+            Err(PipelineError::new(ErrorKind::Usage, message))
+        }
+        Ok(_) => Ok(()),
+        Err(e) if e.kind == ErrorKind::DataSet => {
+            done.damages.push(Damage { name: PLAN.into(), message: e.to_string(), split: None });
+            done.rewritten.push(PLAN.into());
+            output.remove_mark(PLAN).await
+        }
+        Err(e) => Err(e),
+    }
+}
+
+const PLAN: &str = "_stillhouse/plan.json";
+
+/// What every shard should be. Records that are missing or cannot be read are written again from the manifest; without one they go, and
+/// their splits are made again.
+async fn mend_records(
+    output: &Output,
+    hash: &JobHash,
+    manifest: Option<&Manifest>,
+    done: &mut Repaired,
+) -> Result<BTreeMap<SplitId, ShardRecord>> {
+    let (records, unreadable) = output.readable_records().await?;
+    let own = records.into_iter().filter(|r| r.job_hash == hash.hash);
+    let mut truth: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
+    for (name, message) in unreadable {
+        output.remove_mark(&name).await?;
+        done.rewritten.push(name.clone());
+        done.damages.push(Damage { name, message, split: None });
+    }
+    for shard in manifest.into_iter().flat_map(|m| &m.shards) {
+        if !truth.contains_key(&shard.split) {
+            output.record(shard).await?;
+            truth.insert(shard.split, shard.clone());
+        }
+    }
+    Ok(truth)
+}

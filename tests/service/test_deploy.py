@@ -1,0 +1,199 @@
+"""What is in deploy/: each file checked by the program that it is for, and live streams through a real nginx and a real Caddy.
+
+    client ─TLS─► nginx with deploy/nginx.conf ─► stillhouse serve ─► events, one by one
+    client ─────► caddy with deploy/Caddyfile ──┘
+
+Tools come from scripts/setup-service; systemd-analyze and a Docker engine are used where the machine has them.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+
+import pytest
+from conftest import BINARY, REPO, free_port, job_file
+
+DEPLOY = REPO / "deploy"
+NAME = "stillhouse.example.org"
+
+
+def tool(*names):
+    """A program of the environment of these tests, or of the machine."""
+    own = pathlib.Path(sys.executable).parent
+    for name in names:
+        if found := shutil.which(name, path=f"{own}:{own.parent}/nginx/usr/sbin") or shutil.which(name):
+            return found
+    pytest.skip(f"{names[0]} is not on this machine; scripts/setup-service installs what it can")
+
+
+def run(*command, **options):
+    return subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+def wait_for(port, process, log):
+    while True:
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return
+
+
+@contextlib.contextmanager
+def running(command, port, log):
+    with open(log, "ab") as out:
+        process = subprocess.Popen([str(c) for c in command], stdout=out, stderr=out, env={**os.environ, "HOME": str(log.parent)})
+    try:
+        wait_for(port, process, log)
+        yield
+    finally:
+        # told to stop they would wait for the streams
+        process.kill()
+        process.wait()
+
+
+def changed(text, **changes):
+    """The file with the example's values replaced, each of which has to be there."""
+    for old, new in changes.values():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def nginx(folder, port, upstream):
+    program, openssl = tool("nginx"), tool("openssl")
+    made = run(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+               "-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME}", "-keyout", folder / "key.pem", "-out", folder / "fullchain.pem")
+    assert made.returncode == 0, made.stdout
+    own = changed(
+        (DEPLOY / "nginx.conf").read_text(),
+        listen=("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"), upstream=("127.0.0.1:7373", f"127.0.0.1:{upstream}"),
+        certificates=("/etc/ssl/stillhouse/", f"{folder}/"),
+    )
+    paths = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    main = folder / "nginx.conf"
+    main.write_text(f"daemon off; pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off; {paths}\n{own}\n}}\n")
+    command = [program, "-p", folder, "-c", main, "-e", "stderr"]
+    tested = run(*command, "-t")
+    assert tested.returncode == 0 and "warn" not in tested.stdout, tested.stdout
+    return command
+
+
+def caddy(folder, port, upstream):
+    program = tool("caddy")
+    own = changed(
+        (DEPLOY / "Caddyfile").read_text(),
+        site=(f"{NAME} {{", f"http://{NAME}:{port} {{"), upstream=("127.0.0.1:7373", f"127.0.0.1:{upstream}"),
+    )
+    file = folder / "Caddyfile"
+    file.write_text(f"{{\n\tadmin off\n\tauto_https off\n\tpersist_config off\n}}\n{own}")
+    return [program, "run", "--config", file, "--adapter", "caddyfile"]
+
+
+@pytest.mark.parametrize("proxy", [nginx, caddy], ids=["nginx", "caddy"])
+def test_live_streams_pass_each_event_at_once(start, tmp_path, proxy):
+    # one job runs at a time: a second one stays in the queue, and its stream stays open with little in it
+    server = start(config={"hosts": [NAME]})
+    port = free_port()
+    folder = tmp_path / "proxy"
+    folder.mkdir()
+    with running(proxy(folder, port, server.port), port, folder / "log"):
+        tls = proxy is nginx
+
+        def connect():
+            raw = socket.create_connection(("127.0.0.1", port), timeout=120)
+            if not tls:
+                return raw
+            context = ssl.create_default_context(cafile=folder / "fullchain.pem")
+            return context.wrap_socket(raw, server_hostname=NAME)
+
+        def ask(path, method="GET", body=b"", more=()):
+            s = connect()
+            lines = [f"{method} {path} HTTP/1.1", f"Host: {NAME}", f"Authorization: Bearer {server.token}", "X-Forwarded-For: 6.6.6.6",
+                     f"Content-Length: {len(body)}", "Content-Type: application/json", *more]
+            s.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+            return s
+
+        def events(s):
+            """Events as they come: the test waits for each before it does what brings the next."""
+            kind = None
+            for line in s.makefile("rb"):
+                key, _, value = line.decode().rstrip("\r\n").partition(":")
+                if key == "event":
+                    kind = value.strip()
+                elif key == "data" and kind:
+                    yield kind, json.loads(value)
+
+        everything = events(ask("/api/v1/events", more=["Accept: text/event-stream"]))
+        job = json.dumps(job_file(input__paths=["tiny.jsonl"])).encode()
+        posted = ask("/api/v1/jobs", "POST", job, more=["Connection: close"])
+        head = posted.makefile("rb").readline()
+        assert b" 201 " in head, head
+        seen = []
+        while "succeeded" not in seen:
+            kind, event = next(everything)
+            if kind == "state":
+                seen.append(event["data"]["to"])
+        assert seen == ["queued", "running", "succeeded"]
+        # the stream is still open, and a job that comes now is told in it
+        with ask("/api/v1/jobs", "POST", json.dumps(job_file(input__paths=["tiny.jsonl"], output__path="second")).encode()):
+            kind, event = next(everything)
+            assert (kind, event["data"]["to"]) == ("state", "queued")
+        # of one job: history, then live, until its end
+        of_one = events(ask(f"/api/v1/jobs/{event['job']}/events", more=["Accept: text/event-stream"]))
+        kinds = []
+        while "end" not in kinds:
+            kinds.append(next(of_one)[0])
+        assert kinds[0] == "state" and "finished" in kinds
+    # asked under another name the service is not there
+    assert server.ask("GET", "/api/v1/jobs", host="evil.example").status == 421
+
+
+def test_the_caddyfile_is_in_its_own_form(tmp_path):
+    program = tool("caddy")
+    adapted = run(program, "adapt", "--config", DEPLOY / "Caddyfile", "--pretty", env={**os.environ, "HOME": str(tmp_path)})
+    assert adapted.returncode == 0, adapted.stdout
+    assert run(program, "fmt", DEPLOY / "Caddyfile").stdout == (DEPLOY / "Caddyfile").read_text()
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path):
+    program = tool("systemd-analyze")
+    unit = tmp_path / "stillhouse.service"
+    text = (DEPLOY / "stillhouse.service").read_text()
+    unit.write_text(changed(text, program=("/usr/local/bin/stillhouse serve", f"{BINARY} serve"), manual=("file:///usr/local/share", "file:///usr/share")))
+    verified = run(program, "verify", "--man=no", unit)
+    assert verified.returncode == 0 and not verified.stdout.strip(), verified.stdout
+    # 0 is the least exposed, 100 the most
+    graded = run(program, "security", "--offline=true", "--threshold=25", unit)
+    assert graded.returncode == 0, graded.stdout
+    # the configuration that it names is one that the service takes
+    config = json.loads(run(BINARY, "serve", "--config", REPO / "jobs/service.yaml", "--check", "--json").stdout)["configuration"]
+    assert config["data"] == "/var/lib/stillhouse" and "StateDirectory=stillhouse\n" in text
+    assert config["shutdown_seconds"] < int(text.partition("TimeoutStopSec=")[2].split()[0])
+
+
+def test_the_dockerfile_is_sound(tmp_path):
+    linted = run(tool("hadolint"), "--failure-threshold", "style", DEPLOY / "Dockerfile")
+    assert linted.returncode == 0, linted.stdout
+    text = (DEPLOY / "Dockerfile").read_text()
+    images = [line.split()[1] for line in text.splitlines() if line.startswith("FROM ")]
+    # by name alone: where they come from is the engine's to say
+    assert images and all("/" not in image and ":" in image for image in images), images
+    # every workspace member is in the context, or the build has no manifest of it
+    members = (REPO / "Cargo.toml").read_text().partition("members = [")[2].partition("]")[0].replace('"', "").split(",")
+    kept = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {member.strip().split("/")[0] for member in members} <= kept
+
+
+def test_the_dockerfile_builds():
+    docker = tool("docker")
+    if run(docker, "info").returncode:
+        pytest.skip("no Docker engine answers: the image is linted, not built")
+    built = run(docker, "build", "--quiet", "--file", DEPLOY / "Dockerfile", REPO)
+    assert built.returncode == 0, built.stdout[-4000:]
+    told = run(docker, "run", "--rm", built.stdout.split()[-1], "--version")
+    assert told.stdout.startswith("stillhouse "), told.stdout

@@ -1,0 +1,206 @@
+//! What is bounded: what a worker reports, what a job names, how long a check goes on; and what is refused before it waits in the queue.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use stillhouse_tests::service::{Api, Service, signal};
+use stillhouse_tests::{Scratch, with};
+
+use crate::service_api::{quick_job, start};
+
+/// A job that names so many files that are not there.
+fn missing(n: usize) -> Value {
+    let paths: Vec<String> = (0..n).map(|i| format!("gone-{i}.jsonl")).collect();
+    with(quick_job("out"), &json!({"input": {"paths": paths}}))
+}
+
+fn fields(problem: &Value) -> Vec<(&str, &str)> {
+    let problems = problem["problems"].as_array().unwrap().iter();
+    problems.map(|p| (p["field"].as_str().unwrap(), p["message"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn two_thousand_problems_are_a_hundred_and_a_number() {
+    let service = start(&json!({}));
+    let api = &service.api;
+    // one path is as long as the system takes it
+    let mut job = missing(2000);
+    job["input"]["paths"][0] = format!("{}x.jsonl", format!("{}/", "x".repeat(100)).repeat(38)).into();
+    let id = api.submit(&job);
+    let failed = api.until_state(&id, "failed");
+    assert_eq!(failed["failure"]["kind"], "job");
+    let told = fields(&failed["failure"]);
+    assert!((90..=101).contains(&told.len()), "{}", told.len());
+    assert!(told.contains(&("input.paths", "and 1910 more paths with problems")), "{told:?}");
+    assert_eq!((told[0].0, told[1].0), ("input.paths[0]", "input.paths[1]"));
+    assert!(failed["failure"]["problems"][0]["got"].as_str().unwrap().chars().count() <= 1001);
+    let shown = api.get(&format!("/jobs/{id}")).expect(200).text;
+    assert!(shown.len() < 100_000, "{}", shown.len());
+
+    // a page of such jobs is small, and says still what went wrong
+    let page = api.get("/jobs").expect(200);
+    assert!(page.text.len() < 3000, "{}", page.text);
+    let listed = &page.json()["jobs"][0];
+    assert_eq!((&listed["failure"]["problems"], &listed["failure"]["kind"]), (&json!([]), &json!("job")));
+    let message = listed["failure"]["message"].as_str().unwrap();
+    assert!(message.starts_with("the job file has 91 problems") && !message.contains('\n'), "{message}");
+    for (path, most) in [(format!("/jobs/{id}/events"), 20_000), (format!("/jobs/{id}/logs"), 200_000)] {
+        let length = api.get(&path).expect(200).text.len();
+        assert!(length < most, "{path}: {length}");
+    }
+    // what the program itself says is as short
+    service.scratch.job("job.yaml", &missing(2000));
+    let said = service.stillhouse(&["run", "job.yaml"]).expect(2).says(&["and 1910 more paths with problems"]);
+    assert!(said.stderr.lines().count() < 110);
+}
+
+#[test]
+fn paths_are_counted_before_they_are_looked_at() {
+    let service = start(&json!({"limits": {"paths_per_job": 3}}));
+    let api = &service.api;
+    let problem = api.send_job("", &[], &missing(4)).problem(422);
+    let message = "more than this server takes; valid: at most 3 (limits.paths_per_job); a glob or a folder stands for any number of files";
+    assert_eq!(fields(&problem), [("input.paths", message)]);
+    assert_eq!(problem["problems"][0]["got"], "4 paths");
+    // with everything else that is wrong
+    let both = with(missing(4), &json!({"output": {"path": "../outside"}}));
+    let problem = api.send_job("", &[], &both).problem(422);
+    assert_eq!(fields(&problem).iter().map(|(field, _)| *field).collect::<Vec<_>>(), ["input.paths", "output.path"]);
+    let checked = api.send("POST", "/validate", &[("content-type", "application/json")], Some(&both.to_string()));
+    assert_eq!(checked.expect(200).json()["problems"], problem["problems"]);
+    api.send_job("", &[], &missing(3)).expect(201);
+    // what may not be read is counted too: as many as a file of a megabyte holds
+    let service = start(&json!({"limits": {"paths_per_job": 100_000}}));
+    let outside = with(missing(0), &json!({"input": {"paths": vec!["/x"; 95_000]}}));
+    let refused = service.api.send_job("", &[], &outside);
+    assert!(refused.text.len() < 100_000, "{}", refused.text.len());
+    let problem = refused.problem(422);
+    assert_eq!(fields(&problem).last(), Some(&("input.paths", "and 94910 more paths that may not be read")));
+}
+
+#[test]
+fn a_check_of_many_paths_tells_how_far_it_is_and_is_cancelled() {
+    const PATHS: usize = 95_000;
+    let service = start(&json!({"limits": {"paths_per_job": PATHS, "body_kilobytes": 10_000}}));
+    let api = &service.api;
+    let id = api.submit(&missing(PATHS));
+    let mut stream = api.stream(&format!("/jobs/{id}/events"), &[]);
+    let preparing = stream.find(|sent| sent.kind == "preparing").unwrap();
+    assert_eq!(preparing.data["data"]["what"], format!("checking input.paths: {} of {PATHS}", PATHS / 100));
+    let worker = service.worker_of(&id);
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    let cancelled = api.until_state(&id, "cancelled");
+    assert_eq!((&cancelled["reason"], &cancelled["failure"]), (&json!("cancelled by local"), &Value::Null));
+    assert!(!service.workers().contains(&worker));
+
+    // and so does a person's own
+    let scratch = Scratch::new();
+    scratch.job("job.yaml", &missing(PATHS));
+    for verb in [&["run", "job.yaml", "--json"][..]] {
+        let mut run = scratch.command(verb).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+        let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(first["what"], preparing.data["data"]["what"], "{first}");
+        signal(run.id().cast_signed(), libc::SIGINT);
+        let ended = run.wait().unwrap();
+        assert!(matches!(ended.code(), None | Some(130)), "{ended}");
+    }
+}
+
+/// A hub on this machine that has one tokenizer, and counts what it is asked.
+fn hub() -> (String, std::sync::mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let (asked, questions) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let (mut head, mut byte) = (Vec::new(), [0]);
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|n| n == 1) {
+                head.push(byte[0]);
+            }
+            let line = String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_owned();
+            let files =
+                json!({"sha": "0123456789".repeat(4), "siblings": [{"rfilename": "tokenizer.json"}]}).to_string();
+            let (status, more, body) = match line.contains("/org/there/") {
+                true => ("200 OK", "", files.as_str()),
+                false => ("404 Not Found", "x-error-code: RepoNotFound\r\n", ""),
+            };
+            let answer =
+                format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+            stream.write_all(answer.as_bytes()).unwrap();
+            if asked.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    (address, questions)
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_it_waits() {
+    let mut service = Service::new(&json!({"access": {"hub": ["*"]}, "capacity": {"running_jobs": 1, "cpu_slots": 1}}));
+    let (address, questions) = hub();
+    let cache = service.scratch.path("cache").display().to_string();
+    for (name, value) in [("HF_ENDPOINT", address.as_str()), ("HF_HUB_CACHE", &cache), ("HF_HUB_OFFLINE", "")] {
+        service.set(name, value);
+    }
+    service.launch();
+    let api = service.api.clone();
+    service.scratch.write("a-file", "");
+    let refused = |api: &Api, patch: Value| {
+        let problem = api.send_job("", &[], &with(quick_job("out"), &patch)).problem(422);
+        let told: Vec<(String, String)> =
+            fields(&problem).into_iter().map(|(f, m)| (f.to_owned(), m.to_owned())).collect();
+        assert_eq!(told.len(), 1, "{problem:#}");
+        told.into_iter().next().unwrap()
+    };
+    let tokenizer = |path: &str| json!({"tokenizer": {"path": path}});
+    // names that are none are nobody's to ask for
+    for wrong in ["hf://", "hf://org/name/tokenizer.json", "hf://a/../b", "hf://org/na me"] {
+        let (field, message) = refused(&api, tokenizer(wrong));
+        assert_eq!(field, "tokenizer.path");
+        assert!(message.contains("valid: hf://org/name[@revision][/file.gguf]"), "{message}");
+    }
+    assert!(questions.try_recv().is_err());
+    // names that the hub does not know
+    let (field, message) = refused(&api, tokenizer("hf://org/gone"));
+    assert_eq!(field, "tokenizer.path");
+    assert!(message.contains("there is no repository \"org/gone\""), "{message}");
+    assert!(questions.try_recv().unwrap().contains("/api/models/org/gone/revision/main"));
+    let teacher = json!({"extract": {"teacher": {"path": "hf://org/there"}, "noise": {}}});
+    let (field, message) = refused(&api, teacher);
+    assert_eq!(field, "extract.teacher.path");
+    assert!(message.contains("has no config.json"), "{message}");
+    questions.try_recv().unwrap();
+    // outputs where there can be no folder
+    for (output, says) in [
+        ("a-file", "is a file; valid: a folder"),
+        ("a-file/out", "is a file, so there can be no folder below it"),
+        ("ftp://host/out", "valid"),
+        ("https://host/out", "valid: s3://, gs://, az:// or a path"),
+    ] {
+        let (field, message) = refused(&api, json!({"output": {"path": output}}));
+        assert_eq!(field, "output.path");
+        assert!(message.contains(says), "{output}: {message}");
+    }
+    // nothing of that became a job, and nothing was made
+    assert_eq!(api.get("/jobs").json()["jobs"], json!([]));
+    assert!(!service.scratch.path("out").exists() && !service.scratch.path("cache").exists());
+
+    // what the hub has is taken, and so is what it says nothing of
+    let taken = |service: &Service| {
+        let id = service.api.submit(&with(quick_job("out"), &tokenizer("hf://org/there")));
+        service.api.post(&format!("/jobs/{id}/cancel"));
+        service.api.until_state(&id, "cancelled");
+    };
+    taken(&service);
+    service.kill();
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    service.set("HF_ENDPOINT", &format!("http://{nobody}"));
+    service.launch();
+    taken(&service);
+    assert!(service.said().contains("the hub was not asked for hf://org/there"), "{}", service.said());
+}
