@@ -9,6 +9,7 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::SplitId;
 
+use crate::pack::Breaks;
 use crate::partitions::{PartitionsConfig, partition_row};
 use crate::rows::{ListRows, sequence_ids};
 use crate::subtokens;
@@ -28,6 +29,8 @@ pub struct Limits {
     pub topk: usize,
     /// Base and length of the sub-tokens.
     pub subtokens: Option<(u32, usize)>,
+    /// Special tokens of a text that cut its document into segments.
+    pub breaks: Breaks,
     /// Config of the partitions, which are drawn again and compared.
     pub partitions: Option<PartitionsConfig>,
 }
@@ -113,8 +116,9 @@ fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) 
     Ok(())
 }
 
-fn check_documents(batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+fn check_documents(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let token_values = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
     let offsets = ListRows::of(batch, columns::DOCUMENT_OFFSETS)?;
     let values = offsets.values::<Int32Array>(columns::DOCUMENT_OFFSETS)?.values();
     let ids = ListRows::of(batch, columns::DOCUMENT_IDS)?;
@@ -129,8 +133,14 @@ fn check_documents(batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) ->
         if row_offsets.first() != Some(&0) || !row_offsets.is_sorted_by(|a, b| a < b) || !inside {
             tell(broken, row, format!("document_offsets {row_offsets:?} do not ascend from 0 within the row"));
         }
-        if !row_ids.is_sorted_by(|a, b| a < b) {
+        if !row_ids.is_sorted() {
             tell(broken, row, "document_ids do not ascend".into());
+        }
+        let ids = &token_values[tokens.range(row)];
+        let starts = row_offsets.iter().skip(1).filter_map(|&start| usize::try_from(start).ok());
+        let same = row_ids.windows(2).map(|pair| pair[0] == pair[1]);
+        if let Some((start, _)) = starts.zip(same).find(|(start, same)| *same && !limits.breaks.is_at(ids, *start)) {
+            tell(broken, row, format!("a document is cut at {start}, where no special token of its text is"));
         }
     }
     Ok(())

@@ -52,6 +52,21 @@ pub enum OperatorError {
         /// What was got and what is valid.
         message: String,
     },
+    /// The teacher gave a logit that is no number.
+    #[error(
+        "extract: sequence {sequence_id}, position {position}: the teacher's logit of token {token} is {value}; if the \
+         teacher runs in f16, try bf16 or f32, otherwise look for NaN or infinite numbers in its weights"
+    )]
+    NotFinite {
+        /// Packed sequence.
+        sequence_id: u64,
+        /// The first position that goes wrong, also without what comes after it.
+        position: u32,
+        /// The first such vocabulary entry.
+        token: usize,
+        /// Its logit.
+        value: f32,
+    },
     /// The teacher failed.
     #[error("extract: {0}")]
     Teacher(#[from] stillhouse_teacher::TeacherError),

@@ -100,6 +100,15 @@ pub fn list_column(field: &Field, values: ArrayRef, lengths: &[usize]) -> Result
             Ok(Arc::new(FixedSizeListArray::try_new_with_length(item.clone(), *width, values, None, lengths.len())?))
         }
         DataType::List(item) => {
+            let total = lengths.iter().fold(0usize, |sum, length| sum.saturating_add(*length));
+            if i32::try_from(total).is_err() {
+                return Err(ArrowError::InvalidArgumentError(format!(
+                    "column {} would have {total} values in one batch, valid: at most {}; lower \
+                     extract.teacher.batch_tokens",
+                    field.name(),
+                    i32::MAX
+                )));
+            }
             let offsets = OffsetBuffer::from_lengths(lengths.iter().copied());
             Ok(Arc::new(ListArray::try_new(item.clone(), offsets, values, None)?))
         }

@@ -114,7 +114,7 @@ impl PipelineError {
             Err(other) => other,
         };
         let kind = match cause.downcast_ref() {
-            Some(OperatorError::Teacher(_)) => ErrorKind::Model,
+            Some(OperatorError::Teacher(_) | OperatorError::NotFinite { .. }) => ErrorKind::Model,
             _ => ErrorKind::Input,
         };
         Self::caused(kind, context, cause)

@@ -138,11 +138,12 @@ async fn small_files(dataset: &Dataset) -> Result<Vec<Small>> {
     }
     if let Some(plan) = dataset.output().get_json::<PlanRecord>(PLAN).await? {
         // where the job file was is of no use elsewhere, and nobody's business
-        let plan = PlanRecord { job_folder: String::new(), ..plan };
+        let plan = PlanRecord { job_folder: String::new(), job_file: String::new(), ..plan };
         let bytes = serde_json::to_vec_pretty(&plan).map_err(PipelineError::dataset(PLAN))?;
         small.push(Small { name: PLAN, bytes: bytes.into() });
     }
-    small.push(Small { name: SUCCESS, bytes: Bytes::new() });
+    let marker = dataset.output().get(SUCCESS).await?.unwrap_or_default();
+    small.push(Small { name: SUCCESS, bytes: marker });
     Ok(small)
 }
 

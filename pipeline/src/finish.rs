@@ -133,7 +133,7 @@ pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manif
         _ => output.put(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
-    if !output.exists(CARD).await? {
+    if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
         output.put(CARD, card(manifest).into_bytes()).await?;
     }
     output.finish().await

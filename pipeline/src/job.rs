@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use stillhouse_operators::operator::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
-use stillhouse_operators::vocabulary::{Role, TeacherSpecials, Vocabulary, VocabularyError};
+use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator};
+use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference};
 use stillhouse_teacher::TeacherConfig;
 use tokio::runtime::Handle;
 
@@ -24,7 +24,7 @@ use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::operators;
 use crate::output::Output;
-use crate::source::{self, InputFile, NotListed, Store};
+use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Place, Storages, StoreUrl};
 
 /// A checked job with what its checks have opened.
@@ -39,8 +39,10 @@ pub struct Prepared {
     pub store: Store,
     /// The stores that are open.
     pub storages: Storages,
-    /// The input files, in order.
+    /// The input files, in order; those of all tables where the job has several.
     pub files: Vec<InputFile>,
+    /// The tables of `input.sql`, with their files.
+    pub tables: Vec<QueryTable>,
     /// The tokenizer.
     pub vocabulary: Arc<Vocabulary>,
     /// The teacher's configuration and where its weights are.
@@ -111,19 +113,20 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     let storages = if gate.is_restricted() { storages.guarded(guard(access)) } else { storages };
     let store = input_store(&spec, &storages)?;
     let mut checks = Checks { spec: &spec, base, gate: &gate, observer, problems: &mut problems, failure: None };
-    let files = checks.input(&store);
+    let tables = checks.input(&store);
     let teacher = checks.teacher();
-    let vocabulary = checks.tokenizer(teacher.as_ref());
+    let own = checks.own_vocabulary(teacher.as_ref());
+    let vocabulary = checks.tokenizer(teacher.as_ref(), own.as_ref());
     if let Some(vocabulary) = &vocabulary {
         checks.special_tokens(vocabulary);
-        checks.vocabularies(vocabulary, teacher.as_ref());
+        checks.vocabularies(vocabulary, teacher.as_ref(), own.as_ref());
     }
     if let Some(failure) = checks.failure {
         return Err(failure);
     }
     let bos = vocabulary.as_ref().and_then(|v| v.special(Role::Bos).or(v.special(Role::Eos))).map(|t| t.id);
     problems.into_result()?;
-    let (Some(files), Some(vocabulary)) = (files, vocabulary) else {
+    let (Some(tables), Some(vocabulary)) = (tables, vocabulary) else {
         return Err(PipelineError::new(ErrorKind::Usage, "the job could not be prepared"));
     };
     let teacher = match (teacher, bos) {
@@ -137,7 +140,8 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
         file: None,
         store,
         storages,
-        files,
+        files: tables.iter().flat_map(|table| table.files.clone()).collect(),
+        tables,
         vocabulary: Arc::new(vocabulary),
         teacher,
         vocab_size,
@@ -149,7 +153,7 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
 /// The disk, and every bucket that the job reads from.
 fn input_store(spec: &JobSpec, storages: &Storages) -> Result<Store> {
     let mut buckets = BTreeMap::new();
-    for url in spec.input.paths.iter().filter_map(|path| StoreUrl::parse(path)?.ok()) {
+    for url in spec.input.all_paths().filter_map(|(_, path)| StoreUrl::parse(path)?.ok()) {
         if let Entry::Vacant(entry) = buckets.entry(url.root()) {
             let opened = storages.open(&url, &spec.input_storage())?;
             entry.insert(opened);
@@ -197,7 +201,7 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
 const FEW: usize = 100;
 
 /// Tells how far a check of many things is: at most a hundred times, whatever their number.
-fn steps<'o>(observer: &'o dyn Observer, things: &'static str, all: usize) -> impl FnMut(usize) + 'o {
+fn steps<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
     let step = all.div_ceil(100).max(1);
     move |done| {
         if all >= FEW && done > 0 && done.is_multiple_of(step) {
@@ -225,27 +229,41 @@ impl Checks<'_> {
         }
     }
 
-    fn input(&mut self, store: &Store) -> Option<Vec<InputFile>> {
+    fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
-        if self.problems.touches("input.format") || input.paths.is_empty() {
+        let sources = input.sources();
+        if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
             return None;
         }
-        let admits = |place: &Place| self.gate.admits(place);
-        let mut looked_at = steps(self.observer, "input.paths", input.paths.len());
-        let files = match source::list(store, self.base, input, &admits, &mut looked_at) {
-            Ok(files) => files,
-            Err(NotListed::Problems(problems)) => {
-                problems.into_iter().for_each(|p| self.push(p));
-                return None;
+        let (observer, gate) = (self.observer, self.gate);
+        let mut tables = Vec::new();
+        let mut listed = true;
+        for source in sources {
+            let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
+            let admits = |place: &Place| gate.admits(place);
+            match source::list(store, self.base, &source.input, &source.field, &admits, &mut looked_at) {
+                Ok(files) => {
+                    tables.push(QueryTable { name: source.name, field: source.field, input: source.input, files })
+                }
+                Err(NotListed::Problems(problems)) => {
+                    problems.into_iter().for_each(|p| self.push(p));
+                    listed = false;
+                }
+                Err(NotListed::Store(error)) => {
+                    self.failure = Some(error);
+                    return None;
+                }
             }
-            Err(NotListed::Store(error)) => {
-                self.failure = Some(error);
-                return None;
-            }
-        };
+        }
+        if !listed {
+            return None;
+        }
         let found = match &input.sql {
-            Some(_) => source::check_sql(store, &files, input, crate::functions::register),
-            None => source::check_columns(store, &files, input, &mut steps(self.observer, "files", files.len())),
+            Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
+            None => {
+                let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
+                source::check_columns(store, &files, input, &mut steps(observer, "files".into(), files.len()))
+            }
         };
         match found {
             Ok(found) => found.into_iter().for_each(|p| self.push(p)),
@@ -254,7 +272,7 @@ impl Checks<'_> {
                 return None;
             }
         }
-        Some(files)
+        Some(tables)
     }
 
     /// Where a model or tokenizer is on this machine, fetched from a hub where it has to be.
@@ -315,6 +333,9 @@ impl Checks<'_> {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
             return None;
         }
+        if let Err(e) = stillhouse_teacher::check_weights(&path) {
+            self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
+        }
         if let Err(e) = spec.device.parse::<stillhouse_teacher::DeviceChoice>().and_then(|d| d.open().map(|_| ())) {
             self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
         }
@@ -339,7 +360,23 @@ impl Checks<'_> {
         Some((path, source, config))
     }
 
-    fn tokenizer(&mut self, teacher: Option<&FoundTeacher>) -> Option<Vocabulary> {
+    /// The tokens that the teacher names itself, where the job names a tokenizer that is to be the same.
+    fn own_vocabulary(&mut self, teacher: Option<&FoundTeacher>) -> Option<TeacherVocabulary> {
+        let (path, source, config) = teacher?;
+        let spec = &self.spec.tokenizer;
+        if spec.path.is_none() || spec.differs_from_teacher == TokenizerDifference::Allow {
+            return None;
+        }
+        match TeacherVocabulary::of(path, specials(config)) {
+            Ok(own) => own,
+            Err(e) => {
+                self.push(Problem::new("extract.teacher.path", format!("{source:?}"), chain(&e)));
+                None
+            }
+        }
+    }
+
+    fn tokenizer(&mut self, teacher: Option<&FoundTeacher>, own: Option<&TeacherVocabulary>) -> Option<Vocabulary> {
         let (field, path, source) = match (&self.spec.tokenizer.path, teacher) {
             (Some(named), _) => {
                 let (path, source) = self.locate("tokenizer.path", named, Wanted::Tokenizer)?;
@@ -348,7 +385,7 @@ impl Checks<'_> {
             (None, Some((path, source, _))) => ("extract.teacher.path", path.clone(), source.clone()),
             (None, None) => return None,
         };
-        let specials = teacher.map(|(_, _, c)| TeacherSpecials { bos: c.bos_token_id, eos: c.eos_token_id });
+        let specials = own.map(TeacherVocabulary::specials).or(teacher.map(|(_, _, config)| specials(config)));
         match Vocabulary::load(&path, &source, &self.spec.tokenizer, specials) {
             Ok(vocabulary) => Some(vocabulary),
             Err(e) => {
@@ -389,23 +426,49 @@ impl Checks<'_> {
         }
     }
 
-    /// Tokenizer and teacher must speak of the same tokens; sub-tokens must fit their type.
-    fn vocabularies(&mut self, vocabulary: &Vocabulary, teacher: Option<&FoundTeacher>) {
-        let tokens = vocabulary.vocab_size() as u64;
-        let mut vocab = tokens;
+    /// Every id of the tokenizer must have a row in the teacher's vocabulary, and be the id of the same token there. Rows that no
+    /// token has (embeddings are often rounded up: Qwen3 has 151,936 rows for 151,669 tokens) are fine, however many they are.
+    fn fit(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
+        let spec = &self.spec.tokenizer;
+        let tokens = vocabulary.vocab_size();
+        let beyond = vocabulary.tokens_from(rows);
+        if let [(id, token), rest @ ..] = beyond.as_slice() {
+            let field = if spec.path.is_some() { "tokenizer.path" } else { "extract.teacher.path" };
+            let more = if rest.is_empty() { "has".into() } else { format!("and {} more ids have", rest.len()) };
+            self.push(Problem::new(
+                field,
+                format!("{tokens} tokens"),
+                format!("id {id} ({token:?}) {more} no row in the teacher's vocabulary of {rows}; valid: a tokenizer whose ids are all below {rows}"),
+            ));
+            return;
+        }
+        let Some(path) = spec.path.as_ref().filter(|_| spec.differs_from_teacher == TokenizerDifference::Refuse) else {
+            return;
+        };
+        let problem = match own {
+            Some(own) => own.differences(vocabulary, spec).map(|differences| {
+                format!("is not the teacher's own tokenizer: {differences}; valid: the teacher's own (leave tokenizer.path out), or tokenizer.differs_from_teacher: allow")
+            }),
+            None => (tokens != rows).then(|| {
+                format!("has {tokens} tokens, the teacher's vocabulary {rows}, and beside the teacher lies no tokenizer to compare with; valid: a tokenizer of {rows} tokens, or tokenizer.differs_from_teacher: allow where its ids are known to be the teacher's")
+            }),
+        };
+        if let Some(problem) = problem {
+            self.push(Problem::new("tokenizer.path", format!("{path:?}"), problem));
+        }
+    }
+
+    /// Tokenizer and teacher must fit; sub-tokens must fit their type.
+    fn vocabularies(
+        &mut self,
+        vocabulary: &Vocabulary,
+        teacher: Option<&FoundTeacher>,
+        own: Option<&TeacherVocabulary>,
+    ) {
+        let mut vocab = vocabulary.vocab_size() as u64;
         if let Some((_, _, config)) = teacher {
             vocab = config.vocab_size as u64;
-            // Embeddings are often rounded up for speed: Qwen3 has 151,936 rows for 151,669 tokens.
-            let padded = vocab > tokens && vocab - tokens < 1024 && vocab.is_multiple_of(64);
-            if tokens != vocab && !padded {
-                self.push(Problem::new(
-                    "tokenizer.path",
-                    format!("{} tokens", tokens),
-                    format!(
-                        "differs from the teacher's vocabulary; valid: a tokenizer of {vocab} tokens (or a few less, where the teacher's is rounded up)"
-                    ),
-                ));
-            }
+            self.fit(vocabulary, config.vocab_size, own);
         }
         if let Some(subtokens) = &self.spec.subtokens
             && let Err(e) = SubtokensConfig::new(vocab as usize, subtokens.length, operators::rows(self.spec))
@@ -424,6 +487,11 @@ impl Checks<'_> {
             }
         }
     }
+}
+
+/// The ids that a teacher's configuration names.
+fn specials(config: &TeacherConfig) -> TeacherSpecials {
+    TeacherSpecials { bos: config.bos_token_id, eos: config.eos_token_id }
 }
 
 /// An error with its causes, on one line.

@@ -19,6 +19,7 @@ pub mod exec;
 pub mod export;
 pub mod finish;
 pub mod functions;
+mod held;
 pub mod hub;
 pub mod inputs;
 pub mod inspect;

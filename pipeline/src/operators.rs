@@ -1,16 +1,19 @@
 //! Which operators a job needs, with their configs resolved from job, tokenizer and teacher.
 
+use std::collections::BTreeMap;
+
 use stillhouse_operators::clean::CleanConfig;
 use stillhouse_operators::extract::{ExtractConfig, NoiseConfig};
 use stillhouse_operators::invariants::Limits;
 use stillhouse_operators::operator::OperatorSpec;
-use stillhouse_operators::pack::PackConfig;
+use stillhouse_operators::pack::{Breaks, PackConfig};
 use stillhouse_operators::partitions::PartitionsConfig;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
-use stillhouse_operators::vocabulary::Vocabulary;
+use stillhouse_operators::vocabulary::{Role, Vocabulary};
 use stillhouse_schemas::columns::Rows;
 use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec::{JobSpec, Remainder};
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -61,6 +64,7 @@ pub fn from_job(
             noise: extract.noise.as_ref().map(|noise| NoiseConfig {
                 codec: noise.codec,
                 tolerance: noise.tolerance,
+                condition: noise.condition,
                 draws: noise.draws,
                 precision: noise.resolved_precision(),
                 seed: spec.noise_seed(),
@@ -104,9 +108,15 @@ pub fn for_split(
     Ok(operators)
 }
 
-/// What the rows of a job must keep to, where they are written and where they are read.
-pub fn limits(job: &JobSpec, vocab_size: usize, split: SplitId) -> Limits {
+/// What the rows of a job must keep to, where they are written and where they are read. `special_tokens` are by role, as in the manifest.
+pub fn limits(
+    job: &JobSpec,
+    vocab_size: usize,
+    special_tokens: &BTreeMap<String, SpecialToken>,
+    split: SplitId,
+) -> Limits {
     let rows = rows(job);
+    let id = |role: Role| special_tokens.get(role.name()).map(|token| token.id);
     let subtokens = job.subtokens.as_ref().and_then(|s| SubtokensConfig::new(vocab_size, s.length, rows).ok());
     Limits {
         vocab_size,
@@ -115,6 +125,7 @@ pub fn limits(job: &JobSpec, vocab_size: usize, split: SplitId) -> Limits {
         draws: job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws as usize),
         topk: job.extract.as_ref().map_or(0, |e| e.topk as usize),
         subtokens: subtokens.map(|s| (s.base, s.length)),
+        breaks: Breaks::recorded(job.tokenizer.special_tokens, id(Role::Bos), id(Role::Eos)),
         partitions: job.partitions.as_ref().map(|p| PartitionsConfig::new(p, job.seed, rows)),
     }
 }

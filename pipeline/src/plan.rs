@@ -79,7 +79,7 @@ pub fn plan(prepared: &Prepared, observer: &dyn Observer) -> Result<Plan> {
 pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(&prepared.spec, prepared.vocab_size);
-    source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, &|_| {})
+    source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, prepared.spec.seed, &|_| {})
         .map_err(|e| PipelineError::source("input", e))
 }
 
@@ -87,10 +87,13 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
 pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
     splits
         .iter()
-        .flat_map(|s| &s.pieces)
-        .map(|p| match p.range {
-            Range::Bytes { start, end, .. } => end.saturating_sub(start),
-            Range::Rows { .. } => 0,
+        .map(|s| {
+            let bytes = s.pieces.iter().map(|p| match p.range {
+                Range::Bytes { start, end, .. } => end.saturating_sub(start),
+                Range::Rows { .. } => 0,
+            });
+            let all: u64 = bytes.sum();
+            s.keys.map_or(all, |keys| (all as f64 * keys.share()) as u64)
         })
         .sum()
 }
@@ -178,6 +181,13 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
     for (section, key) in elsewhere {
         if let Some(Value::Object(map)) = job.pointer_mut(section) {
             map.remove(key);
+        }
+    }
+    for table in &prepared.tables {
+        if let Some(Value::Object(map)) = job.pointer_mut(&format!("/input/tables/{}", table.name)) {
+            // where its files lie does not count, but which of all files are its own
+            map.remove("paths");
+            map.insert("files".into(), json!(table.files.len()));
         }
     }
     let tokenizer = hex(&Sha256::digest(tokenizer_json(prepared)?));

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, ShardRecord};
+use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord};
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -24,10 +25,8 @@ use crate::finish;
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, SUCCESS, TOKENIZER};
 use crate::plan::{self, JobHash};
-use crate::run::{Job, blocking};
+use crate::run::{Job, blocking, planned};
 use crate::shard::hex;
-
-use sha2::{Digest, Sha256};
 
 /// Damages that are told one by one.
 const MOST_TOLD: usize = 10;
@@ -103,8 +102,9 @@ async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damag
         }
         Some(_) => {}
     }
-    if !output.exists(CARD).await? {
-        found.push(damage(CARD, "is missing"));
+    // people write into it: only one that is empty cannot be meant
+    if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
+        found.push(damage(CARD, "is missing or empty"));
     }
     Ok(found)
 }
@@ -178,7 +178,15 @@ async fn repair_locked(
     let began = Instant::now();
     let mut done = Repaired::default();
     let manifest = sound_manifest(output, &hash).await?;
-    mend_plan(output, &hash, &mut done).await?;
+    if !has_plan(output, &hash, &mut done).await? {
+        let made = planned(&prepared, &hash, output, &observer).await?.splits;
+        if manifest.as_ref().is_some_and(|manifest| !same_ranges(&manifest.splits, &made)) {
+            output.remove_mark(PLAN).await?;
+            let message = format!("{output}: its input makes other splits by now; put the files back as they were");
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        done.rewritten.push(PLAN.into());
+    }
     let truth = mend_records(output, &hash, manifest.as_ref(), &mut done).await?;
     if manifest.is_none() && !output.exists(SUCCESS).await? {
         if done.damages.is_empty() {
@@ -221,24 +229,31 @@ async fn repair_locked(
 
 /// The manifest, where it is there, whole, and of this job.
 async fn sound_manifest(output: &Output, hash: &JobHash) -> Result<Option<Manifest>> {
-    let Some(bytes) = output.get(MANIFEST).await? else { return Ok(None) };
+    let Some(bytes) = output.finished_manifest().await? else { return Ok(None) };
     let manifest = serde_json::from_slice::<Manifest>(&bytes).ok();
     Ok(manifest.filter(|manifest| manifest.job_hash == hash.hash))
 }
 
-/// Takes away a plan that cannot be read: it is a function of the job and comes out the same. One of another job is refused.
-async fn mend_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Result<()> {
+fn same_ranges(a: &[SplitRecord], b: &[SplitRecord]) -> bool {
+    let ranges = |splits: &[SplitRecord]| -> Vec<(String, Vec<Range>)> {
+        splits.iter().map(|s| (s.dataset_split.clone(), s.pieces.iter().map(|p| p.range).collect())).collect()
+    };
+    ranges(a) == ranges(b)
+}
+
+/// Whether there is a plan of this job. One that cannot be read is taken away: it is a function of the job and comes out the same.
+async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Result<bool> {
     match output.plan().await {
         Ok(Some(plan)) if plan.job_hash != hash.hash => {
             let mut message = format!("{output} is the data set of another job ({})", plan.name);
             differences(&plan, hash).iter().for_each(|line| message += &format!("\n  {line}"));
             Err(PipelineError::new(ErrorKind::Usage, message))
         }
-        Ok(_) => Ok(()),
+        Ok(plan) => Ok(plan.is_some()),
         Err(e) if e.kind == ErrorKind::DataSet => {
             done.damages.push(Damage { name: PLAN.into(), message: e.to_string(), split: None });
-            done.rewritten.push(PLAN.into());
-            output.remove_mark(PLAN).await
+            output.remove_mark(PLAN).await?;
+            Ok(false)
         }
         Err(e) => Err(e),
     }
@@ -246,8 +261,20 @@ async fn mend_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Resu
 
 const PLAN: &str = "_stillhouse/plan.json";
 
-/// What every shard should be. Records that are missing or cannot be read are written again from the manifest; without one they go, and
-/// their splits are made again.
+/// Whether a record says what the manifest says; sums of floats may have lost their last bit on the way through JSON.
+fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
+    let (mut as_shard, (was, is)) = (record.clone(), (&record.statistics, &shard.statistics));
+    if near(was.logprob_sum, is.logprob_sum) && near(was.total_variation_max, is.total_variation_max) {
+        as_shard.statistics.logprob_sum = is.logprob_sum;
+        as_shard.statistics.total_variation_max = is.total_variation_max;
+    }
+    as_shard == *shard
+}
+
+/// What every shard should be: what the manifest says, or where there is none the records. Records that are missing, cannot be read or
+/// say something else than the manifest are written again from it; without one those that cannot be read go, and their splits are made
+/// again by a run.
 async fn mend_records(
     output: &Output,
     hash: &JobHash,
@@ -256,17 +283,14 @@ async fn mend_records(
 ) -> Result<BTreeMap<SplitId, ShardRecord>> {
     let (records, unreadable) = output.readable_records().await?;
     let own = records.into_iter().filter(|r| r.job_hash == hash.hash);
-    let mut truth: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
+    let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
     for (name, message) in unreadable {
         output.remove_mark(&name).await?;
-        done.rewritten.push(name.clone());
         done.damages.push(Damage { name, message, split: None });
     }
-    for shard in manifest.into_iter().flat_map(|m| &m.shards) {
-        if !truth.contains_key(&shard.split) {
-            output.record(shard).await?;
-            truth.insert(shard.split, shard.clone());
-        }
+    let Some(manifest) = manifest else { return Ok(records) };
+    for shard in manifest.shards.iter().filter(|shard| !records.get(&shard.split).is_some_and(|r| same(r, shard))) {
+        done.rewritten.push(output.record(shard).await?);
     }
-    Ok(truth)
+    Ok(manifest.shards.iter().map(|shard| (shard.split, shard.clone())).collect())
 }

@@ -30,6 +30,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer, Progress, StalledSplit};
 use crate::exec::{Corpus, DocumentsExec, OperatorExec};
 use crate::finish;
+use crate::held::Held;
 use crate::inputs::Comparison;
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
@@ -174,6 +175,59 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))?
 }
 
+/// A plan, and what its splits read.
+pub(crate) struct Planned {
+    pub splits: Vec<SplitRecord>,
+    files: Vec<source::InputFile>,
+    skipped: BTreeMap<String, u64>,
+}
+
+/// The plan of a job, made or gone on with, and noted at the output.
+pub(crate) async fn planned(
+    prepared: &Arc<Prepared>,
+    hash: &JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<Planned> {
+    let earlier = output.plan().await?;
+    let (files, skipped) = match &prepared.spec.input.sql {
+        Some(_) => {
+            let folder = output.sql_folder(&hash.hash)?;
+            let staged = blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?;
+            (staged.files, staged.skipped)
+        }
+        None => (prepared.files.clone(), BTreeMap::new()),
+    };
+    let splits = match earlier {
+        Some(plan) => plan.splits_of(&hash.files),
+        None => {
+            let files = files.clone();
+            blocking(prepared, observer, move |p, o| plan::splits(p, &files, o)).await?
+        }
+    };
+    if splits.is_empty() {
+        let read =
+            if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
+        return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
+    }
+    let record = PlanRecord {
+        job_hash: hash.hash.clone(),
+        name: prepared.spec.name.clone(),
+        job_folder: output
+            .folder()
+            .and_then(|folder| output::relative(folder, &prepared.base))
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        job_file: prepared.file.as_deref().map(plan::file_name).unwrap_or_default(),
+        identity: hash.identity.clone(),
+        files: hash.files.clone(),
+        splits: splits.clone(),
+    };
+    output.begin(&record).await?;
+    Ok(Planned { splits, files, skipped })
+}
+
 /// A job at work.
 pub(crate) struct Job {
     prepared: Arc<Prepared>,
@@ -194,6 +248,7 @@ pub(crate) struct Job {
     teacher: Option<Arc<dyn Teacher>>,
     counters: Arc<Counters>,
     stages: Arc<Stages>,
+    held: Held,
     /// Bytes of the shards that this run has committed.
     bytes: AtomicU64,
     /// Set when a split has failed: the others end at their next batch.
@@ -210,42 +265,7 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let earlier = output.plan().await?;
-        let (files, skipped) = match &prepared.spec.input.sql {
-            Some(_) => {
-                let folder = output.sql_folder(&hash.hash)?;
-                let staged = blocking(&prepared, &observer, move |p, o| stage_query(p, &folder, o)).await?;
-                (staged.files, staged.skipped)
-            }
-            None => (prepared.files.clone(), BTreeMap::new()),
-        };
-        let splits = match earlier {
-            Some(plan) => plan.splits_of(&hash.files),
-            None => {
-                let files = files.clone();
-                blocking(&prepared, &observer, move |p, o| plan::splits(p, &files, o)).await?
-            }
-        };
-        if splits.is_empty() {
-            let read =
-                if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
-            return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
-        }
-        let record = PlanRecord {
-            job_hash: hash.hash.clone(),
-            name: prepared.spec.name.clone(),
-            job_folder: output
-                .folder()
-                .and_then(|folder| output::relative(folder, &prepared.base))
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
-            job_file: prepared.file.as_deref().map(plan::file_name).unwrap_or_default(),
-            identity: hash.identity.clone(),
-            files: hash.files.clone(),
-            splits: splits.clone(),
-        };
-        output.begin(&record).await?;
+        let Planned { splits, files, skipped } = planned(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let teacher = if prepared.teacher.is_some() {
             blocking(&prepared, &observer, move |p, o| load_teacher(p, pending, o)).await?
@@ -276,6 +296,7 @@ impl Job {
             Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
         Ok(Self {
             stages: Arc::new(Stages::of(&prepared.operators)),
+            held: Held::new(&splits, done.values()),
             bytes: AtomicU64::new(0),
             prepared,
             hash,
@@ -314,7 +335,10 @@ impl Job {
         Ok(self)
     }
 
-    async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
+    async fn run_splits(&self, mut pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
+        self.held.check()?;
+        // a holdout that comes out empty is told before the work on all the rest
+        pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
         let names = shard_names(&self.splits);
         let wanted = match self.prepared.spec.engine.parallel_splits {
             Some(n) => n as usize,
@@ -436,7 +460,8 @@ impl Job {
         let read = Arc::new(Mutex::new(Vec::new()));
         let plan = self.split_plan(split, &context, stages, &read)?;
         let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
-        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, split.split);
+        let specials = self.prepared.vocabulary.special_tokens();
+        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, &specials, split.split);
         let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&stages.write));
         let runtime = Handle::current();
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own, as each stage has.
@@ -475,6 +500,7 @@ impl Job {
         self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(split.split);
         self.committed.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
+        self.held.committed(&record)?;
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
             shard: record.path,
@@ -554,7 +580,7 @@ impl Job {
 pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
     let mut input = prepared.spec.input.clone();
     if input.sql.is_some() {
-        input.format = stillhouse_schemas::spec::InputFormat::Parquet;
+        input.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
         input.compression = stillhouse_schemas::spec::Compression::Auto;
     }
     input
@@ -569,7 +595,7 @@ pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Obs
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
     let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
-    source::stage_sql(&prepared.store, &prepared.files, &prepared.spec.input, memory, folder, functions::register)
+    source::stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::source("input.sql", e))
 }
 
@@ -635,7 +661,12 @@ mod tests {
 
     #[test]
     fn shards_are_counted_by_data_set_split() {
-        let split = |id, name: &str| SplitRecord { split: SplitId(id), dataset_split: name.into(), pieces: Vec::new() };
+        let split = |id, name: &str| SplitRecord {
+            split: SplitId(id),
+            dataset_split: name.into(),
+            pieces: Vec::new(),
+            keys: None,
+        };
         let names = shard_names(&[split(0, "train"), split(1, "train"), split(2, "validation")]);
         assert_eq!(names[&SplitId(1)], "train-00001-of-00002.parquet");
         assert_eq!(names[&SplitId(2)], "validation-00000-of-00001.parquet");

@@ -13,13 +13,15 @@ class NoiseInfo:
 
     ``codec`` is ``"replay"`` or ``"dense"``; ``seed`` is that of the generator (``noise_seed`` of the manifest, u64);
     ``draws`` is D, the independent noises per token; ``tolerance`` bounds the total variation between stored and exact
-    softmax(ξ) of every token (codec ``replay``; 0 for ``dense``).
+    softmax(ξ) of every token (codec ``replay``; 0 for ``dense``). ``condition`` says whether argmax(l + ξ) is the observed
+    token for all noise as it is stored (data sets of older versions do not promise it).
     """
 
     codec: Literal["replay", "dense"]
     seed: int
     draws: int = 1
     tolerance: float = 0.0
+    condition: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Info:
                 seed=int(seed),
                 draws=int(noise["draws"]),
                 tolerance=float(noise["tolerance"]) if noise["codec"] == "replay" else 0.0,
+                condition=bool(noise.get("condition", False)),
             ),
             subtokens=None if subtokens is None else SubtokenInfo(int(subtokens["base"]), int(subtokens["length"])),
             schedule_power=float(partitions["power"]) if partitions.get("schedule") == "polynomial" else 1.0,

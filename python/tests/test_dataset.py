@@ -87,7 +87,7 @@ def test_splits_and_columns(demo: pathlib.Path) -> None:
 def test_facts(demo: pathlib.Path) -> None:
     ds = stillhouse.open(str(demo))
     assert ds.info.vocab_size == 50_257 and ds.info.length == 256
-    assert ds.info.noise == stillhouse.NoiseInfo("replay", 42, 1, 1e-3)
+    assert ds.info.noise == stillhouse.NoiseInfo("replay", 42, 1, 1e-3, condition=True)
     assert ds.info.subtokens == stillhouse.SubtokenInfo(15, 4)
     assert ds.info.special_tokens["eos"] == 50_256
     assert ds.manifest["totals"]["train"]["rows"] == len(ds)

@@ -146,6 +146,10 @@ def test_types_of_columns_make_no_difference():
     values = columns["noise_logprob"]
     wider["noise_logprob"] = Ragged(values.values.astype(np.float32), values.offsets.astype(np.int32))
     assert np.array_equal(plain, replay(wider, draw=1, info=columns.info))
+    wider["noise_count"] = columns["noise_count"].astype(np.uint32)
+    assert np.array_equal(plain, replay(wider, draw=1, info=columns.info))
+    tensors = stillhouse.Batch(wider, columns.info).torch()
+    assert np.allclose(plain, replay(tensors, draw=1, backend="torch").numpy(), rtol=2e-5, atol=1e-26)
     strided = dict(columns)
     strided["logprob"] = np.asfortranarray(columns["logprob"])
     assert np.array_equal(plain, replay(strided, draw=1, info=columns.info))

@@ -4,19 +4,20 @@
 
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, EngineKind, ExtractMode, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode, Remainder,
-    Separator, TextDocument,
+    Boundary, Compression, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
+    Remainder, Separator, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 8] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 9] = [
         later_capabilities,
         store_urls,
         endpoints,
         input_combinations,
-        holdout_names,
+        input_tables,
+        holdouts,
         pack_combinations,
         extract_combinations,
         tokenizer_source,
@@ -32,8 +33,13 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
     let mut later = |field: &str, got: &str, valid: &str| {
         problems.push(Problem::new(field, got, format!("not in this version of stillhouse yet; valid now: {valid}")));
     };
-    if job.input.format == InputFormat::Images {
+    if job.input.format == Some(InputFormat::Images) {
         later("input.format", "images", "jsonl, text, csv, parquet, arrow");
+    }
+    for (name, table) in &job.input.tables {
+        if table.format == InputFormat::Images {
+            later(&format!("input.tables.{name}.format"), "images", "jsonl, text, csv, parquet, arrow");
+        }
     }
     if job.extract.as_ref().is_some_and(|e| e.mode == ExtractMode::Sequential) {
         later("extract.mode", "sequential", "parallel");
@@ -54,9 +60,9 @@ fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
         let scheme = value.split_once("://").map_or("", |(scheme, _)| scheme);
         problems.push(Problem::new(field, format!("{scheme}://…"), message));
     };
-    for (i, path) in job.input.paths.iter().enumerate() {
+    for (field, path) in job.input.all_paths() {
         if let Some(Err(message)) = split_url(path) {
-            refuse(format!("input.paths[{i}]"), path, message);
+            refuse(field, path, message);
         }
     }
     let output = &job.output.path;
@@ -101,24 +107,27 @@ fn endpoints(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let input = &job.input;
-    if input.document != TextDocument::Line && input.format != InputFormat::Text {
+    if input.document != TextDocument::Line && input.format() != InputFormat::Text {
         problems.push(Problem::missing("input.document", "is for `format: text` only"));
     }
-    if input.csv_delimiter != "," && input.format != InputFormat::Csv {
-        problems.push(Problem::missing("input.csv_delimiter", "is for `format: csv` only"));
+    for source in input.sources() {
+        let (field, input) = (source.field, source.input);
+        if input.csv_delimiter != "," && input.format() != InputFormat::Csv {
+            problems.push(Problem::missing(format!("{field}.csv_delimiter"), "is for `format: csv` only"));
+        }
+        if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow)
+            && matches!(input.compression, Compression::Gzip | Compression::Zstd)
+        {
+            let message = "Parquet and Arrow files compress inside; valid: auto, none";
+            problems.push(Problem::missing(format!("{field}.compression"), message));
+        }
     }
-    if matches!(input.format, InputFormat::Parquet | InputFormat::Arrow)
-        && matches!(input.compression, Compression::Gzip | Compression::Zstd)
-    {
-        problems
-            .push(Problem::missing("input.compression", "Parquet and Arrow files compress inside; valid: auto, none"));
-    }
-    if input.sql.is_some() && input.format == InputFormat::Text && input.document != TextDocument::Line {
+    if input.sql.is_some() && input.format() == InputFormat::Text && input.document != TextDocument::Line {
         problems.push(Problem::missing("input.sql", "reads text files line by line; valid document: line"));
     }
-    for (i, path) in input.paths.iter().enumerate() {
+    for (field, path) in input.all_paths() {
         if path.is_empty() {
-            problems.push(Problem::new(format!("input.paths[{i}]"), "\"\"", "is empty"));
+            problems.push(Problem::new(field, "\"\"", "is empty"));
         }
     }
     if job.output.path.is_empty() {
@@ -126,16 +135,59 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-fn holdout_names(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for name in job.input.holdout.keys() {
+/// There is something to read, and what reads several tables is a query.
+fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
+    const REQUIRED: &str = "is required and missing";
+    let input = &job.input;
+    if input.tables.is_empty() && input.paths.is_empty() {
+        problems.push(Problem::missing("input.paths", REQUIRED));
+    }
+    if input.format.is_none() && (input.tables.is_empty() || !input.paths.is_empty()) {
+        problems.push(Problem::missing("input.format", REQUIRED));
+    }
+    if !input.tables.is_empty() && input.sql.is_none() {
+        problems.push(Problem::missing("input.sql", "is required with `tables`: a query that makes documents of them"));
+    }
+    for name in input.tables.keys() {
+        let word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        let taken = name == INPUT_TABLE && !input.paths.is_empty();
+        if !word || !name.starts_with(|c: char| c.is_ascii_lowercase()) || taken {
+            let message = match taken {
+                true => "is the table of `input.paths`; valid: another name",
+                false => "not a valid name of a table; valid: lower-case letters, digits and _, a letter first",
+            };
+            problems.push(Problem::new(format!("input.tables.{name}"), format!("{name:?}"), message));
+        }
+    }
+}
+
+fn holdouts(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let mut sum = 0.0;
+    for (name, holdout) in &job.input.holdout {
+        let field = format!("input.holdout.{name}");
         let good = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
         if !good || name == "train" {
             problems.push(Problem::new(
-                format!("input.holdout.{name}"),
+                field.clone(),
                 format!("{name:?}"),
                 "not a valid split name; valid: lower-case letters, digits and _, other than train",
             ));
         }
+        let given = [
+            ("last_documents", holdout.last_documents.is_some()),
+            ("share", holdout.share.is_some()),
+            ("documents", holdout.documents.is_some()),
+        ];
+        let given: Vec<&str> = given.into_iter().filter(|(_, is)| *is).map(|(name, _)| name).collect();
+        if given.len() != 1 {
+            let got = if given.is_empty() { "none".to_owned() } else { given.join(" and ") };
+            problems.push(Problem::new(field, got, "valid: exactly one of last_documents, share, documents"));
+        }
+        sum += holdout.share.unwrap_or(0.0);
+    }
+    if sum >= 1.0 {
+        let message = "the shares add up to 1 or more; valid: less, so that something is left for train";
+        problems.push(Problem::new("input.holdout", sum, message));
     }
 }
 
@@ -252,6 +304,56 @@ mod tests {
     fn models_are_not_in_stores_yet() {
         let text = problems("extract: {teacher: {path: 's3://b/m'}}\n", "{length: 8}");
         assert!(text.contains("extract.teacher.path: got s3://…: store URLs are not in this version"), "{text}");
+    }
+
+    fn inputs(input: &str) -> String {
+        Parsed::from_yaml(&format!(
+            "version: 1\nname: a\ninput: {input}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n"
+        ))
+        .problems
+        .to_string()
+    }
+
+    #[test]
+    fn holdouts_name_one_rule_each_and_leave_something() {
+        let held = |holdout: &str| inputs(&format!("{{format: jsonl, paths: [x], holdout: {holdout}}}"));
+        let good = "{a: {last_documents: 3}, b: {share: 0.5}, c: {share: 0.25}, d: {documents: 9, remainder: pad}}";
+        assert!(held(good).contains("has 0 problems"), "{}", held(good));
+        for (holdout, says) in [
+            ("{a: {}}", "input.holdout.a: got none: valid: exactly one of last_documents, share, documents"),
+            ("{a: {share: 0.1, documents: 3}}", "input.holdout.a: got share and documents: valid: exactly one"),
+            ("{a: {share: 0.5}, b: {share: 0.5}}", "input.holdout: got 1: the shares add up to 1 or more"),
+            ("{a: {share: 0}}", "input.holdout.a.share: got 0: too small"),
+            ("{a: {share: 1}}", "input.holdout.a.share: got 1: too large"),
+            ("{train: {share: 0.1}}", "input.holdout.train: got \"train\": not a valid split name"),
+            ("{A: {share: 0.1}}", "input.holdout.A: got \"A\": not a valid split name"),
+        ] {
+            let text = held(holdout);
+            assert!(text.contains(says) && text.contains("has 1 problem\n"), "{holdout}: {text}");
+        }
+    }
+
+    #[test]
+    fn tables_need_a_query_and_names() {
+        let good =
+            "{tables: {docs: {format: jsonl, paths: [x]}, labels: {format: csv, paths: [y]}}, sql: SELECT 1 AS text}";
+        assert!(inputs(good).contains("has 0 problems"), "{}", inputs(good));
+        for (input, says) in [
+            ("{format: jsonl}", "input.paths: is required and missing"),
+            ("{paths: [x]}", "input.format: is required and missing"),
+            ("{tables: {a: {format: jsonl, paths: [x]}}}", "input.sql: is required with `tables`"),
+            ("{tables: {a: {format: jsonl, paths: [x]}}, paths: [x], sql: q}", "input.format: is required and missing"),
+            ("{tables: {a: {format: jsonl, paths: ['']}}, sql: q}", "input.tables.a.paths[0]: got \"\": is empty"),
+            ("{tables: {a: {format: jsonl, paths: ['ftp://x']}}, sql: q}", "input.tables.a.paths[0]: got ftp://…"),
+            ("{tables: {1a: {format: jsonl, paths: [x]}}, sql: q}", "input.tables.1a: got \"1a\": not a valid name"),
+            (
+                "{tables: {input: {format: jsonl, paths: [x]}}, format: jsonl, paths: [x], sql: q}",
+                "input.tables.input: got \"input\": is the table of `input.paths`",
+            ),
+        ] {
+            let text = inputs(input);
+            assert!(text.contains(says) && text.contains("has 1 problem\n"), "{input}: {text}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! | `attention_mask` | fixed list bool | \[L\] |
 //! | `document_offsets`, `document_ids` | list int32, list uint64 | \[*\] |
 //! | `logprob` | fixed list float32 | \[L\] |
-//! | `noise_count` | fixed list uint8 (V ≤ 85) or uint16 | \[D, L\] |
+//! | `noise_count` | fixed list uint8, uint16 or uint32 (`noise_count_type`) | \[D, L\] |
 //! | `noise_index`, `noise_logprob` | list uint16 (V ≤ 65,536) or uint32; list float16 or float32 | \[*\] |
 //! | `noise` | list float16 or float32 | \[D, L, V\] |
 //! | `topk_index`, `topk_logprob` | fixed list int32, float32 | \[L, k\] |
@@ -117,9 +117,16 @@ pub fn sequence_id() -> Field {
     Field::new(SEQUENCE_ID, DataType::UInt64, false)
 }
 
-/// Type of a correction count: an entry has at most three values, so a byte is enough for V ≤ 85.
-pub fn noise_count_type(vocab_size: usize) -> DataType {
-    if vocab_size <= 85 { DataType::UInt8 } else { DataType::UInt16 }
+/// Type of a correction count. An entry has at most three values, so a byte is enough for V ≤ 85 and two are for
+/// V ≤ 21,845. Beyond that the tolerance decides: with a teacher that knows nothing, the worst there is, a token has about
+/// e_0/(tolerance·ln(V/e_0)) entries (e_0 < 23), which is 16,000 at 2e-4 and more than two bytes count at 2e-5.
+pub fn noise_count_type(vocab_size: usize, tolerance: f64) -> DataType {
+    match vocab_size {
+        0..=85 => DataType::UInt8,
+        86..=21_845 => DataType::UInt16,
+        _ if tolerance >= 2e-4 => DataType::UInt16,
+        _ => DataType::UInt32,
+    }
 }
 
 /// Type of a correction's vocabulary entry.
@@ -144,6 +151,9 @@ mod tests {
         let f = Rows::UpTo(8).field(SUBTOKENS, DataType::UInt8, None, Some(4));
         assert_eq!(f.metadata()[SHAPE], "[*,4]");
         assert!(matches!(f.data_type(), DataType::List(_)));
+        let counts = [(85, 2e-5), (86, 2e-5), (21_845, 2e-5), (21_846, 2e-4), (21_846, 1.99e-4), (151_936, 1e-3)];
+        let types = counts.map(|(vocab, tolerance)| noise_count_type(vocab, tolerance).to_string());
+        assert_eq!(types, ["UInt8", "UInt16", "UInt16", "UInt16", "UInt32", "UInt16"]);
         assert_eq!(noise_index_type(65_536), DataType::UInt16);
         assert_eq!(noise_index_type(65_537), DataType::UInt32);
     }

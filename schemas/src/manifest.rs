@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::ids::SplitId;
 use crate::spec::JobSpec;
@@ -15,6 +17,7 @@ pub struct Manifest {
     /// Version of the data set format; [`crate::columns::FORMAT_VERSION`].
     pub format_version: u32,
     /// The job with all defaults filled in.
+    #[serde(deserialize_with = "job_of_any_version")]
     pub job: JobSpec,
     /// sha256 of everything that decides the bytes of the shards: job, tokenizer, teacher, splits.
     pub job_hash: String,
@@ -41,6 +44,15 @@ pub struct Manifest {
     pub totals: BTreeMap<String, Totals>,
     /// Statistics over the whole data set.
     pub statistics: Statistics,
+}
+
+/// A job whose noise says nothing about `condition` was run before there was one, and promises none.
+fn job_of_any_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JobSpec, D::Error> {
+    let mut job = Value::deserialize(deserializer)?;
+    if let Some(Value::Object(noise)) = job.pointer_mut("/extract/noise") {
+        noise.entry("condition").or_insert(Value::Bool(false));
+    }
+    serde_json::from_value(job).map_err(D::Error::custom)
 }
 
 /// The tokenizer that was used.
@@ -114,6 +126,52 @@ pub struct SplitRecord {
     pub dataset_split: String,
     /// The ranges of files it reads, in order.
     pub pieces: Vec<Piece>,
+    /// Which of the documents there it takes, where not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<KeyRange>,
+}
+
+/// Documents by their key: those whose key lies from `first` to `last`, both included.
+///
+/// The key of a document is a hash of the seed and its text; docs/FORMAT.md has it to the bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRange {
+    /// The seed of the keys.
+    pub seed: u64,
+    /// Smallest key, as 16 hexadecimal digits in JSON.
+    #[serde(with = "hexadecimal")]
+    pub first: u64,
+    /// Largest key, likewise.
+    #[serde(with = "hexadecimal")]
+    pub last: u64,
+}
+
+impl KeyRange {
+    /// Whether a document with this key is one of them.
+    pub fn holds(&self, key: u64) -> bool {
+        (self.first..=self.last).contains(&key)
+    }
+
+    /// The part of all keys that lies in the range.
+    pub fn share(&self) -> f64 {
+        (self.last.saturating_sub(self.first) as f64 + 1.0) / KEYS
+    }
+}
+
+/// How many keys there are, 2^64.
+pub const KEYS: f64 = 18_446_744_073_709_551_616.0;
+
+/// JSON numbers above 2^53 are not exact everywhere.
+mod hexadecimal {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(key: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{key:016x}"))
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<u64, D::Error> {
+        u64::from_str_radix(&String::deserialize(from)?, 16).map_err(D::Error::custom)
+    }
 }
 
 /// A range of one file.

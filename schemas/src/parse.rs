@@ -46,7 +46,7 @@ impl Parsed {
         drop_nulls(&mut value);
         let mut problems = structural_problems(&value);
         for problem in &problems.0 {
-            remove(&mut value, &problem.field);
+            remove(&mut value, whole(&problem.field));
         }
         fill_required(&mut value);
         let spec = serde_json::from_value::<JobSpec>(value).ok();
@@ -330,6 +330,13 @@ fn shown(value: &Value) -> String {
     }
 }
 
+/// The part of the tree that makes no sense without the value at a field path: of a holdout all of it.
+fn whole(field: &str) -> &str {
+    let Some(rest) = field.strip_prefix("input.holdout.") else { return field };
+    let name = rest.find('.').unwrap_or(rest.len());
+    &field[..field.len() - rest.len() + name]
+}
+
 /// Takes the value at a field path out of the tree.
 fn remove(value: &mut Value, field: &str) {
     let mut parts: Vec<String> = Vec::new();
@@ -372,11 +379,7 @@ fn remove(value: &mut Value, field: &str) {
 /// The job is refused anyway: each of these fields is in the list of problems.
 fn fill_required(value: &mut Value) {
     let Value::Object(map) = value else { return };
-    let sections = [
-        ("input", json!({"format": "text", "paths": []})),
-        ("pack", json!({"length": 1024})),
-        ("output", json!({"path": ""})),
-    ];
+    let sections = [("input", json!({})), ("pack", json!({"length": 1024})), ("output", json!({"path": ""}))];
     map.entry("version").or_insert(json!(1));
     map.entry("name").or_insert(json!("unnamed"));
     for (key, defaults) in sections {
@@ -396,9 +399,10 @@ fn fill_required(value: &mut Value) {
     if let Some(Value::Object(section)) = map.get_mut("subtokens") {
         section.entry("length").or_insert(json!(1));
     }
-    if let Some(Value::Object(holdout)) = map.get_mut("input").and_then(|i| i.get_mut("holdout")) {
-        for entry in holdout.values_mut().filter_map(Value::as_object_mut) {
-            entry.entry("last_documents").or_insert(json!(1));
+    if let Some(Value::Object(tables)) = map.get_mut("input").and_then(|i| i.get_mut("tables")) {
+        for table in tables.values_mut().filter_map(Value::as_object_mut) {
+            table.entry("format").or_insert(json!("text"));
+            table.entry("paths").or_insert(json!([]));
         }
     }
 }
@@ -444,7 +448,7 @@ mod tests {
 
     #[test]
     fn every_problem_is_told_at_once() {
-        let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}}}\n\
+        let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}, b: {share: 2}}}\n\
             pack: {length: two, mode: wrap}\nextract: {teacher: {device: gpu}, topk: -1, noise: {tolerance: 2, drawz: 3}}\n\
             subtokens: {length: 99}\norders: {kind: strided}\nengine: {kind: ballista}\n";
         let problems = Parsed::from_yaml(text).into_result().unwrap_err();
@@ -456,7 +460,8 @@ mod tests {
             "input.format: got \"xml\"",
             "input.paths: got []",
             "input.sql: got 3",
-            "input.holdout.validation.last_documents: is required",
+            "input.holdout.validation: got none: valid: exactly one of",
+            "input.holdout.b.share: got 2",
             "pack.length: got \"two\"",
             "extract.teacher.path: is required",
             "extract.teacher.device: got \"gpu\"",

@@ -89,13 +89,20 @@ def check_row(row, job, manifest):
         assert text[0] == specials["bos"] and text[-1] == specials["eos"]
     offsets, documents = row["document_offsets"], row["document_ids"]
     assert len(offsets) == len(documents) >= 1 and offsets[0] == 0 and offsets[-1] < valid.sum()
-    assert np.all(np.diff(offsets) > 0) and np.all(np.diff(documents.astype(np.int64)) > 0)
+    assert np.all(np.diff(offsets) > 0) and np.all(np.diff(documents.astype(np.int64)) >= 0)
+    # Within a document a segment begins after an eos or before a bos of its text, and only where those are parsed.
+    same = np.diff(documents.astype(np.int64)) == 0
+    inner, outer = offsets[1:][same], offsets[1:][~same]
+    if job["tokenizer"]["special_tokens"] == "parse":
+        assert np.all((ids[inner - 1] == specials["eos"]) | (ids[inner] == specials["bos"]))
+    else:
+        assert len(inner) == 0
     assert np.all(documents >> np.uint64(32) == row["sequence_id"] >> 32)
     if job["pack"]["mode"] == "pad":
-        assert len(offsets) == 1
+        assert len(set(documents)) == 1
     elif job["pack"]["separator"] == "eos":
         # A document begins after the separator of the one before.
-        assert np.all(ids[offsets[1:] - 1] == specials["eos"]) or job["pack"]["boundary"] == "bos_eos" and offsets[1] == 1
+        assert np.all(ids[outer - 1] == specials["eos"]) or job["pack"]["boundary"] == "bos_eos" and offsets[1] == 1
 
 
 def check_subtokens(row, record, vocab):
@@ -106,11 +113,74 @@ def check_subtokens(row, record, vocab):
     assert np.array_equal(digits @ base ** np.arange(length - 1, -1, -1), row["input_ids"])
 
 
-def check_partitions(row, spec, tally):
+class Uniforms:
+    """docs/FORMAT.md, 'Other randomness'."""
+
+    def __init__(self, seed, purpose, sequence_id, stream):
+        h = 0xCBF29CE484222325
+        for byte in purpose.encode("ascii"):
+            h = (h ^ byte) * 0x100000001B3 % 2**64
+        z = ((seed ^ h) + 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        s = z ^ z >> 31
+        self.key = s % 2**32, s >> 32
+        self.counter = [0, stream, sequence_id % 2**32, sequence_id >> 32]
+        self.words = []
+
+    def word(self):
+        if not self.words:
+            self.words = [int(w) for w in reference.philox4x32_10([[c] for c in self.counter], self.key)[:, 0]]
+            self.counter[0] += 1
+        return self.words.pop(0)
+
+    def uniform(self):
+        a, b = self.word(), self.word()
+        return float((a + (b << 32)) >> 11) * 2.0**-53
+
+    def below(self, n):
+        m = self.word() * n
+        while m % 2**32 < (2**32 - n) % n:
+            m = self.word() * n
+        return m >> 32
+
+
+def partitions_of(seed, spec, sequence_id, valid, tally):
+    """All views of a sequence, derived from docs/FORMAT.md: groups [views, L] and t [views]."""
+    views, eps = spec["views"], spec["eps"]
+    strata, shuffle = list(range(views)), Uniforms(seed, "partition_strata", sequence_id, 0)
+    for i in range(views - 1, 0, -1):
+        j = shuffle.below(i + 1)
+        strata[i], strata[j] = strata[j], strata[i]
+    groups, times = np.zeros((views, len(valid)), bool), np.zeros(views, np.float32)
+    for view in range(views):
+        u = Uniforms(seed, "partition_t", sequence_id, view).uniform()
+        part = (strata[view] + u) / views if spec["sampling"] == "stratified" else u
+        t = np.float32(eps + (1 - 2 * eps) * part)
+        if float(t) < eps:
+            t = np.nextafter(t, np.float32(2))
+        elif float(t) > 1 - eps:
+            t = np.nextafter(t, np.float32(-1))
+        times[view] = t
+        share = float(t) if spec["schedule"] == "linear" else 1 - (1 - float(t)) ** spec["power"]
+        uniforms = Uniforms(seed, "partition_group", sequence_id, view)
+        groups[view] = np.array([uniforms.uniform() for _ in valid]) < share
+        groups[view] &= valid
+        n, ones = int(valid.sum()), int(groups[view].sum())
+        if n >= 2 and ones in (0, n):
+            moved = np.flatnonzero(valid)[Uniforms(seed, "partition_repair", sequence_id, view).below(n)]
+            groups[view, moved] ^= True
+            tally["repaired"] += 1
+    return groups, times
+
+
+def check_partitions(row, seed, spec, tally):
     valid, views = row_valid(row), spec["views"]
     groups = np.asarray(row["partition"]).reshape(views, -1)
     t = row["partition_t"].astype(np.float64)
     eps = spec["eps"]
+    expected, times = partitions_of(seed, spec, row["sequence_id"], valid, tally)
+    assert np.array_equal(groups, expected) and np.array_equal(row["partition_t"], times), "not the partitions of the seed"
     assert len(t) == views and np.all(t >= eps - 1e-6) and np.all(t <= 1 - eps + 1e-6)
     if spec["sampling"] == "stratified":
         strata = (np.sort(t) - eps) / (1 - 2 * eps) * views
@@ -146,6 +216,13 @@ def decode(vocab, x, logprob, index, value, e0, e):
     return -np.log(big_e)
 
 
+def check_lead(logp, x, xi, lead):
+    """x wins in l + ξ as it is stored, by the lead (less the rounding of the top-k to f32)."""
+    score = logp + xi
+    score[x], won = -np.inf, score[x]
+    assert won - score.max() >= 0.9 * lead - 2e-6, (won, score.max())
+
+
 def check_token(row, i, certain, job, manifest, tally):
     """The noise of one position, of every draw, against the formula on the whole distribution."""
     vocab, noise, x = manifest["vocab_size"], job["extract"]["noise"], int(row["input_ids"][i])
@@ -169,9 +246,15 @@ def check_token(row, i, certain, job, manifest, tally):
             got = row["noise"].reshape(noise["draws"], -1, vocab)[draw, i].astype(np.float64)
             half = row["noise"].dtype == np.float16
             bound = np.maximum(1.0, np.abs(exact)) * (2.0**-11 if half else 0) + 2e-5
+            off = np.abs(got - exact) > bound
+            if noise["condition"] and not certain:
+                # Rounded so that x wins: up at x, down elsewhere, by a step of the type and the lead at most.
+                assert np.all((got > exact)[off] == (np.flatnonzero(off) == x))
+                bound = 2 * bound + 2.0**-12
+                check_lead(logp, x, got, 2.0**-12)
+            else:
+                assert not off.any(), np.abs(got - exact).max()
             assert np.all(np.abs(got - exact) <= bound), np.abs(got - exact).max()
-            if not half:
-                assert np.argmax(logp + got) == x
             tally["difference"] = max(tally["difference"], float(np.abs(got - exact).max()))
         else:
             corrections = tally["lists"][draw][i]
@@ -181,6 +264,8 @@ def check_token(row, i, certain, job, manifest, tally):
             tv = reference.tv(reference.softmax(exact), reference.softmax(stored))
             assert tv <= noise["tolerance"] * (1 + 1e-3) + 1e-6, (row["sequence_id"], i, draw, tv)
             tally["tv"] = max(tally["tv"], float(tv))
+            if noise["condition"] and not certain:
+                check_lead(logp, x, stored, min(2.0**-12, noise["tolerance"]))
         tally["noises"] += 1
 
 
@@ -221,7 +306,7 @@ def main():
     check_files(options.dataset, manifest)
 
     rng = np.random.default_rng(1)
-    tally = {"rows": 0, "tokens": 0, "certain": 0, "noises": 0, "tv": 0.0, "difference": 0.0, "ones": 0.0, "variance": 0.0}
+    tally = {"repaired": 0, "rows": 0, "tokens": 0, "certain": 0, "noises": 0, "tv": 0.0, "difference": 0.0, "ones": 0.0, "variance": 0.0}
     logprob_sum, predicted, corrections, repacked = 0.0, 0, 0, []
     for shard in manifest["shards"]:
         table = pq.read_table(options.dataset / shard["path"])
@@ -241,7 +326,7 @@ def main():
             if job.get("subtokens"):
                 check_subtokens(row, manifest["subtokens"], vocab)
             if job.get("partitions"):
-                check_partitions(row, job["partitions"], tally)
+                check_partitions(row, job["seed"], job["partitions"], tally)
             certain = certain_positions(row, job, manifest["teacher"]["bos_token_id"])
             assert np.all(row["logprob"][certain] == 0) and np.all(row["logprob"] <= 0)
             logprob_sum += float(row["logprob"].astype(np.float64).sum())

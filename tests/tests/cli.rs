@@ -67,7 +67,13 @@ fn what_does_not_fit_together_is_refused() {
     });
     scratch.write("tokenizer.json", &tokenizer.to_string());
     let cases: [(Value, &[&str]); 4] = [
-        (json!({"tokenizer": {"path": "tokenizer.json"}}), &["tokenizer.path: got 5 tokens", "50257"]),
+        (
+            json!({"tokenizer": {"path": "tokenizer.json"}}),
+            &[
+                "tokenizer.path: got \"tokenizer.json\": is not the teacher's own tokenizer",
+                r#"id 0 is "[PAD]", the teacher's "!""#,
+            ],
+        ),
         (
             json!({"pack": {"length": 2048}, "input": {"paths": ["missing-*.jsonl"]}}),
             &[

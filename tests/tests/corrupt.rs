@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
-use stillhouse_tests::{Scratch, job};
+use serde_json::{Value, json};
+use stillhouse_tests::{Scratch, job, with};
 
 /// A shard's name: the job makes one.
 const SHARD: &str = "data/train-00000-of-00001.parquet";
@@ -89,6 +89,38 @@ fn the_noise_of_another_seed_is_found_with_the_teacher() {
     });
     let ran = scratch.stillhouse(&["verify", "out", "--teacher"]).expect(1);
     assert!((ran.stdout + &ran.stderr).contains("total variation"));
+}
+
+/// The condition is a promise of the job: one that is broken is found, one that was not made is only counted.
+#[test]
+fn verify_judges_the_condition_by_what_is_stored() {
+    let scratch = Scratch::with_corpus(1, 600);
+    let noises = |ran: &stillhouse_tests::Ran| {
+        let teacher = ran.json()["teacher"].clone();
+        ["noises", "within_tolerance", "argmax_hits"].map(|count| teacher[count].as_u64().unwrap())
+    };
+    let verify = ["verify", "out", "--teacher", "--sample-batches", "1", "--json"];
+    let small = |condition: bool| {
+        let extract = json!({"teacher": {"batch_tokens": 128}, "noise": {"condition": condition}});
+        with(job(), &json!({"pack": {"length": 32}, "extract": extract}))
+    };
+    let dataset = scratch.make(&small(true));
+    let [all, within, won] = noises(&scratch.stillhouse(&verify).expect(0));
+    assert!(all > 20 && all == within && all == won, "{all} {within} {won}");
+    fs::remove_dir_all(dataset).unwrap();
+
+    let dataset = scratch.make(&small(false));
+    let [all, within, won] = noises(&scratch.stillhouse(&verify).expect(0));
+    assert!(all == within && won < all, "{all} {within} {won}");
+    // a data set of an older version says nothing, and promises nothing
+    edit_manifest(&dataset, |m| {
+        m["job"]["extract"]["noise"].as_object_mut().unwrap().remove("condition").unwrap();
+    });
+    let told = scratch.stillhouse(&verify[..5]).expect(0).stdout;
+    assert!(told.contains("the job did not ask for it"), "{told}");
+    edit_manifest(&dataset, |m| m["job"]["extract"]["noise"]["condition"] = true.into());
+    let told = scratch.stillhouse(&verify[..5]).expect(1).stdout;
+    assert!(told.contains("the observed token loses in argmax(l + ξ) by"), "{told}");
 }
 
 #[test]

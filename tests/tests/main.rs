@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod input;
 mod integrity;
 mod python;
 mod resume;
@@ -20,3 +21,4 @@ mod smollm2;
 mod statistics;
 mod store_faults;
 mod stores;
+mod text_and_teacher;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, ran, root, with};
 
 /// Runs the check and gives what it counted.
-fn check(dataset: &Path, arguments: &[&str]) -> Value {
+pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
     let python = root().join(".venv/bin/python");
     assert!(python.exists(), "{} is not there: run `make setup`", python.display());
     let mut command = Command::new(python);
@@ -81,7 +81,9 @@ fn check_words(patch: &Value) -> Value {
     let dataset = scratch.make(&with(small, patch));
     let corpus = scratch.path("corpus.jsonl");
     let counted = check(&dataset, &["--tokens", "1000000", "--words", corpus.to_str().unwrap()]);
-    scratch.stillhouse(&["verify", "out", "--teacher"]).expect(0);
+    let verified = scratch.stillhouse(&["verify", "out", "--teacher", "--json"]).expect(0).json();
+    let noises = ["noises", "within_tolerance", "argmax_hits"].map(|n| verified["teacher"][n].as_u64().unwrap());
+    assert!(noises[0] > 0 && noises == [noises[0]; 3], "{verified}");
     assert!(fs::metadata(dataset.join("_SUCCESS")).is_ok());
     counted
 }
@@ -104,6 +106,7 @@ fn padded_rows() {
     }));
     // One BOS a row, and the padding.
     assert!(counted["certain"].as_u64().unwrap() > 8, "{counted}");
+    assert!(counted["repaired"].as_u64().is_some_and(|n| n > 0), "{counted}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{Service, eventually, freeze, signal};
-use stillhouse_tests::shards;
+use stillhouse_tests::{rounds, shards};
 
 use crate::resume::moments;
 use crate::service_api::{SPLITS, long_job, quick_job, start, undisturbed};
@@ -200,7 +200,7 @@ fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
 fn what_became_of_a_cancelled_job_is_what_its_data_set_says() {
     let service = start(&json!({"capacity": {"cpu_slots": 1}}));
     let api = &service.api;
-    let races = if std::env::var_os("STILLHOUSE_SOAK").is_some() { 30 } else { 6 };
+    let races = rounds(6, 30);
     let mut ends = Vec::new();
     for (race, moment) in moments(30).take(races).enumerate() {
         let output = format!("race-{race}");

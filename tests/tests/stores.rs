@@ -125,11 +125,70 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
     user.run(&["run", "job.yaml", "--quiet"]).expect(0);
     assert_eq!(shards_in(&s3, "shards", "team a/small").get(lost), Some(sha256));
 
+    what_is_damaged_in_a_bucket_is_made_again(&user, &s3, &expected);
+    an_object_that_is_another_one_is_refused(&user, &s3);
     queries_read_buckets(&user, &s3);
     reading_is_ranged(&weed, &scratch);
     exports_are_checked(&user, &s3, &expected);
     abandoned_uploads_are_aborted(&user, &s3);
     failures_are_told_in_a_line(&user, &s3, &remote);
+}
+
+/// Shards and records of a finished data set that are lost or overwritten: told, and made again to the same bytes.
+fn what_is_damaged_in_a_bucket_is_made_again(user: &User<'_>, s3: &S3, expected: &BTreeMap<String, String>) {
+    let place = "s3://shards/team a/small";
+    let small = "team a/small";
+    let whole = s3.files("shards", &format!("{small}/"));
+    let name = expected.keys().next_back().unwrap();
+    let key = format!("{small}/data/{name}");
+    let bytes = s3.get("shards", &key).unwrap();
+    let garbage: Vec<u8> = bytes.iter().map(|b| b ^ 1).collect();
+    let ways: [&dyn Fn(); 3] =
+        [&|| s3.delete("shards", &key), &|| s3.put("shards", &key, &bytes[1..]), &|| s3.put("shards", &key, &garbage)];
+    for (i, harm) in ways.iter().enumerate() {
+        harm();
+        if i < 2 {
+            let mend = format!("stillhouse repair '{place}' job.yaml");
+            user.run(&["run", "job.yaml"]).expect(1).says(&[name, &mend]);
+        } else {
+            user.run(&["run", "job.yaml", "--check"]).expect(1).says(&[name, "sha256"]);
+        }
+        let found = user.run(&["verify", place]).expect(1);
+        assert!(found.stdout.contains("stillhouse repair"), "{}", found.stdout);
+        let repaired = user.run(&["repair", place, "job.yaml", "--json"]).expect(0);
+        assert_eq!(repaired.json()["remade"], json!([format!("data/{name}")]));
+        assert_eq!(shards_in(s3, "shards", small), *expected);
+    }
+    let record = format!("{small}/_stillhouse/splits/00000.json");
+    for harm in [&b"{"[..], b""] {
+        s3.put("shards", &record, harm);
+        user.run(&["repair", place, "job.yaml"]).expect(0);
+    }
+    s3.delete("shards", &format!("{small}/manifest.json"));
+    user.run(&["repair", place, "job.yaml"]).expect(0);
+    // a record that was written again names no upload: it is complete
+    let known = |files: BTreeMap<String, String>| -> BTreeMap<String, String> {
+        files.into_iter().filter(|(key, _)| !key.contains("/_stillhouse/")).collect()
+    };
+    assert_eq!(known(s3.files("shards", &format!("{small}/"))), known(whole));
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+    user.run(&["run", "job.yaml", "--quiet", "--check"]).expect(0);
+}
+
+/// An object of the same size is another one where its ETag says so and its documents are others.
+fn an_object_that_is_another_one_is_refused(user: &User<'_>, s3: &S3) {
+    let key = "speeches/2024/corpus.jsonl";
+    let corpus = s3.get("corpora", key).unwrap();
+    let before = s3.files("shards", "");
+    let mut other = corpus.clone();
+    let at = corpus.windows(8).position(|w| w == b"\"text\":\"").unwrap() + 8;
+    other[at] ^= 1;
+    s3.put("corpora", key, &other);
+    user.run(&["run", "job.yaml"]).expect(2).says(&["corpus.jsonl", "ETag", "other input", "split 0"]);
+    assert_eq!(s3.files("shards", ""), before);
+    s3.put("corpora", key, &corpus);
+    user.run(&["run", "job.yaml", "--quiet"]).expect(0);
+    assert_eq!(s3.files("shards", ""), before);
 }
 
 /// `input.sql` over a bucket: its rows are kept on this machine while the job runs, and no longer.

@@ -243,6 +243,31 @@ mod tests {
     }
 
     #[test]
+    fn a_stall_is_told_with_where_each_split_stands() {
+        use stillhouse_pipeline::events::{StagePlace, StalledSplit};
+        let stage = |name: &str, rows, doing: &str| StagePlace { name: name.into(), rows, doing: doing.into() };
+        let split = |split| StalledSplit {
+            split: stillhouse_schemas::ids::SplitId(split),
+            reads: "corpus.jsonl".into(),
+            seconds: 130.0,
+            stages: vec![stage("read", 2048, "waits for the stage after it"), stage("tokenize", 12, "is at work")],
+        };
+        let event = Event::Stalled { seconds: 125.0, at_work: 9, splits: vec![split(3), split(7)] };
+        let (printer, _, err) = captured();
+        let watch = Watch::new(&printer, Mode::Shown);
+        watch.event(&event);
+        watch.close();
+        insta::assert_snapshot!(err.text(), @"[00:00] warning: nothing has moved for 2 minutes; split 3 (corpus.jsonl): read waits for the stage after it (2048 rows), tokenize is at work (12 rows); split 7 (corpus.jsonl): read waits for the stage after it (2048 rows), tokenize is at work (12 rows); and 7 more splits");
+        let (printer, out, _) = captured();
+        Watch::new(&printer, Mode::Json).event(&event);
+        let told: serde_json::Value = serde_json::from_str(&out.text()).unwrap();
+        assert_eq!(
+            (told["event"].as_str(), told["splits"][1]["stages"][0]["rows"].as_u64()),
+            (Some("stalled"), Some(2048))
+        );
+    }
+
+    #[test]
     fn log_lines_tell_changes_and_counters_now_and_then() {
         let (printer, out, err) = captured();
         let watch = Watch::new(&printer, Mode::Shown);

@@ -121,7 +121,7 @@ pub struct Limits {
     pub requests_per_minute: u32,
     /// Submissions and validations of one user per minute.
     pub submissions_per_minute: u32,
-    /// Entries of `input.paths` of a job; each may be a glob or a folder.
+    /// Entries of `input.paths` of a job, those of its tables counted; each may be a glob or a folder.
     pub paths_per_job: u32,
     /// Longest that the checks of a submission may take.
     pub check_seconds: u32,

@@ -89,7 +89,7 @@ impl Work {
         | Self::Finished { file, .. }
         | Self::Manifest { file, .. }) = self;
         let Ok(spec) = JobSpec::from_yaml(file) else { return false };
-        let mut places = spec.input.paths.iter().chain([&spec.output.path]);
+        let mut places = spec.input.all_paths().map(|(_, path)| path).chain([&spec.output.path]);
         places.any(|place| matches!(StoreUrl::parse(place), Some(Ok(url)) if !url.scheme.is_web()))
     }
 }

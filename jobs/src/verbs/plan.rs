@@ -107,13 +107,22 @@ fn splits_table(splits: &[SplitRecord]) -> Table {
         if shown(i) {
             let name = split.dataset_split.clone();
             let (range, file) = (range(&split.pieces), file(&split.pieces));
-            table.texts([split.split.0.to_string(), name, size(&split.pieces), range, file]);
+            table.texts([split.split.0.to_string(), name, taken(split), range, file]);
         } else if i == ENDS {
             let left_out = units::count((splits.len() - 2 * ENDS) as u64);
             table.texts(["…", &format!("{left_out} more")]);
         }
     }
     table
+}
+
+/// What a split takes: all of its pieces, or of a holdout by key a share of the documents there.
+fn taken(split: &SplitRecord) -> String {
+    let size = size(&split.pieces);
+    match split.keys {
+        Some(keys) => format!("{:.2} % of {size}", 100.0 * keys.share()),
+        None => size,
+    }
 }
 
 fn size(pieces: &[Piece]) -> String {
@@ -166,6 +175,7 @@ mod tests {
                 file: "corpus/prose\x1b[2J.jsonl".into(),
                 range: Range::Bytes { start: u64::from(n) * 1_000_000, end: u64::from(n + 1) * 1_000_000, line: None },
             }],
+            keys: None,
         };
         Plan {
             name: "demo".into(),

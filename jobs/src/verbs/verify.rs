@@ -126,15 +126,15 @@ fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
     if check.noises == 0 {
         return;
     }
-    fact(
-        "argmax(l + ξ) = x",
-        format!("{} of {}", units::count(check.argmax_hits), units::counted(check.noises, "noise")),
-    );
-    let promised = check.tolerance.map_or(String::new(), |t| format!("; tolerance {t:e}"));
+    let of_all = |count: u64| format!("{} of {}", units::count(count), units::counted(check.noises, "stored noise"));
+    let promise = if check.condition { "" } else { "; the job did not ask for it (condition: false)" };
+    fact("argmax(l + ξ) = x", of_all(check.argmax_hits) + promise);
+    let bound = check.tolerance.map_or("the rounding of their type".to_owned(), |t| format!("the tolerance of {t:e}"));
+    fact("softmax(ξ)", format!("{} within {bound}", of_all(check.within_tolerance)));
     fact(
         "total variation",
         format!(
-            "largest {}, mean {}{promised}",
+            "largest {}, mean {}",
             units::small(check.total_variation_max),
             units::small(check.total_variation_mean)
         ),
@@ -158,7 +158,9 @@ mod tests {
             tokens: 8184,
             noises: 16_368,
             logprob_difference_max: 2.4e-7,
+            within_tolerance: 16_368,
             argmax_hits: 16_368,
+            condition: true,
             total_variation_max: 9.98e-4,
             total_variation_mean: 3.1e-4,
             tolerance: Some(1e-3),
@@ -168,8 +170,9 @@ mod tests {
         read               3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
         teacher            8 sequences, 8,184 tokens recomputed
         ln p               largest difference from what is stored 2.40e-7
-        argmax(l + ξ) = x  16,368 of 16,368 noises
-        total variation    largest 9.98e-4, mean 3.10e-4; tolerance 1e-3
+        argmax(l + ξ) = x  16,368 of 16,368 stored noises
+        softmax(ξ)         16,368 of 16,368 stored noises within the tolerance of 1e-3
+        total variation    largest 9.98e-4, mean 3.10e-4
         passed
         ");
     }

@@ -166,7 +166,7 @@ async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, Pipe
         Err(e) => return Err(e),
     }
     let last = Last::default();
-    finish::already_done(output, &last).await?;
+    finish::report(output, &finish::manifest_of(output).await?, 0.0, true, &last);
     Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 

@@ -43,7 +43,11 @@ pub(crate) fn weight_of_token(logprob: f64, e0: f32) -> f64 {
 }
 
 /// Ê of every entry; of x it leaves e_x. Returns e_0.
-fn decode_totals(stored: &StoredToken<'_>, stream: &NoiseStream, out: &mut [f32]) -> Result<f32, NoiseError> {
+pub(crate) fn decode_totals(
+    stored: &StoredToken<'_>,
+    stream: &NoiseStream,
+    out: &mut [f32],
+) -> Result<f32, NoiseError> {
     check_token(stored.token, out.len(), stream)?;
     let e0 = exponentials(stream, out);
     for c in stored.corrections {

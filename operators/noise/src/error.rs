@@ -84,6 +84,38 @@ pub enum NoiseError {
         /// Type of the stored log-probabilities.
         value_type: crate::ValueType,
     },
+    /// No stored value of an entry lets the observed token win in argmax(l + ξ̂).
+    #[error(
+        "sequence {sequence_id}, position {position}: no {value_type} values of token {index} let the observed token win \
+         in argmax(l + ξ); use 32-bit values, or condition: false"
+    )]
+    ConditionUnreachable {
+        /// Packed sequence.
+        sequence_id: u64,
+        /// Position in it.
+        position: u32,
+        /// Vocabulary entry that would win.
+        index: u32,
+        /// Type of the stored values.
+        value_type: crate::ValueType,
+    },
+    /// Dense noise beyond the largest value of the stored type.
+    #[error(
+        "sequence {sequence_id}, position {position}: ξ of token {index} is {value}, which {value_type} values cannot hold; \
+         use 32-bit values"
+    )]
+    Unstorable {
+        /// Packed sequence.
+        sequence_id: u64,
+        /// Position in it.
+        position: u32,
+        /// Vocabulary entry.
+        index: u32,
+        /// ξ.
+        value: f32,
+        /// Type of the stored values.
+        value_type: crate::ValueType,
+    },
     /// A stored correction that no encoder writes: the data are damaged, or read with another vocabulary.
     #[error(
         "sequence {sequence_id}, position {position}: the correction of token {index} to ln p = {logprob} is not valid \
@@ -158,4 +190,17 @@ pub enum NoiseError {
         /// The largest valid one.
         last: i64,
     },
+}
+
+impl NoiseError {
+    /// Puts the position into an error about the row of logits alone.
+    #[must_use]
+    pub fn at(self, stream: &crate::NoiseStream) -> Self {
+        match self {
+            Self::NonFinite { index, value } => {
+                Self::NonFiniteLogit { sequence_id: stream.sequence_id, position: stream.position, index, value }
+            }
+            other => other,
+        }
+    }
 }

@@ -163,6 +163,8 @@ dispatched! {
 /// Sums of one block of [`weights`], taken before any candidate is taken out of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct BlockSums {
+    /// Whether the block has an entry (x may be it) with e_k < p_k·e_0·`bar`.
+    pub rival: bool,
     /// Σ w.
     pub weight: f64,
     /// Σ d.
@@ -174,9 +176,10 @@ pub(crate) struct BlockSums {
 dispatched! {
     /// w and d of every k ≠ x (0 at x and in the padding), with their sums per block.
     ///
-    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale.
+    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale; `bar`: 0 if rivals
+    /// are not asked for.
     pub(crate) fn weights(
-        stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32,
+        stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32, bar: f32,
         w: &mut [Block], d: &mut [Block], sums: &mut [BlockSums],
     ) {
         let mut e = Block::ZERO;
@@ -185,8 +188,10 @@ dispatched! {
             let first = b * BLOCK;
             exponential_block(stream, first, &mut e.0);
             let (w, d) = (&mut w_block.0, &mut d_block.0);
+            let mut rival = 0u32;
             for i in 0..BLOCK {
                 let added = u.0[i] * scale;
+                rival |= u32::from(added * bar > e.0[i]);
                 let total = e.0[i] + added;
                 let t = 1.0 / (e.0[i] * total); // one division serves 1/E, 1/e and their difference
                 w[i] = e.0[i] * t;
@@ -201,6 +206,7 @@ dispatched! {
                 d[x - first] = 0.0;
             }
             *sums = BlockSums {
+                rival: rival != 0,
                 weight: f64::from(sum_block(w_block)),
                 excess: f64::from(sum_block(d_block)),
                 largest: max_block(d_block),
@@ -222,6 +228,13 @@ dispatched! {
             total += f64::from(sum_block(&terms));
         }
         total
+    }
+}
+
+dispatched! {
+    /// The sum of a block.
+    pub(crate) fn block_sum(values: &Block) -> f64 {
+        f64::from(sum_block(values))
     }
 }
 

@@ -19,6 +19,7 @@
 //! | `dispatch`, `kernels` | the passes over a row, compiled for AVX-512, AVX2 and the baseline, with equal bits |
 //! | `posterior` | softmax of a row, dense, prior and sequential noise |
 //! | `replay`, `decode`, `verify` | the codec: encoder, decoder, and an independent judge in f64 |
+//! | `dense`, `value` | dense noise in the stored type; the types and their rounding |
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //!
@@ -26,6 +27,7 @@
 //! threads.
 
 mod decode;
+mod dense;
 mod dispatch;
 mod error;
 mod kernels;
@@ -39,9 +41,11 @@ mod replay_rows;
 mod rows;
 mod topk;
 mod uniforms;
+mod value;
 mod verify;
 
 pub use decode::{Correction, StoredToken, decode, decode_softmax};
+pub use dense::round_dense;
 pub use dispatch::Level;
 pub use error::NoiseError;
 pub use math::exponential_from_word;
@@ -50,12 +54,13 @@ pub use philox::{DrawKey, NoiseStream, philox4x32_10};
 pub use posterior::{
     Row, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential, sequential_noise,
 };
-pub use replay::{Encoded, Encoder, Tolerance, ValueType};
+pub use replay::{Encoded, Encoder, Tolerance};
 pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
 pub use rows::{RowEncoder, Rows, RowsEncoded};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
-pub use verify::total_variation_of;
+pub use value::ValueType;
+pub use verify::{Judged, judge, judge_dense, total_variation_of};
 
 /// The random words of one row of whole blocks: for the benchmark, which takes the parts of an encoding apart.
 #[doc(hidden)]

@@ -13,7 +13,7 @@
 
 use crate::dispatch::Level;
 use crate::kernels::Block;
-use crate::{NoiseError, NoiseStream, kernels};
+use crate::{NoiseError, NoiseStream, ValueType, kernels};
 
 /// Softmax of one row of logits at temperature 1, kept as u_k = exp(l_k − max l) and Z = Σ u. Reusable scratch of
 /// 4·V bytes.
@@ -78,6 +78,14 @@ impl Softmax {
         (f64::from(logit) - f64::from(self.max)) - self.ln_z
     }
 
+    /// ln p of an entry with this logit as it is stored: the nearest f32, but below −64 the next one down. There an f32 is
+    /// coarser than what noise of p would show, and rounded up it could make x lose in argmax(l + ξ).
+    #[must_use]
+    pub fn stored_logprob(&self, logit: f32) -> f32 {
+        let exact = self.logprob(logit);
+        if exact < -64.0 { ValueType::F32.floor(exact) } else { exact as f32 }
+    }
+
     /// ln Σ exp(l), in f64.
     #[must_use]
     pub fn logsumexp(&self) -> f64 {
@@ -105,16 +113,6 @@ pub struct Row {
     pub logprob_x: f32,
     /// ln Σ exp(l).
     pub logsumexp: f32,
-}
-
-/// Puts the position into an error about the row alone.
-pub(crate) fn locate(error: NoiseError, stream: &NoiseStream) -> NoiseError {
-    match error {
-        NoiseError::NonFinite { index, value } => {
-            NoiseError::NonFiniteLogit { sequence_id: stream.sequence_id, position: stream.position, index, value }
-        }
-        other => other,
-    }
 }
 
 pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<(), NoiseError> {
@@ -153,7 +151,7 @@ pub fn dense_noise(
     stream: &NoiseStream,
     out: &mut [f32],
 ) -> Result<Row, NoiseError> {
-    softmax.load(logits).map_err(|e| locate(e, stream))?;
+    softmax.load(logits).map_err(|e| e.at(stream))?;
     dense_noise_of_loaded(softmax, logits, x, stream, out)
 }
 
@@ -182,7 +180,7 @@ pub fn dense_noise_of_loaded(
     kernels::negative_ln(level, out);
     let logprob = softmax.logprob(logits[x as usize]);
     out[x as usize] = (-logprob - libm::log(f64::from(e0))) as f32;
-    Ok(Row { logprob_x: logprob as f32, logsumexp: softmax.logsumexp() as f32 })
+    Ok(Row { logprob_x: softmax.stored_logprob(logits[x as usize]), logsumexp: softmax.logsumexp() as f32 })
 }
 
 /// Noise of a position that is given or padding, not predicted: p is one-hot at `x`, so ξ_k = −ln e_k for k ≠ x and
@@ -214,7 +212,7 @@ pub fn sample_sequential(logits: &[f32], stream: &NoiseStream, noise: &mut [f32]
         return Err(NoiseError::Length { what: "the noise of a token", got: noise.len(), expected: logits.len() });
     }
     if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
-        return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
+        return Err(NoiseError::NonFinite { index, value: logits[index] }.at(stream));
     }
     sequential_noise(stream, noise);
     let mut best = (0, f32::NEG_INFINITY);

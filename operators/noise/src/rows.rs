@@ -70,6 +70,7 @@ pub struct RowEncoder {
     vocab: usize,
     tolerance: Tolerance,
     value_type: ValueType,
+    condition: bool,
     spare: Mutex<Vec<Encoder>>,
 }
 
@@ -94,7 +95,15 @@ impl RowEncoder {
     /// If no index type of the format addresses `vocab` entries.
     pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
         let first = Encoder::new(vocab, tolerance, value_type)?;
-        Ok(Self { vocab, tolerance, value_type, spare: Mutex::new(vec![first]) })
+        Ok(Self { vocab, tolerance, value_type, condition: true, spare: Mutex::new(vec![first]) })
+    }
+
+    /// As [`Encoder::with_condition`].
+    #[must_use]
+    pub fn with_condition(mut self, condition: bool) -> Self {
+        self.condition = condition;
+        self.spare.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        self
     }
 
     fn borrow(&self) -> Loan<'_> {
@@ -138,7 +147,10 @@ impl RowEncoder {
         }
         let encoder = match &mut loan.encoder {
             Some(encoder) => encoder,
-            empty => empty.insert(Encoder::new(self.vocab, self.tolerance, self.value_type)?),
+            empty => {
+                let encoder = Encoder::new(self.vocab, self.tolerance, self.value_type)?;
+                empty.insert(encoder.with_condition(self.condition))
+            }
         };
         let logits = &rows.logits[row * self.vocab..(row + 1) * self.vocab];
         let mut result = RowEncoded::default();

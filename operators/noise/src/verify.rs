@@ -1,11 +1,11 @@
-//! Total variation between exact and decoded noise, in f64 and independent of the encoder.
+//! Exact against stored noise, in f64 and independent of the encoder: total variation, and who wins.
 //!
 //! Everything is computed anew from the logits and the seed: the exponentials with `log1p` in f64, the softmax in f64,
-//! the decoder's formula in f64. Cost: four f64 transcendental functions per vocabulary entry, unvectorised, so far
+//! the decoder's formula in f64. Cost: five f64 transcendental functions per vocabulary entry, unvectorised, so far
 //! slower than the encoder: for `verify` and tests.
 
 use crate::decode::{LN_WEIGHT_MAX, StoredToken};
-use crate::posterior::{check_token, locate};
+use crate::posterior::check_token;
 use crate::{NoiseError, NoiseStream, philox4x32_10};
 
 /// ½ Σ |a − b|.
@@ -18,47 +18,100 @@ fn exact_exponential(word: u32) -> f64 {
     -libm::log1p(-((f64::from(word) + 0.5) * (1.0 / 4_294_967_296.0)))
 }
 
+/// What is left of the noise of one token and draw in what is stored of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judged {
+    /// ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k|.
+    pub total_variation: f64,
+    /// By how much the observed token wins in argmax_k(l_k + ξ̂_k): its score less the best other one; negative where it
+    /// loses, infinite in a vocabulary of one.
+    pub lead: f64,
+}
+
 /// ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k| of one token: ξ from the teacher's `logits`, ξ̂ from what is `stored`.
 ///
 /// # Errors
 /// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
 pub fn total_variation_of(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> Result<f64, NoiseError> {
-    let vocab = logits.len();
-    check_token(stored.token, vocab, stream)?;
-    if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
-        return Err(locate(NoiseError::NonFinite { index, value: logits[index] }, stream));
-    }
-    let max = f64::from(logits.iter().fold(f32::MIN, |a, &b| a.max(b)));
-    let ln_z = libm::log(logits.iter().map(|&l| libm::exp(f64::from(l) - max)).sum::<f64>());
-    let logprob = |k: usize| f64::from(logits[k]) - max - ln_z;
-    let e0 = exact_exponential(stream.auxiliary_word());
-    let ln_e0 = libm::log(e0);
+    Ok(judge(logits, stored, stream)?.total_variation)
+}
 
-    let mut decoded_p = vec![0f64; vocab];
+/// Judges the codec `replay`: ξ from the teacher's `logits` (`[V]`), ξ̂ from what is `stored`.
+///
+/// # Errors
+/// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
+pub fn judge(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> Result<Judged, NoiseError> {
+    let exact = Exact::of(logits, stored.token, stream)?;
+    let vocab = logits.len();
+    let mut p = vec![0f64; vocab];
     for c in stored.corrections {
-        let Some(p) = decoded_p.get_mut(c.index as usize).filter(|_| c.logprob.is_finite()) else {
+        let Some(p) = p.get_mut(c.index as usize).filter(|_| c.logprob.is_finite()) else {
             let (sequence_id, position) = (stream.sequence_id, stream.position);
             return Err(NoiseError::Correction { sequence_id, position, index: c.index, logprob: c.logprob, vocab });
         };
         *p += libm::exp(f64::from(c.logprob));
     }
-    let counter = |c0: u32| [c0, stream.position, stream.sequence_id as u32, (stream.sequence_id >> 32) as u32];
-    let (mut exact, mut decoded) = (Vec::with_capacity(vocab), Vec::with_capacity(vocab));
-    let mut words = [0; 4];
-    for k in 0..vocab {
-        if k % 4 == 0 {
-            words = philox4x32_10(counter((k / 4) as u32), stream.key.words());
-        }
-        if k == stored.token as usize {
-            let weight = |logprob: f64| libm::exp((-logprob - ln_e0).min(LN_WEIGHT_MAX));
-            exact.push(weight(logprob(k)));
-            decoded.push(weight(f64::from(stored.logprob)));
-        } else {
-            let e = exact_exponential(words[k % 4]);
-            exact.push(1.0 / (e + libm::exp(logprob(k)) * e0));
-            decoded.push(1.0 / (e + decoded_p[k] * e0));
-        }
+    let xi_x = -f64::from(stored.logprob) - libm::log(exact.e0);
+    Ok(exact.against(logits, |k| if k == exact.x { xi_x } else { -libm::log(exact.e[k] + p[k] * exact.e0) }))
+}
+
+/// Judges the codec `dense`: ξ from the teacher's `logits` (`[V]`), ξ̂ is `xi` (`[V]`) as it is stored.
+///
+/// # Errors
+/// If the token is outside the vocabulary, a logit is NaN or infinite, or the noise has another length.
+pub fn judge_dense(logits: &[f32], x: u32, xi: &[f32], stream: &NoiseStream) -> Result<Judged, NoiseError> {
+    if xi.len() != logits.len() {
+        return Err(NoiseError::Length { what: "the dense noise of a token", got: xi.len(), expected: logits.len() });
     }
-    let (s, t): (f64, f64) = (exact.iter().sum(), decoded.iter().sum());
-    Ok(exact.iter().zip(&decoded).map(|(a, b)| (a / s - b / t).abs()).sum::<f64>() / 2.0)
+    Ok(Exact::of(logits, x, stream)?.against(logits, |k| f64::from(xi[k])))
+}
+
+/// exp(ξ), with the one that has no bound kept in range.
+fn weight(xi: f64) -> f64 {
+    libm::exp(xi.min(LN_WEIGHT_MAX))
+}
+
+/// The exact noise of one token.
+struct Exact {
+    x: usize,
+    e0: f64,
+    e: Vec<f64>,
+    /// exp(ξ).
+    weights: Vec<f64>,
+}
+
+impl Exact {
+    fn of(logits: &[f32], token: u32, stream: &NoiseStream) -> Result<Self, NoiseError> {
+        let vocab = logits.len();
+        check_token(token, vocab, stream)?;
+        if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
+            return Err(NoiseError::NonFinite { index, value: logits[index] }.at(stream));
+        }
+        let max = f64::from(logits.iter().fold(f32::MIN, |a, &b| a.max(b)));
+        let ln_z = libm::log(logits.iter().map(|&l| libm::exp(f64::from(l) - max)).sum::<f64>());
+        let logprob = |k: usize| f64::from(logits[k]) - max - ln_z;
+        let (x, e0) = (token as usize, exact_exponential(stream.auxiliary_word()));
+        let counter = |c0: u32| [c0, stream.position, stream.sequence_id as u32, (stream.sequence_id >> 32) as u32];
+        let words = (0..vocab.div_ceil(4)).flat_map(|c0| philox4x32_10(counter(c0 as u32), stream.key.words()));
+        let e: Vec<f64> = words.take(vocab).map(exact_exponential).collect();
+        let weights = (0..vocab).map(|k| {
+            if k == x { weight(-logprob(k) - libm::log(e0)) } else { 1.0 / (e[k] + libm::exp(logprob(k)) * e0) }
+        });
+        Ok(Self { x, e0, weights: weights.collect(), e })
+    }
+
+    fn against(&self, logits: &[f32], xi: impl Fn(usize) -> f64) -> Judged {
+        let score_x = f64::from(logits[self.x]) + xi(self.x);
+        let (mut decoded, mut lead) = (Vec::with_capacity(logits.len()), f64::INFINITY);
+        for (k, l) in logits.iter().enumerate() {
+            let xi = xi(k);
+            decoded.push(weight(xi));
+            if k != self.x {
+                lead = lead.min(score_x - (f64::from(*l) + xi));
+            }
+        }
+        let (s, t): (f64, f64) = (self.weights.iter().sum(), decoded.iter().sum());
+        let total_variation = self.weights.iter().zip(&decoded).map(|(a, b)| (a / s - b / t).abs()).sum::<f64>() / 2.0;
+        Judged { total_variation, lead }
+    }
 }

@@ -6,16 +6,15 @@
 //! ```
 //!
 //! The rules are those of MDLM's `dataloader.py` (Sahoo et al. 2024), which the five papers' zero-shot evaluations
-//! share; [`rules`](self::detokenize) says how Python's regular expressions were carried over. For `wikitext`, `ptb`, `lm1b`,
-//! `lambada` and `scientific_papers` a document of up to `input.piece_kilobytes` is cleaned whole, exactly as the
-//! official code does it. A longer one is cleaned in pieces of that size, cut after the last newline (else
-//! the last space, else between two characters): exact but for what spans a cut, such as a pair
-//! of quotation marks. Where the cuts are depends on the text alone, not on the pieces it came in.
+//! share; [`rules`](self::detokenize) says how Python's regular expressions were carried over. A document of up to
+//! `input.piece_kilobytes` is cleaned whole. A longer one streams through the rules (`stream.rs`) and comes out the same, wherever it is cut.
 //!
-//! Cost: about one pass over the text for each rule that matches something. Memory: one input batch, its cleaned copy, and at most
-//! one piece carried over.
+//! Cost: about one pass over the text for each rule that matches something; a long document on one core, up to twice that. Memory: one
+//! input batch, its cleaned copy, and what the rules keep of a long document: for each a few bytes, or the text after an opening bracket
+//! and white space until the closing one, up to four pieces and at least 4 MB.
 
 mod rules;
+mod stream;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -28,17 +27,21 @@ use stillhouse_schemas::spec::Detokenizer;
 pub use rules::detokenize;
 
 use crate::operator::{Counters, Emit, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
-use crate::pieces::{pieces, unfinished};
-use rules::{Ends, detokenize_part};
+use crate::pieces::{pieces, place, unfinished};
+use stream::{Stream, TooLong};
 
 const NAME: &str = "clean";
+
+/// A rule may keep this many pieces of a long document, and at least [`SMALLEST_LIMIT`] bytes.
+const LIMIT_PIECES: usize = 4;
+const SMALLEST_LIMIT: usize = 4_000_000;
 
 /// Config of `clean`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CleanConfig {
     /// Which rules.
     pub detokenizer: Detokenizer,
-    /// Longest text that is cleaned at once, in bytes (`input.piece_kilobytes` · 1000).
+    /// Longest text that is cleaned at once, in bytes (`input.piece_kilobytes` · 1000). No byte of the output depends on it.
     pub piece_bytes: usize,
 }
 
@@ -63,62 +66,93 @@ pub struct Clean {
     counters: Arc<Counters>,
 }
 
-/// The text of a document that has not ended yet and is not cleaned yet.
+/// A document that has not ended yet.
 #[derive(Debug)]
 struct Carried {
     id: u64,
-    text: String,
-    /// Whether nothing of the document has been cleaned.
-    first: bool,
+    state: State,
 }
 
-/// A text to clean.
+#[derive(Debug)]
+enum State {
+    /// It may still fit: nothing is cleaned.
+    Whole(String),
+    /// It is long.
+    Streaming(Stream),
+}
+
+/// A text to hand on.
 struct Task<'a> {
     id: u64,
     text: Cow<'a, str>,
-    ends: Ends,
+    /// Whether it is a whole document that is to be cleaned; else it has been.
+    whole: bool,
+    end: bool,
 }
 
 impl Clean {
     /// Takes a piece; hands on what can be cleaned now.
     fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
-        let mut carried = match self.carried.take() {
+        let limit = self.config.piece_bytes;
+        let mut state = match self.carried.take() {
             Some(carried) if carried.id != id => return Err(unfinished(NAME, carried.id)),
-            Some(carried) => carried,
-            None if end && text.len() <= self.config.piece_bytes => {
-                tasks.push(Task { id, text: text.into(), ends: Ends { first: true, last: true } });
+            Some(carried) => carried.state,
+            None if end && text.len() <= limit => {
+                tasks.push(Task { id, text: text.into(), whole: true, end });
                 return Ok(());
             }
-            None => Carried { id, text: String::new(), first: true },
+            None => State::Whole(String::new()),
         };
-        carried.text.push_str(text);
-        let mut done = 0;
-        while carried.text.len() - done > self.config.piece_bytes {
-            let cut = done + cut_within(&carried.text[done..], self.config.piece_bytes);
-            let ends = Ends { first: carried.first, last: false };
-            tasks.push(Task { id, text: carried.text[done..cut].to_owned().into(), ends });
-            carried.first = false;
-            done = cut;
-        }
-        carried.text.drain(..done);
-        if end {
-            let ends = Ends { first: carried.first, last: true };
-            tasks.push(Task { id, text: carried.text.into(), ends });
-        } else {
-            self.carried = Some(carried);
+        let mut cleaned = String::new();
+        state = match state {
+            State::Whole(held) if held.len() + text.len() <= limit => State::Whole(held + text),
+            State::Whole(held) => {
+                let mut stream = self.stream()?;
+                cleaned = stream.feed(&held).map_err(|e| too_long(id, &e))?;
+                cleaned += &stream.feed(text).map_err(|e| too_long(id, &e))?;
+                State::Streaming(stream)
+            }
+            State::Streaming(mut stream) => {
+                cleaned = stream.feed(text).map_err(|e| too_long(id, &e))?;
+                State::Streaming(stream)
+            }
+        };
+        match state {
+            State::Whole(held) if end => tasks.push(Task { id, text: held.into(), whole: true, end }),
+            State::Streaming(stream) if end => {
+                cleaned += &stream.finish().map_err(|e| too_long(id, &e))?;
+                tasks.push(Task { id, text: cleaned.into(), whole: false, end });
+            }
+            state => {
+                if !cleaned.is_empty() {
+                    tasks.push(Task { id, text: cleaned.into(), whole: false, end });
+                }
+                self.carried = Some(Carried { id, state });
+            }
         }
         Ok(())
     }
+
+    fn cleaned<'t>(&self, task: &'t Task<'_>) -> Cow<'t, str> {
+        if task.whole { detokenize(self.config.detokenizer, &task.text) } else { Cow::Borrowed(&task.text) }
+    }
+
+    fn stream(&self) -> Result<Stream, OperatorError> {
+        let limit = (LIMIT_PIECES * self.config.piece_bytes).max(SMALLEST_LIMIT);
+        Stream::new(self.config.detokenizer, limit)
+            .map_err(|e| OperatorError::Config { operator: NAME, message: e.to_string() })
+    }
 }
 
-/// Where to cut a text that is longer than `limit`: after the last newline up to there, else the last space, else
-/// at the last character boundary. Never 0.
-fn cut_within(text: &str, limit: usize) -> usize {
-    let boundary = text.floor_char_boundary(limit);
-    let head = &text[..boundary];
-    let after = |c: char| head.rfind(c).map(|at| at + 1);
-    let next = text.chars().next().map_or(1, char::len_utf8);
-    after('\n').or_else(|| after(' ')).unwrap_or(boundary).max(next)
+fn too_long(id: u64, error: &TooLong) -> OperatorError {
+    OperatorError::Data {
+        operator: NAME,
+        place: place(id),
+        message: format!(
+            "{error}, and how the text is to be cleaned is only known there; valid: text whose brackets and quotation marks close, or an \
+             input.piece_kilobytes that holds the whole document"
+        ),
+    }
 }
 
 impl Operator for Clean {
@@ -142,8 +176,7 @@ impl Operator for Clean {
             return emit(batch.clone());
         }
 
-        let texts: Vec<Cow<'_, str>> =
-            tasks.par_iter().map(|task| detokenize_part(self.config.detokenizer, &task.text, task.ends)).collect();
+        let texts: Vec<Cow<'_, str>> = tasks.par_iter().map(|task| self.cleaned(task)).collect();
         {
             let mut statistics = self.statistics.lock();
             statistics.documents += documents;
@@ -157,7 +190,7 @@ impl Operator for Clean {
             vec![
                 Arc::new(UInt64Array::from_iter_values(tasks.iter().map(|task| task.id))),
                 Arc::new(StringArray::from_iter_values(&texts)),
-                Arc::new(tasks.iter().map(|task| Some(task.ends.last)).collect::<BooleanArray>()),
+                Arc::new(tasks.iter().map(|task| Some(task.end)).collect::<BooleanArray>()),
             ],
         );
         emit(cleaned.map_err(OperatorError::arrow(NAME))?)

@@ -12,6 +12,8 @@
 //! `re.sub` and `replace_all` agree on everything else that these patterns use: leftmost match, lazy repetition,
 //! no overlaps, negated classes that match newlines.
 //!
+//! Here a document is cleaned whole; `stream.rs` runs the same rules over one that comes in pieces.
+//!
 //! Cost: one pass over the text per rule that matches; a rule that does not match copies nothing.
 
 use std::borrow::Cow;
@@ -22,25 +24,45 @@ use stillhouse_schemas::spec::Detokenizer;
 
 /// One step of a detokenizer, as it stands in a table.
 #[derive(Debug, Clone, Copy)]
-enum Rule {
+pub(super) enum Rule {
     /// Python's `str.replace`.
     Literal(&'static str, &'static str),
     /// The same `str.replace`, several times over: a match takes the blank that its neighbour needs.
     Repeat(usize, &'static str, &'static str),
-    /// Python's `re.sub`.
-    Pattern(&'static str, &'static str),
-    /// The same with a pattern that ends in `$`: for the end of the document only.
-    AtEnd(&'static str, &'static str),
+    /// Python's `re.sub` with a pattern that takes a fixed number of characters.
+    Pattern {
+        pattern: &'static str,
+        to: &'static str,
+        /// The longest match in bytes.
+        longest: usize,
+    },
+    /// `re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)")`, for any pair.
+    Stripped(char, char),
+    /// `re.sub(r"\( ([^\(\)]+) \)", r"(\1)")`, for any pair.
+    Spaced(char, char),
+    /// `re.sub(r" (\w+) \. ", r" \1. ")`.
+    WordStop,
+    /// `re.sub(r" (\w+) \.$", r" \1.")`.
+    WordStopAtEnd,
+    /// `re.sub(r" \?$", r"?")`, for any mark.
+    SpacedAtEnd(char),
     /// A new line, then the text without white space at both ends.
     NewlineThenStripped,
 }
 
-use Rule::{AtEnd, Literal, NewlineThenStripped, Pattern, Repeat};
+use Rule::{Literal, NewlineThenStripped, Pattern, Repeat, Spaced, SpacedAtEnd, Stripped, WordStop, WordStopAtEnd};
+
+impl Rule {
+    /// How many times in a row it runs.
+    pub(super) fn times(&self) -> usize {
+        if let Repeat(times, ..) = self { *times } else { 1 }
+    }
+}
 
 const WIKITEXT: &[Rule] = &[
     Literal("s '", "s'"),
     // The official replacement is this text, not a digit.
-    Pattern("/' [0-9]/", "/'[0-9]/"),
+    Pattern { pattern: "/' [0-9]/", to: "/'[0-9]/", longest: 5 },
     Literal(" @-@ ", "-"),
     Literal(" @,@ ", ","),
     Literal(" @.@ ", "."),
@@ -50,11 +72,11 @@ const WIKITEXT: &[Rule] = &[
     Literal(" ! ", "! "),
     Literal(" ? ", "? "),
     Literal(" , ", ", "),
-    Pattern(r"\([\s\x1c-\x1f]*([^)]*?)[\s\x1c-\x1f]*\)", "($1)"),
-    Pattern(r"\[[\s\x1c-\x1f]*([^\]]*?)[\s\x1c-\x1f]*\]", "[$1]"),
-    Pattern(r"\{[\s\x1c-\x1f]*([^}]*?)[\s\x1c-\x1f]*\}", "{$1}"),
-    Pattern(r#""[\s\x1c-\x1f]*([^"]*?)[\s\x1c-\x1f]*""#, r#""$1""#),
-    Pattern(r"'[\s\x1c-\x1f]*([^']*?)[\s\x1c-\x1f]*'", "'$1'"),
+    Stripped('(', ')'),
+    Stripped('[', ']'),
+    Stripped('{', '}'),
+    Stripped('"', '"'),
+    Stripped('\'', '\''),
     Literal("= = = =", "===="),
     Literal("= = =", "==="),
     Literal("= =", "=="),
@@ -80,21 +102,22 @@ const PTB: &[Rule] = &[
 const LM1B: &[Rule] = &[
     Literal("http : / / ", "http://"),
     Literal("https : / / ", "https://"),
-    Pattern(r" '([\p{L}\p{N}_]+)", "'$1"),
-    Pattern(r" ([\p{L}\p{N}_]+) \. ", " $1. "),
-    AtEnd(r" ([\p{L}\p{N}_]+) \.(\n?)\z", " $1.$2"),
+    // The official pattern takes the whole word; nothing in a word begins a match.
+    Pattern { pattern: r" '([\p{L}\p{N}_])", to: "'$1", longest: 6 },
+    WordStop,
+    WordStopAtEnd,
     Literal(" ? ", "? "),
-    AtEnd(r" \?(\n?)\z", "?$1"),
+    SpacedAtEnd('?'),
     Literal(" ! ", "! "),
-    AtEnd(r" !(\n?)\z", "!$1"),
+    SpacedAtEnd('!'),
     Literal(" , ", ", "),
     Literal(" : ", ": "),
     Literal(" ; ", "; "),
     Literal(" / ", "/"),
-    Pattern(r#"" ([^"]+) ""#, r#""$1""#),
-    Pattern("' ([^']+) '", "'$1'"),
-    Pattern(r"\( ([^()]+) \)", "($1)"),
-    Pattern(r"\[ ([^\[\]]+) \]", "[$1]"),
+    Spaced('"', '"'),
+    Spaced('\'', '\''),
+    Spaced('(', ')'),
+    Spaced('[', ']'),
     Literal("$ ", "$"),
     Literal("£ ", "£"),
 ];
@@ -102,40 +125,42 @@ const LM1B: &[Rule] = &[
 const LAMBADA: &[Rule] = &[Literal("“", "\""), Literal("”", "\""), NewlineThenStripped];
 
 /// White space as Python's `str.isspace` has it.
-fn is_python_space(c: char) -> bool {
+pub(super) fn is_python_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// A rule that is ready to run.
+/// A rule that is ready to run on a whole document.
 #[derive(Debug)]
 enum Step {
     Literal(usize, &'static str, &'static str),
-    Pattern(Regex, &'static str),
-    AtEnd(Regex, &'static str),
+    Pattern(Regex, String),
     NewlineThenStripped,
-}
-
-/// Which ends of its document a text has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ends {
-    /// The text begins where the document begins.
-    pub first: bool,
-    /// The text ends where the document ends.
-    pub last: bool,
 }
 
 impl Step {
     fn new(rule: &Rule) -> Result<Self, regex::Error> {
-        Ok(match *rule {
-            Literal(from, to) => Self::Literal(1, from, to),
-            Repeat(times, from, to) => Self::Literal(times, from, to),
-            Pattern(pattern, to) => Self::Pattern(Regex::new(pattern)?, to),
-            AtEnd(pattern, to) => Self::AtEnd(Regex::new(pattern)?, to),
-            NewlineThenStripped => Self::NewlineThenStripped,
-        })
+        let pattern = |pattern: &str, to: &str| Ok(Self::Pattern(Regex::new(pattern)?, to.to_owned()));
+        let escaped = |c: char| regex::escape(c.encode_utf8(&mut [0; 4]));
+        match *rule {
+            Literal(from, to) => Ok(Self::Literal(1, from, to)),
+            Repeat(times, from, to) => Ok(Self::Literal(times, from, to)),
+            Pattern { pattern: from, to, .. } => pattern(from, to),
+            Stripped(open, close) => {
+                let (o, c, space) = (escaped(open), escaped(close), r"[\s\x1c-\x1f]*");
+                pattern(&format!("{o}{space}([^{c}]*?){space}{c}"), &format!("{open}$1{close}"))
+            }
+            Spaced(open, close) => {
+                let (o, c) = (escaped(open), escaped(close));
+                pattern(&format!("{o} ([^{o}{c}]+) {c}"), &format!("{open}$1{close}"))
+            }
+            WordStop => pattern(r" ([\p{L}\p{N}_]+) \. ", " $1. "),
+            WordStopAtEnd => pattern(r" ([\p{L}\p{N}_]+) \.(\n?)\z", " $1.$2"),
+            SpacedAtEnd(mark) => pattern(&format!(r" {}(\n?)\z", escaped(mark)), &format!("{mark}$1")),
+            NewlineThenStripped => Ok(Self::NewlineThenStripped),
+        }
     }
 
-    fn apply<'t>(&self, mut text: Cow<'t, str>, ends: Ends) -> Cow<'t, str> {
+    fn apply<'t>(&self, mut text: Cow<'t, str>) -> Cow<'t, str> {
         match self {
             Self::Literal(times, from, to) => {
                 for _ in 0..*times {
@@ -147,13 +172,7 @@ impl Step {
                 text
             }
             Self::Pattern(pattern, to) => replace_all(pattern, text, to),
-            Self::AtEnd(pattern, to) if ends.last => replace_all(pattern, text, to),
-            Self::AtEnd(..) => text,
-            Self::NewlineThenStripped => {
-                let start = if ends.first { text.trim_start_matches(is_python_space) } else { &text };
-                let stripped = if ends.last { start.trim_end_matches(is_python_space) } else { start };
-                Cow::Owned(format!("{}{stripped}", if ends.first { "\n" } else { "" }))
-            }
+            Self::NewlineThenStripped => Cow::Owned(format!("\n{}", text.trim_matches(is_python_space))),
         }
     }
 }
@@ -167,7 +186,7 @@ fn replace_all<'t>(pattern: &Regex, text: Cow<'t, str>, to: &str) -> Cow<'t, str
 }
 
 /// The tables that a detokenizer runs, in order.
-fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
+pub(super) fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
     match detokenizer {
         Detokenizer::None => &[],
         Detokenizer::Wikitext => &[WIKITEXT],
@@ -187,17 +206,12 @@ fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
 /// assert_eq!(detokenize(Detokenizer::Wikitext, "3 @.@ 5 miles , ( about )"), "3.5 miles, (about)");
 /// ```
 pub fn detokenize(detokenizer: Detokenizer, text: &str) -> Cow<'_, str> {
-    detokenize_part(detokenizer, text, Ends { first: true, last: true })
-}
-
-/// [`detokenize`] for a part of a document: rules about the ends of the text apply at the ends of the document only.
-pub(crate) fn detokenize_part(detokenizer: Detokenizer, text: &str, ends: Ends) -> Cow<'_, str> {
     static STEPS: [OnceLock<Vec<Step>>; 6] = [const { OnceLock::new() }; 6];
     let steps = STEPS[detokenizer as usize].get_or_init(|| {
         // The patterns are constants and a test compiles every one of them, so none is lost here.
         tables(detokenizer).iter().copied().flatten().filter_map(|rule| Step::new(rule).ok()).collect()
     });
-    steps.iter().fold(Cow::Borrowed(text), |text, step| step.apply(text, ends))
+    steps.iter().fold(Cow::Borrowed(text), |text, step| step.apply(text))
 }
 
 #[cfg(test)]

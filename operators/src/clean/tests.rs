@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::*;
 use crate::testing::{context, cut, documents, drive, gpt2, joined, statistics};
 
-fn vectors(json: &str) -> Vec<(Detokenizer, String, String)> {
+pub(super) fn vectors(json: &str) -> Vec<(Detokenizer, String, String)> {
     let all: Vec<BTreeMap<String, Value>> = serde_json::from_str(json).unwrap();
     let text = |v: &Value| v.as_str().unwrap().to_owned();
     all.iter()
@@ -91,15 +91,6 @@ fn statistics_count_the_text_after_cleaning() {
 }
 
 #[test]
-fn a_long_document_is_cut_after_lines() {
-    let text = "( a )\n( b\n)\n( c ) ( d )";
-    let output = clean(Detokenizer::Wikitext, 12, &[documents(&[(1, text, true)])]).unwrap();
-    let pieces: Vec<_> =
-        output.iter().flat_map(|b| pieces(b, "test").unwrap().map(|p| p.text.to_owned()).collect::<Vec<_>>()).collect();
-    assert_eq!(pieces, ["(a)\n(b)\n", "(c) (d)"]);
-}
-
-#[test]
 fn the_ends_of_a_piece_are_not_the_ends_of_the_document() {
     let text = "\n a ?\nb ?\n";
     let output = clean(Detokenizer::Lm1b, 6, &[documents(&[(1, text, true)])]).unwrap();
@@ -109,30 +100,59 @@ fn the_ends_of_a_piece_are_not_the_ends_of_the_document() {
 }
 
 #[test]
+fn a_cut_after_a_newline_breaks_no_rule() {
+    // of a document of 1.3 MB: the pieces used to end between the parts of ` \n `
+    let line = "the quick brown fox \n jumps over N N N dogs \n ";
+    let text = line.repeat(1_300_000 / line.len());
+    let pieces = cut(&text, &[line.find(" jumps").unwrap(), 1_000_000, 64 * 1024]);
+    let last = pieces.len() - 1;
+    let batches: Vec<_> = pieces.iter().enumerate().map(|(i, piece)| documents(&[(1, piece, i == last)])).collect();
+    for detokenizer in [Detokenizer::Ptb, Detokenizer::Wikitext, Detokenizer::ScientificPapers] {
+        let whole = clean(detokenizer, 2_000_000, &batches).unwrap();
+        assert_eq!(joined(&whole)[0].1, detokenize(detokenizer, &text));
+        for piece_bytes in [4000, 400_000, 1_000_000] {
+            assert!(joined(&clean(detokenizer, piece_bytes, &batches).unwrap()) == joined(&whole), "{detokenizer:?}");
+        }
+    }
+}
+
+#[test]
+fn a_bracket_that_does_not_close_is_refused_with_the_document() {
+    let text = format!("( {}", "word ".repeat(1_000_000));
+    let pieces = cut(&text, &[100_000]);
+    let rows: Vec<_> = pieces.iter().map(|piece| (1 << 32 | 7, *piece, false)).collect();
+    let error = clean(Detokenizer::Wikitext, 4000, &[documents(&rows)]).unwrap_err().to_string();
+    let start = "clean: document 7 of split 1: got more than 4000000 bytes after a ( and white space with no ) yet";
+    assert!(error.starts_with(start) && error.contains("input.piece_kilobytes"), "{error}");
+    let output = clean(Detokenizer::Wikitext, 6_000_000, &[documents(&[(1, &text, true)])]).unwrap();
+    assert!(joined(&output)[0].1 == text);
+}
+
+#[test]
 fn broken_pieces_name_the_document() {
     let error = clean(Detokenizer::Ptb, 9, &[documents(&[(1, "a", false), (2, "b", true)])]).unwrap_err();
     assert!(error.to_string().contains("document 1 of split 0: got no last piece"), "{error}");
     assert!(clean(Detokenizer::Ptb, 9, &[documents(&[(1, "a", false)])]).is_err());
 }
 
+fn piece_of_text() -> impl Strategy<Value = String> {
+    prop::sample::select(vec!["a", "é", " ", "\n", " , ", "( ", " )", "\"", "'", " . ", " ?", " N ", "word"])
+        .prop_map(str::to_owned)
+}
+
 proptest! {
     #[test]
-    fn pieces_that_fit_give_the_whole(text in "[a-z ,.?!()'\"é\n]{0,200}", sizes in prop::collection::vec(1usize..40, 1..5)) {
+    fn no_size_of_a_piece_changes_a_byte(
+        text in prop::collection::vec(piece_of_text(), 0..120).prop_map(|parts| parts.concat()),
+        sizes in prop::collection::vec(1usize..60, 1..5),
+        piece_bytes in 1usize..300,
+    ) {
         let cuts = cut(&text, &sizes);
         let last = cuts.len() - 1;
         let batches: Vec<_> = cuts.iter().enumerate().map(|(i, piece)| documents(&[(9, piece, i == last)])).collect();
-        for detokenizer in [Detokenizer::Wikitext, Detokenizer::Lm1b, Detokenizer::Lambada] {
-            let output = clean(detokenizer, 300, &batches).unwrap();
+        for detokenizer in [Detokenizer::Wikitext, Detokenizer::Ptb, Detokenizer::Lm1b, Detokenizer::Lambada] {
+            let output = clean(detokenizer, piece_bytes, &batches).unwrap();
             prop_assert_eq!(&joined(&output)[0].1, &detokenize(detokenizer, &text));
         }
-    }
-
-    #[test]
-    fn cuts_depend_on_the_text_alone(text in "[a-c ,é\n]{0,300}", sizes in prop::collection::vec(1usize..60, 1..5)) {
-        let cuts = cut(&text, &sizes);
-        let last = cuts.len() - 1;
-        let batches: Vec<_> = cuts.iter().enumerate().map(|(i, piece)| documents(&[(9, piece, i == last)])).collect();
-        let whole = clean(Detokenizer::Wikitext, 25, &[documents(&[(9, &text, true)])]).unwrap();
-        prop_assert_eq!(joined(&clean(Detokenizer::Wikitext, 25, &batches).unwrap()), joined(&whole));
     }
 }

@@ -13,8 +13,9 @@ use half::f16;
 use rayon::prelude::*;
 use stillhouse_noise::{
     DrawKey, NoiseError, NoiseStream, RowEncoder, Rows, Softmax, Tolerance, dense_noise_of_loaded, prior_noise,
-    top_k_of_loaded,
+    round_dense, top_k_of_loaded,
 };
+use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
@@ -42,7 +43,7 @@ pub(super) struct Collector<'a> {
 /// Corrections as they come, and where each list of (row, draw, position) is.
 struct Replay {
     encoder: RowEncoder,
-    lists: Vec<(u32, u32)>,
+    lists: Vec<(usize, u32)>,
     indices: Vec<u32>,
     logprobs: Vec<f32>,
 }
@@ -83,7 +84,9 @@ impl<'a> Collector<'a> {
                 NoiseCodec::Replay => {
                     let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
                     collector.replay = Some(Replay {
-                        encoder: RowEncoder::new(config.vocab_size, tolerance, noise.stored()).map_err(noise_error)?,
+                        encoder: RowEncoder::new(config.vocab_size, tolerance, noise.stored())
+                            .map_err(noise_error)?
+                            .with_condition(noise.condition),
                         lists: vec![(0, 0); positions * draws],
                         indices: Vec::new(),
                         logprobs: Vec::new(),
@@ -184,9 +187,10 @@ impl<'a> Collector<'a> {
             self.logprob[self.starts[p.row] + p.position] = encoded.logprob[n];
             for draw in 0..self.keys.len() {
                 let (indices, logprobs) = encoded.corrections(n, draw);
+                self.check_count(p, indices.len())?;
                 let list = self.list(p.row, draw, p.position);
                 if let Some(replay) = &mut self.replay {
-                    replay.lists[list] = (replay.indices.len() as u32, indices.len() as u32);
+                    replay.lists[list] = (replay.indices.len(), indices.len() as u32);
                     replay.indices.extend_from_slice(indices);
                     replay.logprobs.extend_from_slice(logprobs);
                 }
@@ -197,10 +201,28 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
+    /// The type of `noise_count` holds what can happen (`columns::noise_count_type`), and this says so.
+    fn check_count(&self, p: &Predicted, count: usize) -> Result<(), OperatorError> {
+        let Some(noise) = &self.config.noise else { return Ok(()) };
+        let most = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
+            DataType::UInt8 => usize::from(u8::MAX),
+            DataType::UInt16 => usize::from(u16::MAX),
+            _ => u32::MAX as usize,
+        };
+        if count <= most {
+            return Ok(());
+        }
+        Err(OperatorError::Data {
+            operator: NAME,
+            place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
+            message: format!("{count} corrections, more than {most}; raise extract.noise.tolerance"),
+        })
+    }
+
     /// Log-probabilities, top-k and dense noise of a slice.
     fn collect_rows(&mut self, positions: &[Predicted], tokens: &[u32], logits: &[f32]) -> Result<(), OperatorError> {
         let (vocab, k) = (self.config.vocab_size, self.config.topk);
-        let is_dense = self.dense.is_some();
+        let noise = self.config.noise.as_ref().filter(|_| self.dense.is_some());
         let results: Vec<Result<RowResult, NoiseError>> = logits
             .par_chunks_exact(vocab)
             .enumerate()
@@ -208,19 +230,21 @@ impl<'a> Collector<'a> {
                 || Softmax::new(vocab),
                 |softmax, (n, logits)| {
                     let softmax = softmax.as_mut().map_err(|e| e.clone())?;
-                    softmax.load(logits)?;
                     let (p, token) = (positions[n], tokens[n]);
+                    let stream = |key| NoiseStream::new(key, self.sequences[p.row].id, p.position as u32);
+                    softmax.load(logits).map_err(|e| e.at(&stream(DrawKey::new(0, 0))))?;
                     let mut dense = Vec::new();
-                    if is_dense {
+                    if let Some(noise) = noise {
                         dense.resize(self.keys.len() * vocab, 0.0);
                         for (key, out) in self.keys.iter().zip(dense.chunks_exact_mut(vocab)) {
-                            let stream = NoiseStream::new(*key, self.sequences[p.row].id, p.position as u32);
+                            let stream = stream(*key);
                             dense_noise_of_loaded(softmax, logits, token, &stream, out)?;
+                            round_dense(logits, token, noise.stored(), noise.condition, &stream, out)?;
                         }
                     }
                     let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
                     Ok(RowResult {
-                        logprob: softmax.logprob(logit) as f32,
+                        logprob: softmax.stored_logprob(logit),
                         topk: if k > 0 { top_k_of_loaded(softmax, logits, k) } else { Vec::new() },
                         dense,
                     })
@@ -228,11 +252,7 @@ impl<'a> Collector<'a> {
             )
             .collect();
         for (p, result) in positions.iter().zip(results) {
-            let result = result.map_err(|e| OperatorError::Data {
-                operator: NAME,
-                place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
-                message: e.to_string(),
-            })?;
+            let result = result.map_err(noise_error)?;
             let at = self.starts[p.row] + p.position;
             self.logprob[at] = result.logprob;
             if let Some((indices, logprobs)) = &mut self.topk {
@@ -310,7 +330,7 @@ fn in_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Ve
     for &n in lists_per_row {
         let before = indices.len();
         for &(start, length) in lists.by_ref().take(n) {
-            let range = start as usize..(start + length) as usize;
+            let range = start..start + length as usize;
             indices.extend_from_slice(&replay.indices[range.clone()]);
             logprobs.extend_from_slice(&replay.logprobs[range]);
         }

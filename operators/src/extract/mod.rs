@@ -65,6 +65,8 @@ pub struct NoiseConfig {
     pub codec: NoiseCodec,
     /// Largest total variation per token.
     pub tolerance: f64,
+    /// Whether the observed token wins in l + ξ as it is stored.
+    pub condition: bool,
     /// D.
     pub draws: u32,
     /// Type of stored values.
@@ -97,7 +99,7 @@ impl ExtractConfig {
             let draws = noise.draws as usize;
             match noise.codec {
                 NoiseCodec::Replay => {
-                    let count = columns::noise_count_type(self.vocab_size);
+                    let count = columns::noise_count_type(self.vocab_size, noise.tolerance);
                     fields.push(self.rows.field(columns::NOISE_COUNT, count, Some(draws), None));
                     fields.push(columns::list_field(columns::NOISE_INDEX, columns::noise_index_type(self.vocab_size)));
                     fields.push(columns::list_field(columns::NOISE_LOGPROB, noise.value_type()));
@@ -190,11 +192,12 @@ impl Extract {
             batch_tokens: self.config.batch_tokens,
             teacher_nanos: &counters.teacher_nanos,
         };
-        pass.run(&sequences, &mut |positions, logits| {
+        let ran = pass.run(&sequences, &mut |positions, logits| {
             collector.collect(positions, logits)?;
             Counters::add(&counters.teacher_tokens, positions.len() as u64);
             Ok(())
-        })?;
+        });
+        ran.map_err(|error| pass.origin(&sequences, error))?;
         let (arrays, statistics) = collector.finish()?;
         self.context.statistics.lock().add(&statistics);
         let columns = batch.columns().iter().cloned().chain(arrays).collect();
@@ -204,7 +207,12 @@ impl Extract {
 }
 
 pub(crate) fn noise_error(e: NoiseError) -> OperatorError {
-    OperatorError::Data { operator: NAME, place: "noise".into(), message: e.to_string() }
+    match e {
+        NoiseError::NonFiniteLogit { sequence_id, position, index, value } => {
+            OperatorError::NotFinite { sequence_id, position, token: index, value }
+        }
+        other => OperatorError::Data { operator: NAME, place: "noise".into(), message: other.to_string() },
+    }
 }
 
 /// The sequences of a batch.

@@ -35,6 +35,14 @@ pub struct Sequence {
     pub offsets: Vec<usize>,
 }
 
+impl Sequence {
+    /// Its first `length` tokens.
+    fn cut(&self, length: usize) -> Self {
+        let offsets = self.offsets.iter().copied().filter(|&offset| offset < length).collect();
+        Self { id: self.id, tokens: self.tokens[..length].to_vec(), valid: length.min(self.valid), offsets }
+    }
+}
+
 /// A predicted position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Predicted {
@@ -95,6 +103,58 @@ impl TeacherPass<'_> {
             rest = after;
         }
         Ok(())
+    }
+
+    /// Where a logit that is no number comes from. In attention a position that goes wrong may take earlier ones along
+    /// (0 · NaN is NaN, also behind a mask), so the sequence is shortened until it only just goes wrong. Other errors
+    /// stay what they are. Cost: forward passes of one sequence, ten or so.
+    pub fn origin(&self, sequences: &[Sequence], error: OperatorError) -> OperatorError {
+        let OperatorError::NotFinite { sequence_id, .. } = error else { return error };
+        let Some(sequence) = sequences.iter().find(|s| s.id == sequence_id) else { return error };
+        // The shortest piece that goes wrong, by bisection: what comes after a position cannot make a shorter piece wrong.
+        let (mut sound, mut wrong) = (0, sequence.valid);
+        while wrong - sound > 1 {
+            let middle = sound + (wrong - sound) / 2;
+            match self.last_not_finite(sequence, middle) {
+                Ok(None) => sound = middle,
+                Ok(Some(_)) => wrong = middle,
+                Err(_) => return error, // what is known stands
+            }
+        }
+        match self.last_not_finite(sequence, wrong) {
+            Ok(Some(found)) => found,
+            _ => error,
+        }
+    }
+
+    /// The last position among the first `length` of a sequence with a logit that is no number, as an error.
+    fn last_not_finite(&self, sequence: &Sequence, length: usize) -> Result<Option<OperatorError>, OperatorError> {
+        let mut piece = sequence.cut(length);
+        // The last token of a run that begins with BOS is an input that predicts nothing, but could smear.
+        if let Some(run) = self.runs(std::slice::from_ref(&piece)).last()
+            && run.length > 1
+            && piece.tokens[run.start] == self.bos
+        {
+            piece.tokens[run.start + run.length - 1] = self.bos;
+        }
+        let vocab = self.teacher.info().vocab_size;
+        let mut found: Option<(u32, usize, f32)> = None;
+        self.run(&[piece], &mut |positions, logits| {
+            for (p, row) in positions.iter().zip(logits.chunks_exact(vocab)) {
+                if found.is_none_or(|(position, ..)| position < p.position as u32)
+                    && let Some(token) = row.iter().position(|l| !l.is_finite())
+                {
+                    found = Some((p.position as u32, token, row[token]));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(found.map(|(position, token, value)| OperatorError::NotFinite {
+            sequence_id: sequence.id,
+            position,
+            token,
+            value,
+        }))
     }
 
     fn runs(&self, sequences: &[Sequence]) -> Vec<Run> {

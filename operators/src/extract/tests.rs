@@ -4,7 +4,7 @@ use arrow::array::{ArrayRef, AsArray, BooleanArray, Int32Array, ListArray, Recor
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{Field, Float32Type, Schema, UInt8Type, UInt16Type};
 use candle_core::{Device, Tensor};
-use stillhouse_noise::{Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, total_variation_of};
+use stillhouse_noise::{Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, judge, judge_dense};
 use stillhouse_schemas::spec::PackMode;
 use stillhouse_teacher::{Architecture, Precision, TeacherInfo};
 
@@ -14,6 +14,59 @@ use crate::rows::list_column;
 
 const VOCAB: usize = 37;
 const BOS: u32 = 36;
+
+/// A teacher that knows nothing, of a large vocabulary.
+struct FlatTeacher(TeacherInfo);
+
+impl stillhouse_teacher::Teacher for FlatTeacher {
+    fn info(&self) -> &TeacherInfo {
+        &self.0
+    }
+
+    fn hidden(&self, _: &[u32], batch: usize, length: usize) -> stillhouse_teacher::Result<Tensor> {
+        Ok(Tensor::zeros((batch, length, 1), candle_core::DType::F32, &Device::Cpu)?)
+    }
+
+    fn logits(&self, rows: &Tensor) -> stillhouse_teacher::Result<Tensor> {
+        Ok(Tensor::zeros((rows.dim(0)?, self.0.vocab_size), candle_core::DType::F32, &Device::Cpu)?)
+    }
+
+    fn logits_into(&self, rows: &Tensor, out: &mut Vec<f32>) -> stillhouse_teacher::Result<()> {
+        out.clear();
+        out.resize(rows.dim(0)? * self.0.vocab_size, 0.0);
+        Ok(())
+    }
+}
+
+/// A teacher that goes wrong after a token, and whose attention takes all other positions of the pass along.
+struct SmearingTeacher(HashTeacher);
+
+const POISON: u32 = 7;
+
+impl stillhouse_teacher::Teacher for SmearingTeacher {
+    fn info(&self) -> &TeacherInfo {
+        self.0.info()
+    }
+
+    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> stillhouse_teacher::Result<Tensor> {
+        let sound = self.0.hidden(tokens, batch, length)?.flatten_all()?.to_vec1::<f32>()?;
+        let smeared: Vec<f32> = (sound.chunks(length).zip(tokens.chunks(length)))
+            .flat_map(|(states, tokens)| {
+                let bad = tokens.contains(&POISON);
+                states.iter().map(move |&state| if bad { f32::NAN } else { state }).collect::<Vec<_>>()
+            })
+            .collect();
+        Ok(Tensor::from_vec(smeared, (batch, length, 1), &Device::Cpu)?)
+    }
+
+    fn logits(&self, rows: &Tensor) -> stillhouse_teacher::Result<Tensor> {
+        self.0.logits(rows)
+    }
+
+    fn logits_into(&self, rows: &Tensor, out: &mut Vec<f32>) -> stillhouse_teacher::Result<()> {
+        self.0.logits_into(rows, out)
+    }
+}
 
 /// A causal model without weights: the hidden state is a hash of the tokens seen, the logits are a function of it.
 struct HashTeacher(TeacherInfo);
@@ -51,9 +104,17 @@ impl stillhouse_teacher::Teacher for HashTeacher {
 }
 
 fn context() -> SplitContext {
-    let info = TeacherInfo {
+    context_of(Arc::new(HashTeacher(info(VOCAB))))
+}
+
+fn context_of(teacher: Arc<dyn Teacher>) -> SplitContext {
+    SplitContext { teacher: Some(teacher), ..crate::testing::context(&crate::testing::gpt2()) }
+}
+
+fn info(vocab_size: usize) -> TeacherInfo {
+    TeacherInfo {
         architecture: Architecture::Gpt2,
-        vocab_size: VOCAB,
+        vocab_size,
         max_positions: 64,
         hidden_size: 1,
         layers: 0,
@@ -64,8 +125,7 @@ fn context() -> SplitContext {
         dtype: Precision::F32,
         device: "cpu".into(),
         arithmetic: "hash".into(),
-    };
-    SplitContext { teacher: Some(Arc::new(HashTeacher(info))), ..crate::testing::context(&crate::testing::gpt2()) }
+    }
 }
 
 fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: Rows) -> ExtractConfig {
@@ -73,7 +133,7 @@ fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows
 }
 
 fn noise(codec: NoiseCodec, draws: u32, tolerance: f64) -> Option<NoiseConfig> {
-    Some(NoiseConfig { codec, tolerance, draws, precision: NoisePrecision::F32, seed: 11 })
+    Some(NoiseConfig { codec, tolerance, condition: true, draws, precision: NoisePrecision::F32, seed: 11 })
 }
 
 /// Rows of tokens with document offsets and the number of tokens that are no padding.
@@ -108,16 +168,17 @@ fn batch(rows: Rows, data: &[(Vec<u32>, Vec<i32>, usize)], mode: PackMode) -> Re
 
 fn run(config: &ExtractConfig, input: &RecordBatch) -> (RecordBatch, stillhouse_schemas::manifest::Statistics) {
     let context = context();
-    let mut out = Vec::new();
-    let mut operator = config.build(&context).unwrap();
-    operator
-        .process(input, &mut |batch| {
-            out.push(batch);
-            Ok(())
-        })
-        .unwrap();
-    let all = arrow::compute::concat_batches(&out[0].schema(), &out).unwrap();
+    let all = run_in(config, &context, input).unwrap();
     (all, context.statistics.lock().clone())
+}
+
+fn run_in(config: &ExtractConfig, context: &SplitContext, input: &RecordBatch) -> Result<RecordBatch, OperatorError> {
+    let mut out = Vec::new();
+    config.build(context)?.process(input, &mut |batch| {
+        out.push(batch);
+        Ok(())
+    })?;
+    Ok(arrow::compute::concat_batches(&out[0].schema(), &out).unwrap())
 }
 
 /// The input of the forward pass for a run, and the ln p of each of its tokens (0 where given).
@@ -223,8 +284,9 @@ fn corrections_of_every_draw_are_where_the_counts_say() {
                     corrections: &corrections,
                 };
                 let stream = NoiseStream::new(DrawKey::new(11, draw as u32), (5 << 32) + row as u64, position as u32);
-                let tv = total_variation_of(&logits_at(tokens, position), &stored, &stream).unwrap();
-                assert!(tv <= tolerance, "row {row} draw {draw} position {position}: {tv}");
+                let judged = judge(&logits_at(tokens, position), &stored, &stream).unwrap();
+                let within = judged.total_variation <= tolerance && judged.lead > 0.0;
+                assert!(within, "row {row} draw {draw} position {position}: {judged:?}");
             }
         }
         assert_eq!(at, indices.row(row).len());
@@ -284,4 +346,90 @@ fn a_teacher_of_another_vocabulary_is_refused() {
     config.vocab_size = 36;
     let error = config.build(&context()).err().unwrap().to_string();
     assert_eq!(error, "extract: the teacher has 37 vocabulary entries, the job 36");
+}
+
+/// Dense noise in half precision, over enough tokens that the nearest values would have the observed one lose.
+#[test]
+fn the_observed_token_wins_in_dense_noise_as_it_is_stored() {
+    let tokens: Vec<u32> = (0..60).map(|i| (i * 7 + i / 5) % 36).collect();
+    let rows = Rows::Fixed(60);
+    let data: Vec<_> = (0..4).map(|_| (tokens.clone(), vec![0], 60)).collect();
+    let input = batch(rows, &data, PackMode::Wrap);
+    let mut lost = [0, 0];
+    for (i, condition) in [true, false].into_iter().enumerate() {
+        let half =
+            NoiseConfig { precision: NoisePrecision::F16, condition, ..noise(NoiseCodec::Dense, 48, 1e-3).unwrap() };
+        let (out, _) = run(&config(TeacherContext::Sequence, Some(half), 0, rows), &input);
+        let dense = float_column(&out, columns::NOISE).unwrap();
+        for row in 0..4 {
+            for (at, xi) in dense.row(row).chunks(VOCAB).enumerate() {
+                let (draw, position) = (at / 60, at % 60);
+                let stream = NoiseStream::new(DrawKey::new(11, draw as u32), (5 << 32) + row as u64, position as u32);
+                let judged = judge_dense(&logits_at(&tokens, position), tokens[position], xi, &stream).unwrap();
+                assert!(judged.total_variation < 2e-2, "{judged:?}");
+                lost[i] += i32::from(judged.lead < 0.0);
+            }
+        }
+    }
+    println!("lost of {}: {lost:?}", 4 * 60 * 48);
+    assert!(lost[0] == 0 && lost[1] > 0, "{lost:?}");
+}
+
+/// A teacher that knows nothing, a large vocabulary, a small tolerance and a large e_0: more corrections than 16 bits count.
+#[test]
+fn more_corrections_than_two_bytes_count() {
+    let vocab = 151_936;
+    let (tolerance, id) = (2e-5, 5u64 << 32);
+    let stream = |seed| NoiseStream::new(DrawKey::new(seed, 0), id, 0);
+    let seed = (0u64..).find(|&seed| stream(seed).auxiliary_exponential() > 13.0).unwrap();
+    let noise =
+        NoiseConfig { precision: NoisePrecision::F16, seed, ..noise(NoiseCodec::Replay, 1, tolerance).unwrap() };
+    let rows = Rows::Fixed(1);
+    let wide = ExtractConfig { vocab_size: vocab, ..config(TeacherContext::Sequence, Some(noise), 0, rows) };
+    let input = batch(rows, &[(vec![3], vec![0], 1)], PackMode::Wrap);
+    let out = run_in(&wide, &context_of(Arc::new(FlatTeacher(info(vocab)))), &input).unwrap();
+    let values = out.column_by_name(columns::NOISE_COUNT).unwrap().as_fixed_size_list().values().clone();
+    let count = values.as_primitive::<arrow::datatypes::UInt32Type>().value(0);
+    assert!(count > 65_535, "{count}");
+    let (indices, logprobs) =
+        (unsigned_column(&out, columns::NOISE_INDEX).unwrap(), float_column(&out, columns::NOISE_LOGPROB).unwrap());
+    let corrections: Vec<Correction> =
+        (indices.row(0).iter().zip(logprobs.row(0))).map(|(&index, &logprob)| Correction { index, logprob }).collect();
+    assert_eq!(corrections.len(), count as usize);
+    let logprob = float_column(&out, columns::LOGPROB).unwrap().row(0)[0];
+    let stored = StoredToken { token: 3, logprob, corrections: &corrections };
+    let judged = judge(&vec![0.0; vocab], &stored, &stream(seed)).unwrap();
+    assert!(judged.total_variation <= tolerance && judged.lead > 0.0, "{judged:?}");
+}
+
+#[test]
+fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first() {
+    let rows = Rows::Fixed(9);
+    // rows before it are sound; its first wrong prediction is that of the token after the poison
+    let data = [
+        (vec![1, 2, 3, 4, 5, 6, 8, 9, 10], vec![0], 9),
+        (vec![1, 2, 3, 4, POISON, 6, 8, 9, 10], vec![0, 3], 9),
+        (vec![BOS, POISON, 3, 4, 5, 6, 8, 9, 10], vec![0], 9),
+    ];
+    let input = |first: usize| batch(rows, &data[first..first + 2], PackMode::Wrap);
+    let context = context_of(Arc::new(SmearingTeacher(HashTeacher(info(VOCAB)))));
+    let noises = [None, noise(NoiseCodec::Replay, 1, 1e-3), noise(NoiseCodec::Dense, 1, 1e-3)];
+    for noise in noises {
+        for seen in [TeacherContext::Sequence, TeacherContext::Document] {
+            let config = config(seen, noise.clone(), 0, rows);
+            let error = run_in(&config, &context, &input(0)).unwrap_err();
+            let expected = (5u64 << 32) + 1;
+            let OperatorError::NotFinite { sequence_id, position, token: 0, value } = error else { panic!("{error}") };
+            assert_eq!((sequence_id, position, value.is_nan()), (expected, 5, true));
+        }
+        let error = run_in(&config(TeacherContext::Sequence, noise, 0, rows), &context, &input(2 - 1)).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.starts_with("extract: sequence 21474836480, position 5: the teacher's logit of token 0 is NaN;"),
+            "{said}"
+        );
+    }
+    let last = batch(rows, &data[2..], PackMode::Wrap);
+    let error = run_in(&config(TeacherContext::Sequence, None, 0, rows), &context, &last).unwrap_err();
+    assert!(matches!(error, OperatorError::NotFinite { position: 2, .. }), "{error}");
 }

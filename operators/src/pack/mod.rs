@@ -18,9 +18,11 @@
 //!
 //! The offsets begin with 0 and cut the row into segments: BOS belongs to the first document of the row, the
 //! last EOS and the padding to the last, a separator to the document before it. A document with no token in a row is not listed there.
+//! Special tokens that were parsed from a text cut its document into several segments, which carry the same id (`breaks.rs`).
 //!
 //! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, however long the documents are.
 
+mod breaks;
 mod pad;
 mod rows;
 mod wrap;
@@ -38,6 +40,8 @@ use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::pieces::{place, typed, unfinished};
 use crate::rows::ListRows;
 use crate::vocabulary::{Role, Vocabulary, VocabularyError};
+
+pub use breaks::Breaks;
 
 const NAME: &str = "pack";
 
@@ -60,6 +64,8 @@ pub struct PackConfig {
     pub pad: Option<u32>,
     /// What happens to the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
+    /// Where a document is cut into segments by special tokens of its text.
+    pub breaks: Breaks,
     /// Whether the columns of the data set are fixed-size lists.
     pub rows: Rows,
     /// Whether the data set has the column `attention_mask`.
@@ -93,6 +99,7 @@ impl PackConfig {
             eos: needed(Role::Eos, ends)?,
             pad: needed(Role::Pad, pack.mode == PackMode::Pad || remainder == Remainder::Pad)?,
             remainder,
+            breaks: Breaks::of(vocabulary),
             rows,
             has_mask,
             rows_per_batch,
@@ -135,8 +142,8 @@ impl PackConfig {
         let pad = if padded { Some(required("pad", self.pad)?) } else { None };
         let separator = self.separator.map(|id| int32("separator", id)).transpose()?;
         Ok(match (self.mode, pad) {
-            (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self.length, ends, separator, pad, writer)?),
-            _ => Box::new(wrap::Wrap::new(self.length, ends, separator, self.remainder, pad.unwrap_or(0), writer)?),
+            (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self, ends, separator, pad, writer)?),
+            _ => Box::new(wrap::Wrap::new(self, ends, separator, pad.unwrap_or(0), writer)?),
         })
     }
 

@@ -3,7 +3,7 @@
 use arrow::array::RecordBatch;
 
 use super::rows::{RowWriter, Segment};
-use super::{Ends, config_error, extend, token_pieces, unfinished};
+use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
 use crate::operator::{Emit, Operator, OperatorError};
 
 /// Reason in `statistics.skipped` for a document that would give a row without a token of its own.
@@ -19,7 +19,11 @@ pub(super) struct Pad {
     pad: i32,
     /// Most tokens of a document in a row.
     room: usize,
+    breaks: Breaks,
     row: Vec<i32>,
+    segments: Vec<Segment>,
+    /// Whether the last segment is the one that goes on.
+    listed: bool,
     document: Option<u64>,
     /// Tokens of the document that did not fit.
     truncated: u64,
@@ -28,12 +32,13 @@ pub(super) struct Pad {
 
 impl Pad {
     pub(super) fn new(
-        length: usize,
+        config: &PackConfig,
         ends: Option<Ends>,
         separator: Option<i32>,
         pad: i32,
         writer: RowWriter,
     ) -> Result<Self, OperatorError> {
+        let length = config.length;
         let separator = if ends.is_some() { None } else { separator };
         let taken = 2 * usize::from(ends.is_some()) + usize::from(separator.is_some());
         if length <= taken {
@@ -45,7 +50,10 @@ impl Pad {
             separator,
             pad,
             room: length - taken,
+            breaks: config.breaks,
             row: Vec::with_capacity(length),
+            segments: Vec::new(),
+            listed: false,
             document: None,
             truncated: 0,
             writer,
@@ -56,7 +64,7 @@ impl Pad {
         self.row.len() - usize::from(self.ends.is_some())
     }
 
-    fn end_document(&mut self, document: u64, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+    fn end_document(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         if self.held() == 0 {
             *self.writer.statistics().lock().skipped.entry(EMPTY.to_owned()).or_default() += 1;
             return Ok(());
@@ -65,7 +73,21 @@ impl Pad {
         let valid = self.row.len();
         self.row.resize(self.length, self.pad);
         self.writer.statistics().lock().dropped_tokens += self.truncated;
-        self.writer.push(&self.row, valid, &[Segment { offset: 0, document }], emit)
+        self.writer.push(&self.row, valid, &self.segments, emit)
+    }
+
+    fn feed(&mut self, document: u64, tokens: &[u32]) -> Result<(), OperatorError> {
+        let taken = tokens.len().min(self.room - self.held());
+        for stretch in self.breaks.stretches(&tokens[..taken]) {
+            if !self.listed || stretch.begins {
+                let offset = if self.segments.is_empty() { 0 } else { self.row.len() };
+                self.segments.push(Segment { offset, document });
+            }
+            extend(&mut self.row, stretch.tokens, document)?;
+            self.listed = !stretch.ends;
+        }
+        self.truncated += (tokens.len() - taken) as u64;
+        Ok(())
     }
 }
 
@@ -78,15 +100,15 @@ impl Operator for Pad {
                 None => {
                     self.row.clear();
                     self.row.extend(self.ends.map(|ends| ends.bos));
+                    self.segments.clear();
+                    self.listed = false;
                     self.truncated = 0;
                     self.document = Some(piece.id);
                 }
             }
-            let taken = piece.tokens.len().min(self.room - self.held());
-            extend(&mut self.row, &piece.tokens[..taken], piece.id)?;
-            self.truncated += (piece.tokens.len() - taken) as u64;
+            self.feed(piece.id, piece.tokens)?;
             if piece.end {
-                self.end_document(piece.id, emit)?;
+                self.end_document(emit)?;
                 self.document = None;
             }
         }

@@ -20,6 +20,7 @@ fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainde
         eos: Some(901),
         pad: Some(902),
         remainder,
+        breaks: Breaks::default(),
         rows: if keep { Rows::UpTo(length) } else { Rows::Fixed(length) },
         has_mask: mode == PackMode::Pad || remainder == Remainder::Pad,
         rows_per_batch: 3,
@@ -334,5 +335,75 @@ proptest! {
         let all: usize = documents.iter().map(Vec::len).sum();
         prop_assert_eq!(kept + statistics(&context).dropped_tokens as usize, all);
         prop_assert_eq!(rows.len(), documents.iter().filter(|d| !d.is_empty()).count());
+    }
+}
+
+/// Every token with the segment that it belongs to, by the words of FORMAT.md: a parsed eos (2) ends one, a parsed bos (1) begins one.
+fn labelled(document: u64, tokens: &[u32]) -> Vec<(i32, (u64, usize))> {
+    let mut segment = 0;
+    let mut labelled = Vec::new();
+    for (i, &token) in tokens.iter().enumerate() {
+        if i > 0 && (token == 1 || tokens[i - 1] == 2) {
+            segment += 1;
+        }
+        labelled.push((token as i32, (document, segment)));
+    }
+    labelled
+}
+
+proptest! {
+    /// Rows are cut out of the stream of labelled tokens; the offsets are where the label changes, the ids those of the labels.
+    #[test]
+    fn offsets_know_parsed_tokens(
+        documents in prop::collection::vec(prop::collection::vec(0u32..5, 0..20), 1..8),
+        length in 3usize..12,
+        pieces in 1usize..7,
+        ends in any::<bool>(),
+        separated in any::<bool>(),
+        padded in any::<bool>(),
+    ) {
+        let mode = if padded { PackMode::Pad } else { PackMode::Wrap };
+        let boundary = if ends { Boundary::BosEos } else { Boundary::None };
+        let config = PackConfig {
+            separator: separated.then_some(901),
+            breaks: Breaks { before: Some(1), after: Some(2) },
+            ..config(mode, length, boundary, Remainder::Keep)
+        };
+        let mut cut = Vec::new();
+        for (id, tokens) in (10..).zip(&documents) {
+            let parts: Vec<_> = tokens.chunks(pieces).collect();
+            cut.extend(parts.iter().enumerate().map(|(i, part)| (id, part.to_vec(), i + 1 == parts.len())));
+            if parts.is_empty() {
+                cut.push((id, Vec::new(), true));
+            }
+        }
+        let (rows, _) = pack(&config, &[batch(&cut)]);
+        let room = length - 2 * usize::from(ends);
+        let mut blocks: Vec<Vec<(i32, (u64, usize))>> = Vec::new();
+        let mut stream = Vec::new();
+        for (id, tokens) in (10..).zip(&documents) {
+            let mut labelled = labelled(id, tokens);
+            if padded {
+                labelled.truncate(room - usize::from(separated && !ends));
+                if labelled.is_empty() {
+                    continue;
+                }
+            }
+            let last = labelled.last().map_or((id, 0), |token| token.1);
+            if separated && !(padded && ends) {
+                labelled.push((901, last));
+            }
+            if padded { blocks.push(labelled) } else { stream.extend(labelled) }
+        }
+        blocks.extend(stream.chunks(room).map(<[_]>::to_vec));
+        prop_assert_eq!(rows.len(), blocks.len());
+        for (row, block) in rows.iter().zip(&blocks) {
+            let text = usize::from(ends)..usize::from(ends) + block.len();
+            prop_assert_eq!(&row.tokens[text], block.iter().map(|token| token.0).collect::<Vec<_>>());
+            let starts: Vec<usize> = (0..block.len()).filter(|&i| i == 0 || block[i].1 != block[i - 1].1).collect();
+            let offsets: Vec<i32> = starts.iter().map(|&i| if i == 0 { 0 } else { i as i32 + i32::from(ends) }).collect();
+            prop_assert_eq!(&row.offsets, &offsets);
+            prop_assert_eq!(&row.documents, &starts.iter().map(|&i| block[i].1.0).collect::<Vec<_>>());
+        }
     }
 }

@@ -4,7 +4,7 @@ use arrow::array::RecordBatch;
 use stillhouse_schemas::spec::Remainder;
 
 use super::rows::{RowWriter, Segment};
-use super::{Ends, config_error, extend, token_pieces, unfinished};
+use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
 use crate::operator::{Emit, Operator, OperatorError};
 
 /// Mode `wrap`.
@@ -17,24 +17,25 @@ pub(super) struct Wrap {
     separator: Option<i32>,
     remainder: Remainder,
     pad: i32,
+    breaks: Breaks,
     row: Vec<i32>,
     segments: Vec<Segment>,
     /// The document that has not ended.
     document: Option<u64>,
-    /// Whether the last segment of the row is that document's.
+    /// Whether the last segment of the row is the one that goes on.
     listed: bool,
     writer: RowWriter,
 }
 
 impl Wrap {
     pub(super) fn new(
-        length: usize,
+        config: &PackConfig,
         ends: Option<Ends>,
         separator: Option<i32>,
-        remainder: Remainder,
         pad: i32,
         writer: RowWriter,
     ) -> Result<Self, OperatorError> {
+        let length = config.length;
         let least = if ends.is_some() { 3 } else { 1 };
         if length < least {
             return Err(config_error(format!("length: got {length}, valid: {least} or more")));
@@ -44,8 +45,9 @@ impl Wrap {
             full: length - usize::from(ends.is_some()),
             ends,
             separator,
-            remainder,
+            remainder: config.remainder,
             pad,
+            breaks: config.breaks,
             row: Vec::with_capacity(length),
             segments: Vec::new(),
             document: None,
@@ -76,7 +78,16 @@ impl Wrap {
         }
     }
 
-    fn feed(&mut self, document: u64, mut tokens: &[u32], emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+    fn feed(&mut self, document: u64, tokens: &[u32], emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        for stretch in self.breaks.stretches(tokens) {
+            self.listed &= !stretch.begins;
+            self.feed_segment(document, stretch.tokens, emit)?;
+            self.listed &= !stretch.ends;
+        }
+        Ok(())
+    }
+
+    fn feed_segment(&mut self, document: u64, mut tokens: &[u32], emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         while !tokens.is_empty() {
             self.list(document);
             let (now, later) = tokens.split_at(tokens.len().min(self.full - self.row.len()));
@@ -108,6 +119,8 @@ impl Operator for Wrap {
             self.feed(piece.id, piece.tokens, emit)?;
             if piece.end {
                 if let Some(separator) = self.separator {
+                    // the separator begins no segment of its own, also where the text ends in a parsed one
+                    self.listed |= self.segments.last().is_some_and(|last| last.document == piece.id);
                     self.list(piece.id);
                     self.row.push(separator);
                     self.end_full_row(emit)?;

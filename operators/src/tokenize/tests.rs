@@ -142,6 +142,28 @@ fn broken_pieces_name_the_document() {
     assert!(tokenize(&gpt2(), 9, &[documents(&[(1, "a", false)])]).is_err());
 }
 
+/// GPT-2 and BERT with special tokens of a text parsed.
+fn parsing() -> &'static [Arc<Vocabulary>; 2] {
+    static LOADED: OnceLock<[Arc<Vocabulary>; 2]> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let spec = spec::Tokenizer { special_tokens: spec::SpecialTokens::Parse, ..Default::default() };
+        ["assets/teacher-nano-gpt2/tokenizer.json", "operators/testdata/bert-base-uncased"]
+            .map(|path| Arc::new(Vocabulary::load(&repository(path), path, &spec, None).unwrap()))
+    })
+}
+
+#[test]
+fn special_tokens_near_cuts_change_nothing() {
+    // spelled with spaces and line breaks on all sides, whole and torn
+    let text = " <|endoftext|>\nword <|endoftext|> [SEP]word [MASK]\n\n<|endof text|>  [SE P] ".repeat(300);
+    for vocabulary in [&gpt2(), &bert(), &parsing()[0], &parsing()[1]] {
+        for piece_bytes in [64, 1500, 6000] {
+            assert!(same_in_pieces(vocabulary, &text, &[777, 13], piece_bytes) > 2);
+        }
+    }
+    assert!(parsing()[0].encode(&text).unwrap().contains(&50256) && !gpt2().encode(&text).unwrap().contains(&50256));
+}
+
 fn text() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         6 => "[a-z]{1,9}", 2 => "[A-Z][a-z]{1,6}", 1 => "[0-9]{1,6}", 1 => "['’,.;:!?(\"-]{1,3}", 1 => "[à-ÿ]{1,4}",
@@ -153,10 +175,11 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn pieces_give_the_ids_of_the_whole(text in text(), sizes in prop::collection::vec(1usize..900, 1..6), piece_bytes in 1usize..600) {
-        same_in_pieces(&gpt2(), &text, &sizes, piece_bytes);
-        same_in_pieces(&bert(), &text, &sizes, piece_bytes);
+        for vocabulary in [&gpt2(), &bert(), &parsing()[0], &parsing()[1]] {
+            same_in_pieces(vocabulary, &text, &sizes, piece_bytes);
+        }
     }
 }

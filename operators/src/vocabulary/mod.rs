@@ -16,11 +16,18 @@
 //!
 //! The padding token falls back to eos. It is never `encode("")[0]`: that gives `[CLS]` as BERT's eos.
 //!
-//! Text that spells a special token becomes that token, as in Hugging Face's tokenizers.
+//! Text that spells a special token is text (`tokenizer.special_tokens: text`): its characters are encoded, as `encode_special_tokens` of
+//! Hugging Face's tokenizers and tiktoken's `encode_ordinary` do, and a token that is added to the vocabulary and has a role counts as
+//! special. With `parse` it becomes that token, as in Hugging Face's tokenizers by default. Added tokens that are not special are found in
+//! the text both ways. A tokenizer whose model itself makes a special token of text is refused at that text, not believed.
+//!
 //! Ids are u32; `vocab_size` is the largest id + 1, added tokens included.
 
 mod byte_level;
+mod fit;
 mod specials;
+
+pub use fit::TeacherVocabulary;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,8 +35,10 @@ use std::path::{Path, PathBuf};
 
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec;
+use stillhouse_schemas::spec::SpecialTokens;
 use tokenizers::Tokenizer;
 use tokenizers::decoders::DecoderWrapper;
+use tokenizers::models::ModelWrapper;
 
 /// What a special token is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,6 +136,18 @@ pub enum VocabularyError {
         /// What the tokenizer said.
         message: String,
     },
+    /// A text became a special token, though special tokens in a text are text.
+    #[error(
+        "{tokenizer}: its model makes the special token {token:?} (id {id}) of ordinary text, so the text cannot be told from the token; valid: text without it, or tokenizer.special_tokens: parse"
+    )]
+    SpecialOfText {
+        /// The tokenizer, as the job names it.
+        tokenizer: String,
+        /// The token.
+        token: String,
+        /// Its id.
+        id: u32,
+    },
     /// The tokenizer cannot be written as `tokenizer.json`.
     #[error("{tokenizer} cannot be written as tokenizer.json: {message}")]
     Write {
@@ -141,6 +162,11 @@ pub enum VocabularyError {
 #[derive(Debug)]
 pub struct Vocabulary {
     tokenizer: Tokenizer,
+    /// What encodes, where that is not `tokenizer`.
+    encoder: Option<Box<Tokenizer>>,
+    /// By id: what no text may become.
+    refused: Vec<bool>,
+    special_tokens: SpecialTokens,
     source: String,
     specials: BTreeMap<Role, SpecialToken>,
     vocab_size: usize,
@@ -201,7 +227,16 @@ impl Vocabulary {
         let vocab_size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let specials = specials::resolve(&tokenizer, source, spec, hints)?;
         let byte_level = tokenizer.get_decoder().is_some_and(has_byte_level);
-        Ok(Self { tokenizer, source: source.to_owned(), specials, vocab_size, byte_level })
+        let (mut encoder, mut refused) = (None, Vec::new());
+        if spec.special_tokens == SpecialTokens::Text {
+            tokenizer.set_encode_special_tokens(true);
+            encoder = with_roles_special(&tokenizer, specials.values())
+                .map_err(|e| VocabularyError::Damaged { path: source.into(), message: e.to_string() })?;
+            refused = of_no_text(encoder.as_deref().unwrap_or(&tokenizer), &specials, vocab_size);
+        }
+        let source = source.to_owned();
+        let special_tokens = spec.special_tokens;
+        Ok(Self { tokenizer, encoder, refused, special_tokens, source, specials, vocab_size, byte_level })
     }
 
     /// The tokenizer as the job names it.
@@ -231,6 +266,12 @@ impl Vocabulary {
         })
     }
 
+    /// The id of a role, where text that spells the token becomes it: with `special_tokens: parse`, for added tokens.
+    pub fn parsed(&self, role: Role) -> Option<u32> {
+        let token = self.special(role).filter(|_| self.special_tokens == SpecialTokens::Parse)?;
+        is_added(&self.tokenizer, &token.token).then_some(token.id)
+    }
+
     /// The special tokens by the name of their role, as the manifest has them.
     pub fn special_tokens(&self) -> BTreeMap<String, SpecialToken> {
         self.specials.iter().map(|(role, token)| (role.name().to_owned(), token.clone())).collect()
@@ -239,11 +280,20 @@ impl Vocabulary {
     /// The ids of a text: no special tokens added, nothing cut off, nothing filled up.
     ///
     /// # Errors
-    /// When the tokenizer fails, such as for a character that it knows no token for and no unknown token.
+    /// When the tokenizer fails, such as for a character that it knows no token for and no unknown token, or makes a special token of
+    /// text that is to be text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, VocabularyError> {
-        match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() }),
+        let encoder = self.encoder.as_deref().unwrap_or(&self.tokenizer);
+        let encoding = encoder
+            .encode_fast(text, false)
+            .map_err(|e| VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() })?;
+        let ids = encoding.get_ids();
+        match ids.iter().find(|&&id| self.refused.get(id as usize) == Some(&true)) {
+            Some(&id) => {
+                let token = self.tokenizer.id_to_token(id).unwrap_or_default();
+                Err(VocabularyError::SpecialOfText { tokenizer: self.source.clone(), token, id })
+            }
+            None => Ok(ids.to_vec()),
         }
     }
 
@@ -275,10 +325,87 @@ impl Vocabulary {
     }
 }
 
+fn is_added(tokenizer: &Tokenizer, token: &str) -> bool {
+    tokenizer.get_added_vocabulary().get_vocab().contains_key(token)
+}
+
+/// The tokenizer to encode with where a token of a role is added to the vocabulary without being marked as special.
+fn with_roles_special<'a>(
+    tokenizer: &Tokenizer,
+    roles: impl Iterator<Item = &'a SpecialToken>,
+) -> tokenizers::Result<Option<Box<Tokenizer>>> {
+    let added = tokenizer.get_added_tokens_decoder();
+    let plain: Vec<_> = roles
+        .filter_map(|role| added.get(&role.id).filter(|token| token.content == role.token && !token.special))
+        .map(|token| token.clone().special(true))
+        .collect();
+    if plain.is_empty() {
+        return Ok(None);
+    }
+    let mut encoder = tokenizer.clone();
+    encoder.add_special_tokens(plain)?;
+    Ok(Some(Box::new(encoder)))
+}
+
+/// By id: special tokens, but for the one that stands for what the model does not know. That one too where it is bos or eos.
+fn of_no_text(encoder: &Tokenizer, roles: &BTreeMap<Role, SpecialToken>, vocab_size: usize) -> Vec<bool> {
+    let mut refused = vec![false; vocab_size];
+    let unknown = unknown_token(encoder);
+    for (id, token) in encoder.get_added_tokens_decoder() {
+        let bounds = [Role::Bos, Role::Eos].iter().any(|role| roles.get(role).is_some_and(|t| t.id == id));
+        if let Some(refused) = refused.get_mut(id as usize) {
+            *refused = token.special && (bounds || unknown.as_ref() != Some(&token.content));
+        }
+    }
+    refused
+}
+
+/// What a model puts in the place of what it has no token for.
+fn unknown_token(tokenizer: &Tokenizer) -> Option<String> {
+    match tokenizer.get_model() {
+        ModelWrapper::BPE(model) => model.unk_token.clone(),
+        ModelWrapper::WordPiece(model) => Some(model.unk_token.clone()),
+        ModelWrapper::WordLevel(model) => Some(model.unk_token.clone()),
+        ModelWrapper::Unigram(model) => {
+            // the model keeps the id to itself
+            let id = serde_json::to_value(model).ok()?.get("unk_id")?.as_u64()?;
+            tokenizer.id_to_token(u32::try_from(id).ok()?)
+        }
+    }
+}
+
 fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
-    Tokenizer::from_bytes(bytes)
-        .map_err(|e| VocabularyError::Damaged { path: path.into(), message: format!("is not a tokenizer.json: {e}") })
+    let damaged = |message: String| VocabularyError::Damaged { path: path.into(), message };
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(format!("is not a tokenizer.json: {e}")))?;
+    // The library numbers tokens that its model does not hold one after the other, whatever the file says.
+    let written: AddedTokens =
+        serde_json::from_slice(&bytes).map_err(|e| damaged(format!("is not a tokenizer.json: {e}")))?;
+    for token in written.added_tokens {
+        let id = tokenizer.token_to_id(&token.content);
+        if id != Some(token.id) {
+            let got = id.map_or_else(|| "none".into(), |id| id.to_string());
+            return Err(damaged(format!(
+                "the added token {:?} has the id {}, and {got} when the file is loaded; valid: ids of added tokens that follow those of the \
+                 model without a gap",
+                token.content, token.id
+            )));
+        }
+    }
+    Ok(tokenizer)
+}
+
+/// What a tokenizer.json says of added tokens.
+#[derive(serde::Deserialize)]
+struct AddedTokens {
+    #[serde(default)]
+    added_tokens: Vec<WrittenToken>,
+}
+
+#[derive(serde::Deserialize)]
+struct WrittenToken {
+    id: u32,
+    content: String,
 }
 
 fn has_byte_level(decoder: &DecoderWrapper) -> bool {

@@ -19,7 +19,7 @@ fn gpt2_has_its_ids() {
     assert_eq!(gpt2.vocab_size(), 50_257);
     assert_eq!(gpt2.encode("Hello world").unwrap(), [15496, 995]);
     assert!(gpt2.encode("").unwrap().is_empty());
-    assert_eq!(gpt2.encode("a\n\nb<|endoftext|>").unwrap(), [64, 198, 198, 65, 50256]);
+    assert_eq!(gpt2.encode("a\n\nb<|endoftext|>").unwrap(), [64, 198, 198, 65, 27, 91, 437, 1659, 5239, 91, 29]);
     assert_eq!(ids(&gpt2), [Some(50256), Some(50256), Some(50256), None]);
     assert_eq!(gpt2.decode(&[15496, 995, 50256]), "Hello world<|endoftext|>");
     assert_eq!([995, 198, 50256].map(|id| gpt2.token_text(id)), [" world", "\\n", "<|endoftext|>"]);
@@ -151,4 +151,118 @@ fn the_tokenizer_of_a_gguf() {
     let text = "Year 1790: the naïve world";
     assert_eq!(vocabulary.decode(&vocabulary.encode(text).unwrap()), text);
     reloads(&vocabulary);
+}
+
+fn with_mode(special_tokens: SpecialTokens) -> spec::Tokenizer {
+    spec::Tokenizer { special_tokens, ..Default::default() }
+}
+
+/// GPT-2's tokenizer with other added tokens.
+fn gpt2_with(added: &serde_json::Value, spec: &spec::Tokenizer) -> Vocabulary {
+    let mut json: serde_json::Value =
+        serde_json::from_slice(&fs::read(repository("assets/teacher-nano-gpt2/tokenizer.json")).unwrap()).unwrap();
+    json["added_tokens"] = added.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, json.to_string()).unwrap();
+    load(&path, spec, None).unwrap()
+}
+
+#[test]
+fn special_tokens_in_a_text_are_those_of_pythons_tokenizers_both_ways() {
+    let cases: Vec<serde_json::Value> =
+        serde_json::from_str(include_str!("../../testdata/special_tokens.json")).unwrap();
+    let added = serde_json::from_str(include_str!("../../testdata/gpt2-added.json")).unwrap();
+    let mut differ = 0;
+    for (key, mode) in [("text", SpecialTokens::Text), ("parse", SpecialTokens::Parse)] {
+        let spec = with_mode(mode);
+        let tokenizers = BTreeMap::from([
+            ("gpt2", load(&repository("assets/teacher-nano-gpt2/tokenizer.json"), &spec, None).unwrap()),
+            ("bert", load(&repository(BERT), &spec, None).unwrap()),
+            ("gpt2-added", gpt2_with(&added, &spec)),
+        ]);
+        for case in &cases {
+            let (raw, name) = (case["raw"].as_str().unwrap(), case["tokenizer"].as_str().unwrap());
+            let expected: Vec<u32> = serde_json::from_value(case[key].clone()).unwrap();
+            assert_eq!(tokenizers[name].encode(raw).unwrap(), expected, "{name}, {key}: {raw:?}");
+            differ += usize::from(case["text"] != case["parse"]);
+        }
+    }
+    assert!(cases.len() > 400 && differ > 200, "{differ} of {}", cases.len());
+}
+
+#[test]
+fn a_token_with_a_role_is_special_whatever_its_file_says() {
+    let added = serde_json::json!([{"id": 50256, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": false}]);
+    let text = gpt2_with(&added, &spec::Tokenizer::default());
+    assert_eq!(text.encode("<|endoftext|>").unwrap(), [27, 91, 437, 1659, 5239, 91, 29]);
+    let written: serde_json::Value = serde_json::from_slice(&text.to_json().unwrap()).unwrap();
+    assert_eq!(written["added_tokens"][0]["special"], false, "the tokenizer is written as it was");
+    let parsed = gpt2_with(&added, &with_mode(SpecialTokens::Parse));
+    assert_eq!(parsed.encode("<|endoftext|>").unwrap(), [50256]);
+    assert_eq!((text.parsed(Role::Eos), parsed.parsed(Role::Eos)), (None, Some(50256)));
+}
+
+#[test]
+fn a_model_that_makes_special_tokens_of_text_is_not_believed() {
+    let added = |content: &str, id: u32| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true})
+    };
+    let unigram = serde_json::json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+        "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0], ["a", -5.0]]});
+    let words =
+        serde_json::json!({"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}});
+    for model in [unigram, words] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let json = serde_json::json!({"version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+            "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null, "model": model,
+            "added_tokens": [added("<unk>", 0), added("</s>", 1)]});
+        fs::write(&path, json.to_string()).unwrap();
+        let text = load(&path, &spec::Tokenizer::default(), None).unwrap();
+        assert_eq!(text.encode("a 漢").unwrap().last(), Some(&0), "the unknown token is no mistake");
+        let error = text.encode("a </s> a").unwrap_err().to_string();
+        assert!(error.contains(r#"special token "</s>" (id 1)"#) && error.contains("special_tokens: parse"), "{error}");
+        let parsed = load(&path, &with_mode(SpecialTokens::Parse), None).unwrap();
+        assert!(parsed.encode("a </s> a").unwrap().contains(&1));
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+    /// Text is text: no special token comes out, and nothing of the text is lost.
+    #[test]
+    fn no_text_becomes_a_special_token(parts in proptest::collection::vec("(<\\|endoftext\\|>|<\\|im_start\\|>|<\\|im_end\\|>|\\[SEP\\]|<|\\|| |\n|[a-z]{1,5}|[à-ÿ])", 0..30)) {
+        static SMOLLM2: std::sync::OnceLock<Vocabulary> = std::sync::OnceLock::new();
+        let smollm2 = SMOLLM2.get_or_init(|| {
+            load(&fetched("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"), &spec::Tokenizer::default(), None).unwrap()
+        });
+        let text = parts.concat();
+        for (vocabulary, specials) in [(&*gpt2(), 50256..50257), (smollm2, 0..17)] {
+            let ids = vocabulary.encode(&text).unwrap();
+            proptest::prop_assert!(!ids.iter().any(|id| specials.contains(id)), "{ids:?} of {text:?}");
+            proptest::prop_assert_eq!(vocabulary.decode(&ids), &*text);
+        }
+        proptest::prop_assert!(!bert().encode(&text).unwrap().iter().any(|id| [101, 102].contains(id)));
+    }
+}
+
+#[test]
+fn added_tokens_keep_the_ids_of_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let write = |id: u32| {
+        let json = serde_json::json!({"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "decoder": null,
+            "added_tokens": [{"id": id, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true}],
+            "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1}}});
+        fs::write(&path, json.to_string()).unwrap();
+        load(&path, &spec::Tokenizer::default(), None)
+    };
+    assert_eq!(write(2).unwrap().special(Role::Bos).unwrap().id, 2);
+    let error = write(7).unwrap_err().to_string();
+    assert!(error.contains(r#"tokenizer.json: the added token "<s>" has the id 7, and 2 when"#), "{error}");
 }

@@ -55,7 +55,8 @@ pub struct TeacherConfig {
 
 impl TeacherConfig {
     /// Reads the configuration of the model in a folder (`config.json` beside `*.safetensors`, sharded or not)
-    /// or in a `.gguf` file. No weight is read; that the files with the weights exist is checked.
+    /// or in a `.gguf` file. No weight is read; that the files with the weights exist is checked. Whether they are those that it
+    /// describes tells [`crate::check_weights`].
     ///
     /// # Errors
     /// Names the file, and the field with its valid values.

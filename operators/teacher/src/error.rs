@@ -35,7 +35,7 @@ pub enum TeacherError {
         valid: String,
     },
     /// A tensor that the architecture needs is not among the weights.
-    #[error("{path}: tensor `{name}` is missing")]
+    #[error("{path}: tensor `{name}` is missing: the configuration describes a model that has it")]
     MissingTensor {
         /// The file or folder of the weights.
         path: PathBuf,
@@ -53,6 +53,56 @@ pub enum TeacherError {
         got: Vec<usize>,
         /// The shape that the configuration asks for.
         valid: Vec<usize>,
+    },
+    /// The weights hold tensors that the model of the configuration does not have: it is another model.
+    #[error(
+        "{path}{}: {count} {} no part of the model that the configuration describes ({says}): {names}; valid: a configuration that describes all of the weights",
+        other_files(*files),
+        if *count == 1 { "tensor is" } else { "tensors are" }
+    )]
+    Unused {
+        /// The first of the files that hold such tensors.
+        path: PathBuf,
+        /// How many files hold some.
+        files: usize,
+        /// How many tensors.
+        count: usize,
+        /// The first of them.
+        names: String,
+        /// What the configuration says about the weights.
+        says: String,
+    },
+    /// Two files of a model hold a tensor of the same name.
+    #[error("{path}: tensor `{name}` is in {other} too; valid: files that each hold other tensors")]
+    TwiceThere {
+        /// The second file.
+        path: PathBuf,
+        /// The first file.
+        other: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+    /// The configuration calls the head tied to the embedding, and the file holds another head.
+    #[error(
+        "{path}: tensor `{name}` is not equal to `{embedding}`, and the configuration says `tie_word_embeddings`: true; valid: false there, where the head is the model's own, or a file without it"
+    )]
+    NotTied {
+        /// The file.
+        path: PathBuf,
+        /// The head.
+        name: String,
+        /// The embedding.
+        embedding: String,
+    },
+    /// A tensor has a type that weights do not have.
+    #[error("{path}: tensor `{name}` has type {got}, valid: F16, BF16, F32, F64 (quantised weights: a .gguf file)")]
+    Type {
+        /// The file that holds the tensor.
+        path: PathBuf,
+        /// The tensor as the file spells it.
+        name: String,
+        /// The type found.
+        got: String,
     },
     /// The tokens handed to the teacher do not fit it.
     #[error("{what}: got {got}, valid: {valid}")]
@@ -83,6 +133,14 @@ pub enum TeacherError {
     /// A tensor operation failed, for want of memory or on a device.
     #[error("teacher arithmetic failed: {0}")]
     Compute(#[from] candle_core::Error),
+}
+
+fn other_files(files: usize) -> String {
+    match files {
+        0 | 1 => String::new(),
+        2 => " and another file".into(),
+        _ => format!(" and {} other files", files - 1),
+    }
 }
 
 /// Result of this crate.

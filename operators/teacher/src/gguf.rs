@@ -161,12 +161,11 @@ impl Gguf {
         self.content.tensor_infos.contains_key(&gguf_name(name))
     }
 
-    /// The tensor that Hugging Face calls `name`, as f32, in the layout of Hugging Face.
+    /// The tensor that Hugging Face calls `name`, as f32, in the layout of Hugging Face; see [`Gguf::check_tensor`].
     pub(crate) fn tensor(&self, name: &str, shape: &[usize], device: &Device) -> Result<Tensor> {
         let stored = gguf_name(name);
         let info = self.content.tensor_infos.get(&stored);
         let info = info.ok_or_else(|| TeacherError::MissingTensor { path: self.path.clone(), name: stored.clone() })?;
-        check_shape(&self.path, &stored, info.shape.dims(), shape)?;
         let mut reader = open(&self.path)?;
         let tensor = info
             .read(&mut reader, self.content.tensor_data_offset, &Device::Cpu)
@@ -185,6 +184,40 @@ impl Gguf {
         Ok(halves.reshape(shape)?.to_device(device)?)
     }
 
+    /// Refuses a tensor that is missing or has another shape; nothing is read.
+    pub(crate) fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
+        let stored = gguf_name(name);
+        let info = self.content.tensor_infos.get(&stored);
+        let info = info.ok_or_else(|| TeacherError::MissingTensor { path: self.path.clone(), name: stored.clone() })?;
+        check_shape(&self.path, &stored, info.shape.dims(), shape)
+    }
+
+    /// The tensors of the file, as it spells them.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.content.tensor_infos.keys().map(String::as_str)
+    }
+
+    /// Refuses a file that ends before its tensors do, or is a part of several.
+    pub(crate) fn check_extents(&self) -> Result<()> {
+        if self.number("split.count").is_some_and(|n| n > 1) {
+            return Err(self.invalid("split.count", "1 (merge the parts into one file: llama-gguf-split --merge)"));
+        }
+        let held =
+            open(&self.path)?.metadata().map_err(|source| TeacherError::Io { path: self.path.clone(), source })?;
+        for (name, info) in &self.content.tensor_infos {
+            let blocks = (info.shape.elem_count() / info.ggml_dtype.block_size()) as u64;
+            let end = blocks
+                .checked_mul(info.ggml_dtype.type_size() as u64)
+                .and_then(|bytes| bytes.checked_add(info.offset))
+                .and_then(|bytes| bytes.checked_add(self.content.tensor_data_offset));
+            if end.is_none_or(|end| end > held.len()) {
+                let end = end.map_or_else(|| "beyond any file".into(), |end| format!("at byte {end}"));
+                return Err(damaged(&self.path, &format!("tensor `{name}` ends {end}, the file at {}", held.len())));
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn stored_types(&self) -> Vec<String> {
         self.content.tensor_infos.values().map(|info| ggml_name(&format!("{:?}", info.ggml_dtype))).collect()
     }
@@ -198,7 +231,7 @@ fn ggml_name(candle: &str) -> String {
     }
 }
 
-fn gguf_name(name: &str) -> String {
+pub(crate) fn gguf_name(name: &str) -> String {
     let Some((layer, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
         return match name {
             "embed_tokens.weight" => "token_embd.weight".into(),

@@ -40,6 +40,32 @@ pub struct GgufTokenizer {
     pub add_bos: bool,
 }
 
+/// The tokens that a GGUF file names for the rows of its model, whatever kind of tokenizer they are of.
+pub struct GgufVocabulary {
+    /// Tokens by id, as the file spells them.
+    pub tokens: Vec<String>,
+    /// `tokenizer.ggml.bos_token_id`.
+    pub bos_token_id: Option<u32>,
+    /// `tokenizer.ggml.eos_token_id`.
+    pub eos_token_id: Option<u32>,
+}
+
+/// Reads the names of the tokens of a GGUF file; `None` where it has none.
+///
+/// # Errors
+/// Names the file and the field.
+pub fn gguf_vocabulary(path: &Path) -> Result<Option<GgufVocabulary>> {
+    let gguf = Gguf::open(path)?;
+    if gguf.value("tokenizer.ggml.tokens").is_none() {
+        return Ok(None);
+    }
+    Ok(Some(GgufVocabulary {
+        tokens: texts(&gguf, "tokenizer.ggml.tokens")?,
+        bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
+        eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
+    }))
+}
+
 /// Builds the tokenizer of a GGUF file.
 ///
 /// # Errors

@@ -66,7 +66,12 @@ impl Gpt2 {
         };
         let wte = weights.get("wte.weight", &[vocab, width])?;
         let tied = config.flag_or("tie_word_embeddings", true)?;
-        let head = if tied { wte.clone() } else { weights.get_bare("lm_head.weight", &[vocab, width])? };
+        let head = if tied {
+            weights.check_tied("lm_head.weight", "wte.weight")?;
+            wte.clone()
+        } else {
+            weights.get_bare("lm_head.weight", &[vocab, width])?
+        };
         Ok(Self {
             wpe: weights.get("wpe.weight", &[config.size("n_positions")?, width])?,
             blocks: (0..config.size("n_layer")?).map(block).collect::<Result<_>>()?,

@@ -52,9 +52,7 @@ pub(crate) struct GatedMlp {
 impl GatedMlp {
     pub(crate) fn load(weights: &Weights, name: &str, width: usize, inner: usize, bias: bool) -> Result<Self> {
         let pair = |kind: &str, shape: &[usize]| -> Result<Tensor> {
-            let gate = weights.get(&format!("{name}.gate_proj.{kind}"), shape)?;
-            let up = weights.get(&format!("{name}.up_proj.{kind}"), shape)?;
-            Ok(Tensor::cat(&[gate, up], 0)?)
+            weights.get_stacked(&["gate", "up"].map(|part| format!("{name}.{part}_proj.{kind}")), shape)
         };
         let gate_up_bias = if bias { Some(pair("bias", &[inner])?) } else { None };
         Ok(Self {

@@ -58,8 +58,8 @@ pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
 pub use device::{DeviceChoice, Precision};
 pub use error::{Result, TeacherError};
-pub use gguf_tokenizer::{GgufTokenizer, gguf_tokenizer};
-pub use model::{LoadOptions, load};
+pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
+pub use model::{LoadOptions, check_weights, load};
 
 /// What a teacher is, for manifests and checks.
 #[derive(Debug, Clone)]

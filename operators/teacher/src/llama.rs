@@ -112,6 +112,7 @@ pub(crate) fn heads(config: &ConfigFile) -> Result<CausalAttention> {
 /// `lm_head.weight`, or the embedding where they are tied.
 pub(crate) fn head(config: &ConfigFile, weights: &Weights, embedding: &Tensor) -> Result<Head> {
     if config.flag_or("tie_word_embeddings", false)? {
+        weights.check_tied("lm_head.weight", "embed_tokens.weight")?;
         return Ok(Head::new(embedding.clone()));
     }
     Ok(Head::new(weights.get_bare("lm_head.weight", embedding.dims())?))

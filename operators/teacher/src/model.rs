@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
 use crate::device::{DeviceChoice, Precision};
@@ -12,7 +12,7 @@ use crate::gpt2::Gpt2;
 use crate::layers::Head;
 use crate::llama::Llama;
 use crate::qwen3::Qwen3;
-use crate::weights::Weights;
+use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
 
 /// On a CPU a batch runs in pieces of about this many tokens: what a layer writes then stays below the size from
@@ -43,32 +43,14 @@ struct Model {
 /// Loads the model in a folder (`config.json` beside `*.safetensors`, sharded or not) or in a `.gguf` file.
 ///
 /// # Errors
-/// Names the file and the field or tensor, what was found and what is valid.
+/// Names the file and the field or tensor, what was found and what is valid. Tensors that the configuration does not
+/// describe are an error as missing ones are.
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let device = options.device.open()?;
     let dtype = options.dtype.dtype();
     let config = TeacherConfig::read(path)?;
-    let (json, weights, format) = if is_gguf(path) {
-        let gguf = Gguf::open(path)?;
-        (gguf.config_file()?, Weights::gguf(gguf, &device, dtype), "gguf")
-    } else {
-        let json = ConfigFile::read(&path.join("config.json"))?;
-        (json, Weights::safetensors(&config.weights, &device, dtype)?, "safetensors")
-    };
-    let (net, weights) = match config.architecture {
-        Architecture::Gpt2 => {
-            let weights = weights.with_prefix_if("transformer.", "wte.weight");
-            (Net::Gpt2(Gpt2::load(&json, &weights)?), weights)
-        }
-        Architecture::Llama => {
-            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
-            (Net::Llama(Llama::load(&json, &weights)?), weights)
-        }
-        Architecture::Qwen3 => {
-            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
-            (Net::Qwen3(Qwen3::load(&json, &weights)?), weights)
-        }
-    };
+    let (net, weights) = build(path, &config, &device, dtype, Read::Weights)?;
+    let format = if is_gguf(path) { "gguf" } else { "safetensors" };
     let stored = weights.stored_types();
     let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let info = TeacherInfo {
@@ -93,6 +75,78 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
         },
     };
     Ok(Box::new(Model { info, device, net }))
+}
+
+/// Checks that the weights are those that the configuration describes: every tensor is there with its shape and a type of
+/// weights, and there is no other one. Reads headers only (some kilobytes of each file).
+///
+/// Known buffers that older programs stored beside the weights are excepted by name: `h.N.attn.bias` and `h.N.attn.masked_bias`
+/// of GPT-2, `rotary_emb.inv_freq`, `blk.N.attn_rot_embd.weight`; and `lm_head.weight` where the head is tied to the
+/// embedding ([`load`] compares the two).
+///
+/// # Errors
+/// As [`load`], for everything that headers tell.
+pub fn check_weights(path: &Path) -> Result<()> {
+    build(path, &TeacherConfig::read(path)?, &Device::Cpu, DType::F32, Read::Headers).map(|_| ())
+}
+
+/// The net of a configuration with the weights that it asked for; every one of the files' tensors is used.
+fn build(path: &Path, config: &TeacherConfig, device: &Device, dtype: DType, read: Read) -> Result<(Net, Weights)> {
+    let (json, weights) = if is_gguf(path) {
+        let gguf = Gguf::open(path)?;
+        (gguf.config_file()?, Weights::gguf(gguf, device, dtype, read)?)
+    } else {
+        let json = ConfigFile::read(&path.join("config.json"))?;
+        (json, Weights::safetensors(&config.weights, device, dtype, read)?)
+    };
+    let (net, weights) = match config.architecture {
+        Architecture::Gpt2 => {
+            let weights = weights.with_prefix_if("transformer.", "wte.weight");
+            (Net::Gpt2(Gpt2::load(&json, &weights)?), weights)
+        }
+        Architecture::Llama => {
+            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
+            (Net::Llama(Llama::load(&json, &weights)?), weights)
+        }
+        Architecture::Qwen3 => {
+            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
+            (Net::Qwen3(Qwen3::load(&json, &weights)?), weights)
+        }
+    };
+    weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name))?;
+    Ok((net, weights))
+}
+
+/// What a configuration says that decides which tensors there are, in its own words.
+fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
+    if is_gguf(path) {
+        return format!("llama.block_count {}, llama.embedding_length {}", config.layers, config.hidden_size);
+    }
+    let fields: &[&str] = match config.architecture {
+        Architecture::Gpt2 => &["model_type", "n_layer", "tie_word_embeddings"],
+        Architecture::Llama | Architecture::Qwen3 => {
+            &["model_type", "num_hidden_layers", "attention_bias", "tie_word_embeddings"]
+        }
+    };
+    let named = fields.iter().filter_map(|field| Some(format!("{field} {}", json.get(field)?)));
+    format!("config.json: {}", named.collect::<Vec<_>>().join(", "))
+}
+
+/// Tensors that are no weights: tables that the model computes, which older programs stored. `name` is without prefix.
+fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
+    let of_layer = |before: &str, after: &str| {
+        let layer = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+        let number = layer.and_then(|layer| layer.parse::<usize>().ok());
+        number.is_some_and(|number| number < config.layers)
+    };
+    match config.architecture {
+        Architecture::Gpt2 => of_layer("h.", ".attn.bias") || of_layer("h.", ".attn.masked_bias"),
+        Architecture::Llama | Architecture::Qwen3 => {
+            name == "rotary_emb.inv_freq"
+                || of_layer("layers.", ".self_attn.rotary_emb.inv_freq")
+                || of_layer("blk.", ".attn_rot_embd.weight")
+        }
+    }
 }
 
 fn change(to: Precision, stored: &str) -> &'static str {

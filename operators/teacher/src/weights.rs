@@ -1,17 +1,36 @@
 //! Weights by name, whatever file they lie in.
 //!
 //! Architectures ask for tensors by the names and shapes of Hugging Face checkpoints; a source hands each out on
-//! the device, in the type asked for, and counts what it handed out.
+//! the device, in the type asked for, and notes what it handed out: what nobody asked for is an error, since then the
+//! configuration describes another model than the weights are.
+//!
+//! With [`Read::Headers`] names, types and shapes are checked in the same way and no weight is read: a tensor then is one zero,
+//! repeated over its shape without memory. So a check before the work asks exactly what loading asks.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype as Stored;
+use safetensors::tensor::TensorView;
 
 use crate::error::{Result, TeacherError};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, gguf_name};
+
+/// How much of the files is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// Names, types and shapes.
+    Headers,
+    /// The weights too.
+    Weights,
+}
+
+/// Tensors that are named in one message.
+const NAMED: usize = 4;
 
 enum Store {
     Safetensors { files: Vec<(PathBuf, MmapedSafetensors)>, routing: HashMap<String, usize> },
@@ -22,13 +41,16 @@ pub(crate) struct Weights {
     store: Store,
     device: Device,
     dtype: DType,
+    read: Read,
     prefix: &'static str,
     parameters: AtomicU64,
+    /// What was handed out, as the files spell it.
+    used: RefCell<BTreeSet<String>>,
 }
 
 impl Weights {
-    pub(crate) fn safetensors(paths: &[PathBuf], device: &Device, dtype: DType) -> Result<Self> {
-        let mut files = Vec::with_capacity(paths.len());
+    pub(crate) fn safetensors(paths: &[PathBuf], device: &Device, dtype: DType, read: Read) -> Result<Self> {
+        let mut files: Vec<(PathBuf, MmapedSafetensors)> = Vec::with_capacity(paths.len());
         let mut routing = HashMap::new();
         for path in paths {
             std::fs::File::open(path).map_err(|source| TeacherError::Io { path: path.clone(), source })?;
@@ -39,18 +61,26 @@ impl Weights {
                 format: "safetensors",
                 message: error.to_string(),
             })?;
-            routing.extend(file.tensors().into_iter().map(|(name, _)| (name, files.len())));
+            for (name, _) in file.tensors() {
+                if let Some((other, _)) = routing.get(&name).and_then(|i: &usize| files.get(*i)) {
+                    return Err(TeacherError::TwiceThere { path: path.clone(), other: other.clone(), name });
+                }
+                routing.insert(name, files.len());
+            }
             files.push((path.clone(), file));
         }
-        Ok(Self::new(Store::Safetensors { files, routing }, device, dtype))
+        Ok(Self::new(Store::Safetensors { files, routing }, device, dtype, read))
     }
 
-    pub(crate) fn gguf(file: Gguf, device: &Device, dtype: DType) -> Self {
-        Self::new(Store::Gguf(file), device, dtype)
+    pub(crate) fn gguf(file: Gguf, device: &Device, dtype: DType, read: Read) -> Result<Self> {
+        file.check_extents()?;
+        Ok(Self::new(Store::Gguf(file), device, dtype, read))
     }
 
-    fn new(store: Store, device: &Device, dtype: DType) -> Self {
-        Self { store, device: device.clone(), dtype, prefix: "", parameters: AtomicU64::new(0) }
+    fn new(store: Store, device: &Device, dtype: DType, read: Read) -> Self {
+        let device = if read == Read::Headers { Device::Cpu } else { device.clone() };
+        let (parameters, used) = (AtomicU64::new(0), RefCell::default());
+        Self { store, device, dtype, read, prefix: "", parameters, used }
     }
 
     /// From here on `name` means `prefix` + `name`, if `probe` is there with it (checkpoints of a bare model lack it).
@@ -76,17 +106,113 @@ impl Weights {
     /// The same, without the prefix.
     pub(crate) fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = match &self.store {
-            Store::Safetensors { files, routing } => {
-                let missing = || TeacherError::MissingTensor { path: folder_of(files), name: name.into() };
-                let (path, file) = routing.get(name).and_then(|i| files.get(*i)).ok_or_else(missing)?;
-                let view = file.get(name)?;
+            Store::Safetensors { .. } => {
+                let (path, view) = self.view(name)?;
                 check_shape(path, name, view.shape(), shape)?;
-                view.load(&self.device)?
+                if !matches!(view.dtype(), Stored::F64 | Stored::F32 | Stored::F16 | Stored::BF16) {
+                    let got = format!("{:?}", view.dtype());
+                    return Err(TeacherError::Type { path: path.into(), name: name.into(), got });
+                }
+                match self.read {
+                    Read::Weights => view.load(&self.device)?,
+                    Read::Headers => self.unread(shape)?,
+                }
             }
-            Store::Gguf(gguf) => gguf.tensor(name, shape, &self.device)?,
+            Store::Gguf(gguf) => {
+                gguf.check_tensor(name, shape)?;
+                match self.read {
+                    Read::Weights => gguf.tensor(name, shape, &self.device)?,
+                    Read::Headers => self.unread(shape)?,
+                }
+            }
         };
+        self.note(name);
         self.parameters.fetch_add(tensor.elem_count() as u64, Ordering::Relaxed);
         Ok(tensor.to_dtype(self.dtype)?)
+    }
+
+    /// Tensors of one shape, one under the other.
+    pub(crate) fn get_stacked(&self, names: &[String], shape: &[usize]) -> Result<Tensor> {
+        let parts = names.iter().map(|name| self.get(name, shape)).collect::<Result<Vec<_>>>()?;
+        match (self.read, shape) {
+            (Read::Headers, [rows, rest @ ..]) => self.unread(&[&[rows * names.len()], rest].concat()),
+            _ => Ok(Tensor::cat(&parts, 0)?),
+        }
+    }
+
+    /// A head that the configuration calls tied to the embedding may lie in the file a second time; it must be the embedding.
+    ///
+    /// In headers its shape is compared, with the weights its bytes.
+    pub(crate) fn check_tied(&self, head: &str, embedding: &str) -> Result<()> {
+        let Store::Safetensors { .. } = &self.store else { return Ok(()) };
+        if !self.has(head) {
+            return Ok(());
+        }
+        let embedding = format!("{}{embedding}", self.prefix);
+        let ((path, head_view), (_, view)) = (self.view(head)?, self.view(&embedding)?);
+        check_shape(path, head, head_view.shape(), view.shape())?;
+        let differs = head_view.dtype() != view.dtype() || head_view.data() != view.data();
+        if self.read == Read::Weights && differs {
+            return Err(TeacherError::NotTied { path: path.into(), name: head.into(), embedding });
+        }
+        self.note(head);
+        Ok(())
+    }
+
+    /// Refuses tensors that nobody asked for, but for those that `is_buffer` knows by their name (without the prefix).
+    ///
+    /// `says` is what the configuration says of the weights.
+    pub(crate) fn check_all_used(&self, says: &str, is_buffer: &dyn Fn(&str) -> bool) -> Result<()> {
+        let used = self.used.borrow();
+        let mut unused: BTreeMap<&Path, Vec<&str>> = BTreeMap::new();
+        for (path, name) in self.names() {
+            let bare = name.strip_prefix(self.prefix).unwrap_or("");
+            if !used.contains(name) && !is_buffer(bare) {
+                unused.entry(path).or_default().push(name);
+            }
+        }
+        let Some(first) = unused.keys().next() else { return Ok(()) };
+        let path = first.to_path_buf();
+        let files = unused.len();
+        let mut names: Vec<&str> = unused.into_values().flatten().collect();
+        names.sort_by_key(|name| in_order(name));
+        let (count, shown) =
+            (names.len(), names.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>());
+        let names = shown.join(", ") + if count > NAMED { ", …" } else { "" };
+        Err(TeacherError::Unused { path, files, count, names, says: says.into() })
+    }
+
+    /// The tensors that the files hold.
+    fn names(&self) -> Vec<(&Path, &str)> {
+        match &self.store {
+            Store::Safetensors { files, routing } => routing
+                .iter()
+                .filter_map(|(name, i)| files.get(*i).map(|(path, _)| (path.as_path(), name.as_str())))
+                .collect(),
+            Store::Gguf(gguf) => gguf.names().map(|name| (gguf.path.as_path(), name)).collect(),
+        }
+    }
+
+    fn view(&self, name: &str) -> Result<(&Path, TensorView<'_>)> {
+        let Store::Safetensors { files, routing } = &self.store else {
+            return Err(TeacherError::MissingTensor { path: PathBuf::new(), name: name.into() });
+        };
+        let missing = || TeacherError::MissingTensor { path: folder_of(files), name: name.into() };
+        let (path, file) = routing.get(name).and_then(|i| files.get(*i)).ok_or_else(missing)?;
+        Ok((path, file.get(name)?))
+    }
+
+    fn note(&self, name: &str) {
+        let name = match &self.store {
+            Store::Safetensors { .. } => name.to_owned(),
+            Store::Gguf(_) => gguf_name(name),
+        };
+        self.used.borrow_mut().insert(name);
+    }
+
+    /// One zero in the place of a tensor that is not read.
+    fn unread(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(Tensor::zeros((), self.dtype, &Device::Cpu)?.broadcast_as(shape)?)
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -123,6 +249,11 @@ fn folder_of(files: &[(PathBuf, MmapedSafetensors)]) -> PathBuf {
         [(path, _), ..] => path.parent().unwrap_or(path).into(),
         [] => PathBuf::new(),
     }
+}
+
+/// Names in the order of their numbers: `h.9` before `h.10`.
+fn in_order(name: &str) -> Vec<(usize, &str)> {
+    name.split('.').map(|part| (part.parse().map_or(0, |n: usize| n + 1), part)).collect()
 }
 
 pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize]) -> Result<()> {

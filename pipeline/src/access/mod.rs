@@ -244,13 +244,13 @@ impl<'a> Gate<'a> {
             return Some(problems);
         }
         let mut more = 0;
-        for (i, path) in spec.input.paths.iter().enumerate() {
+        for (field, path) in spec.input.all_paths() {
             if !go_on() {
                 return None;
             }
             match self.place(base, path, Purpose::Read) {
                 Some(message) if problems.len() < MOST_PROBLEMS => {
-                    problems.push(Problem::new(format!("input.paths[{i}]"), shown(path), message));
+                    problems.push(Problem::new(field, shown(path), message));
                 }
                 Some(_) => more += 1,
                 None => {}

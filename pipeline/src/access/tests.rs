@@ -414,6 +414,32 @@ fn models_come_from_allowed_repositories() {
 }
 
 #[test]
+fn the_paths_of_tables_are_judged_like_all_others() {
+    let world = World::new();
+    let table = |path: &str| json!({"format": "jsonl", "paths": [world.path("data/a.jsonl"), path]});
+    for bad in [
+        world.path("secret/a.jsonl"),
+        world.path("data/../secret/*"),
+        "s3://elsewhere/x".into(),
+        "http://169.254.169.254/x".into(),
+    ] {
+        let input = json!({"tables": {"labels": table(&bad)}, "sql": "SELECT text FROM labels"});
+        let problems = world.problems(json!({"input": input}));
+        assert!(problems.iter().any(|p| p.field == "input.tables.labels.paths[1]"), "{bad}: {problems:?}");
+    }
+    let told = world.prepared(json!({
+        "input": {"tables": {"labels": table(&world.path("data/*.jsonl"))}, "sql": "SELECT text FROM labels"},
+        "tokenizer": {"path": world.path("data/t.json")},
+        "output": {"path": world.path("out/x")},
+    }));
+    assert!(
+        told.contains("input.tables.labels.paths[1]: got ") && told.contains("leads out of what the server's"),
+        "{told}"
+    );
+    assert!(!told.contains("secret"), "{told}");
+}
+
+#[test]
 fn a_listing_that_leads_out_is_a_problem_of_its_path() {
     let world = World::new();
     for path in ["data/*.jsonl", "data/**/*.jsonl", "data"] {
@@ -428,6 +454,8 @@ fn a_listing_that_leads_out_is_a_problem_of_its_path() {
             "{told}"
         );
         assert!(!told.contains("secret") && !told.contains("input.paths[0]"), "{told}");
+        // by the link that leads out
+        assert!(told.contains("\" is a link: what it finds"), "{told}");
     }
 }
 
@@ -543,4 +571,43 @@ fn configurations_are_read_strictly() {
     assert!(serde_json::from_value::<Access>(json!({"reed": []})).is_err());
     let all = Access::everything();
     assert_eq!(serde_json::from_value::<Access>(serde_json::to_value(&all).unwrap()).unwrap(), all);
+}
+
+#[test]
+fn of_many_paths_the_first_are_told_and_the_rest_counted_until_nobody_waits() {
+    let world = World::new();
+    let paths: Vec<String> = (0..2000).map(|n| format!("/forbidden/{n}")).collect();
+    let job = json!({"input": {"format": "jsonl", "paths": paths}, "output": {"path": world.path("out/x")}});
+    let problems = world.problems(job.clone());
+    let of_paths: Vec<&Problem> = problems.iter().filter(|p| p.field.starts_with("input")).collect();
+    assert_eq!(of_paths.len(), 91);
+    assert_eq!((of_paths[89].field.as_str(), of_paths[90].field.as_str()), ("input.paths[89]", "input.paths"));
+    assert_eq!(of_paths[90].message, "and 1910 more paths that may not be read");
+    for until in [0, 1, 1500] {
+        let asked = std::cell::Cell::new(0);
+        let go_on = || asked.replace(asked.get() + 1) < until;
+        assert_eq!(world.access.problems_while(&spec(job.clone()), &world.base(), &go_on), None);
+        assert_eq!(asked.get(), until + 1);
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_not_allowed_is_told_with_what_allows_it() {
+    let mut world = World::new();
+    world.access.endpoints = vec!["https://s3.corp".into()];
+    let told = |endpoint: &str| {
+        let problems =
+            world.problems(json!({"output": {"path": world.path("out/x"), "storage": {"endpoint": endpoint}}}));
+        problems.into_iter().find(|p| p.field == "output.storage.endpoint").unwrap().to_string()
+    };
+    let said = told("http://minio:9000");
+    for part in [
+        "got \"http://minio:9000\"",
+        "allowed: https://s3.corp;",
+        "access: {endpoints: [\"https://s3.corp\", \"http://minio:9000\"]}",
+        "`stillhouse serve --endpoint http://minio:9000`",
+    ] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    assert!(!told("http://key:SECRET@minio:9000").contains("SECRET"));
 }

@@ -130,7 +130,8 @@ impl Hub {
         match (self.config.offline, held) {
             (true, Held::Nothing) => return Err(self.not_cached(reference, wanted)),
             (true, _) => return Ok(()),
-            (false, Held::All) if reference.is_pinned() => return Ok(()),
+            // the cache does, whatever the hub says
+            (false, Held::Required | Held::All) if reference.is_pinned() => return Ok(()),
             (false, _) => {}
         }
         let listing = Client::new(&self.config)?.listing(reference, 1)?;

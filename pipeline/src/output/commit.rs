@@ -161,7 +161,7 @@ impl Output {
                 }
             };
             let message = format!(
-                "{}: made again it has {} bytes and sha256 {}, the record has {} and {}: {why}, or make the data set anew with                  `run --overwrite`; what is there was left as it is",
+                "{}: made again it has {} bytes and sha256 {}, the record has {} and {}: {why}, or make the data set anew with `run --overwrite`; what is there was left as it is",
                 self.shown(&record.path),
                 made.bytes,
                 made.sha256,
@@ -208,14 +208,16 @@ impl Output {
         }
     }
 
-    /// Writes the record of a shard that the manifest has and the records do not.
+    /// Writes the record of a shard as the manifest has it; gives its name.
     ///
     /// # Errors
     /// When the store does not take it, or when another run has taken the output over.
-    pub async fn record(&self, shard: &ShardRecord) -> Result<()> {
+    pub async fn record(&self, shard: &ShardRecord) -> Result<String> {
         self.still_ours().await?;
+        let name = split_record(shard.split);
         let record = CommitRecord { job_hash: self.job_hash.clone(), shard: shard.clone(), upload: None };
-        self.put_json(&split_record(shard.split), &record).await
+        self.put_json(&name, &record).await?;
+        Ok(name)
     }
 
     /// Takes away a record whose upload is gone, unless another has taken its place.

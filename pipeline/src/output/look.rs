@@ -57,9 +57,8 @@ impl Output {
             lines.for_each(|line| message += &format!("\n  {line}"));
             return Err(PipelineError::new(ErrorKind::Usage, message));
         }
-        if self.exists(SUCCESS).await? {
-            // one that is missing or damaged is written again, from the records
-            let manifest = self.get(MANIFEST).await?.unwrap_or_default();
+        // a manifest that is missing or damaged is written again, from the records
+        if let Some(manifest) = self.finished_manifest().await? {
             let manifest = serde_json::from_slice::<serde_json::Value>(&manifest).unwrap_or_default();
             if manifest["job_hash"] == job_hash {
                 return Ok(Found::Complete);

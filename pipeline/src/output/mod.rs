@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -392,13 +393,24 @@ impl Output {
         }
     }
 
-    /// Ends the data set: the marker last, then the state of the run goes, but for what the next run must know.
+    /// The manifest with which the data set was finished; `None` where it is not finished, or the manifest is another one by now.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn finished_manifest(&self) -> Result<Option<Bytes>> {
+        let Some(there) = self.get(SUCCESS).await? else { return Ok(None) };
+        let manifest = self.get(MANIFEST).await?;
+        Ok(manifest.filter(|manifest| there.is_empty() || *there == marker(manifest)))
+    }
+
+    /// Ends the data set: the marker, which holds the manifest's sha256, last, then the state of the run goes, but for what the next run must know.
     ///
     /// # Errors
     /// When the store does not take it.
     pub async fn finish(&self) -> Result<()> {
         self.still_ours().await?;
-        self.put(SUCCESS, Vec::new()).await?;
+        let manifest = self.get(MANIFEST).await?;
+        self.put(SUCCESS, manifest.map(|bytes| marker(&bytes)).unwrap_or_default()).await?;
         // those whose beginning was answered by a connection that broke
         self.abort_uploads(false).await?;
         self.clean_state().await
@@ -559,6 +571,11 @@ impl fmt::Display for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown(""))
     }
+}
+
+/// What `_SUCCESS` holds: a line that `sha256sum --check` reads.
+fn marker(manifest: &[u8]) -> Vec<u8> {
+    format!("{}  {MANIFEST}\n", hex(&Sha256::digest(manifest))).into_bytes()
 }
 
 /// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.

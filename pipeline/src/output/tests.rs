@@ -314,6 +314,8 @@ async fn outputs_of_others_are_refused(grounds: &Grounds) {
     output.finish().await.unwrap();
     assert!(!matches!(output.look("mine").await.unwrap(), Found::Complete), "the manifest is another job's");
     output.put_json(MANIFEST, &serde_json::json!({"job_hash": "mine"})).await.unwrap();
+    assert!(!matches!(output.look("mine").await.unwrap(), Found::Complete), "it is not the one that was finished");
+    output.finish().await.unwrap();
     assert!(matches!(output.look("mine").await.unwrap(), Found::Complete));
 
     let theirs = grounds.made("theirs").await;

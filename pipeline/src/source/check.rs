@@ -1,6 +1,6 @@
-//! A check when a job is planned: the text column is there, and can be text.
+//! A check when a job is planned: the files are what the job says they are, and the text column is there and can be text.
 //!
-//! Cost: the footer or header of every Parquet, Arrow and CSV file.
+//! Cost: the footer or header of every Parquet, Arrow and CSV file; the first bytes of the others (of a store, of the first 32).
 
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
@@ -8,7 +8,7 @@ use stillhouse_schemas::spec::{Input, InputFormat};
 use super::error::SourceError;
 use super::list::{InputFile, LookedAt};
 use super::store::Store;
-use super::{csv, ipc, parquet_rows};
+use super::{csv, ipc, parquet_rows, sniff};
 
 const MOST: usize = 5;
 
@@ -23,16 +23,19 @@ pub(crate) fn check_columns(
     input: &Input,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
-    let mut problems = Vec::new();
-    if input.sql.is_some() || !matches!(input.format, InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
-        return Ok(problems);
+    if input.sql.is_some() {
+        return Ok(Vec::new());
     }
+    if !matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
+        return sniff::check(store, files, input, "input.paths", MOST, looked_at);
+    }
+    let mut problems = Vec::new();
     for (i, file) in files.iter().enumerate() {
         if problems.len() >= MOST {
             break;
         }
         looked_at(i);
-        let columns = match input.format {
+        let columns = match input.format() {
             InputFormat::Parquet => parquet_rows::columns(store, file),
             InputFormat::Arrow => ipc::columns(store, file),
             _ => csv::columns(store, file, input)
@@ -41,7 +44,7 @@ pub(crate) fn check_columns(
         match columns {
             Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
-            Ok(columns) if columns.is_empty() && input.format == InputFormat::Csv => {}
+            Ok(columns) if columns.is_empty() && input.format() == InputFormat::Csv => {}
             Ok(columns) => problems.extend(check(&columns, &file.path, input)),
         }
     }

@@ -89,6 +89,12 @@ impl Parser {
     }
 }
 
+const UNTERMINATED: &str = "a quoted field begins in this record and the file ends in it; valid: a closing quote";
+
+fn wrong_number(got: usize, names: &[String]) -> String {
+    format!("got {got} fields; valid: {}, as in the header ({})", names.len(), names.join(", "))
+}
+
 /// The names in the header, and the parser after it; none where the file is empty.
 fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Parser), SourceError> {
     let mut parser = Parser::new(cursor, delimiter);
@@ -189,17 +195,10 @@ impl Records for CsvRecords {
         }
         let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
         if passed.unterminated {
-            return bad(
-                reason::QUOTE,
-                "a quoted field begins in this record and the file ends in it; valid: a closing quote".into(),
-            );
+            return bad(reason::QUOTE, UNTERMINATED.into());
         }
         if passed.fields != self.fields {
-            let names = self.names.join(", ");
-            return bad(
-                reason::FIELDS,
-                format!("got {} fields; valid: {}, as in the header ({names})", passed.fields, self.fields),
-            );
+            return bad(reason::FIELDS, wrong_number(passed.fields, &self.names));
         }
         if !valid || !text.is_whole() {
             return bad(reason::UTF8, "got bytes in the text field that are not UTF-8; valid: text in UTF-8".into());
@@ -213,5 +212,45 @@ impl Records for CsvRecords {
 
     fn offset(&self) -> u64 {
         self.parser.cursor.offset
+    }
+}
+
+/// Whole records after the header, for queries.
+pub(crate) struct CsvRows {
+    parser: Parser,
+    pub names: Vec<String>,
+}
+
+impl CsvRows {
+    pub fn open(store: &Store, file: &InputFile, input: &Input) -> Result<Self, SourceError> {
+        let (names, parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
+        Ok(Self { parser, names })
+    }
+
+    /// The fields of the next record, and the newlines of the file before it; bytes past `most` are left out, and the record is bad.
+    pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), Bad>)>> {
+        if self.parser.next()?.is_none() {
+            return Ok(None);
+        }
+        let newlines = self.parser.cursor.newlines;
+        fields.iter_mut().for_each(Vec::clear);
+        let (mut bytes, wanted) = (0, self.names.len());
+        fields.resize_with(wanted, Vec::new);
+        let passed = self.parser.record(|field, part| {
+            bytes += part.len();
+            if field < wanted && bytes <= most {
+                fields[field].extend_from_slice(part);
+            }
+        })?;
+        let bad = if passed.unterminated {
+            Some((reason::QUOTE, UNTERMINATED.to_owned()))
+        } else if passed.fields != wanted {
+            Some((reason::FIELDS, wrong_number(passed.fields, &self.names)))
+        } else if bytes > most {
+            Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {most}")))
+        } else {
+            None
+        };
+        Ok(Some((newlines, bad.map_or(Ok(()), |(reason, message)| Err(Bad { reason, message, newlines })))))
     }
 }

@@ -10,6 +10,7 @@ use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::error::SourceError;
 use super::list::InputFile;
+use super::sniff;
 use super::store::{ObjectReader, Store};
 
 const DECODED_BUFFER: usize = 256 << 10;
@@ -17,7 +18,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Compression of a file: never `Auto`.
 pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
-    if matches!(input.format, InputFormat::Parquet | InputFormat::Arrow) {
+    if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow) {
         return Compression::None;
     }
     match input.compression {
@@ -43,8 +44,14 @@ impl Cursor {
     /// Opens a file at an offset of its decompressed bytes.
     pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
         let how = compression(file, input);
+        let io = |e| SourceError::from_io(&file.path, e);
         if how == Compression::None {
-            let reader = ObjectReader::new(store, &file.location, file.size, start);
+            let mut reader = ObjectReader::new(store, &file.location, file.size, start);
+            if start == 0
+                && let Some(wrong) = sniff::stored(reader.fill_buf().map_err(io)?, file, input)
+            {
+                return Err(wrong);
+            }
             return Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 });
         }
         if file.size == 0 {
@@ -54,17 +61,22 @@ impl Cursor {
                 format!("is cut off: got 0 bytes, which is not a {name} file"),
             ));
         }
-        let raw = ObjectReader::new(store, &file.location, file.size, 0);
+        let mut raw = ObjectReader::new(store, &file.location, file.size, 0);
+        if let Some(wrong) = sniff::stored(raw.fill_buf().map_err(io)?, file, input) {
+            return Err(wrong);
+        }
         let reader: Box<dyn BufRead + Send> = match how {
             Compression::Gzip => Box::new(BufReader::with_capacity(DECODED_BUFFER, MultiGzDecoder::new(raw))),
             _ => {
-                let decoder =
-                    zstd::stream::read::Decoder::with_buffer(raw).map_err(|e| SourceError::from_io(&file.path, e))?;
+                let decoder = zstd::stream::read::Decoder::with_buffer(raw).map_err(io)?;
                 Box::new(BufReader::with_capacity(DECODED_BUFFER, decoder))
             }
         };
         let mut cursor = Self { reader, offset: 0, newlines: 0 };
-        cursor.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
+        if let Some(wrong) = sniff::decompressed(cursor.fill().map_err(io)?, file) {
+            return Err(wrong);
+        }
+        cursor.skip_to(start).map_err(io)?;
         Ok(cursor)
     }
 

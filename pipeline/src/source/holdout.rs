@@ -1,24 +1,160 @@
-//! The last N records of the input, in the order of the files, cut off for the holdout.
+//! The holdouts: which documents are of which data set split.
 //!
-//! Counting goes back from the end, segment by segment, and reads only the segments that are needed: those
-//! whose records are not known already, and the one in which the cut lies.
+//! ```text
+//!   segments ─┬─ the last N records, cut off ─────────────────────────────────► a data set split each
+//!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► a data set split each
+//!                                                 ├─ documents: the N smallest keys after that
+//!                                                 └─ every other key ─────────────► train
+//! ```
+//!
+//! A document's key is a hash of the job's seed and its text, so what a share takes does not depend on the files, the splits or the other documents,
+//! and copies of a text are together. Counting goes back from the end, segment by segment, and reads only the segments
+//! that are needed. Finding the N smallest keys reads all of the input once; memory: 64 bytes for each of the N.
 
-use stillhouse_schemas::manifest::Range;
-use stillhouse_schemas::spec::Input;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use stillhouse_schemas::manifest::{KEYS, KeyRange, Range};
+use stillhouse_schemas::spec::{Holdout, Input};
 
 use super::error::SourceError;
 use super::list::InputFile;
 use super::plan::Segment;
+use super::read::{TRAIN, read_keys};
 use super::records;
 use super::store::Store;
 
-/// What comes before the last `n` records, and those records.
-pub(crate) fn cut_off(
+/// What becomes the splits of one data set split.
+pub(crate) struct Part {
+    pub dataset_split: String,
+    pub segments: Vec<Segment>,
+    pub keys: Option<KeyRange>,
+}
+
+/// The data set splits: `train`, then the holdouts by name.
+pub(crate) fn parts(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    seed: u64,
+    segments: Vec<Segment>,
+) -> Result<Vec<Part>, SourceError> {
+    let mut rest = segments;
+    let mut held = BTreeMap::new();
+    let mut before = 0;
+    for (name, n) in entries(input, |h| h.last_documents).rev() {
+        let field = format!("input.holdout.{name}.last_documents");
+        let (left, tail) = cut_off(store, files, input, rest, (n, before), &field)?;
+        (rest, before) = (left, before + n);
+        held.insert(name, (tail, None));
+    }
+    let mut bound = 0;
+    let mut sum = 0.0;
+    for (name, share) in entries(input, |h| h.share) {
+        sum += share;
+        let end = (sum * KEYS) as u64;
+        held.insert(
+            name,
+            (rest.clone(), Some(KeyRange { seed, first: bound, last: end.saturating_sub(1).max(bound) })),
+        );
+        bound = end;
+    }
+    let counts: Vec<(&str, u64)> = entries(input, |h| h.documents).collect();
+    if !counts.is_empty() {
+        let total = counts.iter().map(|(_, n)| n).sum();
+        let smallest =
+            smallest_keys(store, files, input, &rest, KeyRange { seed, first: bound, last: u64::MAX }, total)?;
+        let mut keys = smallest.into_iter();
+        for (name, n) in counts {
+            let last = keys.nth(n as usize - 1).unwrap_or(bound);
+            held.insert(name, (rest.clone(), Some(KeyRange { seed, first: bound, last })));
+            bound = last.saturating_add(1);
+        }
+    }
+    let keys = (bound > 0).then_some(KeyRange { seed, first: bound, last: u64::MAX });
+    let train = Part { dataset_split: TRAIN.into(), segments: rest, keys };
+    let held = held.into_iter().map(|(name, (segments, keys))| Part { dataset_split: name.into(), segments, keys });
+    Ok([train].into_iter().chain(held).collect())
+}
+
+/// The holdouts with a value for this rule, by name.
+fn entries<T>(input: &Input, rule: impl Fn(&Holdout) -> Option<T>) -> impl DoubleEndedIterator<Item = (&str, T)> {
+    input.holdout.iter().filter_map(move |(name, holdout)| Some((name.as_str(), rule(holdout)?)))
+}
+
+/// The `n` smallest keys of the range that documents have, and no fewer.
+fn smallest_keys(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    segments: &[Segment],
+    range: KeyRange,
+    n: u64,
+) -> Result<BTreeSet<u64>, SourceError> {
+    // one more, so that something is known to be left for train
+    let most = n as usize + 1;
+    let smallest = Mutex::new(BTreeSet::new());
+    let bound = AtomicU64::new(u64::MAX);
+    let add = |key: u64| {
+        if !range.holds(key) || key > bound.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut smallest = smallest.lock().unwrap_or_else(PoisonError::into_inner);
+        smallest.insert(key);
+        if smallest.len() > most {
+            smallest.pop_last();
+        }
+        if let Some(last) = smallest.last().filter(|_| smallest.len() == most) {
+            bound.store(*last, Ordering::Relaxed);
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(segments.len().max(1));
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let errors: Mutex<BTreeMap<usize, SourceError>> = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let i = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(segment) = segments.get(i)
+                    && !failed.load(Ordering::Relaxed)
+                {
+                    let file = &files[segment.file];
+                    if let Err(e) = read_keys(store, file, segment.range, input, range.seed, &mut |key| add(key)) {
+                        failed.store(true, Ordering::Relaxed);
+                        errors.lock().unwrap_or_else(PoisonError::into_inner).insert(i, e);
+                    }
+                }
+            });
+        }
+    });
+    if let Some((_, first)) = errors.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first() {
+        return Err(first);
+    }
+    let mut keys = smallest.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if keys.len() < most {
+        let fields: Vec<String> =
+            entries(input, |h| h.documents).map(|(name, _)| format!("input.holdout.{name}.documents")).collect();
+        return Err(SourceError::Plan {
+            field: fields.join(" and "),
+            message: format!(
+                "got {n}, but the input has {} different documents that no other holdout takes; valid: fewer than that, \
+                 so that something is left for train",
+                keys.len()
+            ),
+        });
+    }
+    keys.pop_last();
+    Ok(keys)
+}
+
+/// What comes before the last `n` records, and those records; `before` records after them are held already.
+fn cut_off(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     mut segments: Vec<Segment>,
-    n: u64,
+    (n, before): (u64, u64),
     field: &str,
 ) -> Result<(Vec<Segment>, Vec<Segment>), SourceError> {
     let mut held = Vec::new();
@@ -45,11 +181,12 @@ pub(crate) fn cut_off(
         }
     }
     if left > 0 || !train {
+        let others = if before > 0 { format!(", {before} of them held out by others") } else { String::new() };
         return Err(SourceError::Plan {
             field: field.into(),
             message: format!(
-                "got {n}, but the input has {} records; valid: fewer than that, so that something is left for train",
-                n - left
+                "got {n}, but the input has {} records{others}; valid: fewer than that, so that something is left for train",
+                n - left + before
             ),
         });
     }

@@ -9,17 +9,20 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::buffer::Buffer;
+use arrow::buffer::{Buffer, NullBuffer};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, Fields, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_message};
 
+use stillhouse_schemas::spec::InputFormat;
+
 use super::error::SourceError;
 use super::list::InputFile;
 use super::parquet_rows::{EachCell, RowGroup};
+use super::sniff;
 use super::store::{Chunks, FIRST_CHUNK, Store};
 
 const MAGIC: &[u8] = b"ARROW1";
@@ -97,7 +100,11 @@ fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, Sou
 
 /// What is in a file.
 fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
-    if is_stream(store, file)? { walk(store, file) } else { footer(store, file) }
+    let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
+    index.map_err(|e| match e {
+        SourceError::Corrupt { .. } => sniff::other_format(store, file, InputFormat::Arrow).unwrap_or(e),
+        other => other,
+    })
 }
 
 /// The file format: its footer tells where the schema, the dictionaries and the record batches are.
@@ -143,19 +150,44 @@ fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     Ok(Index { schema, version, messages })
 }
 
-fn is_string(kind: &DataType) -> bool {
+/// Text, or bytes that may be.
+fn may_be_text(kind: &DataType) -> bool {
     match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
-        DataType::Dictionary(_, value) => is_string(value),
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => true,
+        DataType::Dictionary(_, value) => may_be_text(value),
         _ => false,
     }
 }
 
-/// The columns of a file, each with whether it can be the text, and what its type is.
+/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
 pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
+    fn collect(prefix: &str, fields: &Fields, columns: &mut Vec<(String, bool, String)>) {
+        for field in fields {
+            let name = format!("{prefix}{}", field.name());
+            match field.data_type() {
+                DataType::Struct(inner) => collect(&format!("{name}."), inner, columns),
+                kind => columns.push((name, may_be_text(kind), kind.to_string())),
+            }
+        }
+    }
     let index = index(store, file)?;
-    let fields = index.schema.fields().iter();
-    Ok(fields.map(|f| (f.name().clone(), is_string(f.data_type()), f.data_type().to_string())).collect())
+    let mut columns = Vec::new();
+    collect("", index.schema.fields(), &mut columns);
+    Ok(columns)
+}
+
+/// The indexes that lead to the text: of the column, and inside of structs. A column that has the whole name comes first.
+fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
+    let exact = fields.iter().position(|f| f.name() == name && may_be_text(f.data_type()));
+    if let Some(exact) = exact {
+        return Some(vec![exact]);
+    }
+    fields.iter().enumerate().find_map(|(i, field)| {
+        let DataType::Struct(inner) = field.data_type() else { return None };
+        let rest = name.strip_prefix(field.name().as_str())?.strip_prefix('.')?;
+        Some([i].into_iter().chain(path_to(inner, rest)?).collect())
+    })
 }
 
 /// The record batches of a file; their bytes are those of all columns as stored.
@@ -183,15 +215,48 @@ pub(crate) fn read_rows(
     each: &mut EachCell<'_>,
 ) -> Result<(), SourceError> {
     let index = index(store, file)?;
-    let column =
-        index.schema.fields().iter().position(|f| f.name() == text && is_string(f.data_type())).ok_or_else(|| {
-            let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
-            SourceError::corrupt(
-                &file.path,
-                format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
-            )
-        })?;
-    let mut decoder = FileDecoder::new(index.schema.clone(), index.version).with_projection(vec![column]);
+    let path = path_to(index.schema.fields(), text).ok_or_else(|| {
+        let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
+        SourceError::corrupt(
+            &file.path,
+            format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+        )
+    })?;
+    let (column, inside) = (path[0], &path[1..]);
+    batches(store, file, &index, vec![column], (start, end), &mut |first, from, to, batch| {
+        cells(batch, inside, (from - first) as usize, (to - first) as usize, first, each)
+            .map_err(|e| e.unwrap_or_else(|e| wrong(file, e)))
+    })
+}
+
+/// The schema of a file.
+pub(crate) fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
+    Ok(index(store, file)?.schema)
+}
+
+/// Reads these columns of all rows, a record batch at a time.
+pub(crate) fn read_columns(
+    store: &Store,
+    file: &InputFile,
+    columns: Vec<usize>,
+    each: &mut dyn FnMut(&RecordBatch) -> Result<(), SourceError>,
+) -> Result<(), SourceError> {
+    let index = index(store, file)?;
+    batches(store, file, &index, columns, (0, u64::MAX), &mut |_, _, _, batch| each(batch))
+}
+
+/// Takes a batch: the number of its first row, and which of its rows are wanted.
+type EachBatch<'a> = dyn FnMut(u64, u64, u64, &RecordBatch) -> Result<(), SourceError> + 'a;
+
+fn batches(
+    store: &Store,
+    file: &InputFile,
+    index: &Index,
+    columns: Vec<usize>,
+    (start, end): (u64, u64),
+    each: &mut EachBatch<'_>,
+) -> Result<(), SourceError> {
+    let mut decoder = FileDecoder::new(index.schema.clone(), index.version).with_projection(columns);
     let mut first = 0;
     for message in &index.messages {
         let (from, to) = (start.max(first), end.min(first + message.rows));
@@ -212,8 +277,7 @@ pub(crate) fn read_rows(
             .read_record_batch(&message.block, &bytes)
             .and_then(|b| b.ok_or_else(|| ArrowError::IpcError("an empty message".into())))
             .map_err(|e| wrong(file, format_args!("{rows}: {e}")))?;
-        cells(&batch, (from - first) as usize, (to - first) as usize, first, each)
-            .map_err(|e| e.unwrap_or_else(|e| wrong(file, e)))?;
+        each(first, from, to, &batch)?;
         first += message.rows;
     }
     Ok(())
@@ -221,23 +285,34 @@ pub(crate) fn read_rows(
 
 fn cells(
     batch: &RecordBatch,
+    inside: &[usize],
     from: usize,
     to: usize,
     first: u64,
     each: &mut EachCell<'_>,
 ) -> Result<(), Result<SourceError, ArrowError>> {
-    let column = batch.column(0).slice(from, to - from);
+    let mut column = batch.column(0).slice(from, to - from);
+    let mut nulls = column.logical_nulls();
+    for field in inside {
+        let fields = column.as_struct_opt().ok_or_else(|| Err(ArrowError::SchemaError("not a struct".into())))?;
+        column = Arc::clone(fields.column(*field));
+        nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());
+    }
     let column = match column.data_type() {
         DataType::Dictionary(_, value) => cast(&column, value).map_err(Err)?,
         _ => column,
     };
     for i in 0..column.len() {
-        let cell = (!column.is_null(i)).then(|| match column.data_type() {
-            DataType::Utf8 => column.as_string::<i32>().value(i),
-            DataType::LargeUtf8 => column.as_string::<i64>().value(i),
-            _ => column.as_string_view().value(i),
+        let there = nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
+        let cell = there.then(|| match column.data_type() {
+            DataType::Utf8 => column.as_string::<i32>().value(i).as_bytes(),
+            DataType::LargeUtf8 => column.as_string::<i64>().value(i).as_bytes(),
+            DataType::Utf8View => column.as_string_view().value(i).as_bytes(),
+            DataType::Binary => column.as_binary::<i32>().value(i),
+            DataType::LargeBinary => column.as_binary::<i64>().value(i),
+            _ => column.as_binary_view().value(i),
         });
-        each(first + (from + i) as u64, cell.map(str::as_bytes)).map_err(Ok)?;
+        each(first + (from + i) as u64, cell).map_err(Ok)?;
     }
     Ok(())
 }

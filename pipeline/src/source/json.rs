@@ -2,7 +2,7 @@
 //!
 //! The object is parsed as a stream, so the text, and whatever else the line holds, may be of any length; a key may
 //! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
-//! 128 levels of nesting pass. Lines of white space alone are no records.
+//! 128 levels of nesting pass. `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
 
 use std::io::{self, Read};
 
@@ -101,54 +101,88 @@ fn type_name(value: ValueType) -> &'static str {
     }
 }
 
-fn parse(line: &mut Line<'_>, key: &str, buffer: &mut [u8], text: &mut Spool) -> Result<(), Wrong> {
-    let settings = ReaderSettings { track_path: false, restrict_number_values: false, ..ReaderSettings::default() };
-    let mut json = JsonStreamReader::new_custom(line, settings);
-    let got = json.peek()?;
-    if got != ValueType::Object {
-        return Err(Wrong::Line(reason::JSON, format!("got {}; valid: one JSON object per line", type_name(got))));
-    }
-    json.begin_object()?;
-    let missing = || Wrong::Line(reason::MISSING, format!("the object has no key {key:?}, which `input.text` names"));
-    let mut outcome = Err(missing());
-    while {
-        json.reader_mut().left = LARGEST_KEY;
-        json.has_next()?
-    } {
-        let wanted = json.next_name()? == key;
-        json.reader_mut().left = u64::MAX;
-        if !wanted {
-            json.skip_value()?;
-            continue;
+type Reader<'a, 'b> = JsonStreamReader<&'a mut Line<'b>>;
+
+/// Finds the text of a line.
+struct Search<'a> {
+    /// The whole of `input.text`.
+    name: &'a str,
+    buffer: &'a mut [u8],
+    text: &'a mut Spool,
+}
+
+impl Search<'_> {
+    fn line(&mut self, line: &mut Line<'_>) -> Result<(), Wrong> {
+        let settings = ReaderSettings { track_path: false, restrict_number_values: false, ..ReaderSettings::default() };
+        let mut json = JsonStreamReader::new_custom(line, settings);
+        let got = json.peek()?;
+        if got != ValueType::Object {
+            return Err(Wrong::Line(reason::JSON, format!("got {}; valid: one JSON object per line", type_name(got))));
         }
-        outcome = match json.peek()? {
-            ValueType::String => {
-                text.clear().map_err(Wrong::Spool)?;
-                let mut value = json.next_string_reader()?;
-                loop {
-                    let n = value.read(buffer)?;
-                    if n == 0 {
-                        break;
-                    }
-                    match push(text, &buffer[..n]) {
-                        Ok(None) => {}
-                        Ok(Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
-                        Err(Fault::Spool(e) | Fault::Input(e)) => return Err(Wrong::Spool(e)),
-                    }
-                }
-                Ok(())
-            }
-            other => {
-                json.skip_value()?;
-                let why = if other == ValueType::Null { reason::NULL } else { reason::TYPE };
-                Err(Wrong::Line(why, format!("the value of {key:?} is {}; valid: a string", type_name(other))))
-            }
-        };
+        let outcome = self.object(&mut json, self.name)?;
+        json.reader_mut().left = u64::MAX;
+        json.consume_trailing_whitespace()?;
+        outcome
     }
-    json.end_object()?;
-    json.reader_mut().left = u64::MAX;
-    json.consume_trailing_whitespace()?;
-    outcome
+
+    /// The text under a key of an object: the key as it stands, else what comes before its first dot, and the rest inside of that.
+    fn object(&mut self, json: &mut Reader<'_, '_>, key: &str) -> Result<Result<(), Wrong>, Wrong> {
+        let whole = self.name;
+        let mut outcome =
+            Err(Wrong::Line(reason::MISSING, format!("the object has no key {whole:?}, which `input.text` names")));
+        let mut found = false;
+        json.begin_object()?;
+        while {
+            json.reader_mut().left = LARGEST_KEY;
+            json.has_next()?
+        } {
+            let name = json.next_name()?;
+            let exact = name == key;
+            let inside = key.split_once('.').filter(|(head, _)| !found && name == *head).map(|(_, rest)| rest);
+            json.reader_mut().left = u64::MAX;
+            match (exact, inside) {
+                (true, _) => (found, outcome) = (true, self.string(json)?),
+                (false, Some(rest)) => outcome = self.inside(json, rest)?,
+                (false, None) => json.skip_value()?,
+            }
+        }
+        json.end_object()?;
+        Ok(outcome)
+    }
+
+    fn inside(&mut self, json: &mut Reader<'_, '_>, rest: &str) -> Result<Result<(), Wrong>, Wrong> {
+        match json.peek()? {
+            ValueType::Object => self.object(json, rest),
+            other => self.other(json, other, &format!("an object that holds {rest:?}")),
+        }
+    }
+
+    fn string(&mut self, json: &mut Reader<'_, '_>) -> Result<Result<(), Wrong>, Wrong> {
+        match json.peek()? {
+            ValueType::String => {}
+            other => return self.other(json, other, "a string"),
+        }
+        self.text.clear().map_err(Wrong::Spool)?;
+        let mut value = json.next_string_reader()?;
+        loop {
+            let n = value.read(self.buffer)?;
+            if n == 0 {
+                return Ok(Ok(()));
+            }
+            match push(self.text, &self.buffer[..n]) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+                Err(Fault::Spool(e) | Fault::Input(e)) => return Err(Wrong::Spool(e)),
+            }
+        }
+    }
+
+    fn other(&self, json: &mut Reader<'_, '_>, got: ValueType, valid: &str) -> Result<Result<(), Wrong>, Wrong> {
+        json.skip_value()?;
+        let why = if got == ValueType::Null { reason::NULL } else { reason::TYPE };
+        let message = format!("the value of {:?} is {}; valid: {valid}", self.name, type_name(got));
+        Ok(Err(Wrong::Line(why, message)))
+    }
 }
 
 impl Records for JsonRecords {
@@ -182,7 +216,7 @@ impl Records for JsonRecords {
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
         let newlines = self.cursor.newlines;
         let mut line = Line { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
-        let outcome = parse(&mut line, &self.key, &mut self.buffer, text);
+        let outcome = Search { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);
         if let Some(error) = line.failed.take() {
             return Err(Fault::Input(error));
         }

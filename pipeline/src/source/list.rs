@@ -16,6 +16,7 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 use stillhouse_schemas::storage::split_url;
 
+use super::folder::{self, Child};
 use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
@@ -69,7 +70,7 @@ impl From<String> for Trouble {
 }
 
 /// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`. A file that `admits`
-/// refuses makes a problem of the path that found it. `looked_at` is told of every path, before it is looked at.
+/// refuses makes a problem of the path that found it, in `field` of the job file. `looked_at` is told of every path, before it is looked at.
 ///
 /// # Errors
 /// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted (of more
@@ -78,6 +79,7 @@ pub(crate) fn list(
     store: &Store,
     base_dir: &std::path::Path,
     input: &Input,
+    field: &str,
     admits: Admits<'_>,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
@@ -94,14 +96,15 @@ pub(crate) fn list(
         match found {
             Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
             Err(Trouble::Problem(message)) if problems.len() < MOST_PROBLEMS => {
-                problems.push(Problem::new(format!("input.paths[{i}]"), format!("{given:?}"), message));
+                problems.push(Problem::new(format!("{field}.paths[{i}]"), format!("{given:?}"), message));
             }
             Err(Trouble::Problem(_)) => more_problems += 1,
             Err(Trouble::Store(error)) => return Err(NotListed::Store(error)),
         }
     }
     if more_problems > 0 {
-        problems.push(Problem::missing("input.paths", format!("and {more_problems} more paths with problems")));
+        problems
+            .push(Problem::missing(format!("{field}.paths"), format!("and {more_problems} more paths with problems")));
     }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
@@ -113,15 +116,17 @@ pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
 pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;
 
 /// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
-fn enters(store: &Store, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
-    store.place(folder).map_or(Ok(()), |place| admits(&place).map_err(Trouble::Problem))
+fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
+    store
+        .place(folder)
+        .map_or(Ok(()), |place| admits(&place).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
 }
 
 /// Only files are read: a pipe or a device could give bytes for ever, or none.
 fn admitted(store: &Store, file: &InputFile, admits: Admits<'_>) -> Result<(), String> {
     let Some(place) = store.place(&file.location) else { return Err("is not a path of this machine".into()) };
     // first, so that nothing is told of what is not admitted
-    admits(&place)?;
+    admits(&place).map_err(|message| format!("{:?}: {message}", file.path))?;
     match &place {
         Place::Disk(path) if is_odd(path) => Err(format!("{:?} {ODD}", file.path)),
         _ => Ok(()),
@@ -205,12 +210,12 @@ fn expand(
             return Ok(vec![file]);
         }
         let name = plain.trim_end_matches('/');
-        below(store, name, &location, input.format, admits, &mut found)?;
+        below(store, name, &location, input.format(), admits, &mut found)?;
         if found.is_empty() {
-            let message = match children(store, &location)?.is_empty() {
+            let message = match children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
                 false => {
-                    format!("the folder has no files with an ending of the format; valid: {}", endings(input.format))
+                    format!("the folder has no files with an ending of the format; valid: {}", endings(input.format()))
                 }
             };
             return Err(message.into());
@@ -250,33 +255,37 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
             resolved.push(component);
         }
     }
+    if name.chars().any(char::is_control) {
+        return Err("has control characters, which no name of an input may have".into());
+    }
     Path::from_absolute_path(&resolved).map_err(|e| e.to_string())
 }
 
 fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
+    if let Some(Place::Disk(path)) = store.place(location) {
+        let found = folder::file(&path, location)?;
+        return Ok(found.map(|meta| InputFile::listed(store, display.into(), meta)));
+    }
     match store.wait(store.store.head(location)) {
         Ok(meta) => Ok(Some(InputFile::listed(store, display.into(), meta))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(e) if store.shown(location).1 && is_folder(store, location) => {
-            tracing::debug!("{location}: {e}");
-            Ok(None)
-        }
         Err(e) => Err(trouble(store, location, "look at", &e)),
     }
 }
 
-fn is_folder(store: &Store, location: &Path) -> bool {
-    children(store, location).is_ok_and(|c| !c.is_empty())
-}
-
-/// What is in a folder.
-enum Child {
-    Folder(Path),
-    File(ObjectMeta),
-}
-
 /// What is in a folder, by name.
-fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, Trouble> {
+///
+/// On a disk only the names that are wanted are looked at, and a name that cannot be read is a problem of its own.
+fn children(
+    store: &Store,
+    location: &Path,
+    display: &str,
+    wanted: &dyn Fn(&str) -> bool,
+    admits: Admits<'_>,
+) -> Result<BTreeMap<String, Child>, Trouble> {
+    if let Some(Place::Disk(path)) = store.place(location) {
+        return Ok(folder::children(&path, location, display, wanted, admits)?);
+    }
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
         Ok(listing) => listing,
         Err(object_store::Error::NotFound { .. }) => return Ok(BTreeMap::new()),
@@ -287,7 +296,7 @@ fn children(store: &Store, location: &Path) -> Result<BTreeMap<String, Child>, T
     // consoles put an empty object for a folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
     let files = objects.map(|o| (name(&o.location), Child::File(o)));
-    Ok(folders.chain(files).filter(|(name, _)| !name.is_empty()).collect())
+    Ok(folders.chain(files).filter(|(name, _)| !name.is_empty() && wanted(name)).collect())
 }
 
 fn matching(
@@ -306,28 +315,28 @@ fn matching(
         } else {
             matching(store, display, location, rest, admits, found)?;
         }
-        for (name, child) in children(store, location)? {
-            if let Child::Folder(path) = child
-                && !name.starts_with('.')
-            {
-                enters(store, &path, admits)?;
-                matching(store, &format!("{display}{name}/"), &path, patterns, admits, found)?;
+        for (name, child) in children(store, location, display, &|name| !name.starts_with('.'), admits)? {
+            if let Child::Folder(path) = child {
+                let display = format!("{display}{name}/");
+                enters(store, &display, &path, admits)?;
+                matching(store, &display, &path, patterns, admits, found)?;
+            } else if let Child::Unreadable { message, folder: true } = child {
+                return Err(message.into());
             }
         }
         return Ok(());
     }
-    for (name, child) in children(store, location)? {
-        if !pattern.matches_with(&name, MATCH) {
-            continue;
-        }
+    for (name, child) in children(store, location, display, &|name| pattern.matches_with(name, MATCH), admits)? {
         match child {
             Child::File(meta) if rest.is_empty() => {
                 found.push(InputFile::listed(store, format!("{display}{name}"), meta));
             }
             Child::Folder(path) if !rest.is_empty() => {
-                enters(store, &path, admits)?;
-                matching(store, &format!("{display}{name}/"), &path, rest, admits, found)?;
+                let display = format!("{display}{name}/");
+                enters(store, &display, &path, admits)?;
+                matching(store, &display, &path, rest, admits, found)?;
             }
+            Child::Unreadable { message, folder } if folder || rest.is_empty() => return Err(message.into()),
             _ => {}
         }
     }
@@ -346,18 +355,16 @@ fn below(
     admits: Admits<'_>,
     found: &mut Vec<InputFile>,
 ) -> Result<(), Trouble> {
-    for (name, child) in children(store, location)? {
-        if name.starts_with('.') {
-            continue;
-        }
+    for (name, child) in children(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), admits)? {
         let path = format!("{display}/{name}");
         match child {
+            Child::Unreadable { message, folder } if folder || has_ending(&name, format) => return Err(message.into()),
             Child::Folder(location) => {
-                enters(store, &location, admits)?;
+                enters(store, &path, &location, admits)?;
                 below(store, &path, &location, format, admits, found)?;
             }
             Child::File(meta) if has_ending(&name, format) => found.push(InputFile::listed(store, path, meta)),
-            Child::File(..) => {}
+            Child::File(..) | Child::Unreadable { .. } => {}
         }
     }
     Ok(())

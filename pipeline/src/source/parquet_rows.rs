@@ -11,8 +11,11 @@ use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 
+use stillhouse_schemas::spec::InputFormat;
+
 use super::error::SourceError;
 use super::list::InputFile;
+use super::sniff;
 use super::store::{Chunks, Store};
 
 const BATCH_BYTES: u64 = 1 << 20;
@@ -42,18 +45,27 @@ pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
     }
 }
 
-fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
-    SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| fault(&file.path, e))
+pub(super) fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
+    SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| match fault(&file.path, e) {
+        SourceError::Corrupt { file: name, message } => sniff::other_format(store, file, InputFormat::Parquet)
+            .unwrap_or(SourceError::Corrupt { file: name, message }),
+        other => other,
+    })
 }
 
-fn is_string(column: &ColumnDescriptor) -> bool {
-    let logical =
-        matches!(column.logical_type_ref(), Some(LogicalType::String | LogicalType::Json | LogicalType::Enum));
-    let converted = matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON | ConvertedType::ENUM);
-    column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && (logical || converted)
+/// Text, or bytes that say nothing of what they are: many writers put text there.
+fn may_be_text(column: &ColumnDescriptor) -> bool {
+    let logical = match column.logical_type_ref() {
+        Some(kind) => matches!(kind, LogicalType::String | LogicalType::Json | LogicalType::Enum),
+        None => matches!(
+            column.converted_type(),
+            ConvertedType::NONE | ConvertedType::UTF8 | ConvertedType::JSON | ConvertedType::ENUM
+        ),
+    };
+    column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && logical
 }
 
-/// The columns of a file, each with whether it can be the text, and what its type is.
+/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
 pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
     let reader = open(store, file)?;
     let schema = reader.metadata().file_metadata().schema_descr();
@@ -66,7 +78,7 @@ pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bo
                 Some(logical) => format!("{logical:?}").to_ascii_lowercase(),
                 None => c.physical_type().to_string().to_ascii_lowercase(),
             };
-            (c.path().string(), is_string(c) && c.path().parts().len() == 1, kind)
+            (c.path().string(), may_be_text(c), kind)
         })
         .collect())
 }
@@ -74,7 +86,11 @@ pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bo
 fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) -> Result<usize, SourceError> {
     let schema = reader.metadata().file_metadata().schema_descr();
     let columns = schema.columns();
-    columns.iter().position(|c| c.path().parts().len() == 1 && c.name() == text && is_string(c)).ok_or_else(|| {
+    let named = |depth: fn(usize) -> bool| {
+        columns.iter().position(|c| depth(c.path().parts().len()) && c.path().string() == text && may_be_text(c))
+    };
+    // a column that has the whole name comes before a field of a struct
+    named(|depth| depth == 1).or_else(|| named(|depth| depth > 1)).ok_or_else(|| {
         let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
         SourceError::corrupt(
             file,

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   file ─► segments of about the target (records that begin in a range) ─┐
-//!   file ─► segments ... ─────────────────────────────────────────────────┼─► train │ holdout ─► grouped into splits
-//!   file ─► ...                                                  (last N records cut off)
+//!   file ─► segments ... ─────────────────────────────────────────────────┼─► train │ holdouts ─► grouped into splits
+//!   file ─► ...                                       (the last records cut off; documents by their keys)
 //! ```
 //!
 //! Every file is cut on its own into segments no longer than about the target, then neighbours are joined while they
-//! fit. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
+//! fit. A data set split that takes a part of the documents only reads so much more of the input for each of its splits, up to
+//! 64 times the target. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
 //! places where records begin. Columnar files are cut by their metadata.
 //!
 //! Memory: the segments, and per core what a reader needs.
@@ -22,12 +23,16 @@ use stillhouse_schemas::spec::{Input, InputFormat, TextDocument};
 
 use super::decode::Cursor;
 use super::error::SourceError;
+use super::holdout::{self, Part};
 use super::list::InputFile;
 use super::store::Store;
-use super::{holdout, ipc, parquet_rows, records};
+use super::{ipc, parquet_rows, records};
 
 /// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;
+
+/// A split that takes fewer of the documents it reads than this is smaller than the target, so that it does not take for ever.
+const LEAST_TAKEN: f64 = 1.0 / 64.0;
 
 /// How far planning has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,57 +59,50 @@ pub(crate) struct Segment {
     pub records: Option<u64>,
 }
 
-/// Cuts the input into splits: first all of `train`, then those of the holdout, numbered through.
+/// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered through. `seed` is of the documents' keys.
 ///
 /// `files` must be what the listing (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
 ///
 /// # Errors
-/// When a file cannot be read or is corrupt, when the holdout takes all records, or when there are too many splits.
+/// When a file cannot be read or is corrupt, when the holdouts take all records, or when there are too many splits.
 pub fn plan_splits(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     target_split_bytes: u64,
+    seed: u64,
     progress: &(dyn Fn(PlanProgress) + Sync),
 ) -> Result<Vec<SplitRecord>, SourceError> {
     let target = target_split_bytes.max(1);
     let store = &store.expecting(files);
-    let train = segments(store, files, input, target, progress)?;
-    let (train, held) = match input.holdout.iter().next() {
-        None => (train, None),
-        Some((name, holdout)) => {
-            let field = format!("input.holdout.{name}.last_documents");
-            let (train, held) = holdout::cut_off(store, files, input, train, holdout.last_documents, &field)?;
-            (train, Some((name.as_str(), held)))
-        }
-    };
+    let segments = segments(store, files, input, target, progress)?;
     let mut splits = Vec::new();
-    group(files, train, target, "train", &mut splits)?;
-    if let Some((name, held)) = held {
-        group(files, held, target, name, &mut splits)?;
+    for part in holdout::parts(store, files, input, seed, segments)? {
+        group(files, part, target, &mut splits)?;
     }
     Ok(splits)
 }
 
-fn group(
-    files: &[InputFile],
-    segments: Vec<Segment>,
-    target: u64,
-    dataset_split: &str,
-    splits: &mut Vec<SplitRecord>,
-) -> Result<(), SourceError> {
+fn group(files: &[InputFile], part: Part, target: u64, splits: &mut Vec<SplitRecord>) -> Result<(), SourceError> {
+    let taken = part.keys.map_or(1.0, |keys| keys.share().max(LEAST_TAKEN));
     let mut filled = None;
-    for segment in segments {
-        let joined = filled.and_then(|f: u64| f.checked_add(segment.weight)).filter(|sum| *sum <= target);
+    for segment in part.segments {
+        let weight = (segment.weight as f64 * taken).ceil() as u64;
+        let joined = filled.and_then(|f: u64| f.checked_add(weight)).filter(|sum| *sum <= target);
         if joined.is_none() {
             let too_many = || SourceError::Plan {
                 field: "input.split_megabytes".into(),
                 message: format!("the input makes more than {MOST_SPLITS} splits; make them larger"),
             };
             let split = u32::try_from(splits.len()).ok().filter(|n| *n < MOST_SPLITS).ok_or_else(too_many)?;
-            splits.push(SplitRecord { split: SplitId(split), dataset_split: dataset_split.into(), pieces: Vec::new() });
+            splits.push(SplitRecord {
+                split: SplitId(split),
+                dataset_split: part.dataset_split.clone(),
+                pieces: Vec::new(),
+                keys: part.keys,
+            });
         }
-        filled = Some(joined.unwrap_or(segment.weight));
+        filled = Some(joined.unwrap_or(weight));
         if let Some(split) = splits.last_mut() {
             let file = &files[segment.file].path;
             let joined =
@@ -178,7 +176,7 @@ fn file_segments(
     input: &Input,
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
-    let columnar = match input.format {
+    let columnar = match input.format() {
         InputFormat::Parquet => Some(parquet_rows::row_groups(store, file, &input.text)?),
         InputFormat::Arrow => Some(ipc::row_groups(store, file)?),
         _ => None,
@@ -194,7 +192,7 @@ fn file_segments(
             })
             .collect());
     }
-    if input.format == InputFormat::Text && input.document == TextDocument::File {
+    if input.format() == InputFormat::Text && input.document == TextDocument::File {
         let mut cursor = Cursor::open(store, file, input, 0)?;
         let size = if super::decode::compression(file, input) == stillhouse_schemas::spec::Compression::None {
             file.size

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use arrow::array::RecordBatch;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::DocumentId;
-use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
 
 use super::batch::Batches;
@@ -13,10 +13,13 @@ use super::decode::Cursor;
 use super::error::{Place, SourceError, Stopped, reason};
 use super::list::InputFile;
 use super::records::{self, Fault};
-use super::spool::{Spool, cut};
+use super::spool::{Key, Spool, cut};
 use super::store::Store;
 use super::{ipc, parquet_rows};
 use crate::shard::hex;
+
+/// The data set split of all that no holdout takes.
+pub const TRAIN: &str = "train";
 
 /// What a split held.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,8 +32,8 @@ pub struct ReadSummary {
     pub skipped: BTreeMap<String, u64>,
     /// Documents that were too long for one piece and went through a temporary file.
     pub spooled_to_disk: u64,
-    /// For each piece of the split, in order, the sha256 of its records, in hexadecimal: of a good record the number of bytes of its
-    /// text (8 bytes, little-endian) and its text, of a bad one eight bytes 0xff.
+    /// For each piece of the split, in order, the sha256 of its records, in hexadecimal: of a document that the split takes the number of
+    /// bytes of its text (8 bytes, little-endian) and its text, of a bad record eight bytes 0xff.
     pub sha256: Vec<String>,
 }
 
@@ -75,7 +78,8 @@ pub fn digests(
 /// Reads the records of one split, in order, and emits them as `documents_schema` batches of at most 1024 rows
 /// and about 1 MB (4 MB, or one longer piece, at the most).
 ///
-/// `files` must be the listing that the split was planned from. `document_id` counts bad records too.
+/// `files` must be the listing that the split was planned from. `document_id` counts bad records too, and those that the split
+/// does not take. Of splits that share their pieces that of `train` counts the bad records.
 ///
 /// # Errors
 /// When a file cannot be read or is corrupt; at the first bad record with `on_error: fail`; when `emit` says that it is over.
@@ -87,63 +91,178 @@ pub fn read_split(
     emit: &mut dyn FnMut(RecordBatch) -> Result<(), Stopped>,
 ) -> Result<ReadSummary, SourceError> {
     let by_path: HashMap<&str, &InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
-    let piece = input.piece_kilobytes as usize * 1000;
     let of_split: HashSet<&str> = split.pieces.iter().map(|p| p.file.as_str()).collect();
     let store = &store.expecting(of_split.iter().filter_map(|path| by_path.get(path).copied()));
-    let mut reader = SplitReader {
-        store,
-        input,
+    let mut documents = Documents {
         split,
-        piece,
         ordinal: 0,
-        spool: Spool::new(piece),
         batches: Batches::new(emit),
         summary: ReadSummary::default(),
         records: RecordsDigest::default(),
     };
+    let mut reader = Reader::new(store, input, &mut documents);
     for piece in &split.pieces {
         let file =
             by_path.get(piece.file.as_str()).ok_or_else(|| SourceError::Unlisted { file: piece.file.clone() })?;
-        let read = reader.piece(file, piece);
+        let read = reader.range(file, piece.range);
         if !matches!(read, Err(SourceError::Stopped(_))) {
             // first: in a file that changes under the reader, a record that makes no sense is not what is wrong
             store.check(&file.location, false).map_err(|e| SourceError::of_store(&file.path, e))?;
         }
         read?;
-        reader.summary.sha256.push(reader.records.take());
+        reader.sink.end_of_piece();
     }
-    reader.batches.flush()?;
-    reader.summary.spooled_to_disk = reader.spool.rolled;
-    Ok(reader.summary)
+    let (rolled, skipped) = (reader.spool.rolled, reader.skipped);
+    documents.batches.flush()?;
+    let mut summary = documents.summary;
+    summary.spooled_to_disk = rolled;
+    if split.keys.is_none() || split.dataset_split == TRAIN {
+        summary.skipped = skipped;
+    }
+    Ok(summary)
 }
 
-struct SplitReader<'a, 'b> {
-    store: &'a Store,
-    input: &'a Input,
+/// Gives the key of every document of a range.
+///
+/// # Errors
+/// As [`read_split`].
+pub(crate) fn read_keys(
+    store: &Store,
+    file: &InputFile,
+    range: Range,
+    input: &Input,
+    seed: u64,
+    each: &mut dyn FnMut(u64),
+) -> Result<(), SourceError> {
+    Reader::new(store, input, &mut Keys { seed, each }).range(file, range)
+}
+
+/// Takes the records of a range one after another.
+trait Sink {
+    /// Goes to the next record, good or bad.
+    fn next(&mut self) -> Result<(), SourceError>;
+
+    /// A good record whose text is in the spool.
+    fn spooled(&mut self, text: &mut Spool) -> Result<(), SourceError>;
+
+    /// A good record whose text is in memory, to be handed on in pieces of this many bytes.
+    fn whole(&mut self, text: &str, piece: usize) -> Result<(), SourceError>;
+
+    /// The record is bad, and left out.
+    fn bad(&mut self) {}
+
+    /// All records of a piece of the split have been seen.
+    fn end_of_piece(&mut self) {}
+}
+
+/// The documents that a split takes, into batches.
+struct Documents<'a, 'b> {
     split: &'a SplitRecord,
-    piece: usize,
+    /// Records before the next one.
     ordinal: u64,
-    spool: Spool,
     batches: Batches<'a, 'b>,
     summary: ReadSummary,
     records: RecordsDigest,
 }
 
-impl SplitReader<'_, '_> {
-    fn piece(&mut self, file: &InputFile, piece: &Piece) -> Result<(), SourceError> {
-        match piece.range {
-            Range::Rows { start, end } => self.rows(file, (start, end)),
-            Range::Bytes { start, end, line } => self.bytes(file, start, end, line),
-        }
-    }
-
-    fn next_id(&mut self) -> Result<DocumentId, SourceError> {
-        let ordinal = u32::try_from(self.ordinal).map_err(|_| SourceError::Plan {
+impl Documents<'_, '_> {
+    fn id(&self) -> Result<DocumentId, SourceError> {
+        let ordinal = u32::try_from(self.ordinal - 1).map_err(|_| SourceError::Plan {
             field: "input.split_megabytes".into(),
             message: format!("split {} has more than 2^32 records; make splits smaller", self.split.split.0),
         })?;
-        self.ordinal += 1;
         Ok(self.split.split.document(ordinal))
+    }
+
+    fn count(&mut self, bytes: u64) {
+        self.summary.documents += 1;
+        self.summary.text_bytes += bytes;
+        self.records.good(bytes);
+    }
+}
+
+impl Sink for Documents<'_, '_> {
+    fn next(&mut self) -> Result<(), SourceError> {
+        self.ordinal += 1;
+        Ok(())
+    }
+
+    fn spooled(&mut self, text: &mut Spool) -> Result<(), SourceError> {
+        if let Some(keys) = self.split.keys
+            && !keys.holds(text.key(keys.seed).map_err(SourceError::spool)?)
+        {
+            return Ok(());
+        }
+        let id = self.id()?;
+        self.count(text.length());
+        let (batches, records) = (&mut self.batches, &mut self.records);
+        text.pieces(SourceError::spool, &mut |text, end| {
+            records.text(text);
+            batches.push(id, text, end)
+        })
+    }
+
+    fn whole(&mut self, text: &str, piece: usize) -> Result<(), SourceError> {
+        if self.split.keys.is_some_and(|keys| !keys.holds(Key::new(keys.seed).with(text).get())) {
+            return Ok(());
+        }
+        let id = self.id()?;
+        self.count(text.len() as u64);
+        self.records.text(text);
+        let batches = &mut self.batches;
+        cut(text, piece, &mut |text, end| batches.push(id, text, end))
+    }
+
+    fn bad(&mut self) {
+        self.records.bad();
+    }
+
+    fn end_of_piece(&mut self) {
+        self.summary.sha256.push(self.records.take());
+    }
+}
+
+/// The keys of all documents.
+struct Keys<'a> {
+    seed: u64,
+    each: &'a mut dyn FnMut(u64),
+}
+
+impl Sink for Keys<'_> {
+    fn next(&mut self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    fn spooled(&mut self, text: &mut Spool) -> Result<(), SourceError> {
+        (self.each)(text.key(self.seed).map_err(SourceError::spool)?);
+        Ok(())
+    }
+
+    fn whole(&mut self, text: &str, _piece: usize) -> Result<(), SourceError> {
+        (self.each)(Key::new(self.seed).with(text).get());
+        Ok(())
+    }
+}
+
+struct Reader<'a> {
+    store: &'a Store,
+    input: &'a Input,
+    spool: Spool,
+    skipped: BTreeMap<String, u64>,
+    sink: &'a mut dyn Sink,
+}
+
+impl<'a> Reader<'a> {
+    fn new(store: &'a Store, input: &'a Input, sink: &'a mut dyn Sink) -> Self {
+        let spool = Spool::new(input.piece_kilobytes as usize * 1000);
+        Self { store, input, spool, skipped: BTreeMap::new(), sink }
+    }
+
+    fn range(&mut self, file: &InputFile, range: Range) -> Result<(), SourceError> {
+        match range {
+            Range::Rows { start, end } => self.rows(file, (start, end)),
+            Range::Bytes { start, end, line } => self.bytes(file, start, end, line),
+        }
     }
 
     fn bad(
@@ -157,21 +276,21 @@ impl SplitReader<'_, '_> {
             return Err(SourceError::Record { file: file.path.clone(), place: place()?, reason, message });
         }
         tracing::debug!(file = file.path, reason, message, "record skipped");
-        *self.summary.skipped.entry(reason.into()).or_default() += 1;
-        self.records.bad();
+        *self.skipped.entry(reason.into()).or_default() += 1;
+        self.sink.bad();
         Ok(())
     }
 
     fn bytes(&mut self, file: &InputFile, start: u64, end: u64, line: Option<u64>) -> Result<(), SourceError> {
         let (store, input) = (self.store, self.input);
-        let whole = input.format == InputFormat::Text && input.document == TextDocument::File;
+        let whole = input.format() == InputFormat::Text && input.document == TextDocument::File;
         let (mut records, from) = records::open(store, file, input, start)?;
         let input_fault = |e| SourceError::from_io(&file.path, e);
         while let Some(at) = records.next().map_err(input_fault)? {
             if at.offset >= end && !whole {
                 break;
             }
-            let id = self.next_id()?;
+            self.sink.next()?;
             self.spool.clear().map_err(SourceError::spool)?;
             let outcome = records.read(&mut self.spool).map_err(|fault| match fault {
                 Fault::Input(e) => SourceError::from_io(&file.path, e),
@@ -190,14 +309,7 @@ impl SplitReader<'_, '_> {
                 })?;
                 continue;
             }
-            self.summary.documents += 1;
-            self.summary.text_bytes += self.spool.length();
-            let (batches, records) = (&mut self.batches, &mut self.records);
-            records.good(self.spool.length());
-            self.spool.pieces(SourceError::spool, &mut |text, end| {
-                records.text(text);
-                batches.push(id, text, end)
-            })?;
+            self.sink.spooled(&mut self.spool)?;
         }
         Ok(())
     }
@@ -205,7 +317,7 @@ impl SplitReader<'_, '_> {
     fn rows(&mut self, file: &InputFile, rows: (u64, u64)) -> Result<(), SourceError> {
         let (store, input) = (self.store, self.input);
         let each = &mut |row: u64, cell: parquet_rows::Cell<'_>| {
-            let id = self.next_id()?;
+            self.sink.next()?;
             let place = || Ok(Place::Row(row));
             let Some(bytes) = cell else {
                 let message = format!("the value of {:?} is null; valid: a string", input.text);
@@ -215,14 +327,9 @@ impl SplitReader<'_, '_> {
                 let message = format!("the value of {:?} is not UTF-8; valid: text in UTF-8", input.text);
                 return self.bad(file, reason::UTF8, message, place);
             };
-            self.summary.documents += 1;
-            self.summary.text_bytes += text.len() as u64;
-            self.records.good(text.len() as u64);
-            self.records.text(text);
-            let batches = &mut self.batches;
-            cut(text, self.piece, &mut |text, end| batches.push(id, text, end))
+            self.sink.whole(text, input.piece_kilobytes as usize * 1000)
         };
-        match input.format {
+        match input.format() {
             InputFormat::Arrow => ipc::read_rows(store, file, &input.text, rows, each),
             _ => parquet_rows::read_rows(store, file, &input.text, rows, each),
         }

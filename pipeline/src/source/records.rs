@@ -63,7 +63,7 @@ pub(crate) trait Records {
 
 /// Whether a reader may begin anywhere in a file and find the next record, so that no scan is needed to cut it.
 pub(crate) fn is_seekable(file: &InputFile, input: &Input) -> bool {
-    let lines = match input.format {
+    let lines = match input.format() {
         InputFormat::Jsonl => true,
         InputFormat::Text => input.document == TextDocument::Line,
         _ => false,
@@ -78,9 +78,9 @@ pub(crate) fn open(
     input: &Input,
     start: u64,
 ) -> Result<(Box<dyn Records>, u64), SourceError> {
-    let by_line = matches!(input.format, InputFormat::Jsonl)
-        || (input.format == InputFormat::Text && input.document == TextDocument::Line);
-    let cursor = match (input.format, by_line) {
+    let by_line = matches!(input.format(), InputFormat::Jsonl)
+        || (input.format() == InputFormat::Text && input.document == TextDocument::Line);
+    let cursor = match (input.format(), by_line) {
         (InputFormat::Csv, _) => {
             let records = CsvRecords::open(store, file, input, start)?;
             return Ok((Box::new(records), start));
@@ -95,7 +95,7 @@ pub(crate) fn open(
         _ => Cursor::open(store, file, input, start)?,
     };
     let from = cursor.offset;
-    let records: Box<dyn Records> = match (input.format, input.document) {
+    let records: Box<dyn Records> = match (input.format(), input.document) {
         (InputFormat::Jsonl, _) => Box::new(JsonRecords::new(cursor, &input.text)),
         (_, TextDocument::Line) => Box::new(LineRecords::new(cursor)),
         (_, TextDocument::BlankLine) => Box::new(BlockRecords::new(cursor)),

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
+use sha2::{Digest, Sha256};
 use tempfile::SpooledTempFile;
 
 /// Why bytes were not taken.
@@ -14,6 +15,28 @@ pub(crate) enum PushError {
     Utf8(usize),
     /// The temporary file failed.
     Io(io::Error),
+}
+
+/// The key of a document: SHA-256 of `holdout`, the seed (8 bytes, low first) and the text; its first 8 bytes, low first.
+pub(crate) struct Key(Sha256);
+
+impl Key {
+    pub fn new(seed: u64) -> Self {
+        Self(Sha256::new().chain_update(b"holdout").chain_update(seed.to_le_bytes()))
+    }
+
+    pub fn add(&mut self, text: &str) {
+        self.0.update(text);
+    }
+
+    pub fn with(mut self, text: &str) -> Self {
+        self.add(text);
+        self
+    }
+
+    pub fn get(self) -> u64 {
+        self.0.finalize().iter().take(8).rev().fold(0, |key, byte| key << 8 | u64::from(*byte))
+    }
 }
 
 /// Text of one document.
@@ -114,6 +137,16 @@ impl Spool {
     /// Whether the text ends with a whole character.
     pub fn is_whole(&self) -> bool {
         self.partial_length == 0
+    }
+
+    /// The key of the text.
+    pub fn key(&mut self, seed: u64) -> io::Result<u64> {
+        let mut key = Key::new(seed);
+        self.pieces(|e| e, &mut |text, _| {
+            key.add(text);
+            Ok(())
+        })?;
+        Ok(key.get())
     }
 
     /// Hands the text on in pieces cut between characters; the flag is true on the last one. An empty text is one empty piece.

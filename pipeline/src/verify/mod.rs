@@ -92,8 +92,12 @@ pub struct TeacherCheck {
     pub noises: u64,
     /// Largest |stored − recomputed| of a log-probability.
     pub logprob_difference_max: f64,
-    /// How often argmax_k(l_k + ξ_k) was the observed token.
+    /// How many noises are within the tolerance as they are stored (of codec `dense`: within the rounding of its type).
+    pub within_tolerance: u64,
+    /// How often argmax_k(l_k + ξ̂_k) is the observed token, ξ̂ as it is stored.
     pub argmax_hits: u64,
+    /// Whether the job promised that it always is (`condition`).
+    pub condition: bool,
     /// Largest total variation between stored and recomputed softmax(ξ).
     pub total_variation_max: f64,
     /// Mean total variation.

@@ -1,7 +1,8 @@
 //! The noise itself: logits recomputed for whole batches as the job ran them, and every stored token checked.
 //!
-//! For each predicted token: the stored ln p against the recomputed one, argmax_k(l_k + ξ_k) = x with ξ exact, and the
-//! total variation between softmax(ξ) and what is stored (replayed and corrected, or dense).
+//! For each predicted token the stored ln p against the recomputed one, and for each of its noises **what is stored of it**
+//! (replayed and corrected, or dense), called ξ̂: the total variation between softmax(ξ) and softmax(ξ̂), and whether
+//! argmax_k(l_k + ξ̂_k) = x, which a data set promises whose job says `condition: true`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +10,9 @@ use std::sync::atomic::AtomicU64;
 
 use arrow::array::RecordBatch;
 use rayon::prelude::*;
-use stillhouse_noise::{Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, total_variation_of};
+use stillhouse_noise::{
+    Correction, DrawKey, Judged, NoiseError, NoiseStream, Softmax, StoredToken, judge, judge_dense,
+};
 use stillhouse_operators::extract::pass::{Predicted, Sequence, TeacherPass};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
@@ -27,8 +30,12 @@ use crate::hub::{self, HubRef, Wanted};
 use crate::job::local_path;
 use crate::{operators, plan, run};
 
-/// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did.
+/// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did; those
+/// beyond −16 by this share of 16 of their size, as logits that are larger are coarser.
 const LOGPROB_TOLERANCE: f64 = 2e-3;
+const LOGPROB_SIZE: f64 = 16.0;
+/// The observed token may lose by this much: as many logits differ in their last bits.
+const LEAD_SLACK: f64 = 1e-4;
 /// The recomputed logits may differ in their last bits; this is far above what that moves, far below a tolerance.
 const VARIATION_SLACK: f64 = 2e-5;
 /// Batches that are recomputed unless asked otherwise.
@@ -50,10 +57,15 @@ pub(super) async fn check(
     let per_batch = operators::rows_per_batch(&manifest.job);
     let wanted = if options.teacher_batches == 0 { DEFAULT_BATCHES } else { options.teacher_batches };
     let picked = pick(manifest, per_batch, wanted);
+    let noise = extract.noise.as_ref();
     let mut check = TeacherCheck {
-        tolerance: extract.noise.as_ref().filter(|n| n.codec == NoiseCodec::Replay).map(|n| n.tolerance),
+        tolerance: noise.filter(|n| n.codec == NoiseCodec::Replay).map(|n| n.tolerance),
+        condition: noise.is_some_and(|n| n.condition),
         ..TeacherCheck::default()
     };
+    // On another kind of machine logits may differ as much as log-probabilities, that of the observed token and its rival.
+    let alike = teacher.info().arithmetic == record.arithmetic && teacher.info().device == record.device;
+    let lead_slack = if alike { LEAD_SLACK } else { 2.0 * LOGPROB_TOLERANCE };
     let mut variation_sum = 0.0;
     for (shard, offset) in picked {
         observer.event(&Event::Preparing { what: format!("recomputing {} from row {offset}", shard.path) });
@@ -63,6 +75,7 @@ pub(super) async fn check(
             extract,
             bos: record.bos_token_id,
             teacher: Arc::clone(&teacher),
+            lead_slack,
             place: shard.path.clone(),
             offset,
         };
@@ -131,6 +144,7 @@ struct Recomputed<'a> {
     extract: &'a Extract,
     bos: u32,
     teacher: Arc<dyn Teacher>,
+    lead_slack: f64,
     place: String,
     offset: usize,
 }
@@ -142,11 +156,11 @@ struct Stored {
     dense: Option<Widened<f32>>,
 }
 
-/// What the check of one token and draw gave.
+/// What the check of one token gave: its log-probability, and the noise of every draw.
 struct TokenCheck {
-    logprob_difference: f64,
-    variation: Option<f64>,
-    argmax_hit: Option<bool>,
+    logprob: f64,
+    stored_logprob: f64,
+    noises: Vec<Judged>,
 }
 
 impl Recomputed<'_> {
@@ -186,22 +200,20 @@ impl Recomputed<'_> {
         check.sequences += sequences.len() as u64;
         pass.run(&sequences, &mut |positions, logits| {
             let vocab = self.teacher.info().vocab_size;
-            let results: Result<Vec<Vec<TokenCheck>>, String> = positions
+            let results: Result<Vec<TokenCheck>, NoiseError> = positions
                 .par_iter()
                 .zip(logits.par_chunks_exact(vocab))
                 .map(|(p, logits)| self.token(&sequences, &stored, *p, logits))
                 .collect();
-            let results = results.map_err(|message| OperatorError::Data {
+            let results = results.map_err(|e| OperatorError::Data {
                 operator: "verify",
                 place: self.place.clone(),
-                message,
+                message: e.to_string(),
             })?;
-            for (p, draws) in positions.iter().zip(results) {
+            for (p, result) in positions.iter().zip(results) {
                 predicted[p.row][p.position] = true;
                 check.tokens += 1;
-                for result in draws {
-                    self.judge(*p, &result, check, variation_sum, found);
-                }
+                self.judge(*p, &result, check, variation_sum, found);
             }
             Ok(())
         })?;
@@ -218,26 +230,32 @@ impl Recomputed<'_> {
         found: &mut Verification,
     ) {
         let place = || format!("{} row {} position {}", self.place, self.offset + p.row, p.position);
-        check.logprob_difference_max = check.logprob_difference_max.max(result.logprob_difference);
-        if result.logprob_difference > LOGPROB_TOLERANCE {
-            found.fault(
-                place(),
-                format!("logprob differs by {:.3e} from the recomputed one", result.logprob_difference),
-            );
+        let difference = (result.logprob - result.stored_logprob).abs();
+        check.logprob_difference_max = check.logprob_difference_max.max(difference);
+        if difference.is_nan() || difference > logprob_limit(result.logprob) {
+            let (stored, recomputed) = (result.stored_logprob, result.logprob);
+            found.fault(place(), format!("logprob is {stored}, recomputed it is {recomputed}: {difference:.3e} apart"));
         }
-        if let Some(variation) = result.variation {
+        for noise in &result.noises {
+            let variation = noise.total_variation;
             check.noises += 1;
             *sum += variation;
             check.total_variation_max = check.total_variation_max.max(variation);
             let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + VARIATION_SLACK;
-            if variation > limit {
+            if variation <= limit {
+                check.within_tolerance += 1;
+            } else {
                 found.fault(place(), format!("total variation {variation:.3e}, valid: at most {limit:.3e}"));
             }
-        }
-        match result.argmax_hit {
-            Some(true) => check.argmax_hits += 1,
-            Some(false) => found.fault(place(), "argmax(l + ξ) is not the observed token"),
-            None => {}
+            if noise.lead >= 0.0 {
+                check.argmax_hits += 1;
+            } else if check.condition && noise.lead < -self.lead_slack {
+                let lost = -noise.lead;
+                found.fault(
+                    place(),
+                    format!("the observed token loses in argmax(l + ξ) by {lost:.3e}, as it is stored"),
+                );
+            }
         }
     }
 
@@ -247,27 +265,20 @@ impl Recomputed<'_> {
         stored: &Stored,
         p: Predicted,
         logits: &[f32],
-    ) -> Result<Vec<TokenCheck>, String> {
+    ) -> Result<TokenCheck, NoiseError> {
         let vocab = logits.len();
         let sequence = &sequences[p.row];
         let length = sequence.tokens.len();
         let x = sequence.tokens[p.position];
-        let fail = |e: stillhouse_noise::NoiseError| e.to_string();
-        let mut softmax = Softmax::new(vocab).map_err(fail)?;
-        softmax.load(logits).map_err(fail)?;
-        let logprob = stored.logprob.row(p.row)[p.position];
-        let difference = (softmax.logprob(logits[x as usize]) - f64::from(logprob)).abs();
-        let Some(noise) = &self.extract.noise else {
-            return Ok(vec![TokenCheck { logprob_difference: difference, variation: None, argmax_hit: None }]);
-        };
         let seed = self.manifest.noise_seed.unwrap_or_default();
-        let mut xi = vec![0.0; vocab];
-        let mut checks = Vec::with_capacity(noise.draws as usize);
-        for draw in 0..noise.draws {
-            let stream = NoiseStream::new(DrawKey::new(seed, draw), sequence.id, p.position as u32);
-            dense_noise(&mut softmax, logits, x, &stream, &mut xi).map_err(fail)?;
+        let stream = |draw| NoiseStream::new(DrawKey::new(seed, draw), sequence.id, p.position as u32);
+        let mut softmax = Softmax::new(vocab)?;
+        softmax.load(logits).map_err(|e| e.at(&stream(0)))?;
+        let logprob = stored.logprob.row(p.row)[p.position];
+        let mut noises = Vec::new();
+        for draw in 0..self.extract.noise.as_ref().map_or(0, |noise| noise.draws) {
             let at = draw as usize * length + p.position;
-            let variation = if let Some((counts, indices, logprobs)) = &stored.replay {
+            if let Some((counts, indices, logprobs)) = &stored.replay {
                 let counts = counts.row(p.row);
                 let start: usize = counts[..at].iter().map(|&c| c as usize).sum();
                 let range = start..start + counts[at] as usize;
@@ -277,20 +288,14 @@ impl Recomputed<'_> {
                     .map(|(&index, &logprob)| Correction { index, logprob })
                     .collect();
                 let token = StoredToken { token: x, logprob, corrections: &corrections };
-                Some(total_variation_of(logits, &token, &stream).map_err(fail)?)
-            } else {
-                stored.dense.as_ref().map(|dense| {
-                    let dense = &dense.row(p.row)[at * vocab..(at + 1) * vocab];
-                    total_variation(&softmax_of(&xi), &softmax_of(dense))
-                })
-            };
-            checks.push(TokenCheck {
-                logprob_difference: difference,
-                variation,
-                argmax_hit: Some(argmax(logits, &xi) == x as usize),
-            });
+                noises.push(judge(logits, &token, &stream(draw))?);
+            } else if let Some(dense) = &stored.dense {
+                let xi = &dense.row(p.row)[at * vocab..(at + 1) * vocab];
+                noises.push(judge_dense(logits, x, xi, &stream(draw))?);
+            }
         }
-        Ok(checks)
+        let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
+        Ok(TokenCheck { logprob: softmax.logprob(logit), stored_logprob: f64::from(logprob), noises })
     }
 
     /// Positions that are not predicted must be stored as certain.
@@ -321,18 +326,23 @@ impl Recomputed<'_> {
 /// Dense noise in half precision: an error of 2^-11 in ξ is one of 5e-4 in a weight, ξ up to 22 has 2^-7.
 const DENSE_VARIATION: f64 = 2e-2;
 
-fn argmax(logits: &[f32], xi: &[f32]) -> usize {
-    let score = |k: usize| f64::from(logits[k]) + f64::from(xi[k]);
-    (1..logits.len()).fold(0, |best, k| if score(k) > score(best) { k } else { best })
+/// How far a stored log-probability may be from the recomputed one.
+fn logprob_limit(logprob: f64) -> f64 {
+    LOGPROB_TOLERANCE * (logprob.abs() / LOGPROB_SIZE).max(1.0)
 }
 
-fn softmax_of(xi: &[f32]) -> Vec<f64> {
-    let max = xi.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-    let weights: Vec<f64> = xi.iter().map(|v| f64::from(v - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
-    weights.into_iter().map(|w| w / sum).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn total_variation(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0
+    #[test]
+    fn extreme_log_probabilities_are_compared_by_their_size() {
+        assert_eq!((logprob_limit(0.0), logprob_limit(-16.0)), (2e-3, 2e-3));
+        assert!((logprob_limit(-1600.0) - 0.2).abs() < 1e-12);
+        // one unit in the last place of a logit of that size
+        for logprob in [-1e4f32, -1e6, -1e8] {
+            let next = f64::from(logprob.next_down());
+            assert!((next - f64::from(logprob)).abs() < logprob_limit(next));
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::error::{PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::operators;
-use crate::output::TOKENIZER;
+use crate::output::{MANIFEST, TOKENIZER};
 
 /// Rows that are checked at once.
 const BATCH_ROWS: usize = 64;
@@ -26,6 +26,13 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
         if !manifest.shards.iter().any(|s| s.path == name) {
             found.fault(name, "is not in the manifest");
         }
+    }
+    if dataset.output().finished_manifest().await?.is_none() {
+        found.damaged(
+            dataset.output(),
+            MANIFEST,
+            "is not the one with which the data set was finished: _SUCCESS has another sha256",
+        );
     }
     match dataset.output().size(TOKENIZER).await? {
         None => found.damaged(dataset.output(), TOKENIZER, "is missing"),
@@ -86,7 +93,8 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     if columns != manifest.columns {
         found.fault(&shard.path, "its schema is not the manifest's");
     }
-    let limits = operators::limits(&manifest.job, manifest.vocab_size as usize, shard.split);
+    let specials = &manifest.tokenizer.special_tokens;
+    let limits = operators::limits(&manifest.job, manifest.vocab_size as usize, specials, shard.split);
     let mut rows = 0;
     let mut tokens = 0;
     while let Some(batch) = batches.try_next().await.map_err(PipelineError::dataset(dataset.shown(&shard.path)))? {
@@ -120,7 +128,8 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     if manifest.noise_seed != seed {
         found.fault("manifest.json", format!("noise_seed {:?}, the job's is {seed:?}", manifest.noise_seed));
     }
-    let expected = operators::limits(job, manifest.vocab_size as usize, SplitId(0)).subtokens;
+    let specials = &manifest.tokenizer.special_tokens;
+    let expected = operators::limits(job, manifest.vocab_size as usize, specials, SplitId(0)).subtokens;
     let stored = manifest.subtokens.map(|s| (s.base, s.length as usize));
     if stored != expected {
         found.fault("manifest.json", format!("subtokens (base, length) {stored:?}, those of the job are {expected:?}"));

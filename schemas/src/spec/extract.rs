@@ -87,6 +87,8 @@ pub struct Noise {
     /// Largest total variation between stored and exact softmax(ξ), for every token (codec `replay`).
     #[schemars(range(min = 0.00002, max = 0.5))]
     pub tolerance: f64,
+    /// Whether argmax(l + ξ) is the observed token for every token and draw of what is stored, as it is for exact noise.
+    pub condition: bool,
     /// Independent noises per token, D.
     #[schemars(range(min = 1, max = 64))]
     pub draws: u32,
@@ -101,7 +103,7 @@ pub struct Noise {
 
 impl Default for Noise {
     fn default() -> Self {
-        Self { codec: NoiseCodec::Replay, tolerance: 1e-3, draws: 1, precision: None, seed: None }
+        Self { codec: NoiseCodec::Replay, tolerance: 1e-3, condition: true, draws: 1, precision: None, seed: None }
     }
 }
 

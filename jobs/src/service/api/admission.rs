@@ -54,7 +54,7 @@ impl Drop for Waiting {
 
 /// Refuses more paths than a job may name; they are looked at one by one.
 pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
-    let (got, most) = (spec.input.paths.len(), limits.paths_per_job as usize);
+    let (got, most) = (spec.input.all_paths().count(), limits.paths_per_job as usize);
     (got > most).then(|| {
         let message = format!(
             "more than this server takes; valid: at most {} (limits.paths_per_job); a glob or a folder stands for any number of files",
@@ -166,6 +166,11 @@ mod tests {
         let problem = too_many_paths(&limits(2), &spec("o")).unwrap();
         assert_eq!((problem.field.as_str(), problem.got.as_deref()), ("input.paths", Some("3 paths")));
         assert!(problem.message.contains("at most 2 (limits.paths_per_job)"), "{problem}");
+        // those of tables are paths too
+        let mut with_table = spec("o");
+        let table = r#"{"t": {"format": "text", "paths": ["d", "e"]}}"#;
+        with_table.input.tables = serde_json::from_str(table).unwrap();
+        assert_eq!(too_many_paths(&limits(4), &with_table).unwrap().got.as_deref(), Some("5 paths"));
     }
 
     #[test]

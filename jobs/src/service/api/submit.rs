@@ -372,6 +372,7 @@ fn check_now(
     if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
         problems.push(problem);
         spec.input.paths.clear();
+        spec.input.tables.clear();
     }
     let name = Some(spec.name.clone());
     let allowed = config.job_access().problems_while(&spec, folder, go_on)?;

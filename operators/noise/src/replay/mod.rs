@@ -10,6 +10,11 @@
 //!                                                         └► smallest prefix with exact TV ≤ target ─► re-rank, drop
 //! ```
 //!
+//! Such an entry may weigh nothing in softmax(ξ) and still matter: without a correction it beats x in argmax(l + ξ̂) where
+//! p_k/e_k > p_x/E_x = 1/e_0. So every entry with e_k < p_k·e_0 is corrected whatever it weighs, one per token on
+//! average (Σ_k P(e_k < p_k·e_0) ≈ E e_0), of which the tolerance asks for two thirds anyway. Its p̂_k is at least
+//! p_k − e_k/e_0, with a lead ([`Tolerance::lead`]) for readers in f32.
+//!
 //! With Ŝ = Σ ŵ and S = Σ w, TV = Σ_k (ŵ_k/Ŝ − w_k/S)⁺ = Σ_k (δ_k·a − w_k·g)⁺, where δ = ŵ − w, a = 1/Ŝ and
 //! g = Σδ / (S·Ŝ). Written in the differences δ, it loses no digits where a large weight is corrected.
 //!
@@ -25,18 +30,20 @@ mod candidates;
 mod rounding;
 mod search;
 
-use half::f16;
-
 #[cfg(debug_assertions)]
 use crate::decode::StoredToken;
 use crate::decode::{Correction, weight_of_token};
 use crate::dispatch::Level;
 use crate::kernels::{Block, BlockSums};
 use crate::philox::BLOCK;
-use crate::posterior::{check_token, locate};
-use crate::{NoiseError, NoiseStream, Softmax, kernels};
-use candidates::Candidate;
+use crate::posterior::check_token;
+use crate::{NoiseError, NoiseStream, Softmax, ValueType, kernels};
+use candidates::{Candidate, loose};
 use search::Totals;
+
+/// By how much the observed token wins in l + ξ̂: what a reader loses who computes e up to 4 ulp away and adds logits of
+/// up to 1,024 in f32, and a little for logits that another machine computes.
+pub(crate) const LEAD: f64 = 1.0 / 4096.0;
 
 /// Largest total variation ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k| of a token's noise.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
@@ -66,6 +73,14 @@ impl Tolerance {
         self.0
     }
 
+    /// By how much the observed token wins in l + ξ̂ at least, where the condition is kept: 2^−12, or the tolerance where
+    /// that is smaller. Lowering weights by this factor moves the total variation by a quarter of it at most, so
+    /// both can always be kept.
+    #[must_use]
+    pub fn lead(self) -> f64 {
+        self.0.min(LEAD)
+    }
+
     /// What the encoder aims at. A reader may compute e up to 4 ulp away, and both sides compute in f32: that moves
     /// the total variation by about 10^-6, and the margin is for it.
     fn target(self) -> f64 {
@@ -76,52 +91,6 @@ impl Tolerance {
 impl Default for Tolerance {
     fn default() -> Self {
         Self(1e-3)
-    }
-}
-
-/// Type in which ln p_k of a correction is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ValueType {
-    /// Two bytes; one value of ln p_k is off by up to 0.004 (0.008 below −16), and entries that need more get several.
-    #[default]
-    F16,
-    /// Four bytes.
-    F32,
-}
-
-impl std::fmt::Display for ValueType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F16 => "16-bit",
-            Self::F32 => "32-bit",
-        })
-    }
-}
-
-impl ValueType {
-    /// The nearest value of the type. Through f32 in any case, as a direct f64 → f16 conversion rounds once or twice
-    /// depending on the CPU.
-    #[must_use]
-    pub fn round(self, logprob: f64) -> f32 {
-        match self {
-            Self::F16 => f16::from_f32(logprob as f32).to_f32(),
-            Self::F32 => logprob as f32,
-        }
-    }
-
-    /// The value of the type on the other side of `exact`; none for 32 bits, where it makes no difference.
-    fn other_side(self, rounded: f32, exact: f64) -> Option<f32> {
-        match self {
-            Self::F32 => None,
-            Self::F16 => {
-                let bits = f16::from_f32(rounded).to_bits();
-                let magnitude = bits & 0x7fff;
-                // ln p ≤ 0: towards 0 is a smaller magnitude
-                let other = if f64::from(rounded) >= exact { magnitude + 1 } else { magnitude.checked_sub(1)? };
-                let value = f16::from_bits(other | 0x8000);
-                value.is_finite().then(|| value.to_f32())
-            }
-        }
     }
 }
 
@@ -151,6 +120,7 @@ pub struct Encoded {
 pub struct Encoder {
     tolerance: Tolerance,
     value_type: ValueType,
+    condition: bool,
     softmax: Softmax,
     w: Vec<Block>,
     d: Vec<Block>,
@@ -182,6 +152,7 @@ impl Encoder {
         Ok(Self {
             tolerance,
             value_type,
+            condition: true,
             softmax,
             w: kernels::zeros(vocab),
             d: kernels::zeros(vocab),
@@ -189,6 +160,13 @@ impl Encoder {
             candidates: Vec::new(),
             found: Vec::new(),
         })
+    }
+
+    /// Whether argmax_k(l_k + ξ̂_k) = x must hold for what is decoded, besides the tolerance. It does unless this says no.
+    #[must_use]
+    pub fn with_condition(mut self, condition: bool) -> Self {
+        self.condition = condition;
+        self
     }
 
     /// Encodes one draw of token `x`, observed where the teacher gave `logits` (`[V]` f32). Corrections are appended to
@@ -214,7 +192,7 @@ impl Encoder {
     /// # Errors
     /// On a wrong length, or a logit that is NaN or infinite.
     pub fn load(&mut self, logits: &[f32], stream: &NoiseStream) -> Result<(), NoiseError> {
-        self.softmax.load(logits).map_err(|e| locate(e, stream))
+        self.softmax.load(logits).map_err(|e| e.at(stream))
     }
 
     /// The softmax of the row last loaded.
@@ -240,6 +218,15 @@ impl Encoder {
             return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: vocab });
         }
         let e0 = stream.auxiliary_exponential();
+        let exact_logprob = self.softmax.logprob(logits[x as usize]);
+        let logprob = self.softmax.stored_logprob(logits[x as usize]);
+        if !logprob.is_finite() {
+            let (sequence_id, position) = (stream.sequence_id, stream.position);
+            return Err(NoiseError::Logprob { sequence_id, position, logprob });
+        }
+        // x wins against k where p_k/Ê_k < p_x/Ê_x = (p_x/p̂_x)/e_0
+        let stored_over_exact = libm::exp(f64::from(logprob) - exact_logprob);
+        let bar = if self.condition { (1.0 + self.tolerance.lead()) * stored_over_exact } else { 0.0 };
         kernels::weights(
             self.softmax.level(),
             stream,
@@ -247,12 +234,11 @@ impl Encoder {
             x as usize,
             self.softmax.unnormalised(),
             self.softmax.scale(e0),
+            loose(bar),
             &mut self.w,
             &mut self.d,
             &mut self.sums,
         );
-        let exact_logprob = self.softmax.logprob(logits[x as usize]);
-        let logprob = exact_logprob as f32;
         let weight_x = weight_of_token(exact_logprob, e0);
         let rest: f64 = self.sums.iter().map(|s| s.weight).sum();
         let totals = Totals {
@@ -263,10 +249,10 @@ impl Encoder {
             excess: self.sums.iter().map(|s| s.excess).sum(),
         };
         let start = out.len();
-        let total_variation = self.search(logits, stream, e0, totals, out)?;
+        let total_variation = self.search(logits, stream, e0, bar, totals, out)?;
         let encoded = Encoded { logprob, total_variation };
         #[cfg(debug_assertions)]
-        self.check(logits, x, stream, encoded, &out[start..])?;
+        self.check(logits, x, stream, encoded, bar, &out[start..])?;
         let _ = start;
         Ok(encoded)
     }
@@ -279,6 +265,7 @@ impl Encoder {
         x: u32,
         stream: &NoiseStream,
         encoded: Encoded,
+        bar: f64,
         corrections: &[Correction],
     ) -> Result<(), NoiseError> {
         let stored = StoredToken { token: x, logprob: encoded.logprob, corrections };
@@ -289,7 +276,19 @@ impl Encoder {
         let weight_x = weight_of_token(self.softmax.logprob(logits[x as usize]), e0);
         crate::decode::softmax_of_totals(&mut exact, x, weight_x);
         let mut decoded = vec![0f32; logits.len()];
-        crate::decode_softmax(&stored, stream, &mut decoded)?;
+        crate::decode::decode_totals(&stored, stream, &mut decoded)?;
+        let (u, scale) = (self.softmax.unnormalised().iter().flat_map(|block| block.0), self.softmax.scale(e0));
+        for (k, (total, u)) in decoded.iter().zip(u).enumerate() {
+            // half of the lead is left for the rounding of this check
+            let least = f64::from(u) * f64::from(scale) * (bar - self.tolerance.lead() / 2.0);
+            debug_assert!(
+                k == x as usize || f64::from(*total) >= least,
+                "sequence {}, position {}: token {k} beats the observed {x} in decoded noise, E {total:e} below {least:e}",
+                stream.sequence_id,
+                stream.position,
+            );
+        }
+        crate::decode::softmax_of_totals(&mut decoded, x, weight_of_token(f64::from(encoded.logprob), e0));
         let reached = crate::verify::total_variation(&exact, &decoded);
         debug_assert!(
             reached <= self.tolerance.get(),

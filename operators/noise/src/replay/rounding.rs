@@ -14,8 +14,11 @@
 //!
 //! Each value more takes the relative error down by a factor of about 64 (1e-4 with two, 4e-6 with three). The values
 //! of an entry fall, so that a reader that adds them as they come loses nothing in f32.
+//!
+//! An entry that must not beat x has a least p̂_k besides. Where the nearest value lies below it, the value (or the last of
+//! several) is rounded up instead, and no side or split is taken that goes below it again.
 
-use crate::replay::ValueType;
+use crate::ValueType;
 use crate::replay::candidates::Candidate;
 use crate::replay::search::Totals;
 
@@ -47,6 +50,11 @@ impl Values {
         &self.values[..self.count]
     }
 
+    /// p̂.
+    pub(super) fn sum(&self) -> f64 {
+        self.as_slice().iter().map(|&v| libm::exp(f64::from(v))).sum()
+    }
+
     /// p̂/p − 1, without the cancellation.
     pub(super) fn excess_over(&self, logprob: f64) -> f64 {
         let ratio = |v: f32| libm::exp(f64::from(v) - logprob);
@@ -75,9 +83,45 @@ impl Values {
                 return None;
             }
         }
-        split.values[..count].sort_unstable_by(|a, b| b.total_cmp(a));
-        split.values[..count].iter().all(|v| v.is_finite()).then_some(split)
+        split.finished()
     }
+
+    /// The least values, none above 0, that add up to `least` or more: one, or several where one is above 0.
+    pub(super) fn covering(least: f64, value_type: ValueType) -> Option<Self> {
+        (1..=VALUES).find_map(|count| Self::covering_with(least, value_type, count))
+    }
+
+    /// Such values, exactly `count` of them; none if fewer say it exactly, or more are not to be had.
+    fn covering_with(least: f64, value_type: ValueType, count: usize) -> Option<Self> {
+        if count > VALUES {
+            return None;
+        }
+        let mut covering = Self::single(0.0);
+        covering.count = count;
+        let mut left = least;
+        for (i, slot) in covering.values[..count].iter_mut().enumerate() {
+            let exact = libm::log(left);
+            *slot = if i + 1 < count { value_type.floor(exact.min(0.0)) } else { value_type.ceil(exact) };
+            left -= libm::exp(f64::from(*slot));
+            if *slot > 0.0 || (i + 1 < count && left <= 0.0) {
+                return None;
+            }
+        }
+        covering.finished()
+    }
+
+    fn finished(mut self) -> Option<Self> {
+        self.values[..self.count].sort_unstable_by(|a, b| b.total_cmp(a));
+        self.as_slice().iter().all(|v| v.is_finite()).then_some(self)
+    }
+}
+
+/// The candidate with one value more.
+fn extended(candidate: Candidate) -> Option<Candidate> {
+    let count = candidate.stored.count + 1;
+    let nearest = Values::split(candidate.logprob, count).filter(|values| candidate.accepts(values));
+    let values = nearest.or_else(|| Values::covering_with(candidate.least, ValueType::F16, count))?;
+    Some(candidate.with_stored(values))
 }
 
 /// Gives one value more to the correction where that takes most from the total variation. False if none can have it.
@@ -90,9 +134,8 @@ pub(super) fn extend_one(candidates: &mut [Candidate], totals: &Totals, value_ty
     by_falling_error(&mut heaviest, candidates);
     let mut best: Option<(f64, usize, Candidate)> = None;
     let extendable = heaviest.into_iter().filter_map(|i| {
-        let kept = candidates[i];
-        let extended = kept.with_stored(Values::split(kept.logprob, kept.stored.count + 1)?);
-        (extended.error.abs() < kept.error.abs()).then_some((i, extended))
+        let extended = extended(candidates[i])?;
+        (extended.error.abs() < candidates[i].error.abs()).then_some((i, extended))
     });
     for (i, extended) in extendable.take(EXTENDED).collect::<Vec<_>>() {
         let kept = std::mem::replace(&mut candidates[i], extended);
@@ -119,7 +162,10 @@ pub(super) fn choose_sides(candidates: &mut [Candidate], totals: &Totals, value_
     let mut heaviest: Vec<usize> = (0..all).collect();
     by_falling_error(&mut heaviest, candidates);
     let other = |c: &Candidate| match c.stored.as_slice() {
-        &[only] => value_type.other_side(only, c.logprob).map(|value| c.with_stored(Values::single(value))),
+        &[only] => {
+            let other = value_type.other_side(only, c.logprob).map(Values::single);
+            other.filter(|values| c.accepts(values)).map(|values| c.with_stored(values))
+        }
         _ => None,
     };
     let mut best = totals.estimate(candidates, all).upper;

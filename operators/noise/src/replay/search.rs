@@ -58,26 +58,35 @@ impl Totals {
 }
 
 impl Encoder {
-    /// Appends the corrections of the weights just computed to `out`; returns the total variation they leave.
+    /// Appends the corrections of the weights just computed to `out`; returns the total variation they leave. `bar`: see
+    /// [`Source`].
     pub(super) fn search(
         &mut self,
         logits: &[f32],
         stream: &NoiseStream,
         e0: f32,
+        bar: f64,
         mut totals: Totals,
         out: &mut Vec<Correction>,
     ) -> Result<f64, NoiseError> {
         let target = self.tolerance.target();
         self.candidates.clear();
-        if totals.estimate(&[], 0).upper <= target {
-            return Ok(self.measure(&totals, 0));
+        let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
+        source.take_rivals((&mut self.w[..], &mut self.d[..]), &mut self.sums, &mut self.candidates);
+        // These stay in front of all other candidates, and are corrected whatever they weigh.
+        let rivals = self.candidates.len();
+        if rivals > 0 {
+            totals.excess = self.sums.iter().map(|s| s.excess).sum();
+        }
+        if totals.estimate(&self.candidates, rivals).upper <= target {
+            return self.finish(&totals, rivals, stream, out);
         }
         // Fewer than tolerance/threshold tokens can lie above a threshold that is a fraction of tolerance·S; what
         // falls below the last one adds up to less than the tolerance, whatever the vocabulary.
         let mut threshold = (target * totals.weight / 4.0) as f32;
         let give_up = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
         loop {
-            let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type };
+            let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
             let arrays = (&mut self.w[..], &mut self.d[..]);
             source.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
             totals.excess = self.sums.iter().map(|s| s.excess).sum();
@@ -111,10 +120,29 @@ impl Encoder {
             }
             threshold /= 4.0;
         }
-        let count = self.shrink(&totals, target);
-        let total_variation = self.measure(&totals, count);
+        let count = self.shrink(&totals, rivals, target);
+        self.finish(&totals, count, stream, out)
+    }
+
+    /// Appends the first `count` candidates to `out`; returns the total variation they leave.
+    fn finish(
+        &mut self,
+        totals: &Totals,
+        count: usize,
+        stream: &NoiseStream,
+        out: &mut Vec<Correction>,
+    ) -> Result<f64, NoiseError> {
+        let total_variation = self.measure(totals, count);
         let kept = &mut self.candidates[..count];
         kept.sort_unstable_by_key(|c| c.index);
+        if let Some(beaten) = kept.iter().find(|c| !c.accepts(&c.stored)) {
+            return Err(NoiseError::ConditionUnreachable {
+                sequence_id: stream.sequence_id,
+                position: stream.position,
+                index: beaten.index,
+                value_type: self.value_type,
+            });
+        }
         out.extend(
             kept.iter().flat_map(|c| c.stored.as_slice().iter().map(|&logprob| Correction { index: c.index, logprob })),
         );
@@ -133,9 +161,9 @@ impl Encoder {
     }
 
     /// The smallest number of corrections found that meets the target, given that all candidates do; these are then
-    /// the first of the candidates.
-    fn shrink(&mut self, totals: &Totals, target: f64) -> usize {
-        let (mut low, mut high) = (0, self.candidates.len());
+    /// the first of the candidates. The first `rivals` stay.
+    fn shrink(&mut self, totals: &Totals, rivals: usize, target: f64) -> usize {
+        let (mut low, mut high) = (rivals, self.candidates.len());
         while low < high {
             let middle = low + (high - low) / 2;
             if self.meets(totals, middle, target) {
@@ -146,11 +174,11 @@ impl Encoder {
         }
         // With the normalisation known, rank by what each token would add to the total variation if it were left
         // out; this may do with fewer. A heavy token that gains and is normalised back is the case in point.
-        while high > 0 {
+        while high > rivals {
             let Estimate { a, g, .. } = totals.estimate(&self.candidates, high);
             let mut ranked = self.candidates.clone();
             let gain = |c: &Candidate| positive(c.excess * a - c.weight * g);
-            ranked.sort_by(|p, q| gain(q).total_cmp(&gain(p)));
+            ranked[rivals..].sort_by(|p, q| gain(q).total_cmp(&gain(p)));
             std::mem::swap(&mut ranked, &mut self.candidates);
             if !self.meets(totals, high - 1, target) {
                 self.candidates = ranked;

@@ -54,20 +54,24 @@ pub fn zipf_logits(vocab: usize, row: u64, sharpness: f64) -> Vec<f32> {
     ranks.iter().map(logit).collect()
 }
 
-/// Logits from a draw of shape: peaked, flat, a huge range, ties, large offsets.
+/// Logits from a draw of one of ten shapes: peaked, flat, a huge range, ties, large offsets, sure of one, excluded ones.
 pub fn shaped_logits(vocab: usize, seed: u64, shape: u32) -> Vec<f32> {
     let mut u = keyed_uniforms(seed, "test-shape", 0, shape);
     (0..vocab)
-        .map(|_| {
+        .map(|k| {
             let v = u.next_f64();
             (match shape {
-                0 => 0.0,                              // flat
-                1 => v * 4.0,                          // mild
-                2 => v.powi(40) * 30.0,                // peaked
-                3 => v * 2000.0 - 1000.0,              // huge range: p underflows
-                4 => (v * 4.0).floor(),                // ties
-                5 => v * 10.0 - 110.0,                 // GPT-2's offset
-                6 => -(v.max(1e-12).ln()).abs() * 3.0, // exponential tail
+                0 => 0.0,                                           // flat
+                1 => v * 4.0,                                       // mild
+                2 => v.powi(40) * 30.0,                             // peaked
+                3 => v * 2000.0 - 1000.0,                           // huge range: p underflows
+                4 => (v * 4.0).floor(),                             // ties
+                5 => v * 10.0 - 110.0,                              // GPT-2's offset
+                6 => -(v.max(1e-12).ln()).abs() * 3.0,              // exponential tail
+                8 if k == vocab / 2 => 20.72 + (vocab as f64).ln(), // p = 1 − 10^-9
+                8 => v,
+                9 if v < 0.5 && k > 0 => f64::from(f32::MIN), // as good as −∞
+                9 => v * 5.0,
                 _ => {
                     if v < 0.02 {
                         12.0 + v * 100.0

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use stillhouse_teacher::candle_core::quantized::gguf_file::{self, Value};
 use stillhouse_teacher::candle_core::quantized::{GgmlDType, QTensor};
-use stillhouse_teacher::{Architecture, TeacherConfig, gguf_tokenizer};
+use stillhouse_teacher::{Architecture, TeacherConfig, check_weights, gguf_tokenizer};
 
 use super::*;
 
@@ -173,11 +173,51 @@ fn gguf_complaints_name_file_and_field() {
 
     write(&path, &metadata(), &tensors(), GgmlDType::F32);
     let whole = fs::read(&path).unwrap();
-    for length in [3, 40, 400, whole.len() / 2] {
+    for length in [3, 40, 400, whole.len() / 2, whole.len() - 1] {
         fs::write(&path, &whole[..length]).unwrap();
         let error = load(&path, &LoadOptions::default()).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("model.gguf") && error.contains("cut short"), "{length}: {error}");
+        assert_eq!(check_weights(&path).unwrap_err().to_string().lines().next(), error.lines().next());
     }
+}
+
+#[test]
+fn a_gguf_holds_the_tensors_that_its_metadata_describes_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let said = |metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)]| {
+        write(&path, metadata, tensors, GgmlDType::F32);
+        let checked = check_weights(&path).err().map(|e| e.to_string());
+        let options = LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 };
+        assert_eq!(load(&path, &options).err().map(|e| e.to_string()), checked);
+        checked.unwrap_or_default()
+    };
+    assert_eq!(said(&metadata(), &tensors()), "");
+    let blocks = |n: u32| -> Vec<_> {
+        let with = |key, value| if key == "llama.block_count" { (key, Value::U32(n)) } else { (key, value) };
+        metadata().into_iter().map(|(key, value)| with(key, value)).collect()
+    };
+    for n in [1, 2] {
+        let error = said(&blocks(n), &tensors());
+        let (first, count) = (format!("`blk.{n}.attn_k.weight`"), (3 - n) * 9);
+        assert!(error.contains(&first) && error.contains(&format!("{count} tensors are no part")), "{error}");
+        assert!(error.contains(&format!("llama.block_count {n}")), "{error}");
+    }
+    assert!(said(&blocks(4), &tensors()).contains("`blk.3.attn_norm.weight` is missing"));
+    for (name, _) in tensors() {
+        let some: Vec<_> = tensors().into_iter().filter(|(other, _)| *other != name).collect();
+        let error = said(&metadata(), &some);
+        assert!(error.contains(&name) && error.contains("is missing"), "{name}: {error}");
+    }
+    let one = |n: usize| Tensor::ones(n, DType::F32, &Device::Cpu).unwrap();
+    let with = |name: &str, tensor: Tensor| [tensors(), vec![(name.to_owned(), tensor)]].concat();
+    assert!(said(&metadata(), &with("blk.0.attn_q.bias2", one(48))).contains("`blk.0.attn_q.bias2`"));
+    assert!(said(&metadata(), &with("blk.1.attn_q.bias", one(48))).contains("`blk.1.attn_q.bias`"));
+    assert_eq!(said(&metadata(), &with("blk.1.attn_rot_embd.weight", one(4))), "");
+    assert_eq!(said(&metadata(), &with("rope_freqs.weight", one(4))), "");
+    assert!(said(&metadata(), &with("rope_freqs.weight", one(5))).contains("rope_freqs.weight"));
+    let parts = [metadata(), vec![("split.count", Value::U16(2))]].concat();
+    assert!(said(&parts, &tensors()).contains("split.count"));
 }
 
 #[test]

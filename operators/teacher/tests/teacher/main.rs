@@ -1,10 +1,11 @@
 //! Teachers against logits computed by Hugging Face transformers, on every device there is.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod conformance;
 mod errors;
 mod gguf;
+mod weights;
 
 use std::path::PathBuf;
 

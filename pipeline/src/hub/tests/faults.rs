@@ -211,3 +211,36 @@ fn models_that_cannot_be_used_are_told_by_what_they_have() {
     setting.refused("hf://org/name", Wanted::Teacher, &["has no config.json", "and 40 more"]);
     assert_eq!(names(setting.cache.path()), [""; 0]);
 }
+
+#[test]
+fn a_look_asks_once_and_fetches_nothing() {
+    let setting = Setting::gpt2();
+    let look = |config: HubConfig, name: &str, wanted| Hub::new(config).look(&reference(name), wanted);
+    look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap();
+    assert_eq!(lines(&setting.stand_in.take_requests()), ["hub GET /api/models/org/name/revision/main"]);
+    assert_eq!(names(setting.cache.path()), [""; 0]);
+    // what a person has to change is of kind usage, as where it is fetched
+    for fault in [Fault::Status(404, "x-error-code: RepoNotFound\r\n"), Fault::Status(401, "")] {
+        setting.stand_in.fail("GET /api", fault);
+        assert_eq!(look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap_err().kind, ErrorKind::Usage);
+    }
+    let error = look(setting.config(), "hf://org/name/none.gguf", Wanted::Teacher).unwrap_err();
+    assert!(error.kind == ErrorKind::Usage && error.to_string().contains("has no file \"none.gguf\""), "{error}");
+    let offline = || HubConfig { offline: true, ..setting.config() };
+    assert_eq!(look(offline(), "hf://org/name", Wanted::Tokenizer).unwrap_err().kind, ErrorKind::Usage);
+    setting.stand_in.take_requests();
+    // silence says nothing of the model, and is not waited for
+    for fault in [Fault::Status(503, ""), Fault::Reset] {
+        setting.stand_in.fail("GET /api", fault);
+        let error = look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap_err();
+        assert!(error.kind == ErrorKind::Model && error.retryable, "{error}");
+        assert_eq!(setting.stand_in.take_requests().len(), 1);
+    }
+    // what the cache has for good is not asked for
+    let pinned = format!("hf://org/name@{COMMIT}");
+    setting.fetch(&pinned, Wanted::Tokenizer).unwrap();
+    setting.stand_in.take_requests();
+    look(setting.config(), &pinned, Wanted::Tokenizer).unwrap();
+    look(offline(), &pinned, Wanted::Tokenizer).unwrap();
+    assert_eq!(setting.stand_in.take_requests().len(), 0);
+}

@@ -1,17 +1,19 @@
-//! `input.sql`: a DataFusion query over the files, whose text is staged as Parquet files and then read like any other input.
+//! `input.sql`: a DataFusion query over the tables, whose text is staged as Parquet files and then read like any other input.
 //!
 //! ```text
-//!   files ─► table `input` ─► query (1 partition, fixed options, memory bound, spills) ─► dir/part-NNNNN.parquet ─► plan_splits
+//!   files ─► tables ─► query (1 partition, fixed options, memory bound, spills) ─► dir/part-NNNNN.parquet ─► plan_splits
 //! ```
 //!
 //! The query runs in one partition and nothing that depends on the time or on chance may be called, so the rows, their order and
-//! the splits are the same every time. Without ORDER BY a filter keeps the order of the files. DataFusion parses the files here:
-//! a broken line, record or file fails the query, whatever `on_error` says (text files excepted); a null in the query's
-//! text column is a bad record of the staged files and follows `on_error`.
+//! the splits are the same every time. Without ORDER BY a filter keeps the order of the files. A broken record of a table follows
+//! `on_error`, and so does a null in the query's text column, which is a bad record of the staged files.
 //!
 //! Memory: sorts, aggregations and windows spill to disk past the bound; the smaller side of a join has to fit in it. So do 1024 rows
-//! of the columns used, outside of the bound. Disk: the text, compressed, once more.
+//! or 1 MB of the columns used, and a record of at most 256 MB, outside of the bound. Disk: the text, compressed, once more.
 
+mod columnar;
+mod csv;
+mod json;
 mod stage;
 mod table;
 
@@ -19,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
+use datafusion::arrow::error::ArrowError;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
 use datafusion::execution::context::SQLOptions;
@@ -30,29 +33,53 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
 use super::error::SourceError;
-use super::list::InputFile;
+use super::sniff;
 use super::store::Store;
 pub use stage::{Staged, stage_sql, staged};
-use table::{FilesTable, Skipped, text_table};
+pub use table::QueryTable;
+use table::{FilesTable, Skipped};
 
 const BATCH_ROWS: usize = 1024;
+const BATCH_BYTES: usize = 1 << 20;
+/// Records by which the columns of JSON lines and the types of CSV are told.
+const SAMPLE: usize = 1000;
+/// A record of a query is in memory as a whole.
+const LARGEST_RECORD: usize = 256 << 20;
 const CHECK_MEMORY: u64 = 256 << 20;
+const MOST_PROBLEMS: usize = 5;
 
-/// The name under which the files are registered.
-const TABLE: &str = "input";
+/// What an error says, without the names of the crates that say it.
+fn plain(error: &ArrowError) -> String {
+    match error {
+        ArrowError::CastError(m) | ArrowError::ParseError(m) => {
+            format!("a value cannot be converted: {m}; TRY_CAST gives NULL instead")
+        }
+        ArrowError::DivideByZero => "a number is divided by zero; NULLIF(divisor, 0) gives NULL instead".into(),
+        ArrowError::ArithmeticOverflow(m) => format!("a number is too large for its type: {m}"),
+        ArrowError::ComputeError(m) | ArrowError::InvalidArgumentError(m) | ArrowError::SchemaError(m) => m.clone(),
+        other => other.to_string(),
+    }
+}
 
 fn sql_error(error: DataFusionError) -> SourceError {
     let message = error.strip_backtrace();
     match error {
-        DataFusionError::Context(_, inner) => sql_error(*inner),
+        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => sql_error(*inner),
+        DataFusionError::Shared(inner) => {
+            shared_error(&inner).unwrap_or(SourceError::Sql { message, retryable: false })
+        }
+        DataFusionError::ArrowError(inner, _) => match *inner {
+            ArrowError::ExternalError(source) => sql_error(DataFusionError::External(source)),
+            other => SourceError::Sql { message: plain(&other), retryable: false },
+        },
+        DataFusionError::Execution(message) => SourceError::Sql { message, retryable: false },
         DataFusionError::External(source) => match source.downcast::<SourceError>() {
             Ok(source) => *source,
-            Err(_) => SourceError::Sql { message, retryable: false },
+            Err(other) => match other.downcast::<DataFusionError>() {
+                Ok(inner) => sql_error(*inner),
+                Err(_) => SourceError::Sql { message, retryable: false },
+            },
         },
-        DataFusionError::ObjectStore(source) => {
-            let told = SourceError::Store { file: TABLE.into(), error: source };
-            SourceError::Sql { message: told.to_string(), retryable: told.retryable() }
-        }
         DataFusionError::IoError(_) => SourceError::Sql { message, retryable: true },
         DataFusionError::ResourcesExhausted(_) => SourceError::Sql {
             message: format!("{message}; `engine.sql_memory_megabytes` sets the memory of the query"),
@@ -62,15 +89,42 @@ fn sql_error(error: DataFusionError) -> SourceError {
     }
 }
 
-/// A session with the files registered, and what its text table skips.
-async fn session(
-    store: &Store,
-    files: &[InputFile],
-    input: &Input,
+/// An error that several parts of the query wait for.
+fn shared_error(error: &DataFusionError) -> Option<SourceError> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        match cause.downcast_ref::<SourceError>() {
+            // it cannot be taken out of what is shared, so it is told again
+            Some(SourceError::Record { file, place, reason, message }) => {
+                return Some(SourceError::Record {
+                    file: file.clone(),
+                    place: *place,
+                    reason,
+                    message: message.clone(),
+                });
+            }
+            Some(SourceError::Corrupt { file, message }) => {
+                return Some(SourceError::Corrupt { file: file.clone(), message: message.clone() });
+            }
+            Some(other) => return Some(SourceError::Sql { message: other.to_string(), retryable: other.retryable() }),
+            None => source = cause.source(),
+        }
+    }
+    None
+}
+
+/// The tables, opened: their columns are known.
+fn open(store: &Store, tables: &[QueryTable], skipped: &Skipped) -> Result<Vec<(String, FilesTable)>, SourceError> {
+    tables.iter().map(|table| Ok((table.name.clone(), FilesTable::open(store, table, skipped)?))).collect()
+}
+
+/// A session with the tables registered.
+fn session(
+    tables: Vec<(String, FilesTable)>,
     memory_bytes: u64,
     spill: Option<&Path>,
     extra_udfs: impl FnOnce(&SessionContext),
-) -> Result<(SessionContext, Skipped), SourceError> {
+) -> Result<SessionContext, SourceError> {
     let mut config = SessionConfig::new()
         .with_target_partitions(1)
         .with_batch_size(BATCH_ROWS)
@@ -84,18 +138,15 @@ async fn session(
     }
     let context = SessionContext::new_with_config_rt(config, Arc::new(runtime.build().map_err(sql_error)?));
     extra_udfs(&context);
-    let skipped = Skipped::default();
-    let table = if input.format == InputFormat::Text {
-        text_table(store, files, input, &skipped)?
-    } else {
-        Arc::new(FilesTable::open(&context, store, files, input).await?)
-    };
-    context.register_table(TABLE, table).map_err(sql_error)?;
-    Ok((context, skipped))
+    for (name, table) in tables {
+        context.register_table(name.as_str(), Arc::new(table)).map_err(sql_error)?;
+    }
+    Ok(context)
 }
 
 /// The plan of the query, checked: a query and nothing else, the same at every run, with the text column as a string.
 async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, SourceError> {
+    let tables = input.sources().into_iter().map(|source| format!("`{}`", source.name)).collect::<Vec<_>>().join(", ");
     let invalid = |message: String| SourceError::Sql { message, retryable: false };
     let sql = input.sql.as_deref().unwrap_or_default();
     let plan = context.state().create_logical_plan(sql).await.map_err(sql_error)?;
@@ -104,7 +155,7 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
     let explains = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_) | LogicalPlan::DescribeTable(_));
     if verified.is_err() || explains {
         let what = verified.err().map_or("not a query".to_string(), |e| e.strip_backtrace());
-        return Err(invalid(format!("{what}; valid: one SELECT over the table `{TABLE}`")));
+        return Err(invalid(format!("{what}; valid: one SELECT over the tables {tables}")));
     }
     if let Some(name) = unstable_function(&plan).map_err(sql_error)? {
         return Err(invalid(format!(
@@ -156,8 +207,8 @@ fn unstable_function(plan: &LogicalPlan) -> Result<Option<String>, DataFusionErr
     Ok(found)
 }
 
-/// Plans the query without running it and checks its text column. Reads what DataFusion needs to know the types: footers,
-/// headers, the first 1000 records of each JSON or CSV file.
+/// Plans the query without running it and checks its text column. Reads what tells the types: footers,
+/// headers, the first 1000 records of each table of JSON or CSV; and the first bytes of its files.
 ///
 /// Functions that `extra_udfs` registers must be declared immutable.
 ///
@@ -165,21 +216,40 @@ fn unstable_function(plan: &LogicalPlan) -> Result<Option<String>, DataFusionErr
 /// When a store does not answer: that is no problem of the job.
 pub fn check_sql(
     store: &Store,
-    files: &[InputFile],
+    tables: &[QueryTable],
     input: &Input,
     extra_udfs: impl FnOnce(&SessionContext),
 ) -> Result<Vec<Problem>, SourceError> {
     let Some(sql) = input.sql.as_deref() else { return Ok(Vec::new()) };
-    let checked = store.wait(async {
-        let (context, _) = session(store, files, input, CHECK_MEMORY, None, extra_udfs).await?;
-        let plan = plan(&context, input).await?;
-        context.state().create_physical_plan(&plan).await.map_err(sql_error)?;
-        Ok::<_, SourceError>(())
+    let skipped = Skipped::default();
+    let (mut opened, mut problems) = (Vec::new(), Vec::new());
+    for table in tables {
+        let field = format!("{}.paths", table.field);
+        if matches!(table.input.format(), InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv) {
+            problems.extend(sniff::check(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
+        }
+        match FilesTable::open(store, table, &skipped) {
+            Ok(table_opened) => opened.push((table.name.clone(), table_opened)),
+            Err(e) if e.retryable() => return Err(e),
+            Err(e) if problems.is_empty() => problems.push(Problem::missing(field, e.to_string())),
+            Err(_) => {}
+        }
+    }
+    if !problems.is_empty() {
+        return Ok(problems);
+    }
+    let context = session(opened, CHECK_MEMORY, None, extra_udfs);
+    let checked = context.and_then(|context| {
+        store.wait(async {
+            let plan = plan(&context, input).await?;
+            context.state().create_physical_plan(&plan).await.map_err(sql_error)?;
+            Ok::<_, SourceError>(())
+        })
     });
     match checked {
         Ok(()) => Ok(Vec::new()),
         Err(e) if e.retryable() => Err(e),
         Err(SourceError::Sql { message, .. }) => Ok(vec![Problem::new("input.sql", format!("{sql:?}"), message)]),
-        Err(other) => Ok(vec![Problem::missing("input.paths", other.to_string())]),
+        Err(other) => Ok(vec![Problem::missing("input.sql", other.to_string())]),
     }
 }

@@ -22,7 +22,8 @@ use super::super::error::SourceError;
 use super::super::list::InputFile;
 use super::super::state::FileState;
 use super::super::store::Store;
-use super::{plan, session, sql_error};
+use super::table::Skipped;
+use super::{QueryTable, open, plan, session, sql_error};
 
 const FILE_BYTES: u64 = 256_000_000;
 const GROUP_BYTES: u64 = 16_000_000;
@@ -36,7 +37,7 @@ pub struct Staged {
     pub files: Vec<InputFile>,
     /// Rows in them.
     pub rows: u64,
-    /// Bad records of text files that were skipped on the way, by reason.
+    /// Bad records of the tables that were skipped on the way, by reason.
     pub skipped: BTreeMap<String, u64>,
 }
 
@@ -60,7 +61,7 @@ fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
 /// When the query is not valid or fails, or when the files cannot be written.
 pub fn stage_sql(
     store: &Store,
-    inputs: &[InputFile],
+    tables: &[QueryTable],
     input: &Input,
     memory_bytes: u64,
     dir: &Path,
@@ -74,8 +75,9 @@ pub fn stage_sql(
         _ => {}
     }
     let mut parts = Parts::new(dir, &input.text)?;
-    let skipped = store.wait(async {
-        let (context, skipped) = session(store, inputs, input, memory_bytes, Some(&spill), extra_udfs).await?;
+    let skipped = Skipped::default();
+    let context = session(open(store, tables, &skipped)?, memory_bytes, Some(&spill), extra_udfs)?;
+    store.wait(async {
         let plan = plan(&context, input).await?;
         let frame = context.execute_logical_plan(plan).await.map_err(sql_error)?;
         let mut stream = frame.execute_stream().await.map_err(sql_error)?;
@@ -88,15 +90,16 @@ pub fn stage_sql(
             let column = cast(column, &DataType::LargeUtf8).map_err(|e| sql_error(e.into()))?;
             parts.write(&column)?;
         }
-        Ok::<_, SourceError>(skipped)
+        Ok::<_, SourceError>(())
     })?;
     let (files, rows) = parts.finish()?;
     // what the query read is what was listed, or it is nothing
-    let watched = store.expecting(inputs);
-    for file in inputs {
+    let inputs = || tables.iter().flat_map(|table| &table.files);
+    let watched = store.expecting(inputs());
+    for file in inputs() {
         watched.check(&file.location, true).map_err(|e| SourceError::of_store(&file.path, e))?;
     }
-    let states = inputs.iter().map(|f| f.state.clone()).collect();
+    let states = inputs().map(|f| f.state.clone()).collect();
     let written = Record { rows, files, skipped: skipped.take(), inputs: states };
     let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
     let partial = dir.join("staged.json.partial");

@@ -121,6 +121,10 @@ fn files_that_are_cut_off_are_named() {
         assert!(fails(&bench, &input(json!({"format": "text"})), 1).contains("is cut off: got 0 bytes"));
         let bench = Bench::with(&[(name, b"this is not compressed at all")]);
         let text = fails(&bench, &input(json!({"format": "text"})), 1);
+        assert!(text.starts_with(&format!("{name}: is read as ")) && text.contains("not compressed"), "{text}");
+        let mut broken = whole.clone();
+        broken[12..40].fill(0xa5);
+        let text = fails(&Bench::with(&[(name, &broken)]), &input(json!({"format": "text"})), 1);
         assert!(text.starts_with(&format!("{name}: cannot be decoded: ")), "{text}");
     }
 }

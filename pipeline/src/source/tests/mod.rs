@@ -1,7 +1,11 @@
 //! Tests of the corpus readers: a folder of files, a job's input, and all documents that come out, for any size of split.
 
+mod changes;
 mod columnar;
+mod content;
 mod errors;
+mod fuzz;
+mod holdouts;
 mod large;
 mod paths;
 mod plans;
@@ -78,11 +82,11 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        list(&self.store, self.path(), input, &|_| Ok(()), &mut |_| {}).unwrap()
+        list(&self.store, self.path(), input, "input", &|_| Ok(()), &mut |_| {}).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {
-        plan_splits(&self.store, &self.files(input), input, target, &|_| {})
+        plan_splits(&self.store, &self.files(input), input, target, 0, &|_| {})
     }
 
     pub fn read(&self, files: &[InputFile], input: &Input, splits: &[SplitRecord]) -> Result<Got, SourceError> {

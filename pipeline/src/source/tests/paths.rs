@@ -5,8 +5,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 }
 
 fn problem(bench: &Bench, paths: Value) -> String {
-    let listed =
-        list(&bench.store, bench.path(), &input(json!({"format": "text", "paths": paths})), &|_| Ok(()), &mut |_| {});
+    let input = input(json!({"format": "text", "paths": paths}));
+    let listed = list(&bench.store, bench.path(), &input, "input", &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -89,5 +89,108 @@ fn only_files_are_read() {
     for path in ["pipe.txt", "p*.txt", "d", "d/socket.txt", "zero.txt", "/dev/zero", "**/s*.txt"] {
         let text = problem(&bench, json!([path]));
         assert!(text.starts_with("input.paths[0]: got ") && text.contains("a pipe, a device or a socket"), "{text}");
+    }
+}
+
+#[test]
+fn of_many_paths_that_find_nothing_the_first_are_told_and_the_rest_counted() {
+    let bench = tree();
+    let paths: Vec<String> =
+        (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
+    let mut looked_at = Vec::new();
+    let given = input(json!({"format": "text", "paths": paths}));
+    let listed = list(&bench.store, bench.path(), &given, "input", &|_| Ok(()), &mut |n| looked_at.push(n));
+    let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
+    assert_eq!(problems.len(), 91);
+    assert_eq!(problems[89].field, "input.paths[89]");
+    assert_eq!(problems[90].to_string(), "input.paths: and 1909 more paths with problems");
+    assert_eq!(looked_at, (0..2000).collect::<Vec<_>>());
+}
+
+/// What is said of a listing that fails; names of a folder that are no UTF-8 or lead nowhere.
+#[cfg(unix)]
+mod names {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn put_bytes(bench: &Bench, name: &[u8]) {
+        std::fs::write(bench.path().join(OsStr::from_bytes(name)), b"t\n").unwrap();
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_told_harms_nothing_but_itself() {
+        for odd in [b"caf\xe9.txt".as_slice(), b"two\nlines.txt", b"bell\x07.txt"] {
+            let bench = Bench::with(&[("a.txt", b"a\n"), ("d/b.txt", b"b\n"), ("x.csv", b"")]);
+            put_bytes(&bench, odd);
+            put_bytes(&bench, &[b"d/", odd].concat());
+            // not among what is asked for
+            assert_eq!(names(&bench, json!(["a.txt", "a*.txt", "*/b.*"])), ["a.txt", "d/b.txt"]);
+            for (path, folder) in [("*.txt", ""), ("**/*.txt", ""), ("d", "d/"), ("d/*", "d/"), ("d/**", "d/")] {
+                let text = problem(&bench, json!([path]));
+                let escaped = format!("\"{folder}{}\"", format!("{:?}", OsStr::from_bytes(odd)).trim_matches('"'));
+                let says =
+                    format!(": {escaped} has a name that is not UTF-8 or has control characters; valid: rename it");
+                assert!(text.starts_with("input.paths[0]: got ") && text.contains(&says), "{text}");
+                assert_eq!(text.lines().count(), 1, "{text}");
+            }
+        }
+        let bench = tree();
+        let text = problem(&bench, json!(["a\nb.txt"]));
+        assert!(text.contains("has control characters, which no name of an input may have"), "{text}");
+    }
+
+    #[test]
+    fn links_in_circles_and_to_nowhere_are_told_by_their_name() {
+        let bench = Bench::with(&[("a.txt", b"a\n"), ("d/e/b.txt", b"b\n")]);
+        let link = |to: &str, name: &str| symlink(to, bench.path().join(name)).unwrap();
+        link("self.txt", "self.txt");
+        link("nowhere", "gone.txt");
+        link("..", "d/e/up");
+        link("a.txt", "link.txt");
+        // neither is asked for
+        assert_eq!(names(&bench, json!(["[al]*.txt", "d/e/*.txt"])), ["a.txt", "link.txt", "d/e/b.txt"]);
+        assert_eq!(names(&bench, json!(["d/*/*.txt"])), ["d/e/b.txt"]);
+        for (path, says) in [
+            ("s*.txt", "\"self.txt\" is a link that cannot be followed: too many levels of symbolic links"),
+            ("g*.txt", "\"gone.txt\" is a link to what is not there"),
+            ("d", "\"d/e/up\" is a link that leads back to a folder it is in"),
+            ("d/**/*.txt", "\"d/e/up\" is a link that leads back to a folder it is in"),
+        ] {
+            let text = problem(&bench, json!([path]));
+            assert!(text.contains(says) && text.matches("link").count() <= 2, "{path}: {text}");
+        }
+        let text = problem(&bench, json!(["self.txt"]));
+        assert!(text.contains("too many levels of symbolic links") && !text.contains("Generic"), "{text}");
+    }
+
+    #[test]
+    fn folders_that_lead_to_each_other_end() {
+        let bench = Bench::with(&[("a/x.txt", b"x\n"), ("b/y.txt", b"y\n")]);
+        symlink("../b", bench.path().join("a/to_b")).unwrap();
+        symlink("../a", bench.path().join("b/to_a")).unwrap();
+        let text = problem(&bench, json!(["a"]));
+        assert!(text.contains("\"a/to_b/to_a\" is a link that leads back to a folder it is in"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_admitted_is_named() {
+        let bench = Bench::with(&[("d/a.txt", b"a\n"), ("other.txt", b"o\n")]);
+        symlink("../other.txt", bench.path().join("d/out.txt")).unwrap();
+        let input = input(json!({"format": "text", "paths": ["d/*.txt"]}));
+        let admits = |place: &crate::storage::Place| match place {
+            crate::storage::Place::Disk(path) if path.canonicalize().is_ok_and(|at| at.ends_with("other.txt")) => {
+                Err("leads out".to_owned())
+            }
+            _ => Ok(()),
+        };
+        let Err(NotListed::Problems(problems)) =
+            list(&bench.store, bench.path(), &input, "input", &admits, &mut |_| {})
+        else {
+            panic!("listed");
+        };
+        assert!(problems[0].message.contains("\"d/out.txt\" is a link: leads out"), "{problems:?}");
     }
 }

@@ -130,7 +130,7 @@ fn progress_ends_with_everything_done() {
     let bench = Bench::with(&[("a.txt", b"1\n"), ("b.txt", b"22\n")]);
     let input = input(json!({"format": "text"}));
     let seen = std::sync::Mutex::new(Vec::new());
-    plan_splits(&bench.store, &bench.files(&input), &input, 10, &|p| seen.lock().unwrap().push(p)).unwrap();
+    plan_splits(&bench.store, &bench.files(&input), &input, 10, 0, &|p| seen.lock().unwrap().push(p)).unwrap();
     let seen = seen.into_inner().unwrap();
     assert_eq!(seen.len(), 2);
     assert!(seen.contains(&PlanProgress { files: 2, files_total: 2, bytes: 5, bytes_total: 5 }));

@@ -1,25 +1,37 @@
 use super::columnar::parquet_bytes;
 use super::*;
 
-fn with_sql(fields: Value, sql: &str) -> Input {
+pub(super) fn with_sql(fields: Value, sql: &str) -> Input {
     let mut input = input(fields);
     input.sql = Some(sql.into());
     input
 }
 
-fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>), SourceError> {
+fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
+    let table = |source: stillhouse_schemas::spec::Source| QueryTable {
+        files: bench.files(&source.input),
+        name: source.name,
+        field: source.field,
+        input: source.input,
+    };
+    input.sources().into_iter().map(table).collect()
+}
+
+pub(super) fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>), SourceError> {
     let out = tempfile::tempdir().unwrap();
-    let staged_now = stage_sql(&bench.store, &bench.files(input), input, 64 << 20, out.path(), |_| {})?;
-    assert_eq!(staged(out.path(), &bench.files(&input)).as_ref(), Some(&staged_now));
+    let staged_now = stage_sql(&bench.store, &tables(bench, input), input, 64 << 20, out.path(), |_| {})?;
+    let files: Vec<InputFile> = tables(bench, input).into_iter().flat_map(|table| table.files).collect();
+    assert_eq!(staged(out.path(), &files).as_ref(), Some(&staged_now));
     let mut as_parquet = input.clone();
-    as_parquet.format = stillhouse_schemas::spec::InputFormat::Parquet;
-    let splits = plan_splits(&bench.store, &staged_now.files, &as_parquet, 1 << 20, &|_| {})?;
+    as_parquet.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
+    as_parquet.tables.clear();
+    let splits = plan_splits(&bench.store, &staged_now.files, &as_parquet, 1 << 20, 0, &|_| {})?;
     let documents = bench.read(&staged_now.files, &as_parquet, &splits)?.documents;
     Ok((staged_now, documents))
 }
 
 fn problems(bench: &Bench, input: &Input) -> String {
-    let problems = check_sql(&bench.store, &bench.files(input), input, |_| {}).unwrap();
+    let problems = check_sql(&bench.store, &tables(bench, input), input, |_| {}).unwrap();
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -143,15 +155,187 @@ fn a_sort_beyond_its_memory_spills() {
     let bench = Bench::with(&[("a.jsonl", (0..40_000).map(row).collect::<String>().as_bytes())]);
     let input = with_sql(json!({}), "SELECT text FROM input ORDER BY id, text");
     let out = tempfile::tempdir().unwrap();
-    let staged = stage_sql(&bench.store, &bench.files(&input), &input, 16 << 20, out.path(), |_| {}).unwrap();
+    let staged = stage_sql(&bench.store, &tables(&bench, &input), &input, 16 << 20, out.path(), |_| {}).unwrap();
     assert_eq!(staged.rows, 40_000);
 }
 
 #[test]
-fn files_compressed_in_different_ways_are_refused() {
-    let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"x\"}\n"), ("b.jsonl.gz", &gzip(b"{\"text\":\"x\"}\n"))]);
-    let text = problems(&bench, &with_sql(json!({}), "SELECT text FROM input"));
-    assert!(text.contains("a.jsonl and b.jsonl.gz are compressed in different ways"), "{text}");
+fn files_of_a_table_may_be_compressed_in_different_ways() {
+    let line = |text: &str| format!("{{\"text\":\"{text}\"}}\n").into_bytes();
+    let bench = Bench::with(&[
+        ("a.jsonl", &line("a")),
+        ("b.jsonl.gz", &gzip(&line("b"))),
+        ("c.jsonl", b""),
+        ("d.jsonl.zst", &zstandard(&line("d"))),
+    ]);
+    let input = with_sql(json!({}), "SELECT text FROM input");
+    assert_eq!(problems(&bench, &input), "");
+    assert_eq!(run(&bench, &input).unwrap().1, ["a", "b", "d"]);
+}
+
+#[test]
+fn tables_are_joined() {
+    let rows = |r: std::ops::Range<usize>| -> String {
+        r.map(|i| json!({"id": i, "meta": {"lang": "en"}, "text": format!("document {i}")}).to_string() + "\n")
+            .collect()
+    };
+    let labels: String = (0..40).map(|i| format!("{i},{}\n", if i % 3 == 0 { "good" } else { "bad" })).collect();
+    let ids: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int64Array::from_iter_values(0..40));
+    let weights = (0..40).map(|i| f64::from(i) / 40.0);
+    let weights: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Float64Array::from_iter_values(weights));
+    let scores = RecordBatch::try_from_iter([("id", ids), ("score", weights)]).unwrap();
+    let bench = Bench::with(&[
+        ("docs/0.jsonl", rows(0..20).as_bytes()),
+        ("docs/1.jsonl.gz", &gzip(rows(20..40).as_bytes())),
+        ("labels.csv", format!("\u{feff}id,label\n{labels}").as_bytes()),
+        ("scores.parquet", &parquet_bytes(&scores, 7)),
+    ]);
+    let fields = json!({"format": "parquet", "paths": ["scores.parquet"], "tables": {
+        "docs": {"format": "jsonl", "paths": ["docs/*"]},
+        "labels": {"format": "csv", "paths": ["labels.csv"]},
+    }});
+    let sql = "SELECT d.text || ', ' || d.meta['lang'] AS text FROM docs d JOIN labels l ON d.id = l.id \
+               JOIN input s ON s.id = d.id WHERE l.label = 'good' AND s.score >= 0.5 ORDER BY d.id";
+    let input = with_sql(fields.clone(), sql);
+    assert_eq!(problems(&bench, &input), "");
+    let expected: Vec<String> = (20..40).filter(|i| i % 3 == 0).map(|i| format!("document {i}, en")).collect();
+    assert_eq!(run(&bench, &input).unwrap().1, expected);
+    let told = problems(&bench, &with_sql(fields.clone(), "SELECT text FROM nowhere"));
+    assert!(told.contains("nowhere"), "{told}");
+    // what is wrong with a table is told with its field
+    bench.put("labels.csv", &gzip(b"id,label\n"));
+    let told = problems(&bench, &with_sql(fields, sql));
+    assert!(
+        told.starts_with("input.tables.labels.paths: labels.csv: these are gzip bytes; say `compression: gzip`"),
+        "{told}"
+    );
+}
+
+#[test]
+fn broken_records_are_skipped_and_counted_or_told_with_their_place() {
+    let mut lines: Vec<String> = (0..1200).map(|i| json!({"id": i, "text": format!("{i}")}).to_string()).collect();
+    lines[3] = "{\"id\": 3, \"text\":".into();
+    lines[1100] = "{\"id\": \"eleven\", \"text\": \"1100\"}".into();
+    lines[1150] = "{\"id\": 1.5, \"text\": \"1150\"}".into();
+    let mut rows: Vec<String> = (0..1200).map(|i| format!("{i},\"{i}\"")).collect();
+    rows[3] = "3".into();
+    rows[1100] = "eleven,1100".into();
+    rows[1150] = "1.5,1150".into();
+    let bench = Bench::with(&[
+        ("a.jsonl", lines.join("\n").as_bytes()),
+        ("a.csv", format!("id,text\n{}\n", rows.join("\n")).as_bytes()),
+    ]);
+    let expected: Vec<String> = (0..1200).filter(|i| ![3, 1100, 1150].contains(i)).map(|i| i.to_string()).collect();
+    for (format, structure, line) in [("jsonl", "broken JSON", 4), ("csv", "wrong number of fields", 5)] {
+        let name = format!("a.{format}");
+        let fields = |on_error: &str| json!({"format": format, "paths": [name], "on_error": on_error});
+        let sql = "SELECT text FROM input WHERE id >= 0";
+        let (staged, documents) = run(&bench, &with_sql(fields("skip"), sql)).unwrap();
+        assert_eq!(documents, expected, "{format}");
+        let counts = [(structure.to_owned(), 1), ("value of another type".to_owned(), 2)];
+        assert_eq!(staged.skipped, counts.into(), "{format}");
+        // a column that is not used is not looked at; two scans of a table count its bad records once
+        let (staged, documents) = run(&bench, &with_sql(fields("skip"), "SELECT text FROM input")).unwrap();
+        assert_eq!((documents.len(), staged.skipped), (1199, [(structure.to_owned(), 1)].into()), "{format}");
+        let both = "SELECT a.text FROM input a JOIN input b ON a.id = b.id ORDER BY a.id";
+        let (staged, documents) = run(&bench, &with_sql(fields("skip"), both)).unwrap();
+        assert_eq!((documents, staged.skipped), (expected.clone(), counts_of(structure)), "{format}");
+        let error = run(&bench, &with_sql(fields("fail"), sql)).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("{name}: line {line}: {structure}: ")), "{error}");
+        let told = error.to_string();
+        assert!(!told.contains("Arrow") && told.contains("input.on_error: skip"), "{told}");
+    }
+    bench.put("a.jsonl", lines.join("\n").replace("{\"id\": 3, \"text\":", "{\"id\": 3}").as_bytes());
+    let error =
+        run(&bench, &with_sql(json!({"paths": ["a.jsonl"]}), "SELECT text FROM input WHERE id > 2000")).unwrap_err();
+    assert!(
+        error.to_string().starts_with(
+            "a.jsonl: line 1101: value of another type: the value of \"id\" is or holds \"eleven\"; valid: a whole number"
+        ),
+        "{error}"
+    );
+}
+
+fn counts_of(structure: &str) -> std::collections::BTreeMap<String, u64> {
+    [(structure.to_owned(), 1), ("value of another type".to_owned(), 2)].into()
+}
+
+#[test]
+fn what_a_limit_leaves_unread_is_not_counted() {
+    let line =
+        |i: usize| if i % 10 == 9 { "{\n".to_owned() } else { json!({"text": format!("{i}")}).to_string() + "\n" };
+    let bench = Bench::with(&[("a.jsonl", (0..50_000).map(line).collect::<String>().as_bytes())]);
+    let input = with_sql(json!({"on_error": "skip"}), "SELECT text FROM input LIMIT 20");
+    let once = run(&bench, &input).unwrap();
+    assert_eq!(once.1.len(), 20);
+    for _ in 0..5 {
+        assert_eq!(run(&bench, &input).unwrap().0.skipped, once.0.skipped);
+    }
+}
+
+#[test]
+fn columns_have_the_types_that_their_values_say() {
+    let kinds = |bench: &Bench, format: &str| {
+        let text = problems(bench, &with_sql(json!({"format": format, "text": "absent"}), "SELECT * FROM input"));
+        text.split("its columns: ").nth(1).unwrap_or(&text).to_owned()
+    };
+    let json = "{\"i\": 1, \"f\": 1, \"b\": true, \"s\": \"x\", \"m\": 1, \"z\": null, \"l\": [1, 2.5], \"o\": {\"a\": null, \"b\": 1}}\n\
+                {\"f\": 0.5, \"m\": {\"x\": 1}, \"l\": [], \"late\": \"y\"}\n";
+    assert_eq!(
+        kinds(&Bench::with(&[("a", json.as_bytes())]), "jsonl").replace("field: ", ""),
+        "b (Boolean), f (Float64), i (Int64), l (List(Float64)), m (LargeUtf8), \
+         o (Struct(\"a\": LargeUtf8, \"b\": Int64)), s (LargeUtf8), z (LargeUtf8), late (LargeUtf8)"
+    );
+    let csv = "i,f,b,d,t,s,lang,none\n1,1,true,2024-12-31,2024-12-31T23:59:59,x,nan,\n-2,1e3,FALSE,2025-01-01,2025-01-01 00:00:00,7,nan,\n";
+    assert_eq!(
+        kinds(&Bench::with(&[("a", csv.as_bytes())]), "csv"),
+        "i (Int64), f (Float64), b (Boolean), d (Date32), t (Timestamp(µs)), s (LargeUtf8), lang (LargeUtf8), none (LargeUtf8)"
+    );
+    let int: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int32Array::from(vec![1]));
+    let string: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::StringArray::from(vec!["x"]));
+    let file = |column: &arrow::array::ArrayRef| {
+        parquet_bytes(&RecordBatch::try_from_iter([("id", column.clone()), ("text", string.clone())]).unwrap(), 1)
+    };
+    let bench = Bench::with(&[("a.parquet", &file(&int)), ("b.parquet", &file(&string))]);
+    assert_eq!(
+        problems(&bench, &with_sql(json!({"format": "parquet"}), "SELECT text FROM input")),
+        "input.paths: b.parquet: the column \"id\" is of type LargeUtf8, in a.parquet of type Int32; valid: one type in all \
+         files of a table"
+    );
+}
+
+#[test]
+fn columns_of_several_files_are_put_together_by_name() {
+    let int = |v: Vec<i32>| -> arrow::array::ArrayRef { std::sync::Arc::new(arrow::array::Int32Array::from(v)) };
+    let long = |v: Vec<i64>| -> arrow::array::ArrayRef { std::sync::Arc::new(arrow::array::Int64Array::from(v)) };
+    let text = |v: Vec<&str>| -> arrow::array::ArrayRef { std::sync::Arc::new(arrow::array::StringViewArray::from(v)) };
+    let a = RecordBatch::try_from_iter([("id", int(vec![1, 2])), ("text", text(vec!["a", "b"]))]).unwrap();
+    let b =
+        RecordBatch::try_from_iter([("text", text(vec!["c"])), ("more", int(vec![7])), ("id", long(vec![3]))]).unwrap();
+    let bench = Bench::with(&[("a", &parquet_bytes(&a, 1)), ("b", &parquet_bytes(&b, 1))]);
+    let sql = "SELECT text || id || coalesce(CAST(more AS VARCHAR), '-') AS text FROM input WHERE id <> 2";
+    assert_eq!(run(&bench, &with_sql(json!({"format": "parquet"}), sql)).unwrap().1, ["a1-", "c37"]);
+    let count = "SELECT CAST(count(*) AS VARCHAR) AS text FROM input";
+    assert_eq!(run(&bench, &with_sql(json!({"format": "parquet"}), count)).unwrap().1, ["3"]);
+    let csv = Bench::with(&[("a", b"id,text\n1,a\n"), ("b", b"text,more,id\nc,x,3\n"), ("c", b"")]);
+    let sql = "SELECT text || id || coalesce(more, '-') AS text FROM input";
+    assert_eq!(run(&csv, &with_sql(json!({"format": "csv"}), sql)).unwrap().1, ["a1-", "c3x"]);
+    assert_eq!(run(&csv, &with_sql(json!({"format": "csv"}), count)).unwrap().1, ["2"]);
+}
+
+#[test]
+fn what_a_query_cannot_compute_is_told_in_plain_words() {
+    let bench = jsonl();
+    for (sql, says) in [
+        (
+            "SELECT CAST(CAST(text AS INT) AS VARCHAR) AS text FROM input",
+            "input.sql: a value cannot be converted: Cannot cast string 'document ",
+        ),
+        ("SELECT CAST(id / (id - 3) AS VARCHAR) AS text FROM input", "input.sql: a number is divided by zero; NULLIF"),
+    ] {
+        let error = run(&bench, &with_sql(json!({}), sql)).unwrap_err().to_string();
+        assert!(error.starts_with(says) && !error.contains("Arrow error"), "{error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,103 @@
+//! Special tokens that were parsed from a text (`tokenizer.special_tokens: parse`) begin and end segments there.
+//!
+//! ```text
+//!  a b </s> <s> c d <s> e    ─►  [a b </s>] [<s> c d] [<s> e]         the document's separator joins the last
+//! ```
+
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::spec::SpecialTokens;
+
+use crate::vocabulary::{Role, Vocabulary};
+
+/// The tokens at which a document is cut into segments. None of them: a document is one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Breaks {
+    /// A segment begins before it: bos, where that is not eos.
+    pub before: Option<u32>,
+    /// A segment begins after it: eos.
+    pub after: Option<u32>,
+}
+
+/// Tokens of one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stretch<'a> {
+    pub tokens: &'a [u32],
+    /// A segment begins here.
+    pub begins: bool,
+    /// The next token begins another one.
+    pub ends: bool,
+}
+
+impl Breaks {
+    /// Those of a tokenizer: none where special tokens in a text are text.
+    pub fn of(vocabulary: &Vocabulary) -> Self {
+        let after = vocabulary.parsed(Role::Eos);
+        Self { before: vocabulary.parsed(Role::Bos).filter(|bos| Some(*bos) != after), after }
+    }
+
+    /// Whether a segment may begin at `start` within a document.
+    pub(crate) fn is_at(self, tokens: &[i32], start: usize) -> bool {
+        let is = |id: Option<u32>, at: usize| id.is_some() && tokens.get(at).and_then(|t| u32::try_from(*t).ok()) == id;
+        is(self.before, start) || (start > 0 && is(self.after, start - 1))
+    }
+
+    /// Those of a finished data set: `bos` and `eos` as its manifest names them.
+    pub fn recorded(special_tokens: SpecialTokens, bos: Option<u32>, eos: Option<u32>) -> Self {
+        match special_tokens {
+            SpecialTokens::Text => Self::default(),
+            SpecialTokens::Parse => Self { before: bos.filter(|_| bos != eos), after: eos },
+        }
+    }
+
+    /// Cuts tokens into stretches.
+    pub(super) fn stretches<'a>(self, mut tokens: &'a [u32]) -> impl Iterator<Item = Stretch<'a>> {
+        std::iter::from_fn(move || {
+            let first = *tokens.first()?;
+            let ending = tokens.iter().position(|&id| Some(id) == self.after).map(|at| at + 1);
+            let inside = tokens.iter().skip(1).position(|&id| Some(id) == self.before).map(|at| at + 1);
+            let length = ending.unwrap_or(tokens.len()).min(inside.unwrap_or(tokens.len()));
+            let (stretch, rest) = tokens.split_at(length);
+            tokens = rest;
+            Some(Stretch { tokens: stretch, begins: Some(first) == self.before, ends: ending == Some(length) })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_may_be_cut_where_a_parsed_token_is() {
+        let text = Breaks::recorded(SpecialTokens::Text, Some(1), Some(2));
+        let parsed = Breaks::recorded(SpecialTokens::Parse, Some(1), Some(2));
+        let one = Breaks::recorded(SpecialTokens::Parse, Some(2), Some(2));
+        let tokens = [7, 2, 5, 1, 6];
+        let places = |breaks: Breaks| (0..=tokens.len()).filter(|&at| breaks.is_at(&tokens, at)).collect::<Vec<_>>();
+        assert_eq!((places(text), places(parsed), places(one)), (vec![], vec![2, 3], vec![2]));
+    }
+
+    #[test]
+    fn stretches_end_after_eos_and_begin_before_bos() {
+        let cut = |breaks: Breaks, tokens: &[u32]| -> Vec<(Vec<u32>, bool, bool)> {
+            breaks.stretches(tokens).map(|s| (s.tokens.to_vec(), s.begins, s.ends)).collect()
+        };
+        let breaks = Breaks { before: Some(1), after: Some(2) };
+        assert_eq!(
+            cut(breaks, &[1, 5, 2, 2, 6, 1, 1, 7]),
+            [
+                (vec![1, 5, 2], true, true),
+                (vec![2], false, true),
+                (vec![6], false, false),
+                (vec![1], true, false),
+                (vec![1, 7], true, false)
+            ]
+        );
+        assert_eq!(
+            cut(Breaks { before: None, after: Some(2) }, &[2, 1]),
+            [(vec![2], false, true), (vec![1], false, false)]
+        );
+        assert_eq!(cut(Breaks::default(), &[1, 2]), [(vec![1, 2], false, false)]);
+        assert!(cut(breaks, &[]).is_empty());
+    }
+}

@@ -1,0 +1,196 @@
+//! The weights are those that the configuration describes, or the teacher is refused: by its headers, and when it is loaded.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use stillhouse_teacher::check_weights;
+
+use super::*;
+
+type Tensors = HashMap<String, Tensor>;
+
+fn tensors(model: &str) -> Tensors {
+    candle_core::safetensors::load(testdata(model).join("model.safetensors"), &Device::Cpu).unwrap()
+}
+
+/// A model of these tensors, with `config.json` as it is but for these values.
+fn folder(model: &str, tensors: &Tensors, changes: &[(&str, serde_json::Value)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = fs::read_to_string(testdata(model).join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    for (key, value) in changes {
+        config[key] = value.clone();
+    }
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    candle_core::safetensors::save(tensors, folder.path().join("model.safetensors")).unwrap();
+    folder
+}
+
+/// What loading says, which is what the headers say too.
+#[track_caller]
+fn verdict(path: &Path) -> Option<String> {
+    let checked = check_weights(path).err().map(|e| e.to_string());
+    let options = LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 };
+    assert_eq!(load(path, &options).err().map(|e| e.to_string()), checked);
+    checked
+}
+
+#[track_caller]
+fn refused(path: &Path, parts: &[&str]) {
+    let said = verdict(path).expect("refused");
+    for part in parts {
+        assert!(said.contains(part), "`{part}` is not in `{said}`");
+    }
+}
+
+fn layers_key(model: &str) -> &'static str {
+    if model == "gpt2" { "n_layer" } else { "num_hidden_layers" }
+}
+
+#[test]
+fn every_tensor_is_there_and_no_other() {
+    for model in MODELS {
+        let all = tensors(model);
+        assert_eq!(verdict(folder(model, &all, &[]).path()), None);
+        for name in all.keys() {
+            let mut some = all.clone();
+            let tensor = some.remove(name).unwrap();
+            let bare = name.strip_prefix("transformer.").or(name.strip_prefix("model.")).unwrap_or(name);
+            refused(folder(model, &some, &[]).path(), &["model.safetensors", bare, "is missing"]);
+            // under another name it is missing where it was, and also one too many
+            some.insert(name.clone(), tensor.clone());
+            some.insert(format!("{name}_scale"), tensor);
+            let other = format!("`{name}_scale`");
+            refused(
+                folder(model, &some, &[]).path(),
+                &["model.safetensors", "1 tensor is no part", &other, "config.json: model_type"],
+            );
+        }
+    }
+}
+
+#[test]
+fn a_number_of_layers_that_is_not_the_weights_is_refused() {
+    for model in MODELS {
+        let all = tensors(model);
+        let (key, layers) = (layers_key(model), if model == "qwen3" { 2 } else { 3 });
+        for said in 1..layers + 3 {
+            let changed = folder(model, &all, &[(key, said.into())]);
+            match said {
+                said if said < layers => {
+                    let first = format!(".{said}.");
+                    refused(
+                        changed.path(),
+                        &["model.safetensors", "tensors are no part", &first, &format!("{key} {said}")],
+                    );
+                }
+                said if said > layers => refused(changed.path(), &[&format!(".{layers}."), "is missing"]),
+                _ => assert_eq!(verdict(changed.path()), None),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_switch_that_leaves_weights_out_is_refused() {
+    let mut biased = tensors("llama-gqa");
+    for layer in 0..3 {
+        for (part, width) in [("q", 48), ("k", 16), ("v", 16), ("o", 48)] {
+            let name = format!("model.layers.{layer}.self_attn.{part}_proj.bias");
+            biased.insert(name, Tensor::ones(width, DType::F32, &Device::Cpu).unwrap());
+        }
+    }
+    assert_eq!(verdict(folder("llama-gqa", &biased, &[("attention_bias", true.into())]).path()), None);
+    let left_out = folder("llama-gqa", &biased, &[]);
+    refused(left_out.path(), &["12 tensors are no part", "layers.0.self_attn.k_proj.bias`", "attention_bias false"]);
+    // a Llama would run with the weights of a Qwen3, without the norms of its heads
+    let llama = folder("qwen3", &tensors("qwen3"), &[("model_type", "llama".into())]);
+    refused(llama.path(), &["4 tensors are no part", "self_attn.k_norm.weight`", "model_type \"llama\""]);
+}
+
+#[test]
+fn known_buffers_are_excepted_by_name() {
+    let one = |shape: &[usize]| Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap();
+    let buffers = [
+        ("gpt2", "transformer.h.2.attn.bias"),
+        ("gpt2", "transformer.h.0.attn.masked_bias"),
+        ("llama-gqa", "model.layers.2.self_attn.rotary_emb.inv_freq"),
+        ("qwen3", "model.rotary_emb.inv_freq"),
+    ];
+    for (model, name) in buffers {
+        let mut all = tensors(model);
+        all.insert(name.into(), one(&[1, 1, 4, 4]));
+        assert_eq!(verdict(folder(model, &all, &[]).path()), None, "{name}");
+    }
+    let others = [
+        ("gpt2", "transformer.h.3.attn.bias"),
+        ("gpt2", "h.0.attn.bias"),
+        ("gpt2", "transformer.h.0.attn.bias2"),
+        ("gpt2", "transformer.h.x.attn.bias"),
+        ("llama-gqa", "model.layers.2.attn.bias"),
+        ("llama-gqa", "model.layers.2.self_attn.inv_freq"),
+    ];
+    for (model, name) in others {
+        let mut all = tensors(model);
+        all.insert(name.into(), one(&[1, 1, 4, 4]));
+        refused(folder(model, &all, &[]).path(), &["1 tensor is no part", &format!("`{name}`")]);
+    }
+}
+
+#[test]
+fn a_tied_head_in_the_file_is_the_embedding() {
+    for (model, embedding) in [("gpt2", "transformer.wte.weight"), ("llama-gqa", "model.embed_tokens.weight")] {
+        let mut all = tensors(model);
+        let head = all[embedding].clone();
+        all.insert("lm_head.weight".into(), head.clone());
+        assert_eq!(verdict(folder(model, &all, &[]).path()), None);
+        all.insert("lm_head.weight".into(), (&head * 1.5).unwrap());
+        let other = folder(model, &all, &[]);
+        // headers cannot tell; loading does, before any work
+        check_weights(other.path()).unwrap();
+        let said = load(other.path(), &LoadOptions::default()).err().unwrap().to_string();
+        assert!(said.contains(&format!("`lm_head.weight` is not equal to `{embedding}`")), "{said}");
+        assert!(said.contains("`tie_word_embeddings`"), "{said}");
+        assert_eq!(verdict(folder(model, &all, &[("tie_word_embeddings", false.into())]).path()), None);
+        all.insert("lm_head.weight".into(), head.narrow(0, 0, 7).unwrap());
+        refused(folder(model, &all, &[]).path(), &["lm_head.weight", "[7, 48]"]);
+    }
+}
+
+#[test]
+fn a_tensor_of_two_files_or_of_whole_numbers_is_refused() {
+    let all = tensors("llama-gqa");
+    let name = "model.norm.weight";
+    let sharded = folder("llama-gqa", &all, &[]);
+    let second = sharded.path().join("other.safetensors");
+    candle_core::safetensors::save(&HashMap::from([(name, all[name].clone())]), &second).unwrap();
+    let index =
+        |a: &str| format!(r#"{{"weight_map": {{"{name}": "{a}", "model.embed_tokens.weight": "model.safetensors"}}}}"#);
+    fs::write(sharded.path().join("model.safetensors.index.json"), index("other.safetensors")).unwrap();
+    refused(sharded.path(), &["other.safetensors", name, "is in", "model.safetensors too"]);
+
+    let mut counted = all.clone();
+    counted.insert(name.into(), all[name].to_dtype(DType::U8).unwrap());
+    refused(folder("llama-gqa", &counted, &[]).path(), &[name, "has type U8", "BF16"]);
+}
+
+#[test]
+fn weights_of_several_files_are_named_together() {
+    let (mut first, mut second) = (tensors("gpt2"), Tensors::new());
+    for layer in 1..3 {
+        let moved: Vec<String> = first.keys().filter(|name| name.contains(&format!(".h.{layer}."))).cloned().collect();
+        second.extend(moved.into_iter().map(|name| first.remove_entry(&name).unwrap()));
+    }
+    let sharded = folder("gpt2", &first, &[("n_layer", 1.into())]);
+    candle_core::safetensors::save(&second, sharded.path().join("more.safetensors")).unwrap();
+    fs::write(
+        sharded.path().join("model.safetensors.index.json"),
+        r#"{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}"#,
+    )
+    .unwrap();
+    refused(
+        sharded.path(),
+        &["more.safetensors: 24 tensors are no part", "`transformer.h.1.attn.c_attn.bias`", ", …; valid"],
+    );
+}

@@ -1,0 +1,76 @@
+//! Whether every holdout comes out with something: that a validation set is empty is found by a trainer long after.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::source::TRAIN;
+
+/// What a holdout has so far.
+#[derive(Debug, Default)]
+struct Entry {
+    splits_left: u64,
+    documents: u64,
+    rows: u64,
+}
+
+impl Entry {
+    fn add(&mut self, shard: &ShardRecord) {
+        self.splits_left = self.splits_left.saturating_sub(1);
+        self.documents += shard.statistics.documents;
+        self.rows += shard.rows;
+    }
+
+    fn check(&self, name: &str) -> Result<()> {
+        if self.splits_left > 0 || self.rows > 0 {
+            return Ok(());
+        }
+        let what = match self.documents {
+            0 => "took no document of the input; valid: a larger holdout".to_owned(),
+            n => format!(
+                "its {n} document(s) fill no sequence; valid: a larger holdout, a smaller pack.length, or remainder: pad"
+            ),
+        };
+        Err(PipelineError::new(ErrorKind::Input, format!("input.holdout.{name}: {what}")))
+    }
+}
+
+/// The holdouts of a job while it runs.
+#[derive(Debug)]
+pub(crate) struct Held(Mutex<BTreeMap<String, Entry>>);
+
+impl Held {
+    /// The holdouts of these splits, of which some have been made.
+    pub fn new<'a>(splits: &[SplitRecord], done: impl Iterator<Item = &'a ShardRecord>) -> Self {
+        let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+        for split in splits.iter().filter(|split| split.dataset_split != TRAIN) {
+            entries.entry(split.dataset_split.clone()).or_default().splits_left += 1;
+        }
+        for shard in done {
+            if let Some(entry) = entries.get_mut(&shard.dataset_split) {
+                entry.add(shard);
+            }
+        }
+        Self(Mutex::new(entries))
+    }
+
+    /// # Errors
+    /// When all of a holdout has been made, and it holds no sequence.
+    pub fn check(&self) -> Result<()> {
+        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().try_for_each(|(name, entry)| entry.check(name))
+    }
+
+    /// One more shard has been made.
+    ///
+    /// # Errors
+    /// As [`Held::check`].
+    pub fn committed(&self, shard: &ShardRecord) -> Result<()> {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = entries.get_mut(&shard.dataset_split) else { return Ok(()) };
+        entry.add(shard);
+        entry.check(&shard.dataset_split)
+    }
+}

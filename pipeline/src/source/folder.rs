@@ -1,0 +1,144 @@
+//! A folder of this machine: what is in it, name by name, so that one that cannot be read harms no other.
+//!
+//! A name that is not UTF-8 or has control characters has no place in a job's listing, in manifests and in messages: it is told, escaped, where it
+//! would be read. So is a link that leads nowhere, in a circle, or out of what is allowed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path as DiskPath;
+use std::time::UNIX_EPOCH;
+
+use object_store::ObjectMeta;
+use object_store::path::{Path, PathPart};
+
+use super::list::Admits;
+use crate::storage::Place;
+
+/// What is in a folder.
+pub(super) enum Child {
+    Folder(Path),
+    File(ObjectMeta),
+    /// What it is that cannot be read, and why; `folder`: it is one, or could be.
+    Unreadable {
+        message: String,
+        folder: bool,
+    },
+}
+
+/// What a file is, as the store of the disk says it; `None` where there is none, or a folder.
+pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<ObjectMeta>, String> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(None),
+        Ok(found) => Ok(Some(meta(&found, location.clone()))),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(told(&e)),
+    }
+}
+
+/// As `object_store` makes it, which would have to open the file for it.
+fn meta(found: &Metadata, location: Path) -> ObjectMeta {
+    let modified = found.modified().unwrap_or(UNIX_EPOCH);
+    let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let (inode, size) = (found.ino(), found.len());
+    let e_tag = Some(format!("{inode:x}-{micros:x}-{size:x}"));
+    ObjectMeta { location, last_modified: modified.into(), size, e_tag, version: None }
+}
+
+/// What is in a folder, by name: those that are wanted. What is not there is empty, as in a store.
+pub(super) fn children(
+    folder: &DiskPath,
+    location: &Path,
+    display: &str,
+    wanted: &dyn Fn(&str) -> bool,
+    admits: Admits<'_>,
+) -> Result<BTreeMap<String, Child>, String> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(BTreeMap::new()),
+        Err(e) => return Err(format!("cannot list {}: {}", folder.display(), told(&e))),
+    };
+    let mut children = BTreeMap::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| format!("cannot list {}: {}", folder.display(), told(&e)))?;
+        let name = entry.file_name();
+        let shown = name.to_string_lossy();
+        if !wanted(&shown) {
+            continue;
+        }
+        let child = child(&entry, &name, location, display, admits)
+            .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), told(&e)))?;
+        children.insert(shown.into_owned(), child);
+    }
+    Ok(children)
+}
+
+fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, admits: Admits<'_>) -> io::Result<Child> {
+    let unreadable =
+        |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
+    let is_link = entry.file_type()?.is_symlink();
+    let path = entry.path();
+    if is_link && let Err(message) = admits(&Place::Disk(path.clone())) {
+        return unreadable(&format!("is a link: {message}"), true);
+    }
+    let found = match fs::metadata(&path) {
+        Ok(found) => found,
+        // removed since it was listed
+        Err(e) if !is_link && e.kind() == ErrorKind::NotFound => return unreadable("is gone", false),
+        Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
+        Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", told(&e)), true),
+    };
+    if is_link && found.is_dir() && leads_back(&path) {
+        return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
+    }
+    let part = name.to_str().and_then(|name| PathPart::parse(name).ok());
+    let Some(part) = part else {
+        return unreadable("has a name that is not UTF-8 or has control characters; valid: rename it", found.is_dir());
+    };
+    let at: Path = location.parts().chain([part]).collect();
+    Ok(if found.is_dir() { Child::Folder(at) } else { Child::File(meta(&found, at)) })
+}
+
+/// Whether a link to a folder leads to one of those that it was found through.
+fn leads_back(link: &DiskPath) -> bool {
+    let Ok(target) = link.canonicalize() else { return false };
+    link.ancestors().skip(1).any(|folder| folder.canonicalize().is_ok_and(|folder| folder == target))
+}
+
+/// A name as it can be shown on one line, in quotes.
+fn escaped(display: &str, name: &OsStr) -> String {
+    let name = format!("{name:?}");
+    format!("\"{display}{}\"", name.trim_start_matches('"').trim_end_matches('"'))
+}
+
+/// What the system says, without its number.
+fn told(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "permission denied".into(),
+        _ => {
+            let text = error.to_string();
+            text.split(" (os error").next().unwrap_or_default().to_lowercase()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_is_told_as_the_store_tells_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("a ü.txt");
+        fs::write(&path, "text").unwrap();
+        let location = Path::from_absolute_path(&path).unwrap();
+        let store = object_store::local::LocalFileSystem::new();
+        assert_eq!(file(&path, &location).unwrap().unwrap(), store.head(&location).await.unwrap());
+        let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
+        assert!(matches!(&listed["a ü.txt"], Child::File(meta) if meta.size == 4));
+    }
+}

@@ -1,0 +1,217 @@
+//! What a data set says of its teacher and of its text is so: weights, tokenizer, special tokens in documents, cleaned text.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with};
+
+use crate::python::check;
+
+/// A copy of a folder's files, with one JSON file edited.
+fn edited(from: &Path, to: &Path, file: &str, edit: impl Fn(&mut Value)) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let mut json: Value = serde_json::from_slice(&fs::read(to.join(file)).unwrap()).unwrap();
+    edit(&mut json);
+    fs::write(to.join(file), json.to_string()).unwrap();
+}
+
+/// Words `w4`, `w5`, … with four special tokens before them, `<unk>`, `<s>`, `</s>`, `<pad>`.
+fn words(count: usize) -> Value {
+    let specials = ["<unk>", "<s>", "</s>", "<pad>"];
+    let name = |id: usize| specials.get(id).map_or_else(|| format!("w{id}"), |s| (*s).to_owned());
+    let vocabulary: serde_json::Map<String, Value> = (0..count).map(|id| (name(id), json!(id))).collect();
+    let added: Vec<Value> = (0..4)
+        .map(|id| {
+            json!({"id": id, "content": name(id), "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+        })
+        .collect();
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    })
+}
+
+/// A scratch folder with `teacher`: three small layers, V = 199, and a tokenizer of `count` words of its own.
+fn small_teacher(count: usize) -> Scratch {
+    let scratch = Scratch::new();
+    let config = |json: &mut Value| json["pad_token_id"] = json!(3);
+    edited(&root().join("operators/teacher/testdata/llama-gqa"), &scratch.path("teacher"), "config.json", config);
+    scratch.write("teacher/tokenizer.json", &words(count).to_string());
+    let text: Vec<String> = (0..200).map(|i| format!("w{}", 4 + i * i % (count - 4))).collect();
+    scratch.write("corpus.jsonl", &json!({"text": text.join(" ")}).to_string());
+    scratch
+}
+
+fn small_job(patch: &Value) -> Value {
+    let small = json!({"pack": {"length": 24}, "extract": {"teacher": {"path": "teacher"}, "topk": 199}, "subtokens": {"length": 3}});
+    with(with(job(), &small), patch)
+}
+
+#[test]
+fn weights_that_the_configuration_does_not_describe_are_refused_before_the_work() {
+    let scratch = Scratch::with_corpus(1, 2000);
+    let teacher = scratch.path("teacher");
+    let layers = |said: u64| edited(&nano_teacher(), &teacher, "config.json", |json| json["n_layer"] = json!(said));
+    scratch.job("job.yaml", &with(job(), &json!({"extract": {"teacher": {"path": "teacher"}}})));
+    for (said, verb) in [(1, "plan"), (3, "plan"), (3, "run")] {
+        layers(said);
+        scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&[
+            "extract.teacher.path",
+            "model.safetensors",
+            "tensors are no part of the model that the configuration describes",
+            &format!("n_layer {said}"),
+            &format!("h.{said}.attn.c_attn.bias"),
+        ]);
+    }
+    layers(5);
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&[
+        "extract.teacher.path",
+        "h.4.ln_1.weight",
+        "is missing",
+    ]);
+    assert!(!scratch.path("out").exists());
+    layers(4);
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
+}
+
+#[test]
+fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
+    let scratch = small_teacher(199);
+    scratch.write("same.json", &with(words(199), &json!({"normalizer": {"type": "NFC"}})).to_string());
+    // of the same size: two words have changed their places
+    let swapped = json!({"model": {"vocab": {"w17": 18, "w18": 17}}});
+    scratch.write("other.json", &with(words(199), &swapped).to_string());
+    scratch.write("longer.json", &words(200).to_string());
+    scratch.write("shorter.json", &words(190).to_string());
+    let named =
+        |file: &str| small_job(&json!({"tokenizer": {"path": file}, "output": {"path": file.replace(".json", "")}}));
+
+    scratch.make(&named("same.json"));
+    scratch.job("job.yaml", &named("other.json"));
+    for verb in ["plan", "run"] {
+        scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&[
+            "tokenizer.path",
+            r#"is not the teacher's own tokenizer: id 17 is "w18", the teacher's "w17"; id 18 is "w17""#,
+            "tokenizer.differs_from_teacher: allow",
+        ]);
+    }
+    let allowed = json!({"tokenizer": {"differs_from_teacher": "allow"}});
+    let manifest = scratch.make(&with(named("other.json"), &allowed)).join("manifest.json");
+    let manifest: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
+    assert_eq!(manifest["job"]["tokenizer"]["differs_from_teacher"], "allow");
+    // an id without a row is refused whatever the job says
+    scratch.job("job.yaml", &with(named("longer.json"), &allowed));
+    scratch
+        .stillhouse(&["plan", "job.yaml"])
+        .expect(2)
+        .says(&[r#"id 199 ("w199") has no row in the teacher's vocabulary of 199"#]);
+    scratch.job("job.yaml", &named("shorter.json"));
+    scratch
+        .stillhouse(&["plan", "job.yaml"])
+        .expect(2)
+        .says(&[r#"id 190 is nothing, the teacher's "w190""#, "6 more ids"]);
+
+    // nothing to compare with: the same number is taken, another one needs the word
+    fs::remove_file(scratch.path("teacher/tokenizer.json")).unwrap();
+    scratch.job("job.yaml", &named("same.json"));
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
+    scratch.job("job.yaml", &named("shorter.json"));
+    scratch
+        .stillhouse(&["plan", "job.yaml"])
+        .expect(2)
+        .says(&["has 190 tokens, the teacher's vocabulary 199", "allow"]);
+    scratch.job("job.yaml", &with(named("shorter.json"), &allowed));
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
+}
+
+#[test]
+fn a_vocabulary_is_padded_by_any_amount() {
+    // 199 rows, by no rule more than these
+    for count in [198, 131, 30] {
+        let scratch = small_teacher(count);
+        let dataset = scratch.make(&small_job(&json!({})));
+        scratch.stillhouse(&["verify", "out", "--teacher"]).expect(0);
+        let manifest: Value = serde_json::from_slice(&fs::read(dataset.join("manifest.json")).unwrap()).unwrap();
+        assert_eq!((&manifest["vocab_size"], &manifest["tokenizer"]["vocab_size"]), (&json!(199), &json!(count)));
+        check(&dataset, &["--tokens", "50"]);
+    }
+}
+
+/// The ids and the document offsets of the first row.
+fn first_row(scratch: &Scratch, out: &str) -> (Vec<u64>, Vec<(u64, u64)>) {
+    let row = scratch.stillhouse(&["inspect", out, "--row", "0", "--json"]).expect(0).json();
+    let row = if row["row"].is_object() { row["row"].clone() } else { row };
+    let ids = row["tokens"].as_array().unwrap().iter().map(|t| t["id"].as_u64().unwrap()).collect();
+    let number = |d: &Value, key: &str| d[key].as_u64().unwrap();
+    let documents = row["documents"].as_array().unwrap().iter();
+    (ids, documents.map(|d| (number(d, "offset"), number(d, "record"))).collect())
+}
+
+#[test]
+fn special_tokens_in_a_document_are_text_or_known_to_the_offsets() {
+    let scratch = Scratch::new();
+    let eos = "<|endoftext|>";
+    let texts = [format!("One{eos}two {eos}"), eos.to_owned(), "three".into(), format!("{eos}four{eos}{eos}five")];
+    let corpus: Vec<String> = texts.iter().map(|text| json!({"text": text}).to_string()).collect();
+    scratch.write("corpus.jsonl", &corpus.join("\n"));
+    let make = |mode: Option<&str>, out: &str| {
+        let patch = json!({
+            "tokenizer": {"special_tokens": mode}, "pack": {"length": 20, "boundary": "none", "remainder": "keep"},
+            "extract": {"context": "document", "topk": 50_257}, "output": {"path": out}
+        });
+        let dataset = scratch.make(&with(job(), &patch));
+        scratch.stillhouse(&["verify", out, "--teacher"]).expect(0);
+        check(&dataset, &["--tokens", "4"]);
+        first_row(&scratch, out)
+    };
+    // 27 91 437 1659 5239 91 29 are < | end of text | >
+    let (ids, documents) = make(None, "text");
+    assert_eq!(ids[..9], [3198, 27, 91, 437, 1659, 5239, 91, 29, 11545]);
+    assert_eq!(ids.iter().filter(|&&id| id == 50256).count(), 1, "{ids:?}");
+    assert_eq!(documents, [(0, 0), (17, 1)]);
+    let (ids, documents) = make(Some("parse"), "parse");
+    let e = 50256;
+    assert_eq!(ids, [3198, e, 11545, 220, e, e, e, e, 15542, e, e, 14337, e, e, 13261, e]);
+    // the separator that `pack` puts is of the last segment; a document's segments carry its number
+    assert_eq!(documents, [(0, 0), (2, 0), (6, 1), (8, 2), (10, 3), (11, 3), (13, 3), (14, 3)]);
+}
+
+#[test]
+fn a_token_that_a_model_makes_of_text_is_refused_with_the_document() {
+    let scratch = small_teacher(199);
+    scratch.write("corpus.jsonl", "{\"text\": \"w5 w6\"}\n{\"text\": \"w7 </s> w8\"}\n");
+    scratch.job("job.yaml", &small_job(&json!({})));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(1).says(&[
+        "document 1",
+        r#"special token "</s>" (id 2)"#,
+        "special_tokens: parse",
+    ]);
+    let parse = json!({"tokenizer": {"special_tokens": "parse"}, "pack": {"remainder": "keep"}});
+    let dataset = scratch.make(&small_job(&with(parse, &json!({"output": {"path": "parsed"}}))));
+    scratch.stillhouse(&["verify", "parsed"]).expect(0);
+    check(&dataset, &["--tokens", "50"]);
+}
+
+#[test]
+fn the_size_of_a_piece_changes_no_byte_of_cleaned_text() {
+    let scratch = Scratch::new();
+    let line = "the \\\" quick \\\" brown ( fox ) \\n jumps , over N N N dogs ' s \\n ";
+    let text = line.repeat(1_400_000 / line.len());
+    scratch.write("corpus.jsonl", &format!("{{\"text\": \"{text}\"}}\n"));
+    let tokenizer = nano_teacher().join("tokenizer.json");
+    let made = [4, 1000, 65_536].map(|kilobytes| {
+        let plain = json!({
+            "version": 1, "name": "clean", "input": {"format": "jsonl", "paths": ["corpus.jsonl"], "piece_kilobytes": kilobytes},
+            "clean": {"detokenizer": "ptb"}, "tokenizer": {"path": tokenizer}, "pack": {"length": 512},
+            "output": {"path": format!("out-{kilobytes}")}
+        });
+        shards(&scratch.make(&plain))
+    });
+    assert!(!made[0].is_empty() && made.iter().all(|shards| *shards == made[0]), "{made:?}");
+}
