@@ -235,6 +235,7 @@ mod tests {
             bytes: 0,
             sha256: String::new(),
             column_bytes: BTreeMap::new(),
+            input_sha256: Vec::new(),
             statistics,
         }
     }
@@ -244,6 +245,7 @@ mod tests {
         SplitRecord {
             split: SplitId(split),
             dataset_split: "train".into(),
+            keys: None,
             pieces: vec![Piece { file: "f".into(), range }],
         }
     }
