@@ -282,7 +282,7 @@ impl Checks<'_> {
     /// A record of every file, before there is work that it would spoil.
     fn first_records(&mut self, store: &Store, files: &[InputFile]) -> Option<()> {
         let observer = self.observer;
-        let tell = |done: usize, all: usize| steps(observer, "the first records of the files", all)(done);
+        let tell = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
         let found = match source::first_records(store, files, &self.spec.input, &tell) {
             Ok(found) => found,
             Err(error) => {
