@@ -235,6 +235,7 @@ mod tests {
             bytes: 0,
             sha256: String::new(),
             column_bytes: BTreeMap::new(),
+            input_sha256: Vec::new(),
             statistics,
         }
     }
@@ -242,6 +243,7 @@ mod tests {
     fn rows(split: u32, records: u64) -> SplitRecord {
         let range = Range::Rows { start: 0, end: records };
         SplitRecord {
+            keys: None,
             split: SplitId(split),
             dataset_split: "train".into(),
             pieces: vec![Piece { file: "f".into(), range }],
