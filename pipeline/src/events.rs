@@ -36,6 +36,9 @@ pub enum Event {
         input_bytes: u64,
         /// Teacher, where there is one: architecture, parameters, arithmetic, device.
         teacher: Option<String>,
+        /// The job's hash, as it will stand in the manifest.
+        #[serde(default)]
+        job_hash: String,
     },
     /// Work on a split began.
     SplitStarted {

@@ -268,6 +268,7 @@ impl Job {
                     info.device
                 )
             }),
+            job_hash: hash.hash.clone(),
         });
         let corpus =
             Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };

@@ -234,6 +234,7 @@ mod tests {
             bytes_done: 3_000_000,
             input_bytes: 5_000_000,
             teacher: Some("gpt2, 124.4M parameters, f32 on cpu".into()),
+            job_hash: "0123456789abcdef".into(),
         }
     }
 

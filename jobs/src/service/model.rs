@@ -403,7 +403,7 @@ pub enum EventType {
     Preparing,
     /// `{message}`: something that the job allowed and its owner should know of.
     Warning,
-    /// `{name, output, splits, splits_done, bytes_done, input_bytes, teacher}`: the plan is made.
+    /// `{name, output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash}`: the plan is made.
     Started,
     /// `{split, dataset_split}`.
     SplitStarted,

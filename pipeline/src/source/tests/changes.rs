@@ -185,7 +185,7 @@ fn an_object_that_changes_while_it_is_read_is_told_by_name() {
     let store = Store::with_buckets(runtime.handle().clone(), [(url, opened)]);
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
     let files = list(&store, std::path::Path::new("/"), &input, "input", &|_| Ok(()), &mut |_| {}).unwrap();
-    let splits = plan_splits(&store, &files, &input, u64::MAX, &|_| {}).unwrap();
+    let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap();
     let mut batches = 0;
     let error = read_split(&store, &files, &splits[0], &input, &mut |_| {
         batches += 1;
@@ -202,14 +202,14 @@ fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
     let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"one\"}\n")]);
     let mut input = input(json!({}));
     input.sql = Some("SELECT text FROM input".into());
-    let files = bench.files(&input);
+    let (files, tables) = (bench.files(&input), super::sql::tables(&bench, &input));
     let out = tempfile::tempdir().unwrap();
-    let rows = stage_sql(&bench.store, &files, &input, 64 << 20, out.path(), |_| {}).unwrap();
+    let rows = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap();
     assert_eq!(staged(out.path(), &files), Some(rows));
     std::fs::remove_file(bench.path().join("a.jsonl")).unwrap();
     bench.put("a.jsonl", b"{\"text\":\"two\"}\n");
     assert_eq!(staged(out.path(), &bench.files(&input)), None);
     // and what changes while the query reads is an error
-    let refused = stage_sql(&bench.store, &files, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
+    let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
     assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");
 }

@@ -7,7 +7,7 @@ pub(super) fn with_sql(fields: Value, sql: &str) -> Input {
     input
 }
 
-fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
+pub(super) fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
     let table = |source: stillhouse_schemas::spec::Source| QueryTable {
         files: bench.files(&source.input),
         name: source.name,
