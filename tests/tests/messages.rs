@@ -408,7 +408,7 @@ fn outputs_and_data_sets_that_are_not_right() {
     book.call("a column that is not there", &["inspect", "out", "--column", "colour"]);
     book.call("a view that is not there", &["inspect", "out", "--view", "9"]);
     let shard = "out/data/train-00000-of-00001.parquet";
-    let damages: [(&str, &str, &dyn Fn(&Path)); 6] = [
+    let damages: [Damage<'_>; 6] = [
         ("a manifest with another seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = 43.into())),
         ("a manifest without its seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = Value::Null)),
         ("a manifest without columns", "out/manifest.json", &|path| edit(path, |m| m["columns"] = Value::Null)),
@@ -429,6 +429,9 @@ fn outputs_and_data_sets_that_are_not_right() {
     }
     insta::assert_snapshot!(sizes_left_out(&book.close()));
 }
+
+/// A name, the file, and what is done to it.
+type Damage<'a> = (&'a str, &'a str, &'a dyn Fn(&Path));
 
 /// The text without numbers of three digits and more: sizes of shards, which every change of the format moves.
 fn sizes_left_out(text: &str) -> String {

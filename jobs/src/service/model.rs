@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
+use stillhouse_pipeline::events::WentIn;
 use utoipa::ToSchema;
 
 /// Milliseconds since 1970, as SQLite keeps them; RFC 3339 in every answer.
@@ -329,6 +330,28 @@ pub struct ResultView {
     /// Of those the ones that packing dropped.
     #[serde(default)]
     pub dropped_tokens: u64,
+}
+
+/// Reasons for skipped records that are kept of what a worker tells.
+const MOST_REASONS: usize = 100;
+
+impl ResultView {
+    pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: WentIn) -> Self {
+        let WentIn { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
+        let skipped = skipped.into_iter().take(MOST_REASONS).collect();
+        Self {
+            rows,
+            tokens,
+            bytes,
+            seconds,
+            already_done,
+            documents,
+            empty_documents,
+            skipped,
+            text_tokens,
+            dropped_tokens,
+        }
+    }
 }
 
 /// A job.

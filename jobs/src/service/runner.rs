@@ -322,9 +322,9 @@ impl Attempt {
         let plan = self.plan.as_ref().filter(|plan| stopped && plan.committed >= plan.splits)?;
         let (file, folder) = (self.task.file.clone(), self.task.folder.clone());
         match ask::finished(&self.service, file, folder, plan.job_hash.clone()).await? {
-            Event::JobFinished { output, rows, tokens, bytes, .. } => {
+            Event::JobFinished { output, rows, tokens, bytes, went_in, .. } => {
                 let seconds = self.view.as_ref().map_or(0.0, |view| view.seconds);
-                Some(Event::JobFinished { output, rows, tokens, bytes, seconds, already_done: false })
+                Some(Event::JobFinished { output, rows, tokens, bytes, seconds, already_done: false, went_in })
             }
             _ => None,
         }
@@ -387,18 +387,7 @@ impl Attempt {
             Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.finished = true;
                 self.report.output = Some(output);
-                self.report.result = Some(ResultView {
-                    rows,
-                    tokens,
-                    bytes,
-                    seconds,
-                    already_done,
-                    documents: went_in.documents,
-                    empty_documents: went_in.empty_documents,
-                    skipped: went_in.skipped,
-                    text_tokens: went_in.text_tokens,
-                    dropped_tokens: went_in.dropped_tokens,
-                });
+                self.report.result = Some(ResultView::new([rows, tokens, bytes], seconds, already_done, went_in));
                 if let Some(view) = &mut self.view {
                     view.seconds_left = None;
                     view.bytes = bytes;

@@ -282,8 +282,8 @@ async fn whole_though_cancelled(service: &Arc<Service>, job: i64) -> store::Resu
     });
     let Some((file, folder, hash)) = look.await? else { return Ok(None) };
     Ok(match ask::finished(service, file, folder, hash).await {
-        Some(Event::JobFinished { rows, tokens, bytes, seconds, .. }) => {
-            Some(ResultView { rows, tokens, bytes, seconds, already_done: true })
+        Some(Event::JobFinished { rows, tokens, bytes, seconds, went_in, .. }) => {
+            Some(ResultView::new([rows, tokens, bytes], seconds, true, went_in))
         }
         _ => None,
     })
