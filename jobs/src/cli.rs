@@ -11,6 +11,7 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_schemas::problems::Problems;
 
 use crate::printer::{Color, Printer};
+use crate::verbs::signals::Told;
 use crate::verbs::{
     clean, completions, export, inspect, jobs, plan, repair, run, schema, serve, submit, token, verify, work,
 };
@@ -27,7 +28,8 @@ Examples:
   stillhouse submit job.yaml                     send it a job and watch it
   stillhouse jobs list                           what runs, what waits, what failed
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or job file, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage or job file, 130 interrupted (Ctrl-C),
+143 terminated (SIGTERM); after the last two the same command goes on.
 Environment: NO_COLOR switches colours off; STILLHOUSE_LOG=debug (or a tracing filter) logs to stderr.";
 
 /// Turns raw corpora into training shards for parallel (discrete-diffusion) language models.
@@ -128,8 +130,8 @@ pub enum Failure {
     Stdout(io::Error),
     /// This machine did not give what the program needs.
     System(String),
-    /// Ctrl-C.
-    Interrupted(&'static str),
+    /// Ctrl-C or SIGTERM, and how to go on.
+    Interrupted(Told, String),
 }
 
 impl From<PipelineError> for Failure {
@@ -156,7 +158,7 @@ impl Failure {
             Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,
             Self::Usage(_) | Self::JobFile(..) | Self::Configuration(..) | Self::WrongConfiguration => 2,
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Interrupted(_) => 130,
+            Self::Interrupted(told, _) => told.code(),
             _ => 1,
         }
     }
@@ -177,7 +179,7 @@ impl Failure {
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
             Self::Stdout(e) => printer.error(format!("cannot write to stdout: {e}")),
             Self::System(message) => tell(message, &json!([]), json, printer),
-            Self::Interrupted(message) => tell(message, &json!([]), json, printer),
+            Self::Interrupted(_, message) => tell(message, &json!([]), json, printer),
             Self::Pipeline(e, about) => {
                 let message = match (about, &e.problems) {
                     (Some(file), Some(problems)) => format!("{file}: {}", problems.told(Some(file))),
@@ -264,6 +266,8 @@ mod tests {
         assert_eq!(pipeline(ErrorKind::Usage).code(), 2);
         assert_eq!(pipeline(ErrorKind::Input).code(), 1);
         assert_eq!(Failure::Told.code(), 1);
+        assert_eq!(Failure::Interrupted(Told::Interrupt, String::new()).code(), 130);
+        assert_eq!(Failure::Interrupted(Told::Terminate, String::new()).code(), 143);
         assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).code(), 0);
         assert_eq!(Failure::from(io::Error::other("full")).code(), 1);
     }

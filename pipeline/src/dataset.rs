@@ -2,8 +2,11 @@
 
 use arrow::array::RecordBatch;
 use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::async_reader::{ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder};
+use parquet::errors::ParquetError;
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
@@ -111,8 +114,10 @@ impl Dataset {
     ) -> Result<ParquetRecordBatchStream<ShardFile>> {
         let context = self.shown(&shard.path);
         let reader = ShardFile::new(self.output.store(), &shard.path, shard.bytes);
-        let mut builder =
-            ParquetRecordBatchStreamBuilder::new(reader).await.map_err(PipelineError::dataset(context.clone()))?;
+        let mut builder = match ParquetRecordBatchStreamBuilder::new(reader).await {
+            Ok(builder) => builder,
+            Err(e) => return Err(self.unreadable(shard, e).await),
+        };
         if let Some(columns) = &selection.columns {
             for name in columns {
                 if builder.schema().column_with_name(name).is_none() {
@@ -130,6 +135,18 @@ impl Dataset {
             .with_batch_size(selection.batch_rows.max(1))
             .build()
             .map_err(PipelineError::dataset(context))
+    }
+
+    /// Why the end of a shard cannot be read: mostly because it is not there.
+    async fn unreadable(&self, shard: &ShardRecord, error: ParquetError) -> PipelineError {
+        let shown = self.shown(&shard.path);
+        match self.output.store().head(&Path::from(shard.path.as_str())).await {
+            Ok(there) if there.size != shard.bytes => PipelineError::new(
+                ErrorKind::DataSet,
+                format!("{shown}: has {} bytes, the manifest has {}", there.size, shard.bytes),
+            ),
+            _ => PipelineError::caused(ErrorKind::DataSet, shown, error),
+        }
     }
 
     /// Reads some rows of a shard at once.

@@ -72,7 +72,12 @@ impl PipelineError {
         message: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self { kind, retryable: false, problems: None, message: message.into(), source: Some(source.into()) }
+        let (message, source) = (message.into(), source.into());
+        if let Some(error) = of_a_store(source.as_ref()) {
+            let told = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
+            return if storage::is_retryable(error) { told.retryable() } else { told };
+        }
+        Self { kind, retryable: false, problems: None, message, source: Some(source) }
     }
 
     /// Marks the error as one that a retry can help.
@@ -140,19 +145,40 @@ impl PipelineError {
 
 impl fmt::Display for PipelineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.message)?;
-        let mut source = self.source.as_deref().map(|e| e as &dyn std::error::Error);
-        let mut last = self.message.clone();
-        while let Some(e) = source {
-            let text = e.to_string();
-            if !last.contains(&text) {
-                write!(f, ": {text}")?;
-                last = text;
-            }
-            source = e.source();
-        }
-        Ok(())
+        f.write_str(&with_causes(self.message.clone(), self.source.as_deref().map(|e| e as &dyn std::error::Error)))
     }
+}
+
+/// What a store said, among an error and its causes; its own words are for nobody.
+fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        // in the words of the input already
+        if error.is::<SourceError>() {
+            return None;
+        }
+        if let Some(found) = error.downcast_ref::<object_store::Error>() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// A message with its causes after it, on one line; what is said already is not said again.
+pub fn with_causes(mut text: String, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
+    while let Some(e) = cause {
+        let said = e.to_string();
+        let said = said.trim_end();
+        // many errors repeat what they were made from, some begin with what was said before them
+        match said.strip_prefix(text.as_str()) {
+            Some(more) => text += more,
+            None if text.contains(said) => {}
+            None => text = format!("{text}: {said}"),
+        }
+        cause = e.source();
+    }
+    text
 }
 
 impl std::error::Error for PipelineError {}

@@ -1,7 +1,10 @@
 //! What a running job tells: one stream of events for progress bars, log lines, `--json` and the service.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::Statistics;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +36,9 @@ pub enum Event {
         input_bytes: u64,
         /// Teacher, where there is one: architecture, parameters, arithmetic, device.
         teacher: Option<String>,
+        /// The job's hash, as it will stand in the manifest.
+        #[serde(default)]
+        job_hash: String,
     },
     /// Work on a split began.
     SplitStarted {
@@ -101,7 +107,39 @@ pub enum Event {
         seconds: f64,
         /// Whether an earlier run had finished the data set already.
         already_done: bool,
+        /// What went in.
+        #[serde(flatten)]
+        went_in: WentIn,
     },
+}
+
+/// What went into a data set, and what of it did not get into a sequence.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+// an earlier version may have told less
+#[serde(default)]
+pub struct WentIn {
+    /// Documents read.
+    pub documents: u64,
+    /// Of those the ones that gave no token.
+    pub empty_documents: u64,
+    /// Records skipped, by reason; they are not among the documents.
+    pub skipped: BTreeMap<String, u64>,
+    /// Tokens of text, before packing.
+    pub text_tokens: u64,
+    /// Of those the ones that packing dropped: remainders, and what was cut off rows.
+    pub dropped_tokens: u64,
+}
+
+impl From<&Statistics> for WentIn {
+    fn from(s: &Statistics) -> Self {
+        Self {
+            documents: s.documents,
+            empty_documents: s.empty_documents,
+            skipped: s.skipped.clone(),
+            text_tokens: s.text_tokens,
+            dropped_tokens: s.dropped_tokens,
+        }
+    }
 }
 
 /// A split at work that does not move.

@@ -149,6 +149,7 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
         bytes: sum(|t| t.bytes),
         seconds,
         already_done,
+        went_in: (&manifest.statistics).into(),
     });
 }
 

@@ -10,6 +10,7 @@
 //! with what it was. Names and sizes are in the job's hash: where those differ it is another job.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use rayon::prelude::*;
 use stillhouse_schemas::ids::SplitId;
@@ -18,10 +19,10 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
-use crate::output::PlanRecord;
+use crate::output::{Found, Output, PlanRecord};
 use crate::plan::{self, JobHash, PlannedFile};
-use crate::run;
 use crate::source::{self, InputFile, SourceError};
+use crate::{finish, run};
 
 /// Files that a refusal names.
 const MOST_NAMED: usize = 5;
@@ -49,6 +50,59 @@ impl PlanRecord {
     pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
         let pairs = self.files.iter().zip(now).enumerate();
         pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
+    }
+}
+
+/// What an earlier run has made, where files of the input have been touched since.
+pub(crate) struct Touched {
+    pub plan: PlanRecord,
+    files: BTreeSet<usize>,
+    done: BTreeMap<SplitId, ShardRecord>,
+    /// Where `input.sql` puts its rows.
+    pub sql_folder: Option<PathBuf>,
+}
+
+/// Looks for files that were touched since an earlier run; `None` where none was, or nothing is there. Writes nothing.
+///
+/// # Errors
+/// When the output cannot be read.
+pub(crate) async fn touched(
+    prepared: &Prepared,
+    hash: &JobHash,
+    output: &Output,
+    found: &Found,
+) -> Result<Option<Touched>> {
+    let done: Vec<ShardRecord> = match found {
+        Found::Nothing => return Ok(None),
+        Found::Complete => finish::manifest_of(output).await?.shards,
+        Found::Resumable { done, unsettled } => {
+            done.values().cloned().chain(unsettled.iter().map(|record| record.shard.clone())).collect()
+        }
+    };
+    let Some(plan) = output.plan().await? else { return Ok(None) };
+    let files = plan.touched(&hash.files);
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let sql_folder = prepared.spec.input.sql.as_ref().map(|_| output.sql_folder(&hash.hash)).transpose()?;
+    let done = done.into_iter().map(|shard| (shard.split, shard)).collect();
+    Ok(Some(Touched { plan, files, done, sql_folder }))
+}
+
+impl Touched {
+    /// Compares the files that were touched with what was read of them.
+    ///
+    /// # Errors
+    /// When one of them holds something else now.
+    pub(crate) fn check(
+        &self,
+        prepared: &Prepared,
+        hash: &JobHash,
+        output: &str,
+        observer: &dyn Observer,
+    ) -> Result<()> {
+        let Self { plan, files, done, sql_folder } = self;
+        Comparison { prepared, hash, plan, sql_folder: sql_folder.as_deref(), done, output }.check(files, observer)
     }
 }
 

@@ -19,7 +19,7 @@ use stillhouse_teacher::TeacherConfig;
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
-use crate::error::{ErrorKind, PipelineError, Result};
+use crate::error::{ErrorKind, PipelineError, Result, with_causes};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::names::Names;
@@ -292,7 +292,37 @@ impl Checks<'_> {
                 return None;
             }
         }
+        if input.sql.is_none() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
+            let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
+            self.first_records(store, &files)?;
+        }
         Some(tables)
+    }
+
+    /// A record of every file, before there is work that it would spoil.
+    fn first_records(&mut self, store: &Store, files: &[InputFile]) -> Option<()> {
+        let observer = self.observer;
+        let tell = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
+        let found = match source::first_records(store, files, &self.spec.input, &tell) {
+            Ok(found) => found,
+            Err(error) => {
+                self.failure = Some(PipelineError::source("input", error));
+                return None;
+            }
+        };
+        // several files may each have one
+        found.problems.into_iter().for_each(|p| self.problems.push(p));
+        if let Some((file, reason)) = found.skipped.first() {
+            let message = match found.skipped.len() {
+                1 => format!("{file}: its first records are all bad and would be skipped ({reason})"),
+                n => format!(
+                    "{n} of {} files begin with records that are all bad and would be skipped; the first is {file} ({reason})",
+                    found.files
+                ),
+            };
+            observer.event(&Event::Warning { message });
+        }
+        Some(())
     }
 
     /// Where a model or tokenizer is on this machine, fetched from a hub where it has to be.
@@ -414,7 +444,10 @@ impl Checks<'_> {
                     VocabularyError::NotAToken { role, .. } => format!("tokenizer.{role}"),
                     _ => field.to_owned(),
                 };
-                self.push(Problem::new(field, format!("{source:?}"), chain(&e)));
+                let told = chain(&e);
+                let told = told.strip_prefix("tokenizer.path: ").unwrap_or(&told);
+                let message = told.strip_prefix(&format!("{field}: ")).unwrap_or(told);
+                self.push(Problem::new(field, format!("{source:?}"), message));
                 None
             }
         }
@@ -515,13 +548,7 @@ fn specials(config: &TeacherConfig) -> TeacherSpecials {
     TeacherSpecials { bos: config.bos_token_id, eos: config.eos_token_id }
 }
 
-/// An error with its causes, on one line.
+/// An error with its causes, on one line; what is said already is not said again.
 pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(e) = source {
-        text = format!("{text}: {e}");
-        source = e.source();
-    }
-    text
+    with_causes(error.to_string(), error.source())
 }

@@ -31,11 +31,13 @@ pub mod output;
 pub mod plan;
 pub mod repair;
 pub mod run;
+pub mod sample;
 pub mod shard;
 pub mod source;
 pub mod stages;
 pub mod stall;
 pub mod threads;
+pub mod verdict;
 pub mod verify;
 
 pub use stillhouse_storage as storage;

@@ -13,9 +13,12 @@ use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{JobSpec, NoiseCodec};
 
+use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::inputs::touched;
 use crate::job::Prepared;
+use crate::output::Found;
 use crate::shard::hex;
 use crate::source::FileState;
 use crate::{run, source};
@@ -30,6 +33,8 @@ pub struct Plan {
     pub name: String,
     /// Hash of everything that decides the bytes of the shards.
     pub job_hash: String,
+    /// Where the data set goes, and what is there.
+    pub output: Standing,
     /// Operators, in order.
     pub operators: Vec<String>,
     /// Input files.
@@ -49,12 +54,73 @@ pub struct Plan {
     pub environment: BTreeMap<String, String>,
 }
 
-/// Makes the plan of a job.
+/// What is at the output of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Standing {
+    /// The folder or URL.
+    pub place: String,
+    /// What a run would find.
+    pub found: Standings,
+    /// Splits that are done.
+    pub splits_done: u64,
+}
+
+/// What a run would find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standings {
+    /// Nothing: it begins.
+    Nothing,
+    /// Work of this job: it goes on.
+    Resumable,
+    /// The finished data set of this job.
+    Complete,
+    /// The output of another job, which `--overwrite` removes.
+    OtherJob,
+}
+
+/// Looks at the output as a run does before it begins; writes nothing.
 ///
 /// # Errors
-/// When the input cannot be scanned or the models cannot be read.
-pub fn plan(prepared: &Prepared, observer: &dyn Observer) -> Result<Plan> {
-    let job_hash = job_hash(prepared, observer)?.hash;
+/// When it is another job's (unless `overwrite`) or nobody's, when it was begun on an input that is another one now, when it cannot be written to, or when another run is at work there.
+pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Standing> {
+    let output = prepared.output()?;
+    let look = async {
+        let found = match output.look_as(&hash.hash, &|plan| differences(plan, hash)).await {
+            Err(e) if overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await? => None,
+            found => Some(found?),
+        };
+        let touched = match &found {
+            Some(found) => touched(prepared, hash, &output, found).await?,
+            None => None,
+        };
+        let (found, splits_done) = match found {
+            None => (Standings::OtherJob, 0),
+            Some(Found::Nothing) => (Standings::Nothing, 0),
+            Some(Found::Resumable { done, unsettled }) => (Standings::Resumable, done.len() + unsettled.len()),
+            Some(Found::Complete) => (Standings::Complete, 0),
+        };
+        if found != Standings::Complete {
+            output.check(observer).await?;
+        }
+        Ok::<_, PipelineError>((
+            Standing { place: output.to_string(), found, splits_done: splits_done as u64 },
+            touched,
+        ))
+    };
+    let (standing, touched) = prepared.store.wait(look)?;
+    if let Some(touched) = touched {
+        touched.check(prepared, hash, &standing.place, observer)?;
+    }
+    Ok(standing)
+}
+
+/// Makes the plan of a job, and every check that a run makes before it begins to work.
+///
+/// # Errors
+/// When the input cannot be scanned or the models cannot be read, and where [`standing`] says no.
+pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Plan> {
+    let output = standing(prepared, hash, overwrite, observer)?;
     let splits = match prepared.spec.input.sql {
         Some(_) => Vec::new(),
         None => splits(prepared, &prepared.files, observer)?,
@@ -64,7 +130,8 @@ pub fn plan(prepared: &Prepared, observer: &dyn Observer) -> Result<Plan> {
     let tokens = (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64);
     Ok(Plan {
         name: prepared.spec.name.clone(),
-        job_hash,
+        job_hash: hash.hash.clone(),
+        output,
         operators: prepared.operators.iter().map(|o| o.name().to_owned()).collect(),
         files: prepared.files.len(),
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),
@@ -176,6 +243,8 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("", "storage"),
         ("/input", "paths"),
         ("/input", "storage"),
+        // only says what may still be called a success
+        ("/input", "max_skipped"),
         ("/tokenizer", "path"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),

@@ -31,7 +31,7 @@ use crate::events::{Event, Observer, Progress, StalledSplit};
 use crate::exec::{Corpus, DocumentsExec, OperatorExec};
 use crate::finish;
 use crate::held::Held;
-use crate::inputs::Comparison;
+use crate::inputs::{Touched, touched};
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
@@ -40,6 +40,7 @@ use crate::shard::{self, Writing};
 use crate::source::{self, Staged};
 use crate::stages::Stages;
 use crate::stall::{self, Stall, StallWatch};
+use crate::verdict::{self, Tally};
 use crate::{functions, operators, threads};
 
 /// How to run.
@@ -98,6 +99,7 @@ async fn run_locked(
             let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
             check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
             output.clean_state().await?;
+            verdict::judge(&prepared.spec, &manifest)?;
             finish::renew_card(&prepared, output, &manifest).await?;
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
             return Ok(());
@@ -123,34 +125,10 @@ async fn find(
     observer: &Arc<dyn Observer>,
 ) -> Result<Found> {
     let found = output.look_as(&hash.hash, &|plan| differences(plan, hash)).await?;
-    let done: Vec<ShardRecord> = match &found {
-        Found::Nothing => return Ok(found),
-        Found::Complete => finish::manifest_of(output).await?.shards,
-        Found::Resumable { done, unsettled } => {
-            done.values().cloned().chain(unsettled.iter().map(|record| record.shard.clone())).collect()
-        }
-    };
-    let Some(plan) = output.plan().await? else { return Ok(found) };
-    let touched = plan.touched(&hash.files);
-    if touched.is_empty() {
-        return Ok(found);
-    }
-    let is_query = prepared.spec.input.sql.is_some();
-    let sql_folder = if is_query { Some(output.sql_folder(&hash.hash)?) } else { None };
-    let done: BTreeMap<SplitId, ShardRecord> = done.into_iter().map(|shard| (shard.split, shard)).collect();
-    let (shown, of, known, folder) = (output.to_string(), hash.clone(), plan.clone(), sql_folder.clone());
-    blocking(prepared, observer, move |prepared, observer| {
-        let comparison = Comparison {
-            prepared,
-            hash: &of,
-            plan: &known,
-            sql_folder: folder.as_deref(),
-            done: &done,
-            output: &shown,
-        };
-        comparison.check(&touched, observer)
-    })
-    .await?;
+    let Some(touched) = touched(prepared, hash, output, &found).await? else { return Ok(found) };
+    let (shown, of) = (output.to_string(), hash.clone());
+    let touched = blocking(prepared, observer, move |p, o| touched.check(p, &of, &shown, o).map(|()| touched)).await?;
+    let Touched { plan, sql_folder, .. } = touched;
     let splits = plan.splits_of(&hash.files);
     output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
     if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
@@ -291,6 +269,7 @@ impl Job {
                     info.device
                 )
             }),
+            job_hash: hash.hash.clone(),
         });
         let corpus =
             Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
@@ -345,12 +324,17 @@ impl Job {
             None if self.teacher.is_some() => 1,
             None => rayon::current_num_threads(),
         };
+        let tally = Tally::new(&self.prepared.spec, &self.splits, &self.done);
         let splits = futures::stream::iter(pending)
             .map(|split| {
                 let name = names.get(&split.split).cloned().unwrap_or_default();
+                let tally = &tally;
                 async move {
                     if !self.stop.load(Ordering::Relaxed) {
-                        self.run_split(&split, &name).await?;
+                        let record = self.run_split(&split, &name).await?;
+                        if let Some(message) = tally.committed(&record)? {
+                            self.observer.event(&Event::Warning { message });
+                        }
                     }
                     Ok::<_, PipelineError>(())
                 }
@@ -364,6 +348,9 @@ impl Job {
             tokio::select! {
                 result = &mut work => {
                     self.progress(began);
+                    if result.is_err() && tally.is_fruitless() {
+                        self.output.remove().await?;
+                    }
                     return result;
                 }
                 _ = ticks.tick() => {
@@ -432,7 +419,7 @@ impl Job {
         }));
     }
 
-    async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<()> {
+    async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<ShardRecord> {
         let stages = Arc::new(self.stages.of_a_split());
         let at_work = || self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
         at_work()
@@ -443,7 +430,7 @@ impl Job {
     }
 
     /// One split from its piece of the input to its committed shard.
-    async fn make(&self, split: &SplitRecord, shard: &str, stages: &Stages) -> Result<()> {
+    async fn make(&self, split: &SplitRecord, shard: &str, stages: &Stages) -> Result<ShardRecord> {
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let statistics = SharedStatistics::default();
         if self.splits.first().is_some_and(|first| first.split == split.split) {
@@ -503,12 +490,12 @@ impl Job {
         self.held.committed(&record)?;
         self.observer.event(&Event::SplitCommitted {
             split: split.split,
-            shard: record.path,
+            shard: record.path.clone(),
             rows: record.rows,
             tokens: record.tokens,
             bytes: record.bytes,
         });
-        Ok(())
+        Ok(record)
     }
 
     fn split_plan(
@@ -545,6 +532,13 @@ impl Job {
         self.hash.teacher_is_still()?;
         let info = self.teacher.as_ref().map(|t| t.info().clone());
         let manifest = finish::manifest(&self.prepared, &self.hash, info.as_ref(), self.splits, shards)?;
+        if let Err(wrong) = verdict::judge(&self.prepared.spec, &manifest) {
+            if manifest.shards.iter().all(|shard| shard.rows == 0) {
+                // nothing of it is worth keeping, and a job that is put right is another one
+                self.output.remove().await?;
+            }
+            return Err(wrong);
+        }
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state
@@ -600,7 +594,11 @@ pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Obs
 }
 
 /// Loads the teacher; when every split is done only its description is needed, and loading gives that too.
-fn load_teacher(prepared: &Prepared, pending: bool, observer: &dyn Observer) -> Result<Option<Arc<dyn Teacher>>> {
+pub(crate) fn load_teacher(
+    prepared: &Prepared,
+    pending: bool,
+    observer: &dyn Observer,
+) -> Result<Option<Arc<dyn Teacher>>> {
     let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(None) };
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
@@ -631,7 +629,7 @@ fn pending_splits(splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>)
 }
 
 /// `train-00003-of-00042.parquet` for each split.
-fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
+pub(crate) fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for split in splits {
         *counts.entry(&split.dataset_split).or_default() += 1;

@@ -251,9 +251,12 @@ pub struct Totals {
 pub struct Statistics {
     /// Documents read.
     pub documents: u64,
-    /// Records skipped, by reason.
+    /// Records skipped, by reason. They are not among the documents.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, u64>,
+    /// Documents that gave no token: they are read, and nothing of them is in a sequence but a separator.
+    #[serde(default)]
+    pub empty_documents: u64,
     /// Bytes of text after cleaning.
     pub text_bytes: u64,
     /// Tokens of text, before packing.
@@ -287,6 +290,7 @@ impl Statistics {
         for (reason, n) in &other.skipped {
             *self.skipped.entry(reason.clone()).or_default() += n;
         }
+        self.empty_documents += other.empty_documents;
         self.text_bytes += other.text_bytes;
         self.text_tokens += other.text_tokens;
         self.dropped_tokens += other.dropped_tokens;
@@ -301,6 +305,16 @@ impl Statistics {
         }
         self.corrections_max = self.corrections_max.max(other.corrections_max);
         self.total_variation_max = self.total_variation_max.max(other.total_variation_max);
+    }
+
+    /// Records skipped, for whatever reason.
+    pub fn records_skipped(&self) -> u64 {
+        self.skipped.values().sum()
+    }
+
+    /// Records of the input: documents and what was skipped.
+    pub fn records(&self) -> u64 {
+        self.documents + self.records_skipped()
     }
 
     /// Counts one token's corrections.

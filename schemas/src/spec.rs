@@ -94,6 +94,11 @@ pub struct Input {
     /// What a bad record (invalid UTF-8, broken JSON, missing column, null text) does.
     #[serde(default)]
     pub on_error: OnError,
+    /// Largest share of the records that `on_error: skip` may leave out (0.01 is 1 %), over the whole input: a job that skips
+    /// more fails, and keeps what it has prepared, so that it goes on where a larger share is allowed.
+    #[serde(default = "default_max_skipped")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub max_skipped: f64,
     /// Documents held out of `train`, by data set split: `validation: {share: 0.01}`. No document is in two of them.
     #[serde(default)]
     #[schemars(length(max = 16))]
@@ -512,6 +517,9 @@ fn default_text() -> String {
 }
 fn default_delimiter() -> String {
     ",".into()
+}
+fn default_max_skipped() -> f64 {
+    0.01
 }
 fn default_piece() -> u32 {
     1000

@@ -25,6 +25,7 @@ from conftest import BINARY, Server, furnish, job_file
 
 CONFIG = {
     "limits": {"queued_jobs": 100_000, "queued_jobs_per_user": 100_000, "connections": 4096, "connections_per_address": 4096, "watchers": 2000,
+               "watchers_per_user": 2000, "watchers_per_token": 2000,
                "header_seconds": 3600},
 }
 

@@ -121,27 +121,32 @@ def test_a_drop_at_a_time_does_not_help(start, found):
 
 
 def test_connections_over_the_limit(start, found):
-    server = start(config={"limits": {"connections": 60, "connections_per_address": 20, "header_seconds": 300}})
+    server = start(config={"limits": {"connections": 60, "connections_kept": 4, "connections_per_address": 20, "header_seconds": 300}})
+    admin = server.new_token("root", "admin")
     idle = [server.connect() for _ in range(20)]
     for s in idle:
         s.sendall(b"GET /")
-    closed = 0
-    for _ in range(10):
-        with server.connect() as s:
-            closed += read_all(s) == b""
-    assert closed == 10
-    # another address is served meanwhile
+    # silence gives way to who comes later
+    more = [server.connect() for _ in range(10)]
+    closed = sum(read_all(s) == b"" for s in more[:6])
+    assert closed == 6
+    reply = server.ask("GET", "/api/v1/jobs")
+    assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1 and reply.headers["connection"] == "close"
+    # who looks after the service is served all the same
+    for path, token in [("/api/v1/health", None), ("/api/v1/ready", None), ("/metrics", server.token), ("/api/v1/jobs", admin)]:
+        assert server.ask("GET", path, token=token).status == 200, path
+    # and so is another address
     with socket.socket() as s:
         s.bind(("127.0.0.9", 0))
         s.connect(("127.0.0.1", server.port))
         s.sendall(head(server))
         assert Reply(read_one(s)).status == 200
-    for s in idle:
+    for s in idle + more:
         s.close()
     while (reply := try_ask(server)) is None:
         time.sleep(0.05)
     assert reply.status == 200
-    found("idle connections", "30 from one address, 20 allowed", "10 closed at once; another address is served")
+    found("idle connections", "30 from one address, 20 allowed", "429, or closed for the next one; health, figures, admin tokens and other addresses are served")
 
 
 def try_ask(server):
@@ -245,9 +250,14 @@ def test_what_a_token_does_not_allow(server, found):
         assert reply.status == 403, (what, reply)
         found("scope", what, 403)
     writer = server.new_token("wes", "submit")
-    for path in ("/api/v1/jobs", at, f"{at}/logs", f"{at}/file", f"{at}/manifest", f"{at}/report", f"{at}/events", f"{at}/rates", "/api/v1/events"):
+    nobodys = "/api/v1/jobs/000000000000"
+    for path in ("", "/logs", "/file", "/manifest", "/report", "/events", "/rates"):
+        replies = [server.ask("GET", f"{one}{path}", token=writer) for one in (at, nobodys)]
+        assert [r.status for r in replies] == [403, 403] and len({r.json()["detail"] for r in replies}) == 1, replies
+    assert server.ask("GET", "/api/v1/jobs", token=writer).json()["jobs"] == []
+    for path in ("/api/v1/jobs?user=ada", "/metrics"):
         assert server.ask("GET", path, token=writer).status == 403, path
-    found("scope", "submit-only, reads", 403)
+    found("scope", "submit-only, reads the jobs of others, asks whether an id is somebody's", "403, the same words; lists and streams hold its own")
     assert server.ask("GET", at).json()["state"] == "failed"
 
 

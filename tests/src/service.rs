@@ -166,6 +166,16 @@ impl Service {
         self.server = Some(server);
     }
 
+    /// Lets no file of the server grow past so many bytes, or as they like, as a full disk would: every write there fails. Workers that
+    /// live already are not held to it.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let process = self.server.as_ref().expect("it runs").id();
+        let limit = libc::rlimit { rlim_cur: bytes.unwrap_or(libc::RLIM_INFINITY), rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the struct lives through the call, which only reads it; null: what it was is not asked for.
+        let set = unsafe { libc::prlimit(process, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         drop(self.server.take());
@@ -200,6 +210,18 @@ impl Service {
         scopes.iter().for_each(|scope| arguments.extend(["--scope", scope]));
         arguments.extend(["--config", file.to_str().unwrap()]);
         self.api.with_token(self.stillhouse(&arguments).expect(0).json()["token"].as_str().unwrap())
+    }
+
+    /// Makes a token useless, as its operator does.
+    #[track_caller]
+    pub fn revoke(&self, token: &Api) {
+        let (file, id) = (self.file(), token.secret().split('_').nth(1).unwrap());
+        self.stillhouse(&["token", "revoke", id, "--config", file.to_str().unwrap()]).expect(0);
+    }
+
+    /// A connection to the server, for what no client would send.
+    pub fn connect(&self) -> std::net::TcpStream {
+        std::net::TcpStream::connect(&self.api.url()["http://".len()..]).unwrap()
     }
 
     /// The workers that live, whichever launch started them.

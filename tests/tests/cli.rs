@@ -121,7 +121,7 @@ fn example_jobs_are_valid() {
         if path.extension().is_none_or(|e| e != "yaml") {
             continue;
         }
-        let plan = scratch.stillhouse(&["plan", path.to_str().unwrap(), "--json"]).expect(0).json();
+        let plan = scratch.stillhouse(&["plan", path.to_str().unwrap(), "--json", "--overwrite"]).expect(0).json();
         assert_eq!(plan["name"], path.file_stem().unwrap().to_str().unwrap());
         // The rows of a query, and so its splits, are known only when it has run.
         let query = fs::read_to_string(&path).unwrap().contains("\n  sql: ");

@@ -1,8 +1,9 @@
 //! Crashes, restarts and threads change no byte; a folder of somebody else's is left alone.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -88,6 +89,36 @@ fn kills_change_no_byte() {
     assert_eq!(resumed.replace(&name, "undisturbed"), manifest);
     scratch.stillhouse(&["verify", &name]).expect(0);
     assert!(midway >= wanted / 4, "only {midway} of {kills} kills fell between the first and the last commit");
+}
+
+/// Ctrl-C and what a cluster sends: an exit code for each, and a word on how to go on; what is committed stays.
+#[test]
+fn a_run_that_is_told_to_stop_says_how_to_go_on() {
+    let scratch = scratch();
+    let job = scratch.job("job.yaml", &small_job());
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    let expected = shards(&scratch.path("out"));
+    fs::remove_dir_all(scratch.path("out")).unwrap();
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let mut run = scratch.command(&["run", "job.yaml", "--json"]);
+        let mut run = run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("split_committed")), "{}", job.display());
+        let kill = format!("kill -{signal} {}", run.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+        let last = lines.last().unwrap();
+        let mut said = String::new();
+        run.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(run.wait().unwrap().code(), Some(code), "{said}");
+        let splits = expected.len();
+        for part in ["interrupted; ", &format!(" of {splits} splits are done and stay: run the same command again")] {
+            assert!(said.contains(part), "{part:?} is not in {said:?}");
+        }
+        assert!(last.contains("\"error\":\"interrupted"), "{last}");
+        assert_whole(&scratch.path("out"), &expected, signal);
+    }
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    assert_eq!(shards(&scratch.path("out")), expected);
 }
 
 #[test]

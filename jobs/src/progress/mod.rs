@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::gauge::{Gauge, Start};
 
-use stillhouse_pipeline::events::{Event, Observer, Progress};
+use stillhouse_pipeline::events::{Event, Observer, Progress, WentIn};
 
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
@@ -50,6 +50,8 @@ enum Shown {
 struct Kept {
     last: Progress,
     teacher: bool,
+    /// Splits done, of so many.
+    splits: Option<(u64, u64)>,
     finished: Option<Finished>,
 }
 
@@ -61,6 +63,7 @@ struct Finished {
     bytes: u64,
     seconds: f64,
     already_done: bool,
+    went_in: WentIn,
 }
 
 impl Watch {
@@ -90,6 +93,11 @@ impl Watch {
         kept.finished.as_ref().map(|finished| summary(finished, &kept.last, kept.teacher))
     }
 
+    /// Splits that are done, of so many, once the plan is made.
+    pub fn splits(&self) -> Option<(u64, u64)> {
+        self.kept().splits
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         lock(&self.kept)
     }
@@ -104,8 +112,17 @@ impl Observer for Watch {
     fn event(&self, event: &Event) {
         match event {
             Event::Progress(progress) => self.kept().last = progress.clone(),
-            Event::JobStarted { teacher, .. } => self.kept().teacher = teacher.is_some(),
-            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
+            Event::JobStarted { teacher, splits, splits_done, .. } => {
+                let mut kept = self.kept();
+                kept.teacher = teacher.is_some();
+                kept.splits = Some((*splits_done, *splits));
+            }
+            Event::SplitCommitted { .. } => {
+                if let Some((done, _)) = &mut self.kept().splits {
+                    *done += 1;
+                }
+            }
+            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.kept().finished = Some(Finished {
                     output: output.clone(),
                     rows: *rows,
@@ -113,6 +130,7 @@ impl Observer for Watch {
                     bytes: *bytes,
                     seconds: *seconds,
                     already_done: *already_done,
+                    went_in: went_in.clone(),
                 });
             }
             _ => {}
@@ -127,11 +145,30 @@ impl Observer for Watch {
     }
 }
 
+/// What was read and what of it packing dropped; what was skipped, by reason.
+pub fn went_in(from: &WentIn) -> (String, String) {
+    let mut read = units::counted(from.documents, "document");
+    if from.empty_documents > 0 {
+        read += &format!(" ({} without a token)", units::count(from.empty_documents));
+    }
+    read += &format!(", {}", units::counted(from.text_tokens, "token"));
+    read += &format!(", {} of them dropped by packing", units::count(from.dropped_tokens));
+    let mut skipped = units::counted(from.skipped.values().sum(), "record");
+    if !from.skipped.is_empty() {
+        let reasons: Vec<String> = from.skipped.iter().map(|(r, n)| format!("{} {r}", units::count(*n))).collect();
+        skipped += &format!(": {}", reasons.join(", "));
+    }
+    (read, skipped)
+}
+
 fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     let mut table = Table::new("ll").indent(0);
     let mut fact = |name: &str, value: String| table.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
     let path = &finished.output;
     fact("data set", if finished.already_done { format!("{path} (was complete already)") } else { path.clone() });
+    let (read, skipped) = went_in(&finished.went_in);
+    fact("input", read);
+    fact("skipped", skipped);
     fact("sequences", units::count(finished.rows));
     fact("tokens", units::count(finished.tokens));
     let size = units::bytes(finished.bytes);
@@ -178,6 +215,13 @@ mod tests {
             bytes: 11_549_450,
             seconds: 125.0,
             already_done: false,
+            went_in: WentIn {
+                documents: 1502,
+                empty_documents: 2,
+                skipped: [("broken JSON".to_owned(), 3), ("null text".to_owned(), 1)].into(),
+                text_tokens: 1_263_700,
+                dropped_tokens: 84,
+            },
         }
     }
 
@@ -190,19 +234,21 @@ mod tests {
             bytes_done: 3_000_000,
             input_bytes: 5_000_000,
             teacher: Some("gpt2, 124.4M parameters, f32 on cpu".into()),
+            job_hash: "0123456789abcdef".into(),
         }
     }
 
     fn progress(seconds: f64) -> Event {
+        let so_far = |per_second: f64| (seconds * per_second) as u64;
         Event::Progress(Progress {
             seconds,
             splits_done: 1,
             splits: 3,
-            documents: 1500,
-            text_bytes: 2_500_000,
-            tokens: 600_000,
-            sequences: 580,
-            teacher_tokens: 300_000,
+            documents: so_far(15.0),
+            text_bytes: so_far(25_000.0),
+            tokens: so_far(6000.0),
+            sequences: so_far(5.8),
+            teacher_tokens: so_far(3000.0),
             teacher_seconds: 90.0,
             extract_seconds: 10.0,
             ..Progress::default()
@@ -219,6 +265,8 @@ mod tests {
         }
         insta::assert_snapshot!(watch.summary().unwrap().render(false), @r"
         data set    out/demo
+        input       1,502 documents (2 without a token), 1,263,700 tokens, 84 of them dropped by packing
+        skipped     4 records: 3 broken JSON, 1 null text
         sequences   1,234
         tokens      1,263,616
         size        11.5 MB, 9.14 bytes per token
@@ -237,7 +285,7 @@ mod tests {
         let events: Vec<serde_json::Value> = out.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         let names: Vec<&str> = events.iter().filter_map(|e| e["event"].as_str()).collect();
         assert_eq!(names, ["job_started", "progress", "job_finished"]);
-        assert_eq!(events[1]["teacher_tokens"], 300_000);
+        assert_eq!(events[1]["teacher_tokens"], 3000);
         assert_eq!(err.text(), "");
     }
 
@@ -279,9 +327,9 @@ mod tests {
         assert_eq!(out.text(), "");
         insta::assert_snapshot!(err.text(), @r"
         [00:00] demo: 3 splits, 1 of them done before, teacher gpt2, 124.4M parameters, f32 on cpu, to out/demo
-        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 60,000 tokens/s, 00:15 left
-        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 30,000 tokens/s, 00:30 left
-        [00:00] 1 of 3 splits, 1,500 documents, 600,000 tokens, 300,000 by the teacher, 20,000 tokens/s, 00:45 left
+        [00:00] 1 of 3 splits, 75 documents, 30,000 tokens, 15,000 by the teacher, 3,000 tokens/s, 06:35 left
+        [00:00] 1 of 3 splits, 150 documents, 60,000 tokens, 30,000 by the teacher, 3,000 tokens/s, 06:30 left
+        [00:00] 1 of 3 splits, 225 documents, 90,000 tokens, 45,000 by the teacher, 3,000 tokens/s, 06:25 left
         [00:00] done
         ");
     }

@@ -1,7 +1,7 @@
 //! The service's client, for the verbs that ask one: requests, problem details in words, streams that go on after a lost connection.
 
 use std::io::{BufRead, BufReader, Read};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -190,7 +190,83 @@ impl Client {
     /// As [`ClientError`] says.
     pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
         let body = self.stream(&ask.header("accept", "text/event-stream"))?;
-        Ok(Events { lines: BufReader::new(body) })
+        Ok(Events { lines: BufReader::new(body), last_id: None })
+    }
+
+    /// Follows a stream of events to its end, over lost connections and restarts of the service: each goes on after the last event that came.
+    ///
+    /// `patient`: also where the first connection fails.
+    ///
+    /// # Errors
+    /// Of `take`; what the service refuses; a service that is away for ten minutes.
+    pub fn follow<E: From<ClientError>>(
+        &self,
+        path: &str,
+        patient: bool,
+        mut take: impl FnMut(Followed<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut at = Place { last_id: None, connected: patient, told: false, lost: None, wait: FIRST_WAIT };
+        loop {
+            match self.follow_once(path, &mut at, &mut take) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(Broken::Take(e)) => return Err(e),
+                Err(Broken::Client(ClientError::Connection(message))) if at.connected => {
+                    let now = Instant::now();
+                    if at.lost.is_none() {
+                        take(Followed::Note(&format!("{message}; trying again")))?;
+                    }
+                    if at.lost.get_or_insert(now).elapsed() > PATIENCE {
+                        return Err(ClientError::Connection(message).into());
+                    }
+                }
+                // the numbers are another service's, or what they stand for is gone
+                Err(Broken::Client(ClientError::Refused(refusal))) if refusal.status == 409 && at.last_id.is_some() => {
+                    take(Followed::Note(&format!("some events may be missing: {}", refusal.detail)))?;
+                    at.last_id = None;
+                    continue;
+                }
+                Err(Broken::Client(e)) => return Err(e.into()),
+            }
+            std::thread::sleep(at.wait);
+            at.wait = (2 * at.wait).min(LONGEST_WAIT);
+        }
+    }
+
+    /// One connection of [`Client::follow`]; whether the stream came to its end.
+    fn follow_once<E>(
+        &self,
+        path: &str,
+        at: &mut Place,
+        take: &mut impl FnMut(Followed<'_>) -> Result<(), E>,
+    ) -> Result<bool, Broken<E>> {
+        let mut ask = Ask::new("GET", path);
+        if let Some(last_id) = &at.last_id {
+            ask = ask.header("last-event-id", last_id);
+        }
+        let mut events = self.events(ask).map_err(Broken::Client)?;
+        (at.connected, at.wait) = (true, FIRST_WAIT);
+        if !std::mem::replace(&mut at.told, true) {
+            take(Followed::Open).map_err(Broken::Take)?;
+        }
+        if at.lost.take().is_some() {
+            take(Followed::Note("the service is back")).map_err(Broken::Take)?;
+        }
+        loop {
+            let received = events.next();
+            if let Some(last_id) = events.last_id.take() {
+                at.last_id = Some(last_id);
+            }
+            match received.map_err(Broken::Client)? {
+                Some(Received::Event(event)) => take(Followed::Event(&event)).map_err(Broken::Take)?,
+                Some(Received::Missed) => {
+                    let text = "some changes were missed; `stillhouse jobs list` shows where things are";
+                    take(Followed::Note(text)).map_err(Broken::Take)?;
+                }
+                Some(Received::End) => return Ok(true),
+                None => return Ok(false),
+            }
+        }
     }
 
     fn send(&self, ask: &Ask<'_>) -> Result<Response<Body>> {
@@ -261,9 +337,41 @@ impl Client {
     }
 }
 
+/// What comes of a stream that is followed.
+pub enum Followed<'a> {
+    /// The first connection stands.
+    Open,
+    /// Something happened to a job.
+    Event(&'a EventView),
+    /// What a person should know: the connection is lost, stands again, something is missing.
+    Note(&'a str),
+}
+
+/// How far a stream is.
+struct Place {
+    /// Of the last event that had one.
+    last_id: Option<String>,
+    connected: bool,
+    told: bool,
+    lost: Option<Instant>,
+    wait: Duration,
+}
+
+/// Why a connection is no longer followed.
+enum Broken<E> {
+    Client(ClientError),
+    Take(E),
+}
+
+/// How long a service may be away before its watchers give up.
+const PATIENCE: Duration = Duration::from_secs(600);
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
+
 /// Server-sent events, one by one.
 pub struct Events<R> {
     lines: BufReader<R>,
+    last_id: Option<String>,
 }
 
 /// One of them.
@@ -292,7 +400,9 @@ impl<R: Read> Events<R> {
             }
             let line = String::from_utf8_lossy(&line);
             let line = line.trim_end_matches(['\r', '\n']);
-            if let Some(value) = line.strip_prefix("event:") {
+            if let Some(value) = line.strip_prefix("id:") {
+                self.last_id = Some(value.trim_start().to_owned());
+            } else if let Some(value) = line.strip_prefix("event:") {
                 kind = value.trim_start().to_owned();
             } else if let Some(value) = line.strip_prefix("data:") {
                 data.push_str(value.strip_prefix(' ').unwrap_or(value));
@@ -327,11 +437,12 @@ mod tests {
     fn streams_are_read_event_by_event() {
         let text = ": keep-alive\n\nid: 7\nevent: state\ndata: {\"seq\":7,\"job\":\"k3v9x0m2t8qa\",\"time\":\"2026-01-01T00:00:00.000Z\",\"attempt\":1,\"type\":\"state\",\"data\":{}}\r\n\r\n\
             event: newer\ndata: ?\n\nevent: end\ndata: {}\n\n";
-        let mut events = Events { lines: BufReader::new(text.as_bytes()) };
+        let mut events = Events { lines: BufReader::new(text.as_bytes()), last_id: None };
         match events.next().unwrap() {
             Some(Received::Event(event)) => assert_eq!((event.seq, event.kind), (Some(7), EventType::State)),
             other => panic!("{other:?}"),
         }
+        assert_eq!(events.last_id.as_deref(), Some("7"));
         assert_eq!(events.next().unwrap(), Some(Received::End));
         assert_eq!(events.next().unwrap(), None);
     }

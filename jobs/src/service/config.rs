@@ -18,6 +18,9 @@ use stillhouse_pipeline::access::Access;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::storage::endpoint_problem;
 
+use super::api::limits::StreamLimits;
+use super::proxies;
+
 /// Everything that can be set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,6 +33,10 @@ pub struct Config {
     pub auth: Auth,
     /// Names, besides the address and loopback's, that requests may give in `Host` (behind a proxy: the proxy's).
     pub hosts: Vec<String>,
+    /// Addresses and networks (CIDR) of the proxies that say for whom they ask.
+    pub trusted_proxies: Vec<String>,
+    /// The header in which they say it. They must set it themselves: another one is anybody's.
+    pub proxy_header: ProxyHeader,
     /// What relative paths in a job file are relative to where the submission names no folder.
     pub folder: PathBuf,
     /// What jobs may touch.
@@ -60,6 +67,16 @@ pub enum Auth {
     Token,
 }
 
+/// Where a trusted proxy says for whom it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProxyHeader {
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+}
+
 /// How much runs at once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -82,12 +99,18 @@ pub struct Capacity {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Connections at once; more wait to be accepted.
+    /// Connections at once.
     pub connections: u32,
-    /// Connections at once from one address; more are closed.
+    /// Further connections at once, for health, readiness, figures and tokens with the scope admin alone.
+    pub connections_kept: u32,
+    /// Connections at once from one address, or requests at once of one address behind a trusted proxy.
     pub connections_per_address: u32,
-    /// Live streams (events, followed logs) at once.
+    /// Live streams (events, followed logs) at once; never more than half of `connections`.
     pub watchers: u32,
+    /// Of one user.
+    pub watchers_per_user: u32,
+    /// Of one token.
+    pub watchers_per_token: u32,
     /// Longest that a client may take to send the head of a request.
     pub header_seconds: u32,
     /// Longest that a client may take to send the body.
@@ -120,6 +143,8 @@ pub struct Limits {
     pub interruptions: u32,
     /// Log of a job; older lines go.
     pub log_megabytes: u32,
+    /// Megabytes (10^6 bytes) of the data folder's disk that submissions leave free, so that running jobs can be stored to their end.
+    pub disk_reserve_megabytes: u32,
     /// Events kept of a job; of more, only its changes of state are kept.
     pub events_per_job: u32,
     /// Reports and manifests made at once.
@@ -155,6 +180,8 @@ impl Default for Config {
             data: default_data(),
             auth: Auth::Auto,
             hosts: Vec::new(),
+            trusted_proxies: Vec::new(),
+            proxy_header: ProxyHeader::XForwardedFor,
             folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
             access: Access::default(),
             endpoint: None,
@@ -185,8 +212,11 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            connections_kept: 16,
             connections_per_address: 512,
             watchers: 512,
+            watchers_per_user: 64,
+            watchers_per_token: 32,
             header_seconds: 10,
             body_seconds: 30,
             body_kilobytes: 1024,
@@ -203,6 +233,7 @@ impl Default for Limits {
             cancel_seconds: 5,
             interruptions: 100,
             log_megabytes: 16,
+            disk_reserve_megabytes: 64,
             events_per_job: 20_000,
             reports_at_once: 2,
             report_seconds: 60,
@@ -227,6 +258,12 @@ impl Retry {
 impl Limits {
     pub fn body_bytes(&self) -> usize {
         self.body_kilobytes as usize * 1000
+    }
+
+    /// Live streams at once: there are connections for something else in any case.
+    pub fn streams(&self) -> StreamLimits {
+        let all = self.watchers.min(self.connections / 2);
+        StreamLimits { all, per_user: self.watchers_per_user.min(all), per_token: self.watchers_per_token.min(all) }
     }
 
     pub fn longest_job_seconds(&self) -> u64 {
@@ -263,9 +300,11 @@ impl Config {
         serde_yaml_ng::from_str(&text).map_err(|e| format!("{shown}: {e}"))
     }
 
-    /// Whether requests need a token. Where `hosts` names others than loopback there is a proxy, and whoever it lets through comes from here.
+    /// Whether requests need a token. Where `hosts` names others than loopback, or a proxy is trusted, there is one, and whoever it lets
+    /// through comes from here.
     pub fn needs_token(&self) -> bool {
-        self.auth == Auth::Token || !is_loopback(self.listen.ip()) || !self.hosts.is_empty()
+        let behind_a_proxy = !self.hosts.is_empty() || !self.trusted_proxies.is_empty();
+        self.auth == Auth::Token || !is_loopback(self.listen.ip()) || behind_a_proxy
     }
 
     /// What jobs may touch: as configured, without the service's own folder.
@@ -292,7 +331,10 @@ impl Config {
         let limits = &self.limits;
         for (field, got, least) in [
             ("limits.connections", limits.connections, 1),
+            ("limits.connections_kept", limits.connections_kept, 1),
             ("limits.connections_per_address", limits.connections_per_address, 1),
+            ("limits.watchers_per_user", limits.watchers_per_user, 1),
+            ("limits.watchers_per_token", limits.watchers_per_token, 1),
             ("limits.header_seconds", limits.header_seconds, 1),
             ("limits.body_seconds", limits.body_seconds, 1),
             ("limits.body_kilobytes", limits.body_kilobytes, 1),
@@ -338,6 +380,12 @@ impl Config {
                 problems.push(Problem::new(format!("hosts[{i}]"), format!("{host:?}"), "is not the name of a host"));
             }
         }
+        for (i, proxy) in self.trusted_proxies.iter().enumerate() {
+            if proxies::network(proxy).is_none() {
+                let message = "is no address and no network; valid: such as 10.1.2.3, 10.0.0.0/8, fd00::/8";
+                problems.push(Problem::new(format!("trusted_proxies[{i}]"), format!("{proxy:?}"), message));
+            }
+        }
         problems
     }
 }
@@ -361,10 +409,18 @@ mod tests {
         let wrong = serde_yaml_ng::from_str::<Config>("limits: {body_megabytes: 1}").unwrap_err().to_string();
         assert!(wrong.contains("body_megabytes") && wrong.contains("body_kilobytes"), "{wrong}");
         let config: Config =
-            serde_yaml_ng::from_str("{data: x, capacity: {cpu_slots: 0}, limits: {queued_jobs: 0}, hosts: ['a/b']}")
+            serde_yaml_ng::from_str("{data: x, capacity: {cpu_slots: 0}, limits: {queued_jobs: 0}, hosts: ['a/b'], trusted_proxies: [10.0.0.0/8, '10.0.0.0/33', '*']}")
                 .unwrap();
         let fields: Vec<String> = config.problems().into_iter().map(|p| p.field).collect();
-        assert_eq!(fields, ["capacity.cpu_slots", "limits.queued_jobs", "data", "hosts[0]"]);
+        let expected = [
+            "capacity.cpu_slots",
+            "limits.queued_jobs",
+            "data",
+            "hosts[0]",
+            "trusted_proxies[1]",
+            "trusted_proxies[2]",
+        ];
+        assert_eq!(fields, expected);
     }
 
     #[test]
@@ -406,6 +462,16 @@ mod tests {
         assert!(Config { auth: Auth::Token, ..Config::default() }.needs_token());
         // a proxy on this machine speaks for everybody
         assert!(Config { hosts: vec!["shards.example.org".into()], ..Config::default() }.needs_token());
+        assert!(Config { trusted_proxies: vec!["127.0.0.1".into()], ..Config::default() }.needs_token());
+    }
+
+    #[test]
+    fn streams_never_take_all_connections() {
+        let limits = Limits { connections: 100, watchers: 5000, watchers_per_user: 5000, ..Limits::default() };
+        let streams = limits.streams();
+        assert_eq!((streams.all, streams.per_user, streams.per_token), (50, 50, 32));
+        let all = Limits::default();
+        assert!(all.streams().per_user * 4 < all.connections && all.streams().per_token < all.streams().per_user);
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Logs {
         let (newer, older) = (self.newer(id), self.older(id));
         let file = append(&newer)?;
         let size = file.metadata()?.len();
-        Ok(LogWriter { newer, older, file, size, most: self.most / 2, attempt })
+        Ok(LogWriter { newer, older, file, size, most: self.most / 2, attempt, lost: 0 })
     }
 
     /// Reads a job's log from its oldest line, in pieces.
@@ -82,14 +82,33 @@ pub struct LogWriter {
     size: u64,
     most: u64,
     attempt: u32,
+    /// Lines that could not be written, since one could.
+    lost: u64,
 }
 
 impl LogWriter {
     /// Adds a line. Control characters are escaped: a line is one line, whatever a file's name or a document says.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When it cannot be written; the first time. Once a line can be written again, one before it says how many are missing.
     pub fn line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
+        let missing = (self.lost > 0).then(|| format!("{} lines are missing: they could not be written", self.lost));
+        let written = match missing {
+            Some(missing) => self.write(missing.as_bytes(), now).and_then(|()| self.write(text, now)),
+            None => self.write(text, now),
+        };
+        match written {
+            Ok(()) => self.lost = 0,
+            Err(e) if self.lost == 0 => {
+                self.lost = 1;
+                return Err(e);
+            }
+            Err(_) => self.lost += 1,
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, text: &[u8], now: Time) -> io::Result<()> {
         let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(text));
         let mut line = format!("{now} attempt {}: ", self.attempt);
         for c in text.chars() {
@@ -109,8 +128,13 @@ impl LogWriter {
             self.file = append(&self.newer)?;
             self.size = 0;
         }
+        if let Err(e) = self.file.write_all(line.as_bytes()) {
+            // half a line would run into the next one
+            let _ = self.file.set_len(self.size);
+            return Err(e);
+        }
         self.size += line.len() as u64;
-        self.file.write_all(line.as_bytes())
+        Ok(())
     }
 }
 
@@ -251,5 +275,23 @@ mod tests {
         }
         logs.remove(&id);
         assert_eq!(all(&mut logs.read(&id)), "");
+    }
+
+    #[test]
+    fn lines_that_could_not_be_written_are_counted_in_their_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = Logs::new(folder.path(), 4000).unwrap();
+        let id = JobId::new().unwrap();
+        let mut writer = logs.write_to(&id, 1).unwrap();
+        writer.line(b"first", Time(0)).unwrap();
+        let whole = std::mem::replace(&mut writer.file, File::options().write(true).open("/dev/full").unwrap());
+        assert!(writer.line(b"lost", Time(0)).is_err());
+        // told once
+        writer.line(b"lost too", Time(0)).unwrap();
+        writer.file = whole;
+        writer.line(b"last", Time(0)).unwrap();
+        let text = all(&mut logs.read(&id));
+        let lines: Vec<&str> = text.lines().map(|line| line.split_once(": ").unwrap().1).collect();
+        assert_eq!(lines, ["first", "2 lines are missing: they could not be written", "last"]);
     }
 }

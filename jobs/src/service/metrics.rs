@@ -17,6 +17,7 @@
 //! | `stillhouse_http_requests_total{method,route,status}` | counter | requests to the service |
 //! | `stillhouse_http_seconds{route,status}` | histogram | until the head of an answer; `status` is its class, such as `2xx` |
 //! | `stillhouse_watchers` | gauge | live streams |
+//! | `stillhouse_data_folder_full` | gauge | 1 while the disk of the data folder is full |
 //! | `stillhouse_data_free_bytes` | gauge | what is free of the disk of the data folder |
 
 use std::sync::Arc;
@@ -83,6 +84,10 @@ pub fn install() -> Result<PrometheusHandle, String> {
     describe_counter!("stillhouse_http_requests_total", "Requests to the service");
     describe_histogram!(HTTP, "Seconds until the head of an answer, by class of status");
     describe_gauge!("stillhouse_watchers", "Live streams of events and logs");
+    describe_gauge!(
+        "stillhouse_data_folder_full",
+        "1 while the disk of the data folder is full, so that submissions are refused"
+    );
     gauge!("stillhouse_watchers").set(0.0);
     describe_gauge!("stillhouse_data_free_bytes", "Bytes that are free on the disk of the data folder");
     for name in ["splits_committed", "shard_bytes", "split_retries", "store_requests", "store_retries", "tokens"] {
@@ -130,6 +135,7 @@ pub async fn render(service: &Arc<Service>) -> Result<String> {
     for (state, n) in states {
         gauge!("stillhouse_jobs", "state" => state.name()).set(n as f64);
     }
+    gauge!("stillhouse_data_folder_full").set(f64::from(u8::from(service.store.room.is_full())));
     let wait_for =
         |gpu: bool| waiting.iter().filter(|(slot, _)| (*slot != Slot::Cpu) == gpu).map(|(_, n)| *n).sum::<u64>();
     for (kind, gpu) in [("cpu", false), ("gpu", true)] {

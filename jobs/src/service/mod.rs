@@ -12,9 +12,10 @@
 //! attempt stopped. So the service may die at any moment: workers end with it, and its next start queues their jobs again.
 //!
 //! Bounds: connections, streams, bodies, waiting jobs, log and events of a job by [`config::Limits`]; a worker's messages by a queue
-//! of 64; a watcher that is slow reads what it missed from the store.
+//! of 64, where they wait while the disk is full; a watcher that is slow reads what it missed from the store.
 
 pub mod api;
+pub mod ask;
 pub mod bounds;
 pub mod client;
 pub mod config;
@@ -23,8 +24,11 @@ pub mod metrics;
 pub mod model;
 pub mod net;
 pub mod order;
+pub mod outcome;
 pub mod process;
+pub mod proxies;
 pub mod rates;
+pub mod room;
 pub mod runner;
 pub mod sandbox;
 pub mod scheduler;

@@ -1,10 +1,12 @@
 //! What the service keeps of a job, and the states that it goes through.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
+use stillhouse_pipeline::events::WentIn;
 use utoipa::ToSchema;
 
 /// Milliseconds since 1970, as SQLite keeps them; RFC 3339 in every answer.
@@ -326,6 +328,44 @@ pub struct ResultView {
     pub seconds: f64,
     /// Whether the data set was complete before.
     pub already_done: bool,
+    /// Documents read.
+    // an earlier version of the service has kept none of these
+    #[serde(default)]
+    pub documents: u64,
+    /// Of those the ones that gave no token.
+    #[serde(default)]
+    pub empty_documents: u64,
+    /// Records skipped, by reason; they are not among the documents.
+    #[serde(default)]
+    pub skipped: BTreeMap<String, u64>,
+    /// Tokens of text, before packing.
+    #[serde(default)]
+    pub text_tokens: u64,
+    /// Of those the ones that packing dropped.
+    #[serde(default)]
+    pub dropped_tokens: u64,
+}
+
+/// Reasons for skipped records that are kept of what a worker tells.
+const MOST_REASONS: usize = 100;
+
+impl ResultView {
+    pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: WentIn) -> Self {
+        let WentIn { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
+        let skipped = skipped.into_iter().take(MOST_REASONS).collect();
+        Self {
+            rows,
+            tokens,
+            bytes,
+            seconds,
+            already_done,
+            documents,
+            empty_documents,
+            skipped,
+            text_tokens,
+            dropped_tokens,
+        }
+    }
 }
 
 /// A job.
@@ -400,13 +440,14 @@ pub enum EventType {
     Preparing,
     /// `{message}`: something that the job allowed and its owner should know of.
     Warning,
-    /// `{name, output, splits, splits_done, bytes_done, input_bytes, teacher}`: the plan is made.
+    /// `{name, output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash}`: the plan is made.
     Started,
     /// `{split, dataset_split}`.
     SplitStarted,
     /// `{split, shard, rows, tokens, bytes}`.
     SplitCommitted,
-    /// `{output, rows, tokens, bytes, seconds, already_done}`: the data set is whole.
+    /// `{output, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped, text_tokens, dropped_tokens}`: the
+    /// data set is whole.
     Finished,
     /// The job's `progress`; live only, without a number.
     Progress,

@@ -1,15 +1,21 @@
 //! Connections: accepted within limits, served until the service stops.
 //!
-//! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`; connections are bounded in
-//! all and by address, so that one client cannot take them all.
+//! ```text
+//!   accepted ─► an ordinary place, by address ─────────────► every request
+//!        └─ none is left ─► one of the places that are kept ─► health, readiness, figures, admin tokens; others hear 429
+//!                               └─ none is left ─► the oldest one from whom nothing of that has come gives way
+//! ```
+//!
+//! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`. So neither streams nor requests
+//! nor silence, however many, keep out who looks after the service.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -20,12 +26,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use super::api::Ends;
-use super::config::Limits;
+use super::api::limits::{Address, Addresses};
+use super::config::Config;
+use super::proxies::Proxies;
 use super::{process, until};
 
 /// How long a client may take nothing of what is sent to it; a live stream is sent something every 15 seconds.
@@ -35,18 +43,17 @@ const HEAD_BYTES: usize = 64 << 10;
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// Serves until `stopping` is true, then lets answers end that have begun.
-pub async fn serve(listener: TcpListener, router: Router, limits: &Limits, mut stopping: watch::Receiver<bool>) {
-    let permits = Arc::new(Semaphore::new(limits.connections as usize));
-    let addresses = Addresses { now: Arc::default(), most: limits.connections_per_address };
-    let header_seconds = Duration::from_secs(limits.header_seconds.into());
+pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut stopping: watch::Receiver<bool>) {
+    let mut places = Places::new(config);
+    let header_seconds = Duration::from_secs(config.limits.header_seconds.into());
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             () = until(&mut stopping) => break,
             Some(_) = connections.join_next() => continue,
-            accepted = accept(&listener, &permits) => accepted,
+            accepted = accept(&listener) => accepted,
         };
-        let (stream, permit) = match accepted {
+        let stream = match accepted {
             Ok(accepted) => accepted,
             Err(e) => {
                 // such as too many open files: others end meanwhile
@@ -58,24 +65,24 @@ pub async fn serve(listener: TcpListener, router: Router, limits: &Limits, mut s
         let Ok((local, peer)) = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))) else {
             continue;
         };
-        let Some(held) = addresses.enter(peer.ip()) else {
-            tracing::warn!(address = %peer.ip(), "more connections than one address may have");
-            continue;
+        let Some(place) = places.enter(peer.ip()) else { continue };
+        let kept = match &place {
+            Place::Kept(guest) => Some(Arc::clone(&guest.welcome)),
+            Place::Ordinary { .. } => None,
         };
-        let ends = Ends { local, peer };
-        connections.spawn(connection(stream, ends, router.clone(), header_seconds, stopping.clone(), (permit, held)));
+        let ends = Ends { local, peer, kept };
+        connections.spawn(connection(stream, ends, router.clone(), header_seconds, stopping.clone(), place));
     }
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(LAST_ANSWERS, all).await;
 }
 
-async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
+async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
     process::close_when_stuck(&stream, STUCK)?;
-    Ok((stream, permit))
+    Ok(stream)
 }
 
 async fn connection(
@@ -84,66 +91,179 @@ async fn connection(
     router: Router,
     header_seconds: Duration,
     mut stopping: watch::Receiver<bool>,
-    _held: (OwnedSemaphorePermit, Address),
+    place: Place,
 ) {
+    let peer = ends.peer;
     let handler = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(ends));
+        request.extensions_mut().insert(ConnectInfo(ends.clone()));
         let router = router.clone();
         async move {
             Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
         }
     });
+    let gives_way = match &place {
+        Place::Kept(guest) => Some(Arc::clone(&guest.gives_way)),
+        Place::Ordinary { .. } => None,
+    };
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(header_seconds)
             .max_buf_size(HEAD_BYTES)
+            // one request for each place that is kept
+            .keep_alive(gives_way.is_none())
             .serve_connection(TokioIo::new(stream), handler)
     );
+    let told = async {
+        match &gives_way {
+            Some(gives_way) => gives_way.notified().await,
+            None => std::future::pending().await,
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = told => return,
         () = until(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
     if let Err(e) = ended {
-        tracing::debug!(address = %ends.peer.ip(), "a connection ended: {e}");
+        tracing::debug!(address = %peer.ip(), "a connection ended: {e}");
     }
 }
 
-/// Connections by address.
-struct Addresses {
-    now: Arc<Mutex<HashMap<IpAddr, u32>>>,
-    most: u32,
+/// What a connection takes up.
+enum Place {
+    Ordinary { _permit: OwnedSemaphorePermit, _of_address: Option<Address> },
+    Kept(Guest),
 }
 
-/// One of them.
-struct Address {
-    all: Arc<Mutex<HashMap<IpAddr, u32>>>,
-    address: IpAddr,
+struct Places {
+    ordinary: Arc<Semaphore>,
+    addresses: Addresses,
+    proxies: Proxies,
+    kept: Kept,
+    told: Option<Instant>,
 }
 
-impl Addresses {
-    fn enter(&self, address: IpAddr) -> Option<Address> {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
-        let n = now.entry(address).or_default();
-        if *n >= self.most {
-            return None;
+/// How often it is told that an address has more connections than it may.
+const TELL: Duration = Duration::from_secs(60);
+
+impl Places {
+    fn new(config: &Config) -> Self {
+        let limits = &config.limits;
+        Self {
+            ordinary: Arc::new(Semaphore::new(limits.connections as usize)),
+            addresses: Addresses::new(limits.connections_per_address),
+            proxies: Proxies::of(config),
+            kept: Kept { guests: Arc::default(), next: 0, most: limits.connections_kept as usize },
+            told: None,
         }
-        *n += 1;
-        Some(Address { all: Arc::clone(&self.now), address })
+    }
+
+    /// A place for a connection; `None` when even those that are kept are all at work.
+    fn enter(&mut self, peer: std::net::IpAddr) -> Option<Place> {
+        let peer = peer.to_canonical();
+        // the clients of a proxy are counted by request
+        let of_address = match self.proxies.trusts(peer) {
+            true => Some(None),
+            false => self.addresses.enter(peer).map(Some),
+        };
+        if of_address.is_none() && self.told.is_none_or(|told| told.elapsed() > TELL) {
+            self.told = Some(Instant::now());
+            tracing::warn!(address = %peer, "more connections than one address may have");
+        }
+        let permit = Arc::clone(&self.ordinary).try_acquire_owned();
+        match (permit, of_address) {
+            (Ok(permit), Some(of_address)) => Some(Place::Ordinary { _permit: permit, _of_address: of_address }),
+            _ => self.kept.enter().map(Place::Kept),
+        }
     }
 }
 
-impl Drop for Address {
+/// The places that are kept, in the order in which they were taken.
+struct Kept {
+    guests: Arc<Mutex<VecDeque<Seat>>>,
+    next: u64,
+    most: usize,
+}
+
+struct Seat {
+    number: u64,
+    welcome: Arc<AtomicBool>,
+    gives_way: Arc<Notify>,
+}
+
+/// Who has one of them.
+struct Guest {
+    number: u64,
+    guests: Arc<Mutex<VecDeque<Seat>>>,
+    /// Whether it asks for what these places are kept for.
+    welcome: Arc<AtomicBool>,
+    gives_way: Arc<Notify>,
+}
+
+impl Kept {
+    fn enter(&mut self) -> Option<Guest> {
+        let mut guests = lock(&self.guests);
+        if guests.len() >= self.most {
+            let stays = |seat: &Seat| seat.welcome.load(Ordering::Relaxed);
+            let oldest = guests.iter().position(|seat| !stays(seat))?;
+            guests.remove(oldest)?.gives_way.notify_one();
+        }
+        self.next += 1;
+        let (welcome, gives_way): (Arc<AtomicBool>, Arc<Notify>) = Default::default();
+        let seat = Seat { number: self.next, welcome: Arc::clone(&welcome), gives_way: Arc::clone(&gives_way) };
+        guests.push_back(seat);
+        Some(Guest { number: self.next, guests: Arc::clone(&self.guests), welcome, gives_way })
+    }
+}
+
+impl Drop for Guest {
     fn drop(&mut self) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(n) = all.get_mut(&self.address) {
-            *n -= 1;
-            if *n == 0 {
-                all.remove(&self.address);
-            }
-        }
+        lock(&self.guests).retain(|seat| seat.number != self.number);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::config::Limits;
+
+    fn is_kept(place: &Option<Place>) -> Option<bool> {
+        place.as_ref().map(|place| matches!(place, Place::Kept(_)))
+    }
+
+    #[tokio::test]
+    async fn there_is_always_a_place_for_who_looks_after_the_service() {
+        let limits = Limits { connections: 3, connections_per_address: 2, connections_kept: 2, ..Limits::default() };
+        let mut places = Places::new(&Config { limits, trusted_proxies: vec!["10.0.0.1".into()], ..Config::default() });
+        let (one, two) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
+        let ordinary: Vec<_> = [one, one, two].map(|address| places.enter(address)).into();
+        assert!(ordinary.iter().all(|place| is_kept(place) == Some(false)));
+        // one is over its own limit, two over that of all
+        let first = places.enter(one);
+        let second = places.enter(two);
+        assert_eq!((is_kept(&first), is_kept(&second)), (Some(true), Some(true)));
+        let (Some(Place::Kept(first)), Some(Place::Kept(second))) = (first, second) else { panic!() };
+        // the first asks for something that they are kept for, so the second gives way
+        first.welcome.store(true, Ordering::Relaxed);
+        let third = places.enter(one);
+        second.gives_way.notified().await;
+        assert_eq!(is_kept(&third), Some(true));
+        let Some(Place::Kept(third)) = third else { panic!() };
+        third.welcome.store(true, Ordering::Relaxed);
+        assert_eq!(is_kept(&places.enter(one)), None);
+        drop((first, second, third));
+        assert!(lock(&places.kept.guests).is_empty());
+        drop(ordinary);
+        // all clients of a proxy come from its address
+        let many: Vec<_> = (0..3).map(|_| places.enter("10.0.0.1".parse().unwrap())).collect();
+        assert!(many.iter().all(|place| is_kept(place) == Some(false)));
     }
 }

@@ -64,6 +64,15 @@ pub enum Work {
         /// The row to decode.
         row: u64,
     },
+    /// Looks whether the data set is whole, and this job's: the answer is what the worker tells at its end, or null.
+    Finished {
+        /// As for a report.
+        file: String,
+        /// As for a report.
+        folder: PathBuf,
+        /// The job's hash, as its worker told it.
+        job_hash: String,
+    },
     /// Reads the manifest of the data set of a job.
     Manifest {
         /// As for a report.
@@ -76,7 +85,10 @@ pub enum Work {
 impl Work {
     /// Whether the job names an object store, whose credentials it needs then.
     pub fn asks_stores(&self) -> bool {
-        let (Self::Run { file, .. } | Self::Report { file, .. } | Self::Manifest { file, .. }) = self;
+        let (Self::Run { file, .. }
+        | Self::Report { file, .. }
+        | Self::Finished { file, .. }
+        | Self::Manifest { file, .. }) = self;
         let Ok(spec) = JobSpec::from_yaml(file) else { return false };
         let inputs = spec.input.all_paths().flat_map(|(_, path)| alternatives(path).unwrap_or_default());
         let mut places = inputs.chain([spec.output.path.clone()]);

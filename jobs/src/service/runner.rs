@@ -1,5 +1,6 @@
 //! One attempt at a job: from the start of its worker to its next state.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,19 +8,18 @@ use metrics::{counter, histogram};
 use serde_json::{Value, json};
 use stillhouse_pipeline::events::{Event, Progress, stalled_words};
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 
 use super::logs::LogWriter;
-use super::model::{
-    EventType, EventView, Failure, FailureKind, FieldProblem, Job, JobState, ProgressView, ResultView, Slot, StageView,
-    Time,
-};
+use super::model::{EventType, EventView, Job, JobState, ProgressView, ResultView, Slot, StageView, Time};
 use super::order::{Message, Order, STOPPED, Work};
+use super::outcome::Outcome;
 use super::process::TERMINATE;
 use super::rates::{Rates, Speed};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
 use super::worker::{Exit, FromWorker, Start, Worker};
-use super::{Service, bounds, metrics as figures};
+use super::{Service, ask, bounds, metrics as figures};
 use crate::progress::{Gauge, Start as GaugeStart};
 
 /// Why a worker is stopped.
@@ -33,20 +33,12 @@ pub enum Stop {
     Shutdown,
 }
 
-/// How an attempt ended.
-#[derive(Debug)]
-enum Outcome {
-    Succeeded,
-    Failed { message: String, problems: Vec<FieldProblem>, retryable: bool },
-    Crashed(String),
-    OverLimit(String),
-    Cancelled,
-    Interrupted,
-}
-
 const TELL: Duration = Duration::from_millis(500);
-/// Seconds that something a worker left behind may hold its pipes.
+/// Seconds that something a worker left behind may hold its pipes and say nothing, and in all.
 const LINGER: u32 = 5;
+const LINGER_AT_ALL: u32 = 120;
+/// Before what the disk had no room for is stored again.
+const AGAIN: Duration = Duration::from_secs(1);
 const KEEP: Duration = Duration::from_secs(5);
 
 /// Makes the attempt and gives the job its next state.
@@ -59,14 +51,17 @@ pub async fn attempt(service: Arc<Service>, task: Task, gpu: Option<u32>, stop: 
         Err(message) => Outcome::Crashed(message),
     };
     tracing::info!(job = %id, attempt = attempt.task.whose.attempt, outcome = ?outcome, "attempt ended");
-    histogram!(figures::ATTEMPT, "outcome" => next_name(&outcome)).record(began.elapsed().as_secs_f64());
+    histogram!(figures::ATTEMPT, "outcome" => outcome.name()).record(began.elapsed().as_secs_f64());
     // the state must reach the store: without it the job would be neither here nor there
     while let Err(e) = attempt.close(&outcome).await {
-        tracing::error!(job = %id, "cannot store how an attempt ended: {e}");
+        // of a full disk the store has told
+        if !matches!(e, StoreError::NoRoom(_)) {
+            tracing::error!(job = %id, "cannot store how an attempt ended: {e}");
+        }
         if matches!(e, StoreError::Damaged(_) | StoreError::NoJob(_)) {
             break;
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(AGAIN).await;
     }
 }
 
@@ -88,6 +83,25 @@ struct Attempt {
     kept: Option<Instant>,
     failed: Option<Outcome>,
     finished: bool,
+    plan: Option<Plan>,
+    /// Events that the disk had no room for, oldest first. While there are any nothing more is taken from the worker, so they stay few: it
+    /// waits once the pipe between us is full.
+    waiting: VecDeque<Waiting>,
+}
+
+/// What the worker told of its plan.
+struct Plan {
+    job_hash: String,
+    splits: u64,
+    committed: u64,
+}
+
+/// An event that is not stored yet.
+#[derive(Clone)]
+struct Waiting {
+    kind: EventType,
+    data: Value,
+    time: Time,
 }
 
 impl Attempt {
@@ -110,6 +124,8 @@ impl Attempt {
             kept: None,
             failed: None,
             finished: false,
+            plan: None,
+            waiting: VecDeque::new(),
         }
     }
 
@@ -132,26 +148,48 @@ impl Attempt {
         let started = tokio::task::spawn_blocking(move || Worker::start(&start).map(|worker| (worker, start.order)));
         let failed = |e: std::io::Error| format!("cannot start a worker: {e}");
         let (mut worker, order) = started.await.map_err(|e| e.to_string())?.map_err(failed)?;
-        let (seq, attempt, (process, began)) = (self.task.whose.seq, self.task.whose.attempt, worker.process());
-        let report = self.report.clone();
-        let noted = self.service.store.write(move |t, _| {
-            attempts::set_process(t, seq, attempt, process, began)?;
-            jobs::report(t, seq, &report, Time::now())
-        });
-        if let Err(e) = noted.await {
-            worker.kill();
-            let _ = worker.wait().await;
-            return Err(e.to_string());
+        let (attempt, (process, began)) = (self.task.whose.attempt, worker.process());
+        let mut stop = self.stop.clone();
+        while let Err(e) = self.note(process, began).await {
+            // where only room is wanting, it is waited for: the job has done nothing wrong
+            let stopped = match e {
+                StoreError::NoRoom(_) => tokio::select! {
+                    why = told_to_stop(&mut stop) => Some(Ok(stopped_by(why))),
+                    () = tokio::time::sleep(AGAIN) => None,
+                },
+                e => Some(Err(e.to_string())),
+            };
+            if let Some(outcome) = stopped {
+                worker.kill();
+                let _ = worker.wait().await;
+                return outcome;
+            }
         }
         // only now: a service that dies before it has noted the process leaves none that works
         let given = tokio::task::spawn_blocking(move || worker.give(&order).map(|()| worker));
         let worker = given.await.map_err(|e| e.to_string())?.map_err(failed)?;
         tracing::info!(job = %id, attempt, process, gpu = self.gpu, user = self.task.user, "attempt began");
-        let outcome = self.follow(worker).await;
+        let mut outcome = self.follow(worker).await;
+        if let Ok(ended) = &outcome
+            && let Some(finished) = self.finished_untold(ended).await
+        {
+            self.event(finished).await;
+            outcome = Ok(Outcome::Succeeded);
+        }
         if let Err(e) = tokio::fs::remove_dir_all(&scratch).await {
             tracing::warn!(job = %id, "cannot remove {}: {e}", scratch.display());
         }
         outcome
+    }
+
+    /// Notes whose process makes the attempt.
+    async fn note(&self, process: i32, began: u64) -> Result<()> {
+        let (seq, attempt, report) = (self.task.whose.seq, self.task.whose.attempt, self.report.clone());
+        let noted = self.service.store.write(move |t, _| {
+            attempts::set_process(t, seq, attempt, process, began)?;
+            jobs::report(t, seq, &report, Time::now())
+        });
+        noted.await
     }
 
     fn order(&self, scratch: std::path::PathBuf) -> Start {
@@ -198,7 +236,11 @@ impl Attempt {
         let mut kill_at: Option<tokio::time::Instant> = None;
         let patience = Duration::from_secs(u64::from(self.service.config.limits.cancel_seconds));
         let mut look = tokio::time::interval(Duration::from_secs(1));
-        let mut ended = 0;
+        let mut again = tokio::time::interval(AGAIN);
+        // while one of them is not waited for, its ticks must not pile up
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut silent, mut ended) = (0, 0);
         loop {
             let killing = async {
                 match kill_at {
@@ -208,13 +250,15 @@ impl Attempt {
             };
             let mut reason = None;
             tokio::select! {
-                said = worker.said.recv() => match said {
-                    Some(said) => self.take(said).await,
+                said = worker.said.recv(), if self.waiting.is_empty() => match said {
+                    Some(said) => {
+                        silent = 0;
+                        self.take(said).await;
+                    }
                     None => break,
                 },
-                why = told_to_stop(&mut stop), if stopping.is_none() => {
-                    reason = Some(if why == Stop::Cancel { Outcome::Cancelled } else { Outcome::Interrupted });
-                }
+                _ = again.tick(), if !self.waiting.is_empty() => self.store_waiting().await,
+                why = told_to_stop(&mut stop), if stopping.is_none() => reason = Some(stopped_by(why)),
                 () = &mut deadline, if stopping.is_none() => {
                     let hours = limit.as_secs_f64() / 3600.0;
                     reason = Some(Outcome::OverLimit(format!(
@@ -222,10 +266,11 @@ impl Attempt {
                     )));
                 }
                 // what it started may have outlived it, and hold its pipes
-                _ = look.tick(), if worker.has_ended() => {
+                _ = look.tick(), if self.waiting.is_empty() && worker.has_ended() => {
                     worker.kill();
+                    silent = if worker.said.is_empty() { silent + 1 } else { 0 };
                     ended += 1;
-                    if ended > LINGER {
+                    if silent > LINGER || ended > LINGER_AT_ALL {
                         break;
                     }
                 }
@@ -261,12 +306,27 @@ impl Attempt {
 
     fn outcome(&mut self, exit: Exit, stopping: Option<Outcome>) -> Outcome {
         match (exit, self.failed.take(), stopping) {
-            (Exit::Code(0), _, _) if self.finished => Outcome::Succeeded,
+            // `_SUCCESS` is there, however its worker came to its end after that
+            _ if self.finished => Outcome::Succeeded,
             (_, _, Some(stopped)) => stopped,
             (_, Some(failed), None) => failed,
             // told so by somebody else: a machine that goes down tells the service and its workers in any order
             (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
             (exit, None, None) => Outcome::Crashed(exit.told()),
+        }
+    }
+
+    /// What the worker would have told next, had it not been stopped: that the data set is whole. Its data set says so itself.
+    async fn finished_untold(&self, outcome: &Outcome) -> Option<Event> {
+        let stopped = matches!(outcome, Outcome::Cancelled | Outcome::OverLimit(_) | Outcome::Crashed(_));
+        let plan = self.plan.as_ref().filter(|plan| stopped && plan.committed >= plan.splits)?;
+        let (file, folder) = (self.task.file.clone(), self.task.folder.clone());
+        match ask::finished(&self.service, file, folder, plan.job_hash.clone()).await? {
+            Event::JobFinished { output, rows, tokens, bytes, went_in, .. } => {
+                let seconds = self.view.as_ref().map_or(0.0, |view| view.seconds);
+                Some(Event::JobFinished { output, rows, tokens, bytes, seconds, already_done: false, went_in })
+            }
+            _ => None,
         }
     }
 
@@ -276,8 +336,8 @@ impl Attempt {
                 if let Some(log) = &mut self.log
                     && let Err(e) = log.line(&line, Time::now())
                 {
+                    // once; how many lines are missing stands in the log itself when it goes on
                     tracing::error!(job = %self.task.whose.id, "cannot write its log: {e}");
-                    self.log = None;
                 }
             }
             FromWorker::Garbled(what) => {
@@ -305,7 +365,8 @@ impl Attempt {
                 self.tell_kept(EventType::Warning, json!({ "message": message })).await;
             }
             Event::SplitStarted { .. } => self.tell_kept(EventType::SplitStarted, data).await,
-            Event::JobStarted { output, splits_done, bytes_done, input_bytes, teacher, .. } => {
+            Event::JobStarted { output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash, .. } => {
+                self.plan = Some(Plan { job_hash, splits, committed: splits_done });
                 self.bytes_before = bytes_done;
                 let start = GaugeStart { splits_done, input_bytes, teacher: teacher.is_some() };
                 self.gauge = Some((Gauge::new(start), teacher.is_some()));
@@ -318,12 +379,15 @@ impl Attempt {
                 counter!("stillhouse_splits_committed_total").increment(1);
                 counter!("stillhouse_shard_bytes_total").increment(bytes);
                 self.bytes += bytes;
+                if let Some(plan) = &mut self.plan {
+                    plan.committed += 1;
+                }
                 self.tell_kept(EventType::SplitCommitted, data).await;
             }
-            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done } => {
+            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.finished = true;
                 self.report.output = Some(output);
-                self.report.result = Some(ResultView { rows, tokens, bytes, seconds, already_done });
+                self.report.result = Some(ResultView::new([rows, tokens, bytes], seconds, already_done, went_in));
                 if let Some(view) = &mut self.view {
                     view.seconds_left = None;
                     view.bytes = bytes;
@@ -379,18 +443,40 @@ impl Attempt {
         }
     }
 
-    /// Keeps what is known of the attempt.
+    /// Keeps what is known of the attempt. What there is no room for is kept the next time, at the latest with the job's next state.
     async fn keep(&mut self) {
         self.kept = Some(Instant::now());
-        self.report.progress = self.view.as_ref().map(|v| json!(v));
-        self.report.rates = Some(json!(self.rates));
+        self.gather();
         let (seq, report) = (self.task.whose.seq, self.report.clone());
-        if let Err(e) = self.service.store.write(move |t, _| jobs::report(t, seq, &report, Time::now())).await {
-            tracing::error!(job = %self.task.whose.id, "cannot store its progress: {e}");
+        match self.service.store.write(move |t, _| jobs::report(t, seq, &report, Time::now())).await {
+            Ok(()) | Err(StoreError::NoRoom(_)) => {}
+            Err(e) => tracing::error!(job = %self.task.whose.id, "cannot store its progress: {e}"),
         }
     }
 
-    async fn tell_kept(&self, kind: EventType, data: Value) {
+    fn gather(&mut self) {
+        self.report.progress = self.view.as_ref().map(|v| json!(v));
+        self.report.rates = Some(json!(self.rates));
+    }
+
+    async fn tell_kept(&mut self, kind: EventType, data: Value) {
+        self.waiting.push_back(Waiting { kind, data, time: Time::now() });
+        self.store_waiting().await;
+    }
+
+    /// Stores what waits, in its order, as far as there is room.
+    async fn store_waiting(&mut self) {
+        while let Some(next) = self.waiting.front() {
+            match self.store_event(next.clone()).await {
+                Ok(()) => {}
+                Err(StoreError::NoRoom(_)) => return,
+                Err(e) => tracing::error!(job = %self.task.whose.id, "cannot store an event: {e}"),
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    async fn store_event(&self, Waiting { kind, data, time }: Waiting) -> Result<()> {
         let (whose, most) = (self.task.whose.clone(), self.service.config.limits.events_per_job);
         let stored = self.service.store.write(move |t, told| {
             // what there is one of for each split may be too many; the rest a client needs
@@ -400,23 +486,25 @@ impl Attempt {
                 if kind == EventType::SplitStarted && whose.attempt > 1 && events::was_started(t, whose.seq, &data)? {
                     counter!("stillhouse_split_retries_total").increment(1);
                 }
-                told.push(events::add(t, &whose, kind, data, Time::now())?);
+                told.push(events::add(t, &whose, kind, data, time)?);
             }
             Ok(())
         });
-        if let Err(e) = stored.await {
-            tracing::error!(job = %self.task.whose.id, "cannot store an event: {e}");
-        }
+        stored.await
     }
 
     /// Gives the job its next state.
     async fn close(&mut self, outcome: &Outcome) -> Result<()> {
-        self.keep().await;
-        let next = self.next(outcome);
+        self.store_waiting().await;
+        self.gather();
+        let stopping = *self.service.stopping.borrow();
+        let next = outcome.next(&self.task, &self.service.config.retry, stopping);
         let (task, interruptions) = (self.task.clone(), self.service.config.limits.interruptions);
+        let report = self.report.clone();
         let changed = self.service.store.write(move |t, told| {
             let now = Time::now();
             let (whose, state) = jobs::whose(t, &task.whose.id)?;
+            jobs::report(t, whose.seq, &report, now)?;
             attempts::end(t, whose.seq, next.outcome, next.reason.as_deref(), now)?;
             let mut to = next.state;
             let mut reason = next.reason;
@@ -440,59 +528,11 @@ impl Attempt {
         if let (Some(from), Some(to)) = (started_at, finished_at) {
             histogram!(figures::JOB, "state" => state.name()).record(to.seconds_since(from));
         }
-        counter!("stillhouse_attempts_total", "outcome" => next_name(outcome)).increment(1);
+        counter!("stillhouse_attempts_total", "outcome" => outcome.name()).increment(1);
         if state == JobState::Retrying {
             self.service.wake.notify_one();
         }
         Ok(())
-    }
-
-    fn next(&self, outcome: &Outcome) -> Next {
-        let failure = |kind, message: &str, problems: &[FieldProblem]| Failure {
-            kind,
-            message: message.to_owned(),
-            problems: problems.to_vec(),
-        };
-        let name = next_name(outcome);
-        let of = |state, reason: Option<String>, failure, not_before| Next {
-            state,
-            outcome: name,
-            reason,
-            failure,
-            not_before,
-        };
-        let again = |failure: Failure| {
-            let failures = self.task.failures + 1;
-            let first = failure.message.lines().next().unwrap_or_default().to_owned();
-            if failures >= self.task.max_attempts {
-                let reason = format!("{first} (attempt {failures} of {})", self.task.max_attempts);
-                return of(JobState::Failed, Some(reason), Some(failure), None);
-            }
-            let wait = self.service.config.retry.backoff(failures);
-            let reason =
-                format!("{first} (attempt {failures} of {}; the next in {} s)", self.task.max_attempts, wait.as_secs());
-            of(JobState::Retrying, Some(reason), Some(failure), Some(Time::now().after(wait)))
-        };
-        match outcome {
-            Outcome::Succeeded => of(JobState::Succeeded, None, None, None),
-            Outcome::Failed { message, problems, retryable: true } => {
-                again(failure(FailureKind::Machine, message, problems))
-            }
-            Outcome::Crashed(message) => again(failure(FailureKind::Machine, message, &[])),
-            Outcome::Failed { message, problems, retryable: false } => {
-                let reason = message.lines().next().unwrap_or_default().to_owned();
-                of(JobState::Failed, Some(reason), Some(failure(FailureKind::Job, message, problems)), None)
-            }
-            Outcome::OverLimit(message) => {
-                of(JobState::Failed, Some(message.clone()), Some(failure(FailureKind::Limit, message, &[])), None)
-            }
-            Outcome::Cancelled => of(JobState::Cancelled, None, None, None),
-            Outcome::Interrupted => {
-                let who =
-                    if *self.service.stopping.borrow() { "the service stopped" } else { "its worker was told to stop" };
-                of(JobState::Queued, Some(who.into()), None, None)
-            }
-        }
     }
 }
 
@@ -514,23 +554,8 @@ async fn told_to_stop(stop: &mut watch::Receiver<Stop>) -> Stop {
     }
 }
 
-struct Next {
-    state: JobState,
-    outcome: &'static str,
-    reason: Option<String>,
-    failure: Option<Failure>,
-    not_before: Option<Time>,
-}
-
-fn next_name(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Succeeded => "succeeded",
-        Outcome::Failed { .. } => "failed",
-        Outcome::Crashed(_) => "crashed",
-        Outcome::OverLimit(_) => "limit",
-        Outcome::Cancelled => "cancelled",
-        Outcome::Interrupted => "interrupted",
-    }
+fn stopped_by(why: Stop) -> Outcome {
+    if why == Stop::Cancel { Outcome::Cancelled } else { Outcome::Interrupted }
 }
 
 fn stages(progress: &Progress) -> Vec<StageView> {

@@ -9,16 +9,17 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::json;
+use stillhouse_pipeline::events::Event;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::config::Capacity;
-use super::model::{JobId, JobState, Slot, Time};
+use super::model::{EventType, JobId, JobState, ResultView, Slot, Time};
 use super::runner::{self, Stop};
-use super::store::jobs::{self, Task};
-use super::store::{Result, attempts};
-use super::worker;
-use super::{Service, until};
+use super::store::jobs::{self, Report, Task};
+use super::store::{self, Result, StoreError, attempts, events};
+use super::{Service, ask, until, worker};
 
 /// The attempts that are going on.
 #[derive(Default)]
@@ -144,7 +145,10 @@ pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
         let next_due = match fill(&service, &mut attempts).await {
             Ok(next_due) => next_due,
             Err(e) => {
-                tracing::error!("the queue: {e}");
+                // of a full disk the store has told
+                if !matches!(e, StoreError::NoRoom(_)) {
+                    tracing::error!("the queue: {e}");
+                }
                 Some(Time::now().after(Duration::from_secs(1)))
             }
         };
@@ -234,6 +238,7 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
             removed.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
         }
         let most = service.config.limits.interruptions;
+        let result = whole_though_cancelled(service, attempt.job).await.map_err(|e| e.to_string())?;
         let changed = service.store.write(move |t, told| {
             let now = Time::now();
             let (whose, state) = jobs::by_row(t, attempt.job)?;
@@ -245,6 +250,13 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
                     jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, told)?;
                 }
                 JobState::Running => jobs::transition(t, &whose, state, JobState::Queued, Some(reason), now, told)?,
+                JobState::Cancelling if result.is_some() => {
+                    let data = json!(result);
+                    let report = Report { result, ..Report::default() };
+                    jobs::report(t, whose.seq, &report, now)?;
+                    told.push(events::add(t, &whose, EventType::Finished, data, now)?);
+                    jobs::transition(t, &whose, state, JobState::Succeeded, None, now, told)?;
+                }
                 JobState::Cancelling => {
                     let reason = jobs::get(t, &whose.id)?.reason;
                     jobs::transition(t, &whose, state, JobState::Cancelled, reason.as_deref(), now, told)?;
@@ -258,6 +270,23 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
     }
     service.clear_scratch();
     Ok(())
+}
+
+/// What a job made that was to be cancelled, where that came too late: the earlier service ended before it could see it.
+async fn whole_though_cancelled(service: &Arc<Service>, job: i64) -> store::Result<Option<ResultView>> {
+    let look = service.store.read(move |c| {
+        let (whose, state) = jobs::by_row(c, job)?;
+        let hash = events::job_hash(c, job)?.filter(|_| state == JobState::Cancelling);
+        let (file, folder) = jobs::file_and_folder(c, &whose.id)?;
+        Ok(hash.map(|hash| (file, folder, hash)))
+    });
+    let Some((file, folder, hash)) = look.await? else { return Ok(None) };
+    Ok(match ask::finished(service, file, folder, hash).await {
+        Some(Event::JobFinished { rows, tokens, bytes, seconds, went_in, .. }) => {
+            Some(ResultView::new([rows, tokens, bytes], seconds, true, went_in))
+        }
+        _ => None,
+    })
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use clap::Subcommand;
 use serde_json::Value;
+use stillhouse_pipeline::events::WentIn;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
-use crate::progress::Mode;
-use crate::service::client::{Ask, Client, ClientError, Received, ServiceOptions, told};
+use crate::progress::{Mode, went_in};
+use crate::service::client::{Ask, Client, Followed, ServiceOptions, told};
 use crate::service::model::{EventType, EventView, Job, JobId, JobState, Time};
 use crate::table::Table;
 use crate::units;
@@ -302,6 +303,15 @@ fn view(job: &Job) -> Page {
                 units::bytes(result.bytes)
             )),
         );
+        let (read, skipped) = went_in(&WentIn {
+            documents: result.documents,
+            empty_documents: result.empty_documents,
+            skipped: result.skipped.clone(),
+            text_tokens: result.text_tokens,
+            dropped_tokens: result.dropped_tokens,
+        });
+        fact("input", Line::plain(read));
+        fact("skipped", Line::plain(skipped));
     }
     let mut page = Page::new();
     page.facts(table);
@@ -395,16 +405,15 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
     }
     let path = format!("/jobs/{id}/events");
     if follow {
-        let mut stream = client.events(Ask::new("GET", path))?;
-        while let Some(received) = stream.next()? {
-            match received {
-                Received::Event(event) if event.kind == EventType::Progress => {}
-                Received::Event(event) => tell(&event, json, printer)?,
-                Received::Missed => {}
-                Received::End => return Ok(()),
+        return client.follow(&path, false, |followed| match followed {
+            Followed::Open => Ok(()),
+            Followed::Event(event) if event.kind == EventType::Progress => Ok(()),
+            Followed::Event(event) => tell(event, json, printer),
+            Followed::Note(text) => {
+                say(printer, text);
+                Ok(())
             }
-        }
-        return Err(ClientError::Connection("the stream ended before the job".into()).into());
+        });
     }
     let mut after = None;
     loop {
@@ -418,16 +427,18 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
 }
 
 fn watch_all(client: &Client, json: bool, printer: &Printer) -> Result<(), Failure> {
-    let mut stream = client.events(Ask::new("GET", "/events"))?;
-    say(printer, "every change of state, until Ctrl-C");
-    while let Some(received) = stream.next()? {
-        match received {
-            Received::Event(event) if event.kind == EventType::State => tell(&event, json, printer)?,
-            Received::Missed => say(printer, "some changes were missed; `stillhouse jobs list` shows where things are"),
-            _ => {}
+    client.follow("/events", false, |followed| match followed {
+        Followed::Event(event) if event.kind == EventType::State => tell(event, json, printer),
+        Followed::Event(_) => Ok(()),
+        Followed::Open => {
+            say(printer, "every change of state, until Ctrl-C");
+            Ok(())
         }
-    }
-    Err(ClientError::Connection("the service ended the stream".into()).into())
+        Followed::Note(text) => {
+            say(printer, text);
+            Ok(())
+        }
+    })
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod repair;
 pub mod run;
 pub mod schema;
 pub mod serve;
+pub mod signals;
 pub mod submit;
 pub mod token;
 pub mod verify;

@@ -1,12 +1,13 @@
-//! `stillhouse plan JOB.yaml`: what would run, without writing anything.
+//! `stillhouse plan JOB.yaml`: what would run, and the first documents of it, without writing anything.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::job::Prepared;
-use stillhouse_pipeline::plan;
-use stillhouse_pipeline::plan::Plan;
+use serde::Serialize;
+use stillhouse_pipeline::plan::{Plan, Standing, Standings};
+use stillhouse_pipeline::sample::Sample;
+use stillhouse_pipeline::{plan, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
@@ -16,22 +17,32 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::units;
-use crate::verbs::Threads;
+use crate::verbs::{Threads, inspect};
 
 const EXAMPLES: &str = "\
 Examples:
   stillhouse plan job.yaml
+  stillhouse plan job.yaml --sample 3       prepares three documents in memory, teacher and all, and shows the rows
   stillhouse plan job.yaml --json | jq .splits";
 
 /// Show what a job would do: operators, splits, sizes; nothing is written
 ///
-/// Makes all the checks of `run`: the job file, the input, the tokenizer, the teacher.
+/// Makes all the checks of `run`: the job file, a record of every file of the input (in stores of 32 files), the
+/// tokenizer, the teacher, and that the output can be written to and is this job's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
+    /// Prepare the first N documents in memory and show their rows, noise included, as the job will store them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    sample: Option<u64>,
+    /// Plan as for a run with --overwrite: the output may hold another job's data set
+    #[arg(long)]
+    overwrite: bool,
+    #[command(flatten)]
+    threads: Threads,
     /// Write the plan as JSON
     #[arg(long)]
     pub json: bool,
@@ -41,24 +52,67 @@ pub struct Args {
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?;
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
-    let runtime = Threads::default().runtime()?;
+    let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let made = |p: Prepared| Ok((plan::plan(&p, &watch)?, p.output()?.to_string()));
-    let planned = file.prepare(&watch).and_then(|p| made(p).map_err(|e| file.failure(e)));
+    let planned = file.prepare(&watch).and_then(|prepared| {
+        let made = || {
+            let hash = plan::job_hash(&prepared, &watch)?;
+            let plan = plan::plan(&prepared, &hash, args.overwrite, &watch)?;
+            let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, &watch)).transpose()?;
+            Ok(Planned { plan, sample })
+        };
+        made().map_err(|e| file.failure(e))
+    });
     watch.close();
-    let (plan, output) = planned?;
+    let planned = planned?;
     if args.json {
-        printer.json(&plan)?;
+        printer.json(&planned)?;
     } else {
-        printer.page(&render(&plan, &output, printer.view()))?;
+        let mut page = render(&planned.plan, printer.view());
+        if let Some(sample) = &planned.sample {
+            render_sample(sample, printer.view(), &mut page);
+        }
+        printer.page(&page)?;
     }
     Ok(())
+}
+
+#[derive(Debug, Serialize)]
+struct Planned {
+    #[serde(flatten)]
+    plan: Plan,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<Sample>,
+}
+
+/// Rows of a sample that are shown; `--json` has them all.
+const SHOWN_ROWS: usize = 4;
+
+fn render_sample(sample: &Sample, view: View, page: &mut Page) {
+    let rows = sample.rows.len() as u64;
+    let mut said = format!("{}, {}", units::counted(sample.documents, "document"), units::counted(rows, "sequence"));
+    if sample.cut {
+        said += ", and more of them";
+    }
+    for (reason, n) in &sample.skipped {
+        said += &format!(", {} skipped ({reason})", units::counted(*n, "record"));
+    }
+    page.heading("Sample");
+    page.line(Line::plain("  ").with(Tone::Dim, said));
+    for row in sample.rows.iter().take(SHOWN_ROWS) {
+        inspect::render_row(row, sample.vocab_size, view, page);
+    }
+    if let Some(more) = sample.rows.len().checked_sub(SHOWN_ROWS).filter(|n| *n > 0) {
+        page.blank();
+        let more = format!("  … {} more; --json has them all", units::counted(more as u64, "sequence"));
+        page.line(Line::new().with(Tone::Dim, more));
+    }
 }
 
 /// Splits shown at either end of a long list.
 const ENDS: usize = 4;
 
-fn render(plan: &Plan, output: &str, view: View) -> Page {
+fn render(plan: &Plan, view: View) -> Page {
     let mut page = Page::new();
     page.line(Line::new().with(Tone::Strong, &plan.name).with(Tone::Dim, format!("  job {:.12}", plan.job_hash)));
     let mut facts = Table::new("ll");
@@ -69,7 +123,7 @@ fn render(plan: &Plan, output: &str, view: View) -> Page {
         "input",
         format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
     );
-    fact("output", output.to_owned());
+    fact("output", standing(&plan.output, plan.splits.len()));
     for (name, value) in &plan.environment {
         let name = if name == "~" { name.clone() } else { format!("${{{name}}}") };
         fact(&name, value.clone());
@@ -82,6 +136,20 @@ fn render(plan: &Plan, output: &str, view: View) -> Page {
         page.table(splits_table(&plan.splits), view);
     }
     page
+}
+
+fn standing(output: &Standing, splits: usize) -> String {
+    let Standing { place, found, splits_done } = output;
+    match found {
+        Standings::Nothing => place.clone(),
+        Standings::Resumable => format!(
+            "{place}; a run goes on: {} of {} are done",
+            units::count(*splits_done),
+            units::counted(splits as u64, "split")
+        ),
+        Standings::Complete => format!("{place}; the data set is complete already"),
+        Standings::OtherJob => format!("{place}; holds the output of another job, which --overwrite removes"),
+    }
 }
 
 fn split_counts(splits: &[SplitRecord]) -> String {
@@ -186,6 +254,7 @@ mod tests {
         Plan {
             name: "demo".into(),
             job_hash: "0123456789abcdef0123".into(),
+            output: Standing { place: "out/demo".into(), found: Standings::Nothing, splits_done: 0 },
             operators: ["clean", "tokenize", "pack", "extract"].map(String::from).to_vec(),
             files: 1,
             input_bytes: 12_345_678,
@@ -199,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_long_plan_shows_both_ends() {
-        insta::assert_snapshot!(render(&plan(42), "out/demo", VIEW).render(false), @r"
+        insta::assert_snapshot!(render(&plan(42), VIEW).render(false), @r"
         demo  job 0123456789ab
           path      read → clean → tokenize → pack → extract → shard
           input     1 file, 12.3 MB as stored
@@ -224,7 +293,7 @@ mod tests {
     fn a_query_has_no_splits_yet() {
         let environment = [("~", "/home/ann"), ("CORPUS", "/data/owt")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         let plan = Plan { estimated_tokens: None, estimated_bytes: None, environment: environment.into(), ..plan(0) };
-        insta::assert_snapshot!(render(&plan, "out/demo", VIEW).render(false), @r"
+        insta::assert_snapshot!(render(&plan, VIEW).render(false), @r"
         demo  job 0123456789ab
           path      read → clean → tokenize → pack → extract → shard
           input     1 file, 12.3 MB as stored

@@ -12,6 +12,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
+use crate::verbs::signals::Signals;
 use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
@@ -57,10 +58,11 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
         runtime.block_on(async {
+            let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
             tokio::select! {
                 biased;
                 result = repair(Arc::new(prepared), output, observer) => result.map_err(|e| file.failure(e)),
-                _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(RESUME)),
+                told = signals.told() => Err(Failure::Interrupted(told, RESUME.into())),
                 () = printer.closed() => Err(Failure::Told),
             }
         })

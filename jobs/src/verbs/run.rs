@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
 use stillhouse_pipeline::run::RunOptions;
@@ -11,7 +12,9 @@ use crate::cli::Failure;
 use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
+use crate::units;
 use crate::verbs::Threads;
+use crate::verbs::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,7 +50,25 @@ pub struct Args {
     quiet: bool,
 }
 
-const RESUME: &str = "interrupted; what is committed stays: run the same command again to go on";
+async fn prepare_and_run(file: JobFile, options: RunOptions, watch: &Arc<Watch>) -> Result<(), Failure> {
+    let (file, observer) = (Arc::new(file), Arc::clone(watch));
+    let read = Arc::clone(&file);
+    let prepared = tokio::task::spawn_blocking(move || read.prepare(observer.as_ref())).await;
+    let prepared = prepared.map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))??;
+    let ran = run::run(Arc::new(prepared), options, Arc::clone(watch) as Arc<dyn Observer>).await;
+    ran.map_err(|e| file.failure(e))
+}
+
+fn how_to_go_on(watch: &Watch) -> String {
+    match watch.splits() {
+        Some((done, all)) => format!(
+            "interrupted; {} of {} are done and stay: run the same command again to go on",
+            units::count(done),
+            units::counted(all, "split")
+        ),
+        None => "interrupted before the work began; run the same command again".into(),
+    }
+}
 
 /// Runs it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
@@ -59,21 +80,15 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         _ => Mode::Shown,
     };
     let watch = Arc::new(Watch::new(printer, mode));
-    let prepared = {
-        let _blocking_calls_wait_on = runtime.enter();
-        file.prepare(watch.as_ref())
-    };
-    let result = prepared.and_then(|prepared| {
-        let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
-        let options = RunOptions { overwrite: args.overwrite, check: args.check };
-        runtime.block_on(async {
-            tokio::select! {
-                biased;
-                result = run::run(Arc::new(prepared), options, observer) => result.map_err(|e| file.failure(e)),
-                _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(RESUME)),
-                () = printer.closed() => Err(Failure::Told),
-            }
-        })
+    let options = RunOptions { overwrite: args.overwrite, check: args.check };
+    let result = runtime.block_on(async {
+        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
+        tokio::select! {
+            biased;
+            result = prepare_and_run(file, options, &watch) => result,
+            told = signals.told() => Err(Failure::Interrupted(told, how_to_go_on(&watch))),
+            () = printer.closed() => Err(Failure::Told),
+        }
     });
     watch.close();
     // What still computes after an interruption is not waited for: nothing of it is visible until committed.

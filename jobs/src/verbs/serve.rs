@@ -12,7 +12,7 @@ use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::service::config::Config;
-use crate::service::{Service, api, metrics, net, process, sandbox, scheduler};
+use crate::service::{Service, api, metrics, net, process, room, sandbox, scheduler};
 use crate::table::Table;
 use crate::units;
 
@@ -134,7 +134,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
 async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     // each connection and each followed log is one, and each worker some
     let limits = &config.limits;
-    let wanted = u64::from(limits.connections) + u64::from(limits.watchers) + 256;
+    let wanted = u64::from(limits.connections) + u64::from(limits.connections_kept) + u64::from(limits.watchers) + 256;
     match process::raise_open_files() {
         Ok(files) if files < wanted => tracing::warn!(
             files,
@@ -144,6 +144,7 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
         Ok(_) => {}
         Err(e) => tracing::warn!("the number of open files cannot be raised: {e}"),
     }
+    process::survive_file_limits();
     let metrics = metrics::install().map_err(Failure::System)?;
     let listener = TcpListener::bind(config.listen)
         .await
@@ -155,14 +156,15 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     scheduler::recover(&service).await.map_err(Failure::System)?;
     tell(&service, printer);
     let router = api::router(Arc::clone(&service));
-    let limits = service.config.limits.clone();
     let stopping = &service.stopping;
-    let net = net::serve(listener, router, &limits, stopping.subscribe());
+    let net = net::serve(listener, router, &service.config, stopping.subscribe());
     let jobs = scheduler::run(Arc::clone(&service), stopping.subscribe());
     let signals = until_told(stopping.clone());
     let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
+    let room = tokio::spawn(room::watch(Arc::clone(&service)));
     let (_, _, told) = tokio::join!(net, jobs, signals);
     upkeep.abort();
+    room.abort();
     told?;
     tracing::info!("stopped");
     Ok(())
@@ -216,6 +218,9 @@ fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> 
     let listed = |places: &[String]| if places.is_empty() { "nothing".to_owned() } else { places.join(", ") };
     fact("listens on", config.listen.to_string());
     fact("tokens", if config.needs_token() { "needed".into() } else { "not needed: loopback".into() });
+    if !config.trusted_proxies.is_empty() {
+        fact("trusted proxies", config.trusted_proxies.join(", "));
+    }
     fact("data", config.data.display().to_string());
     fact("jobs may read", listed(&config.access.read));
     fact("jobs may write", listed(&config.access.write));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use stillhouse_pipeline::events::{Event, Observer, Progress, StageProgress};
@@ -13,8 +13,9 @@ use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
-use crate::service::client::{Ask, Client, ClientError, Received, ServiceOptions};
+use crate::service::client::{Ask, Client, ClientError, Followed, ServiceOptions};
 use crate::service::model::{EventType, EventView, FieldProblem, Job, JobId, JobState, ProgressView};
+use crate::verbs::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -166,15 +167,15 @@ pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) ->
         shown: Arc::clone(&shown),
         printer: Arc::clone(printer),
         mode,
-        after: 0,
     };
     let followed = runtime.block_on(async {
+        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
         tokio::select! {
             biased;
             job = tokio::task::spawn_blocking(move || follower.until_over()) => {
                 job.unwrap_or_else(|e| Err(Failure::System(format!("a thread stopped: {e}"))))
             }
-            _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted(DETACHED)),
+            told = signals.told() => Err(Failure::Interrupted(told, DETACHED.into())),
             () = printer.closed() => Err(Failure::Told),
         }
     });
@@ -213,58 +214,25 @@ pub fn failure(job: &Job) -> Failure {
     }
 }
 
-/// How long a service may be away before its watchers give up.
-const PATIENCE: Duration = Duration::from_secs(600);
-
 struct Follower {
     client: Client,
     id: JobId,
     shown: Arc<Watch>,
     printer: Arc<Printer>,
     mode: Mode,
-    after: i64,
 }
 
 impl Follower {
-    fn until_over(mut self) -> Result<Job, Failure> {
-        let mut lost: Option<Instant> = None;
-        loop {
-            match self.follow(&mut lost) {
-                Ok(true) => return Ok(self.client.json(&Ask::new("GET", format!("/jobs/{}", self.id)))?),
-                Ok(false) => {}
-                Err(ClientError::Connection(message)) => {
-                    let since = *lost.get_or_insert_with(|| {
-                        self.note(&format!("{message}; trying again"));
-                        Instant::now()
-                    });
-                    if since.elapsed() > PATIENCE {
-                        return Err(Failure::System(message));
-                    }
-                }
-                Err(other) => return Err(other.into()),
+    fn until_over(self) -> Result<Job, Failure> {
+        self.client.follow(&format!("/jobs/{}/events", self.id), true, |followed| {
+            match followed {
+                Followed::Open => {}
+                Followed::Event(event) => self.show(event),
+                Followed::Note(text) => self.note(text),
             }
-            std::thread::sleep(Duration::from_secs(1));
-        }
-    }
-
-    /// Follows one stream; whether the job is over.
-    fn follow(&mut self, lost: &mut Option<Instant>) -> Result<bool, ClientError> {
-        let ask = Ask::new("GET", format!("/jobs/{}/events", self.id)).with("after", Some(self.after));
-        let mut events = self.client.events(ask)?;
-        if lost.take().is_some() {
-            self.note("the service is back");
-        }
-        while let Some(received) = events.next()? {
-            match received {
-                Received::Event(event) => {
-                    self.after = event.seq.unwrap_or(self.after);
-                    self.show(&event);
-                }
-                Received::End => return Ok(true),
-                Received::Missed => {}
-            }
-        }
-        Ok(false)
+            Ok::<_, Failure>(())
+        })?;
+        Ok(self.client.json(&Ask::new("GET", format!("/jobs/{}", self.id)))?)
     }
 
     fn show(&self, event: &EventView) {

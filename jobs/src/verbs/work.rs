@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stillhouse_pipeline::dataset::Dataset;
 use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::{Event, Observer};
+use stillhouse_pipeline::finish;
 use stillhouse_pipeline::inspect::{InspectOptions, inspect};
 use stillhouse_pipeline::names::Names;
-use stillhouse_pipeline::output::Output;
+use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions};
 use stillhouse_pipeline::storage::{Place, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
@@ -128,9 +129,47 @@ impl Teller {
 
 impl Observer for Teller {
     fn event(&self, event: &Event) {
+        #[cfg(debug_assertions)]
+        if matches!(event, Event::JobFinished { .. }) {
+            hold();
+        }
         self.tell(&Message::Event(event.clone()));
         self.log.event(event);
     }
+}
+
+/// The end of a job whose worker is stopped just then, for a test: `_SUCCESS` is there and nobody was told. Says so by a file beside the one
+/// that the variable names, and goes on when that one is gone.
+#[cfg(debug_assertions)]
+fn hold() {
+    let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_FINISHED").map(std::path::PathBuf::from) else { return };
+    let _ = std::fs::write(path.with_extension("reached"), "");
+    while path.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// Keeps the last event.
+#[derive(Default)]
+struct Last(Mutex<Option<Event>>);
+
+impl Observer for Last {
+    fn event(&self, event: &Event) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(event.clone());
+    }
+}
+
+/// What was told when the data set was finished, if it is, by the job of this hash.
+async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, PipelineError> {
+    match output.look(job_hash).await {
+        Ok(Found::Complete) => {}
+        Ok(_) => return Ok(None),
+        Err(e) if e.kind == ErrorKind::Usage => return Ok(None),
+        Err(e) => return Err(e),
+    }
+    let last = Last::default();
+    finish::report(output, &finish::manifest_of(output).await?, 0.0, true, &last);
+    Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
@@ -146,6 +185,10 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
             let dataset = runtime.block_on(Dataset::open(output))?;
             let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
             as_printed(&runtime.block_on(inspect(&dataset, &options))?)
+        }
+        Work::Finished { file, folder, job_hash } => {
+            let output = output_of(&order.access, &file, &folder)?;
+            serde_json::to_value(runtime.block_on(finished(&output, &job_hash))?)
         }
         Work::Manifest { file, folder } => {
             let output = output_of(&order.access, &file, &folder)?;

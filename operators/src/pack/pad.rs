@@ -6,9 +6,6 @@ use super::rows::{RowWriter, Segment};
 use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
 use crate::operator::{Emit, Operator, OperatorError};
 
-/// Reason in `statistics.skipped` for a document that would give a row without a token of its own.
-const EMPTY: &str = "empty document";
-
 /// Mode `pad`.
 #[derive(Debug)]
 pub(super) struct Pad {
@@ -66,7 +63,7 @@ impl Pad {
 
     fn end_document(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         if self.held() == 0 {
-            *self.writer.statistics().lock().skipped.entry(EMPTY.to_owned()).or_default() += 1;
+            self.writer.statistics().lock().empty_documents += 1;
             return Ok(());
         }
         self.row.extend(self.ends.map(|ends| ends.eos).or(self.separator));

@@ -125,7 +125,7 @@ fn equals_the_official_code() {
 fn wrapped_rows_tell_their_documents() {
     let documents = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8, 9], vec![10]];
     let config = config(PackMode::Wrap, 6, Boundary::BosEos, Remainder::Pad);
-    let (rows, _) = pack(&config, &[whole(&documents)]);
+    let (rows, context) = pack(&config, &[whole(&documents)]);
     let all = |tokens: [i32; 6], valid: usize, offsets: &[i32], documents: &[u64], row: u32| Row {
         id: (3 << 32) + u64::from(row),
         tokens: tokens.to_vec(),
@@ -133,6 +133,7 @@ fn wrapped_rows_tell_their_documents() {
         offsets: offsets.to_vec(),
         documents: documents.to_vec(),
     };
+    assert_eq!(statistics(&context).empty_documents, 1);
     assert_eq!(
         rows,
         [
@@ -178,7 +179,7 @@ fn padded_rows() {
         let (rows, context) = pack(&config, &[whole(&documents)]);
         assert!(rows.iter().all(|row| row.offsets == [0]));
         assert_eq!(rows.iter().map(|row| row.documents[0]).collect::<Vec<_>>(), [10, 12]);
-        assert_eq!(statistics(&context).skipped["empty document"], 1);
+        assert_eq!(statistics(&context).empty_documents, 1);
         let valid =
             rows.iter().map(|row| row.mask.as_ref().unwrap().iter().filter(|&&m| m).count()).collect::<Vec<_>>();
         (rows.into_iter().map(|row| row.tokens).collect::<Vec<_>>(), valid, statistics(&context).dropped_tokens)
@@ -313,6 +314,8 @@ proptest! {
             prop_assert_eq!(&listed, &row.documents);
         }
         let dropped = statistics(&context).dropped_tokens as usize;
+        let empty = documents.iter().filter(|d| d.is_empty()).count() as u64;
+        prop_assert_eq!(statistics(&context).empty_documents, empty);
         prop_assert_eq!(rebuilt.len() + dropped, stream.len());
         prop_assert!(dropped < length);
         prop_assert_eq!(&rebuilt[..], &stream[..rebuilt.len()]);

@@ -22,6 +22,8 @@ pub(super) struct Wrap {
     segments: Vec<Segment>,
     /// The document that has not ended.
     document: Option<u64>,
+    /// Whether that document has given a token yet.
+    filled: bool,
     /// Whether the last segment of the row is the one that goes on.
     listed: bool,
     writer: RowWriter,
@@ -51,6 +53,7 @@ impl Wrap {
             row: Vec::with_capacity(length),
             segments: Vec::new(),
             document: None,
+            filled: false,
             listed: false,
             writer,
         };
@@ -116,6 +119,7 @@ impl Operator for Wrap {
                 return Err(unfinished(super::NAME, open));
             }
             self.document = Some(piece.id);
+            self.filled |= !piece.tokens.is_empty();
             self.feed(piece.id, piece.tokens, emit)?;
             if piece.end {
                 if let Some(separator) = self.separator {
@@ -125,7 +129,11 @@ impl Operator for Wrap {
                     self.row.push(separator);
                     self.end_full_row(emit)?;
                 }
+                if !self.filled {
+                    self.writer.statistics().lock().empty_documents += 1;
+                }
                 self.document = None;
+                self.filled = false;
                 self.listed = false;
             }
         }

@@ -377,10 +377,9 @@ fn unknown_token(tokenizer: &Tokenizer) -> Option<String> {
 fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
     let damaged = |message: String| VocabularyError::Damaged { path: path.into(), message };
-    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(format!("is not a tokenizer.json: {e}")))?;
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
     // The library numbers tokens that its model does not hold one after the other, whatever the file says.
-    let written: AddedTokens =
-        serde_json::from_slice(&bytes).map_err(|e| damaged(format!("is not a tokenizer.json: {e}")))?;
+    let written: AddedTokens = serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
     for token in written.added_tokens {
         let id = tokenizer.token_to_id(&token.content);
         if id != Some(token.id) {
@@ -393,6 +392,15 @@ fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
         }
     }
     Ok(tokenizer)
+}
+
+/// What the parser says, where that means something to a person.
+fn not_understood(said: String) -> String {
+    let known = "valid: a file of Hugging Face's tokenizers, with a model BPE, Unigram, WordPiece or WordLevel";
+    match said.contains("untagged enum") {
+        true => format!("is not a tokenizer.json: a part of it is of a kind that is not known; {known}"),
+        false => format!("is not a tokenizer.json: {said}"),
+    }
 }
 
 /// What a tokenizer.json says of added tokens.

@@ -132,7 +132,31 @@ pub enum TeacherError {
     },
     /// A tensor operation failed, for want of memory or on a device.
     #[error("teacher arithmetic failed: {0}")]
-    Compute(#[from] candle_core::Error),
+    Compute(String),
+}
+
+impl From<candle_core::Error> for TeacherError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Compute(words(&error))
+    }
+}
+
+/// What [`words`] says of a file that ends where more was expected.
+pub(crate) const ENDS_EARLY: &str = "it ends too early";
+
+/// What candle says, on one line and without the trace of its calls, which is for nobody who runs a job.
+pub(crate) fn words(error: &candle_core::Error) -> String {
+    use candle_core::Error as E;
+    match error {
+        E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } => words(inner),
+        E::Context { inner, context } => format!("{}: {}", one_line(&context.to_string()), words(inner)),
+        E::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => ENDS_EARLY.into(),
+        other => one_line(&other.to_string()),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn other_files(files: usize) -> String {

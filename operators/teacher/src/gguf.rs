@@ -10,7 +10,7 @@
 //! ```
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Seek};
 use std::path::{Path, PathBuf};
 
 use candle_core::quantized::gguf_file::{Content, Value};
@@ -18,7 +18,8 @@ use candle_core::{Device, Tensor};
 use serde_json::json;
 
 use crate::config::{Architecture, ConfigFile, SUPPORTED, TeacherConfig};
-use crate::error::{Result, TeacherError};
+use crate::error::{Result, TeacherError, words};
+use crate::gguf_header;
 use crate::weights::check_shape;
 
 pub(crate) struct Gguf {
@@ -30,7 +31,15 @@ impl Gguf {
     /// Reads the metadata and the index of tensors.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut reader = BufReader::with_capacity(1 << 20, open(path)?);
-        let content = Content::read(&mut reader).map_err(|error| damaged(path, &error))?;
+        if let Some(problem) = gguf_header::problem(&mut reader) {
+            return Err(damaged(path, &problem));
+        }
+        let io = |source| TeacherError::Io { path: path.into(), source };
+        reader.rewind().map_err(io)?;
+        let content = Content::read(&mut reader).map_err(|error| damaged(path, &gguf_header::told(&error)))?;
+        if let Some(problem) = gguf_header::shape_problem(&content) {
+            return Err(damaged(path, &problem));
+        }
         Ok(Self { path: path.into(), content })
     }
 
@@ -61,8 +70,7 @@ impl Gguf {
     pub(crate) fn invalid(&self, key: &str, valid: &str) -> TeacherError {
         let got = match self.value(key) {
             None => "nothing".into(),
-            Some(Value::Array(items)) => format!("an array of {}", items.len()),
-            Some(value) => format!("{value:?}"),
+            Some(value) => gguf_header::shown(value),
         };
         TeacherError::Field { path: self.path.clone(), field: key.into(), got, valid: valid.into() }
     }
@@ -170,7 +178,7 @@ impl Gguf {
         let tensor = info
             .read(&mut reader, self.content.tensor_data_offset, &Device::Cpu)
             .and_then(|tensor| tensor.dequantize(&Device::Cpu))
-            .map_err(|error| damaged(&self.path, &format!("tensor `{stored}`: {error}")))?;
+            .map_err(|error| damaged(&self.path, &format!("tensor `{stored}`: {}", words(&error))))?;
         let heads = match name.rsplit('.').nth(1) {
             Some("q_proj") => self.size("llama.attention.head_count")?,
             Some("k_proj") => match self.value("llama.attention.head_count_kv") {

@@ -40,6 +40,7 @@ mod config;
 mod device;
 mod error;
 mod gguf;
+mod gguf_header;
 mod gguf_tokenizer;
 mod gpt2;
 mod kernels;

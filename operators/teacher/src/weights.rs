@@ -17,7 +17,7 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype as Stored;
 use safetensors::tensor::TensorView;
 
-use crate::error::{Result, TeacherError};
+use crate::error::{Result, TeacherError, words};
 use crate::gguf::{Gguf, gguf_name};
 
 /// How much of the files is read.
@@ -59,7 +59,7 @@ impl Weights {
             let file = unsafe { MmapedSafetensors::new(path) }.map_err(|error| TeacherError::Damaged {
                 path: path.clone(),
                 format: "safetensors",
-                message: error.to_string(),
+                message: words(&error),
             })?;
             for (name, _) in file.tensors() {
                 if let Some((other, _)) = routing.get(&name).and_then(|i: &usize| files.get(*i)) {

@@ -3,6 +3,8 @@
 mod row;
 mod values;
 
+pub(crate) use self::row::decode;
+
 use serde::Serialize;
 use stillhouse_schemas::manifest::{Manifest, Statistics, Totals};
 

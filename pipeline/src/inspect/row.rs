@@ -1,7 +1,7 @@
 //! Decoding one row for a person.
 
 use arrow::array::{BooleanArray, RecordBatch, UInt64Array};
-use stillhouse_noise::{Correction, DrawKey, NoiseStream, StoredToken, decode, prior_noise};
+use stillhouse_noise::{Correction, DrawKey, NoiseStream, StoredToken, decode as decode_noise, prior_noise};
 use stillhouse_operators::extract::{Sequence, sequences};
 use stillhouse_operators::invariants::{float_column, unsigned_column};
 use stillhouse_operators::rows::ListRows;
@@ -26,7 +26,7 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
         .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
     let view = Decoder { manifest, options, vocabulary: &vocabulary, batch: &batch };
     view.check_options()?;
-    view.row(shard, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))
+    view.row(&shard.path, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))
 }
 
 /// The shard and the row in it; `None` in an empty data set.
@@ -42,6 +42,19 @@ pub(super) fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord
         0 => Ok(None),
         rows => Err(PipelineError::new(ErrorKind::Usage, format!("--row: got {row}, valid: 0 to {}", rows - 1))),
     }
+}
+
+/// One row that is in no shard yet, decoded; `shard` and `row` say where it will be.
+pub(crate) fn decode(
+    manifest: &Manifest,
+    vocabulary: &Vocabulary,
+    batch: &RecordBatch,
+    options: &InspectOptions,
+    shard: &str,
+    row: u64,
+) -> Result<RowView> {
+    let view = Decoder { manifest, options, vocabulary, batch };
+    view.row(shard, row).map_err(PipelineError::dataset(shard))
 }
 
 type Fallible<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -80,7 +93,7 @@ impl Decoder<'_> {
         }
     }
 
-    fn row(&self, shard: &ShardRecord, row: u64) -> Fallible<RowView> {
+    fn row(&self, shard: &str, row: u64) -> Fallible<RowView> {
         let sequence = sequences(self.batch)?.remove(0);
         let logprobs = match self.batch.column_by_name(columns::LOGPROB) {
             Some(_) => Some(float_column(self.batch, columns::LOGPROB)?.row(0).to_vec()),
@@ -109,7 +122,7 @@ impl Decoder<'_> {
             _ => Vec::new(),
         };
         Ok(RowView {
-            shard: shard.path.clone(),
+            shard: shard.to_owned(),
             row,
             sequence_id: sequence.id,
             documents: self.documents(&sequence)?,
@@ -222,7 +235,7 @@ impl Decoder<'_> {
                 StoredNoise::Replay { .. } => {
                     let corrections = self.corrections(Some(noise), sequence, position).unwrap_or_default();
                     let stored = StoredToken { token: x, logprob: logprobs[position], corrections: &corrections };
-                    decode(&stored, &stream, &mut xi)?;
+                    decode_noise(&stored, &stream, &mut xi)?;
                 }
             }
             blueprints.push(self.blueprint(position, x, logprobs[position], &xi));

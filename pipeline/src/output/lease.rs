@@ -265,6 +265,12 @@ pub(super) async fn is_held_by(store: &Arc<dyn ObjectStore>, holder: &str) -> ob
     Ok(read(store).await?.is_some_and(|(record, _)| record.holder == holder))
 }
 
+/// Who holds the lease, in words, where its process is not seen to be dead.
+pub(super) async fn holder(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<String>> {
+    let held = read(store).await?.filter(|(holder, _)| !holder.is_dead(&LeaseRecord::mine()));
+    Ok(held.map(|(holder, _)| format!("process {} on {}", holder.process, holder.host)))
+}
+
 fn path() -> Path {
     Path::from(format!("{STATE}/lease.json"))
 }

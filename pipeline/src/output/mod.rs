@@ -16,6 +16,7 @@
 //! The records stay when the data set is finished: a worker that wakes up late still finds that it has lost, and what is damaged later
 //! can be made again and compared ([`crate::repair`]).
 
+mod check;
 pub mod commit;
 mod copies;
 mod files;
@@ -158,6 +159,10 @@ impl Output {
     /// When there is something that is not a folder.
     pub fn on_disk(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
+        if root.is_file() {
+            let message = format!("{} is a file; valid: a folder", root.display());
+            return Err(PipelineError::new(ErrorKind::Output, message));
+        }
         let store: Arc<dyn ObjectStore> = if root.exists() {
             let store = LocalFileSystem::new_with_prefix(&root)
                 .map_err(|e| PipelineError::store(ErrorKind::Output, &e, "open", &root.display().to_string()))?;

@@ -22,7 +22,7 @@ use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
 use crate::names::Names;
-use crate::storage::{Place, StoreUrl};
+use crate::storage::{Place, StoreUrl, explain};
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,7 +264,8 @@ fn expand(
         let name = plain.trim_end_matches('/');
         below(store, name, &location, input.format(), admits, &mut found)?;
         if found.is_empty() {
-            let message = match children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
+            let is_folder = matches!(store.place(&location), Some(Place::Disk(path)) if path.is_dir());
+            let message = match !is_folder && children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
                 false => {
                     format!("the folder has no files with an ending of the format; valid: {}", endings(input.format()))
@@ -290,7 +291,7 @@ fn expand(
 /// What a disk says is a problem of the job; what a store says is not.
 fn trouble(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> Trouble {
     match store.shown(location) {
-        (_, true) => Trouble::Problem(error.to_string()),
+        (shown, true) => Trouble::Problem(explain(error, action, &shown)),
         (shown, false) => Trouble::Store(PipelineError::store(ErrorKind::Input, error, action, &shown)),
     }
 }

@@ -32,6 +32,7 @@ mod check;
 mod csv;
 mod decode;
 mod error;
+mod first;
 mod folder;
 mod holdout;
 mod ipc;
@@ -51,6 +52,7 @@ mod store;
 
 pub(crate) use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
+pub use first::{FirstRecords, first_records};
 pub use list::{InputFile, NotListed};
 pub(crate) use list::{list, literal};
 pub use plan::{PlanProgress, plan_splits};

@@ -39,10 +39,17 @@ pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
     match error {
         ParquetError::External(source) => match source.downcast::<object_store::Error>() {
             Ok(error) => SourceError::of_store(file, *error),
-            Err(other) => SourceError::corrupt(file, format!("cannot be read as Parquet: {other}")),
+            Err(other) => {
+                SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string())))
+            }
         },
-        other => SourceError::corrupt(file, format!("cannot be read as Parquet: {other}")),
+        other => SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string()))),
     }
+}
+
+/// Without the names that the reader has for kinds of errors.
+fn words(said: &str) -> &str {
+    ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
 }
 
 pub(super) fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {

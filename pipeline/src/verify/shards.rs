@@ -120,19 +120,28 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     Ok(())
 }
 
+fn told(value: Option<&impl ToString>) -> String {
+    value.map_or_else(|| "nothing".into(), ToString::to_string)
+}
+
 /// What the manifest says twice must be the same, and its sums those of its shards.
 pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     let job = &manifest.job;
     let has_noise = job.extract.as_ref().is_some_and(|e| e.noise.is_some());
     let seed = has_noise.then(|| job.noise_seed());
     if manifest.noise_seed != seed {
-        found.fault("manifest.json", format!("noise_seed {:?}, the job's is {seed:?}", manifest.noise_seed));
+        found.fault(
+            "manifest.json",
+            format!("noise_seed is {}, the job's is {}", told(manifest.noise_seed.as_ref()), told(seed.as_ref())),
+        );
     }
     let specials = &manifest.tokenizer.special_tokens;
     let expected = operators::limits(job, manifest.vocab_size as usize, specials, SplitId(0)).subtokens;
     let stored = manifest.subtokens.map(|s| (s.base, s.length as usize));
     if stored != expected {
-        found.fault("manifest.json", format!("subtokens (base, length) {stored:?}, those of the job are {expected:?}"));
+        let pair =
+            |s: Option<(u32, usize)>| s.map_or("nothing".into(), |(base, length)| format!("{length} in base {base}"));
+        found.fault("manifest.json", format!("subtokens are {}, the job's are {}", pair(stored), pair(expected)));
     }
     if manifest.teacher.is_none() && manifest.vocab_size != manifest.tokenizer.vocab_size {
         let (vocab, tokens) = (manifest.vocab_size, manifest.tokenizer.vocab_size);

@@ -17,6 +17,11 @@ pub fn explain(error: &Error, action: &str, place: &str) -> String {
     format!("cannot {action} {place}: {}", reason(error, place))
 }
 
+/// The same without what was tried: for messages that have said that already.
+pub fn explain_cause(error: &Error, place: &str) -> String {
+    reason(error, place)
+}
+
 /// Whether the same call can succeed later: the limits of trying again ran out, or this machine's disk failed.
 pub fn is_retryable(error: &Error) -> bool {
     match find_failure(error) {

@@ -26,7 +26,7 @@ pub mod url;
 mod tests;
 
 pub use addresses::is_public;
-pub use explain::{explain, is_retryable};
+pub use explain::{explain, explain_cause, is_retryable};
 pub use failure::{Outcome, TransportError, find_failure};
 pub use guard::Guard;
 pub use open::{Opened, Requests, StorageError, Storages};

@@ -260,6 +260,8 @@ impl Iterator for Stream {
                 None if line.is_empty() && !kind.is_empty() => {
                     return Some(Sent { id, kind, data: serde_json::from_str(&data).unwrap() });
                 }
+                // a number alone: from here a stream goes on that was lost before its first event
+                None if line.is_empty() => id = None,
                 // a comment that keeps the connection alive
                 _ => {}
             }

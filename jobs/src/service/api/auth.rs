@@ -19,6 +19,8 @@ pub struct Caller {
     pub holder: Option<Holder>,
     /// Under what name requests are counted.
     pub counted_as: String,
+    /// Whether the connection is one of those that are kept for who looks after the service.
+    pub kept: bool,
 }
 
 /// The user on loopback, without a token.
@@ -42,6 +44,18 @@ impl Caller {
         Ok(holder)
     }
 
+    /// Whose jobs the caller may look at: `None` for everybody's, with `read`; their own with `submit` alone.
+    ///
+    /// # Errors
+    /// As [`Caller::must`].
+    pub fn sight(&self) -> Answer<Option<&str>> {
+        match (self.must(Scope::Read), &self.holder) {
+            (Ok(_), _) => Ok(None),
+            (Err(_), Some(holder)) if holder.scopes.contains(&Scope::Submit) => Ok(Some(&holder.user)),
+            (Err(problem), _) => Err(problem),
+        }
+    }
+
     /// The user, if they may change a job of `owner`.
     ///
     /// # Errors
@@ -49,6 +63,9 @@ impl Caller {
     pub fn must_own(&self, owner: &str) -> Answer<&Holder> {
         let holder = self.must(Scope::Submit)?;
         if holder.user != owner && !holder.scopes.contains(&Scope::Admin) {
+            if self.sight()?.is_some() {
+                return Err(not_own());
+            }
             let detail = format!("the job is {owner}'s; this needs the scope admin");
             return Err(ProblemDetails::new(StatusCode::FORBIDDEN, detail));
         }
@@ -56,9 +73,16 @@ impl Caller {
     }
 }
 
+/// What is said of another user's job to who may only see their own; the same where there is no such job.
+pub fn not_own() -> ProblemDetails {
+    let detail =
+        "with the scope submit alone a token reaches the jobs of its own user; for others this needs the scope read";
+    ProblemDetails::new(StatusCode::FORBIDDEN, detail)
+}
+
 /// Everybody on loopback.
 pub fn local() -> Holder {
-    Holder { user: LOCAL.to_owned(), scopes: vec![Scope::Read, Scope::Submit, Scope::Admin] }
+    Holder { user: LOCAL.to_owned(), scopes: vec![Scope::Read, Scope::Submit, Scope::Admin], token: None }
 }
 
 /// The token of a request.
@@ -189,11 +213,12 @@ mod tests {
     #[test]
     fn scopes_and_owners() {
         let caller = |user: &str, scopes: &[Scope]| Caller {
-            holder: Some(Holder { user: user.into(), scopes: scopes.to_vec() }),
+            holder: Some(Holder { user: user.into(), scopes: scopes.to_vec(), token: None }),
             counted_as: user.into(),
+            kept: false,
         };
         let status = |answer: Answer<&Holder>| answer.map_or_else(|p| p.status, |_| 200);
-        let nobody = Caller { holder: None, counted_as: "1.2.3.4".into() };
+        let nobody = Caller { holder: None, counted_as: "1.2.3.4".into(), kept: false };
         assert_eq!(status(nobody.must(Scope::Read)), 401);
         let reader = caller("r", &[Scope::Read]);
         assert_eq!((status(reader.must(Scope::Read)), status(reader.must(Scope::Submit))), (200, 403));
@@ -203,5 +228,12 @@ mod tests {
             (200, 403, 403)
         );
         assert_eq!(status(caller("a", &[Scope::Submit, Scope::Admin]).must_own("v")), 200);
+        // who may only submit sees their own jobs, and of others not even whose they are
+        let sight = |caller: &Caller| caller.sight().map(|s| s.map(str::to_owned)).map_err(|p| p.status);
+        let writer = caller("w", &[Scope::Submit]);
+        assert_eq!((sight(&nobody), sight(&reader), sight(&user)), (Err(401), Ok(None), Ok(None)));
+        assert_eq!(sight(&writer), Ok(Some("w".into())));
+        assert_eq!(sight(&caller("a", &[Scope::Admin])), Ok(None));
+        assert_eq!(writer.must_own("victor").unwrap_err().detail, not_own().detail);
     }
 }

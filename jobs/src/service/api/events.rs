@@ -1,41 +1,33 @@
-//! Events: history, and live streams (server-sent events).
-//!
-//! A stream begins to listen before it reads the history, so nothing falls between; a watcher that is too slow for the bus
-//! reads what it missed from the store. So memory does not grow with slow watchers.
+//! Events: history, and live streams (server-sent events); the streams themselves are in [`super::follow`].
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
-use super::App;
 use super::auth::Caller;
-use super::limits::Watcher;
+use super::follow::{Everything, Follower};
+use super::limits::{Crowd, Watcher};
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
-use crate::service::model::{EventType, EventView, JobId};
-use crate::service::store::tokens::Scope;
-use crate::service::store::{Store, events, jobs};
-use crate::service::until;
+use super::{App, must_see};
+use crate::service::model::EventView;
+use crate::service::store::events::{self, Position};
+use crate::service::store::jobs;
 
 /// Which events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
-    /// Only events with a higher number.
+    /// Only events with a higher number; `Last-Event-ID` goes before it.
     #[param(minimum = 0)]
     after: Option<i64>,
     /// How many at most; of a stream all are sent.
@@ -52,15 +44,17 @@ pub struct EventList {
     pub next_after: Option<i64>,
 }
 
-const LARGEST_PAGE: u32 = 1000;
+pub const LARGEST_PAGE: u32 = 1000;
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Events of a job
 ///
 /// With `Accept: text/event-stream` they come live, after those that were before; `Last-Event-ID` goes on after a lost connection. The
 /// stream ends with an event `end` when the job is over.
-#[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery), responses(
+#[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery,
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: what follows is sent", minimum = 0)), responses(
     (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
+    (status = 409, description = "This service never gave that number: ask again without it", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn of_job(
@@ -70,58 +64,91 @@ pub async fn of_job(
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     let limit = query.limit.unwrap_or(500);
     if !(1..=LARGEST_PAGE).contains(&limit) {
         return Err(ProblemDetails::bad_request(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
     }
-    let last_id = headers.get("last-event-id").and_then(|v| v.to_str().ok()?.parse().ok());
-    let after = query.after.or(last_id).unwrap_or(0);
+    let last_id = last_event_id(&headers)?;
+    let after = last_id.or(query.after).unwrap_or(0);
     if after < 0 {
         return Err(ProblemDetails::bad_request(format!("after: got {after}; valid: 0 or more")));
     }
-    if wants_stream(&headers) {
-        let watcher = enter(&app)?;
-        let receiver = app.service.store.watch();
-        let found = id.clone();
-        app.service.store.read(move |c| jobs::get(c, &found)).await?;
-        let follower = Follower {
-            store: Arc::clone(&app.service.store),
-            id,
-            after,
-            ready: VecDeque::new(),
-            receiver,
-            stopping: app.service.stopping.subscribe(),
-            stage: Stage::History,
-            _watcher: watcher,
-        };
+    let live = wants_stream(&headers);
+    let watcher = if live { Some(enter(&app, &caller)?) } else { None };
+    // before the history is read, so that nothing falls between
+    let receiver = app.service.store.watch();
+    let found = id.clone();
+    let newest = app.service.store.read(move |c| jobs::get(c, &found).and_then(|_| events::newest(c))).await?;
+    if after > newest && (live || last_id.is_some()) {
+        return Err(never_given(after, newest, "ask again without it, and everything of the job is sent"));
+    }
+    if let Some(watcher) = watcher {
+        let follower = Follower::new(&app.service, receiver, watcher, id, after);
         return Ok(streamed(stream::unfold(follower, |mut f| async move { Some((Ok(f.next().await?), f)) })));
     }
-    let found = app.service.store.read(move |c| {
-        jobs::get(c, &id)?;
-        events::history(c, &id, after, limit)
-    });
-    let events = found.await?;
+    let events = app.service.store.read(move |c| events::history(c, &id, after, limit)).await?;
     let next_after = events.last().filter(|_| events.len() == limit as usize).and_then(|e| e.seq);
     Ok(Json(EventList { events, next_after }).into_response())
 }
 
 /// Changes of all jobs, live
 ///
-/// `state` and, at most twice a second for each job, `progress`; no history.
-#[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", responses(
+/// `state` and, at most twice a second for each job, `progress`. With `Last-Event-ID` first the changes of state since that event; it may come from
+/// this stream or from that of a job. With the scope `submit` alone: one's own jobs.
+#[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", params(
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: the changes of state since then are sent first", minimum = 0)), responses(
     (status = 200, description = "Events", content((String = "text/event-stream"))),
+    (status = 409, description = "The changes since then are not all here: open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn of_all(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Answer<Response> {
-    caller.must(Scope::Read)?;
-    let watcher = enter(&app)?;
-    let all = Everything {
-        receiver: app.service.store.watch(),
-        stopping: app.service.stopping.subscribe(),
-        _watcher: watcher,
-    };
+pub async fn of_all(
+    State(app): State<App>,
+    caller: Caller,
+    _: Params<Nothing>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    const ANEW: &str = "open the stream without Last-Event-ID, then list the jobs (GET /api/v1/jobs)";
+    let user = caller.sight()?.map(str::to_owned);
+    let last_id = last_event_id(&headers)?;
+    let watcher = enter(&app, &caller)?;
+    let receiver = app.service.store.watch();
+    let look = app.service.store.read(move |c| {
+        let newest = events::newest(c)?;
+        Ok((newest, last_id.map(|last| events::position(c, last)).transpose()?))
+    });
+    let (newest, position) = look.await?;
+    let after = last_id.unwrap_or(newest);
+    let gone = |what: String| Err(ProblemDetails::new(StatusCode::CONFLICT, format!("{what}; {ANEW}")));
+    match position {
+        None | Some(Position::Here) => {}
+        Some(Position::NeverGiven(newest)) => return Err(never_given(after, newest, ANEW)),
+        Some(Position::Gone) => return gone(format!("not all events after {after} are here: jobs were deleted since")),
+        Some(Position::TooFar) => {
+            return gone(format!(
+                "{} events came after {after}, more than are sent again",
+                newest.saturating_sub(after)
+            ));
+        }
+    }
+    let all = Everything::new(&app.service, receiver, watcher, user, after);
     Ok(streamed(stream::unfold(all, |mut all| async move { Some((Ok(all.next().await?), all)) })))
+}
+
+fn last_event_id(headers: &HeaderMap) -> Answer<Option<i64>> {
+    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|n| *n >= 0);
+    let refused = || {
+        ProblemDetails::bad_request("Last-Event-ID: not the number of an event; valid: the `id` of one that was sent")
+    };
+    number.map(Some).ok_or_else(refused)
+}
+
+fn never_given(after: i64, newest: i64, what_to_do: &str) -> ProblemDetails {
+    let detail = format!(
+        "this service never gave an event the number {after} (its newest has {newest}): it is another service's, or its data was set back; {what_to_do}"
+    );
+    ProblemDetails::new(StatusCode::CONFLICT, detail)
 }
 
 fn wants_stream(headers: &HeaderMap) -> bool {
@@ -129,147 +156,32 @@ fn wants_stream(headers: &HeaderMap) -> bool {
 }
 
 /// One more live stream.
-pub fn enter(app: &App) -> Answer<Watcher> {
-    let most = app.service.config.limits.watchers;
-    app.watchers
-        .enter()
-        .ok_or_else(|| ProblemDetails::too_many(format!("{most} live streams are open, as many as there may be"), 10))
+pub fn enter(app: &App, caller: &Caller) -> Answer<Watcher> {
+    let holder = caller.holder.as_ref().ok_or_else(|| ProblemDetails::internal(&"a stream of nobody"))?;
+    if caller.kept {
+        let detail = "the connections that are left are not for live streams; try again soon";
+        return Err(ProblemDetails::too_many(detail, 10));
+    }
+    app.watchers.enter(holder).map_err(|crowd| {
+        let most = app.service.config.limits.streams();
+        let one = "one stream of all jobs (GET /api/v1/events) takes the place of many";
+        let detail = match crowd {
+            Crowd::Token => {
+                format!(
+                    "{} live streams of this token are open, as many as it may have; close some: {one}",
+                    most.per_token
+                )
+            }
+            Crowd::User => format!(
+                "{} live streams of {} are open, as many as one user may have; close some: {one}",
+                most.per_user, holder.user
+            ),
+            Crowd::All => format!("{} live streams are open, as many as there may be; try again later", most.all),
+        };
+        ProblemDetails::too_many(detail, 10)
+    })
 }
 
 fn streamed(events: impl Stream<Item = Result<Sent, Infallible>> + Send + 'static) -> Response {
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
-}
-
-fn sent(event: &EventView) -> Sent {
-    let made = Sent::default().event(event.kind.name());
-    let made = event.seq.map_or(made.clone(), |seq| made.id(seq.to_string()));
-    // of our own types, which JSON can hold
-    made.json_data(event).unwrap_or_default()
-}
-
-enum Stage {
-    History,
-    MayHaveEnded,
-    Live,
-    Ended,
-}
-
-/// The events of one job, from a number on.
-struct Follower {
-    store: Arc<Store>,
-    id: JobId,
-    after: i64,
-    ready: VecDeque<EventView>,
-    receiver: Receiver<Arc<EventView>>,
-    stopping: watch::Receiver<bool>,
-    stage: Stage,
-    _watcher: Watcher,
-}
-
-impl Follower {
-    async fn next(&mut self) -> Option<Sent> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                self.after = event.seq.unwrap_or(self.after);
-                return Some(sent(&event));
-            }
-            match self.stage {
-                Stage::Ended => return None,
-                Stage::History => match self.read().await {
-                    Ok(true) => {}
-                    Ok(false) => self.stage = Stage::MayHaveEnded,
-                    // the client asks again, after the last one that it has
-                    Err(()) => return None,
-                },
-                Stage::MayHaveEnded => {
-                    if let Some(end) = self.end().await {
-                        self.stage = Stage::Ended;
-                        return Some(end);
-                    }
-                    self.stage = Stage::Live;
-                }
-                Stage::Live => {
-                    if !self.wait().await {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Reads more of the history; `false` when there is none.
-    async fn read(&mut self) -> Result<bool, ()> {
-        let (id, after) = (self.id.clone(), self.after);
-        let read = self.store.read(move |c| events::history(c, &id, after, LARGEST_PAGE)).await;
-        self.ready.extend(read.map_err(|e| tracing::error!("a stream of events: {e}"))?);
-        Ok(!self.ready.is_empty())
-    }
-
-    /// What the stream ends with, when the job is over and all of its events are sent.
-    async fn end(&self) -> Option<Sent> {
-        let (id, after) = (self.id.clone(), self.after);
-        let look = self.store.read(move |c| {
-            let job = jobs::get(c, &id)?;
-            Ok((job.state, events::history(c, &id, after, 1)?.is_empty()))
-        });
-        match look.await {
-            Ok((state, true)) if state.is_final() => {
-                Some(Sent::default().event("end").data(format!("{{\"state\":\"{state}\"}}")))
-            }
-            Ok(_) => None,
-            // it was deleted
-            Err(_) => Some(Sent::default().event("end").data("{\"state\":null}")),
-        }
-    }
-
-    /// Waits for something new; `false` when the stream is over.
-    async fn wait(&mut self) -> bool {
-        loop {
-            let event = tokio::select! {
-                event = self.receiver.recv() => event,
-                () = until(&mut self.stopping) => return false,
-            };
-            match event {
-                Ok(event) if event.job != self.id => {}
-                Ok(event) if event.seq.is_some_and(|seq| seq <= self.after) => {}
-                Ok(event) => {
-                    if event.kind == EventType::State {
-                        self.stage = Stage::MayHaveEnded;
-                    }
-                    self.ready.push_back(event.as_ref().clone());
-                    return true;
-                }
-                Err(RecvError::Lagged(_)) => {
-                    self.stage = Stage::History;
-                    return true;
-                }
-                Err(RecvError::Closed) => return false,
-            }
-        }
-    }
-}
-
-/// Changes of all jobs.
-struct Everything {
-    receiver: Receiver<Arc<EventView>>,
-    stopping: watch::Receiver<bool>,
-    _watcher: Watcher,
-}
-
-impl Everything {
-    async fn next(&mut self) -> Option<Sent> {
-        loop {
-            let event = tokio::select! {
-                event = self.receiver.recv() => event,
-                () = until(&mut self.stopping) => return None,
-            };
-            match event {
-                Ok(event) if matches!(event.kind, EventType::State | EventType::Progress) => return Some(sent(&event)),
-                // who missed something lists the jobs anew when told so
-                Err(RecvError::Lagged(_)) => return Some(Sent::default().event("missed").data("{}")),
-                Ok(_) => {}
-                Err(RecvError::Closed) => return None,
-            }
-        }
-    }
 }

@@ -9,10 +9,10 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::auth::Caller;
+use super::auth::{Caller, not_own};
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
-use super::{App, to_the_end};
+use super::{App, must_see, to_the_end};
 use crate::service::model::{Job, JobState, RatePoint, Time};
 use crate::service::rates::Rates;
 use crate::service::runner::Stop;
@@ -91,12 +91,19 @@ impl ListQuery {
 /// List jobs
 ///
 /// Newest first, a page at a time. Of failures the first line and no problems: those come with the job itself.
+/// With the scope `submit` alone: one's own.
 #[utoipa::path(get, path = "/jobs", operation_id = "listJobs", tag = "jobs", params(ListQuery), responses(
     (status = 200, description = "A page of jobs", body = JobList),
 ))]
 pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<ListQuery>) -> Answer<Json<JobList>> {
-    caller.must(Scope::Read)?;
-    let filter = query.filter()?;
+    let own = caller.sight()?.map(str::to_owned);
+    let mut filter = query.filter()?;
+    if let Some(own) = own {
+        if filter.user.as_ref().is_some_and(|asked| *asked != own) {
+            return Err(not_own());
+        }
+        filter.user = Some(own);
+    }
     let (jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
     Ok(Json(JobList { jobs, next_cursor: next.map(|n| format!("{n:x}")) }))
 }
@@ -106,7 +113,7 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
     (status = 200, description = "The job", body = Job),
 ))]
 pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     Ok(Json(app.service.store.read(move |c| jobs::show(c, &id)).await?))
 }
 
@@ -115,7 +122,7 @@ pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
     (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
 ))]
 pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     let (media_type, text) = app.service.store.read(move |c| jobs::file(c, &id)).await?;
     let media_type = if media_type == super::submit::JSON { super::submit::JSON } else { super::submit::YAML };
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(media_type))], text).into_response())
@@ -189,6 +196,7 @@ pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 /// The job, if the caller may change it.
 async fn owned(app: &App, caller: &Caller, id: &crate::service::model::JobId) -> Answer<Job> {
     caller.must(Scope::Submit)?;
+    must_see(app, caller, id).await?;
     let id = id.clone();
     let job = app.service.store.read(move |c| jobs::get(c, &id)).await?;
     caller.must_own(&job.user)?;
@@ -207,7 +215,7 @@ pub struct RateList {
     (status = 200, description = "Its points", body = RateList),
 ))]
 pub async fn rates(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<RateList>> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     let kept = app.service.store.read(move |c| jobs::rates(c, &id)).await?;
     let rates: Rates = match kept {
         Some(text) => serde_json::from_str(&text).map_err(|e| ProblemDetails::internal(&e))?,

@@ -1,5 +1,7 @@
 //! Of the service itself: health, version, documents, figures.
 
+use std::time::{Duration, Instant};
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -13,6 +15,7 @@ use super::App;
 use super::auth::Caller;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Nothing, Params};
+use crate::service::room;
 use crate::service::store::jobs;
 use crate::service::store::tokens::Scope;
 
@@ -36,6 +39,9 @@ pub struct Version {
     pub scopes: Vec<Scope>,
 }
 
+/// How long an answer of the database counts.
+const ANSWERED: Duration = Duration::from_millis(250);
+
 /// Whether the process is alive
 #[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
 pub async fn health(_: Params<Nothing>) -> Json<Status> {
@@ -45,17 +51,26 @@ pub async fn health(_: Params<Nothing>) -> Json<Status> {
 /// Whether the service takes jobs
 #[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
     (status = 200, description = "It does", body = Status),
-    (status = 503, description = "It is stopping, or its database does not answer", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "It is stopping, its database does not answer, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<Status>> {
     let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);
     if *app.service.stopping.borrow() {
         return Err(refused("the service is stopping"));
     }
-    app.service.store.read(jobs::counts).await.map_err(|e| {
-        tracing::error!("not ready: {e}");
-        refused("the service's database does not answer")
-    })?;
+    if app.service.store.room.is_full() {
+        return Err(refused(room::FULL));
+    }
+    // asked once for all who ask at the same time: this is answered whatever else is asked
+    let mut answered = app.answered.lock().await;
+    if answered.is_none_or(|at| at.elapsed() > ANSWERED) {
+        *answered = None;
+        app.service.store.read(jobs::counts).await.map_err(|e| {
+            tracing::error!("not ready: {e}");
+            refused("the service's database does not answer")
+        })?;
+        *answered = Some(Instant::now());
+    }
     Ok(Json(Status { status: "ready".into() }))
 }
 
@@ -85,7 +100,8 @@ pub async fn schema(_: Params<Nothing>) -> Json<Value> {
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
     (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
 ))]
-pub async fn metrics(State(app): State<App>) -> Answer<Response> {
+pub async fn metrics(State(app): State<App>, caller: Caller) -> Answer<Response> {
+    caller.must(Scope::Read)?;
     let text = crate::service::metrics::render(&app.service).await?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"))], text).into_response())
 }

@@ -1,7 +1,7 @@
 //! The REST API under `/api/v1`, the page at `/`, figures at `/metrics`.
 //!
 //! ```text
-//!   request ─► id, host and origin ─► token ─► rate ─► handler ─► id, security headers, log line, figures
+//!   request ─► id, host and origin ─► token ─► place, rate ─► handler ─► id, security headers, log line, figures
 //! ```
 //!
 //! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
@@ -9,6 +9,7 @@
 mod admission;
 pub mod auth;
 mod events;
+mod follow;
 mod jobs;
 pub mod limits;
 mod meta;
@@ -19,15 +20,18 @@ mod query;
 mod results;
 mod submit;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Instant;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
+use axum::body::Body;
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use http_body_util::BodyExt;
 use metrics::{counter, histogram};
 use tokio::sync::Semaphore;
 use tracing::Instrument;
@@ -36,11 +40,12 @@ use utoipa_axum::routes;
 
 use self::admission::Admission;
 use self::auth::Caller;
-use self::limits::{Rate, Watchers};
+use self::limits::{Address, Addresses, Rate, Watchers};
 use self::problem::{Answer, ProblemDetails};
 use super::Service;
-use super::model::Time;
-use super::store::tokens;
+use super::model::{JobId, Time};
+use super::proxies::Proxies;
+use super::store::{StoreError, jobs as stored, tokens};
 
 /// Where the API is.
 pub const BASE: &str = "/api/v1";
@@ -53,7 +58,14 @@ pub struct Shared {
     /// Job files that are checked at once: that takes a processor, and the service needs one as well.
     pub checks: Arc<Semaphore>,
     admission: Arc<Admission>,
+    /// When the database answered last.
+    answered: tokio::sync::Mutex<Option<Instant>>,
+    proxies: Proxies,
+    /// Requests at once by address of the client, where a proxy passes them on.
+    passed_on: Addresses,
     requests: Rate,
+    /// Of tokens with the scope admin, and of figures: whatever others ask, these have requests left.
+    kept_requests: Rate,
     submissions: Rate,
 }
 
@@ -61,11 +73,16 @@ pub type App = Arc<Shared>;
 
 const CHECKS: usize = 2;
 
+/// How long a token may be revoked before its streams end, at most.
+const LOOK_AT_TOKENS: Duration = Duration::from_millis(200);
+
 /// The two ends of a connection.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Ends {
     pub local: SocketAddr,
     pub peer: SocketAddr,
+    /// Where the connection has one of the places that are kept: raised by a request that they are kept for.
+    pub kept: Option<Arc<AtomicBool>>,
 }
 
 /// The id of a request.
@@ -99,14 +116,19 @@ pub fn documented() -> OpenApiRouter<App> {
 pub fn router(service: Arc<Service>) -> Router {
     let limits = &service.config.limits;
     let shared: App = Arc::new(Shared {
-        watchers: Watchers::new(limits.watchers),
+        watchers: Watchers::new(limits.streams()),
+        answered: tokio::sync::Mutex::default(),
+        proxies: Proxies::of(&service.config),
+        passed_on: Addresses::new(limits.connections_per_address),
         reports: Semaphore::new(limits.reports_at_once as usize),
         checks: Arc::new(Semaphore::new(CHECKS)),
         admission: Arc::default(),
         requests: Rate::new(limits.requests_per_minute),
+        kept_requests: Rate::new(limits.requests_per_minute),
         submissions: Rate::new(limits.submissions_per_minute),
         service,
     });
+    tokio::spawn(end_streams(Arc::downgrade(&shared)));
     let (api, _) = documented().split_for_parts();
     Router::new()
         .nest(BASE, api)
@@ -120,6 +142,57 @@ pub fn router(service: Arc<Service>) -> Router {
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), around))
         .with_state(shared)
+}
+
+/// Ends the streams of tokens that are revoked or over. They are revoked by another process, so the store is asked.
+async fn end_streams(shared: Weak<Shared>) {
+    let mut looks = tokio::time::interval(LOOK_AT_TOKENS);
+    loop {
+        looks.tick().await;
+        let Some(shared) = shared.upgrade() else { return };
+        let tokens = shared.watchers.tokens();
+        if tokens.is_empty() {
+            continue;
+        }
+        let bad = shared.service.store.read(move |c| {
+            let now = Time::now();
+            let mut bad = Vec::new();
+            for token in tokens {
+                if !tokens::is_good(c, &token, now)? {
+                    bad.push(token);
+                }
+            }
+            Ok(bad)
+        });
+        match bad.await {
+            Ok(bad) => bad.iter().for_each(|token| shared.watchers.end(token)),
+            Err(e) => tracing::warn!("the tokens of live streams: {e}"),
+        }
+    }
+}
+
+/// Whether the caller may look at a job; with the scope `submit` alone only at their own.
+///
+/// # Errors
+/// 401, 403; the same whether another user's job is there or not.
+async fn must_see(app: &App, caller: &Caller, id: &JobId) -> Answer<()> {
+    let Some(user) = caller.sight()? else { return Ok(()) };
+    let id = id.clone();
+    match app.service.store.read(move |c| stored::owner(c, &id)).await {
+        Ok(owner) if owner == user => Ok(()),
+        Ok(_) | Err(StoreError::NoJob(_)) => Err(auth::not_own()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Paths that ask nothing but whether the service is there: answered whatever else is asked.
+fn is_vital(path: &str) -> bool {
+    matches!(path, "/api/v1/health" | "/api/v1/ready")
+}
+
+/// Paths of the figures.
+fn is_figures(path: &str) -> bool {
+    matches!(path, "/metrics" | "/api/v1/metrics")
 }
 
 /// Paths that need no token: they tell nothing of jobs.
@@ -140,15 +213,16 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("request", request_id = %id.0, method = %method, path = %path);
     request.extensions_mut().insert(id.clone());
-    let ends = request.extensions().get::<ConnectInfo<Ends>>().map(|c| c.0);
+    let ends = request.extensions().get::<ConnectInfo<Ends>>().map(|c| c.0.clone());
     let headers = request.headers().clone();
+    let address = ends.as_ref().map(|ends| shared.proxies.client(ends.peer.ip(), &headers));
     let mut user = String::new();
     let response = async {
-        match admit(&shared, ends, &headers, &path).await {
-            Ok(caller) => {
+        match admit(&shared, ends, address, &headers, &path).await {
+            Ok((caller, held)) => {
                 user.clone_from(&caller.counted_as);
                 request.extensions_mut().insert(caller);
-                next.run(request).await
+                held_by_body(next.run(request).await, held)
             }
             Err(problem) => problem.into_response(),
         }
@@ -170,11 +244,27 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let class = format!("{}xx", status.as_u16() / 100);
     histogram!(super::metrics::HTTP, "route" => route, "status" => class).record(seconds);
     let _entered = span.enter();
-    match status.is_server_error() {
-        true => tracing::error!(status = status.as_u16(), user, seconds, "answered"),
-        false => tracing::info!(status = status.as_u16(), user, seconds, "answered"),
+    let address = address.map(tracing::field::display);
+    // a full disk and a service that stops are told once, where they are found
+    let told = matches!(status, StatusCode::INSUFFICIENT_STORAGE | StatusCode::SERVICE_UNAVAILABLE);
+    match status.is_server_error() && !told {
+        true => tracing::error!(status = status.as_u16(), user, address, seconds, "answered"),
+        false => tracing::info!(status = status.as_u16(), user, address, seconds, "answered"),
     }
     response
+}
+
+/// Counts a request until its answer is sent, or is not wanted any more.
+fn held_by_body(response: Response, held: Option<Address>) -> Response {
+    match held {
+        Some(held) => response.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _ = &held;
+                frame
+            }))
+        }),
+        None => response,
+    }
 }
 
 /// Does a change with what follows from it to the end, also when the client that asked for it has gone meanwhile.
@@ -194,11 +284,24 @@ fn method_name(method: &axum::http::Method) -> &'static str {
 }
 
 /// Whether a request may go on, and who sends it.
-async fn admit(shared: &App, ends: Option<Ends>, headers: &HeaderMap, path: &str) -> Answer<Caller> {
+async fn admit(
+    shared: &App,
+    ends: Option<Ends>,
+    address: Option<IpAddr>,
+    headers: &HeaderMap,
+    path: &str,
+) -> Answer<(Caller, Option<Address>)> {
     let config = &shared.service.config;
-    let ends = ends.ok_or_else(|| ProblemDetails::internal(&"a request without a connection"))?;
+    let (Some(ends), Some(address)) = (ends, address) else {
+        return Err(ProblemDetails::internal(&"a request without a connection"));
+    };
     auth::refuse_other_sites(config, ends.local, headers, !path.starts_with("/api/"))?;
-    let address = ends.peer.ip().to_canonical().to_string();
+    let is_kept = ends.kept.is_some();
+    let welcome = || ends.kept.iter().for_each(|kept| kept.store(true, Ordering::Relaxed));
+    if is_vital(path) {
+        welcome();
+        return Ok((Caller { holder: None, counted_as: address.to_string(), kept: is_kept }, None));
+    }
     let public = is_public(path);
     let holder = match auth::bearer(headers) {
         Ok(Some(token)) => {
@@ -210,18 +313,42 @@ async fn admit(shared: &App, ends: Option<Ends>, headers: &HeaderMap, path: &str
         Err(problem) if !public => return Err(problem),
         Err(_) => None,
     };
-    let counted_as = holder.as_ref().map_or(address, |h| h.user.clone());
-    shared.requests.take(&counted_as, Instant::now()).map_err(|seconds| {
+    let admin = holder.as_ref().is_some_and(|h| h.token.is_some() && h.scopes.contains(&tokens::Scope::Admin));
+    let looks_after = admin || (is_figures(path) && holder.is_some());
+    if is_kept {
+        if !looks_after {
+            return Err(crowded(config.limits.connections));
+        }
+        welcome();
+    }
+    let counted_as = holder.as_ref().map_or_else(|| address.to_string(), |h| h.user.clone());
+    let requests = if looks_after { &shared.kept_requests } else { &shared.requests };
+    requests.take(&counted_as, Instant::now()).map_err(|seconds| {
         let most = config.limits.requests_per_minute;
         ProblemDetails::too_many(format!("more than {most} requests in a minute"), seconds)
     })?;
-    let caller = Caller { holder, counted_as };
-    if !public {
-        caller
-            .must(tokens::Scope::Read)
-            .or_else(|p| if p.status == 403 { caller.must(tokens::Scope::Submit) } else { Err(p) })?;
+    let mut held = None;
+    if shared.proxies.trusts(ends.peer.ip()) && !looks_after {
+        held = Some(shared.passed_on.enter(address).ok_or_else(|| {
+            let most = config.limits.connections_per_address;
+            let detail =
+                format!("{most} requests of {address} are being answered, as many as one address may have; close some");
+            ProblemDetails::too_many(detail, 5)
+        })?);
     }
-    Ok(caller)
+    let caller = Caller { holder, counted_as, kept: is_kept };
+    if !public {
+        caller.sight()?;
+    }
+    Ok((caller, held))
+}
+
+fn crowded(most: u32) -> ProblemDetails {
+    let detail = format!(
+        "all {most} connections of this server, or of your address, are taken; the last ones are kept for /api/v1/health, /api/v1/ready, \
+         /metrics and tokens with the scope admin. Close connections that you do not need, or try again soon"
+    );
+    ProblemDetails::too_many(detail, 5)
 }
 
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \

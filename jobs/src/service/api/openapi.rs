@@ -67,7 +67,7 @@ fn common_answers(document: &mut Value) {
     let problem = |description: &str| json!({"description": description, "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}});
     let Some(paths) = document["paths"].as_object_mut() else { return };
     for (path, methods) in paths {
-        for operation in methods.as_object_mut().into_iter().flat_map(|m| m.values_mut()) {
+        for (method, operation) in methods.as_object_mut().into_iter().flatten() {
             let public = operation["security"].as_array().is_some_and(|s| s.contains(&json!({})));
             let Some(answers) = operation["responses"].as_object_mut() else { continue };
             let mut add = |status: &str, description: &str| {
@@ -84,6 +84,9 @@ fn common_answers(document: &mut Value) {
                 answers.entry(status).or_insert_with(|| problem(description));
             };
             add("500", "The service failed; its log tells more");
+            if method != "get" && path != "/validate" {
+                add("507", "The disk of the service's data folder is full: nothing was changed");
+            }
             if !public {
                 add("401", "No token, or not a good one");
             }

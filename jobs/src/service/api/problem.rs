@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 
 use crate::service::bounds;
 use crate::service::model::FieldProblem;
+use crate::service::room;
 use crate::service::store::StoreError;
 
 /// Why a request was not done.
@@ -70,6 +71,11 @@ impl ProblemDetails {
         }
     }
 
+    /// The disk is full; the log tells it once, where it is found.
+    pub fn no_room() -> Self {
+        Self { retry_after_seconds: Some(60), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, room::FULL) }
+    }
+
     /// What went wrong here is told to the log; the client learns that something did.
     pub fn internal(error: &dyn std::fmt::Display) -> Self {
         tracing::error!("{error}");
@@ -83,6 +89,7 @@ impl From<StoreError> for ProblemDetails {
             StoreError::NoJob(_) => Self::new(StatusCode::NOT_FOUND, e.to_string()),
             StoreError::WrongState { .. } => Self::new(StatusCode::CONFLICT, e.to_string()),
             StoreError::Full(message) => Self::too_many(message, 60),
+            StoreError::NoRoom(_) => Self::no_room(),
             StoreError::KeyReused => Self::new(StatusCode::UNPROCESSABLE_ENTITY, e.to_string()),
             other => Self::internal(&other),
         }

@@ -17,19 +17,17 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use utoipa::IntoParams;
 
-use super::App;
 use super::auth::Caller;
 use super::limits::Watcher;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
-use crate::service::Service;
+use super::{App, must_see};
+use crate::service::ask::{Unanswered, ask};
 use crate::service::logs::LogReader;
 use crate::service::model::{EventType, EventView, JobId, JobState};
-use crate::service::order::{Message, Order, Work};
-use crate::service::store::tokens::Scope;
+use crate::service::order::Work;
 use crate::service::store::{Store, jobs};
 use crate::service::until;
-use crate::service::worker::{FromWorker, Start, Worker};
 
 /// Whether to go on.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -67,12 +65,12 @@ pub async fn logs(
     Id(id): Id,
     Params(query): Params<LogsQuery>,
 ) -> Answer<Response> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     let receiver = app.service.store.watch();
     let found = id.clone();
     let job = app.service.store.read(move |c| jobs::get(c, &found)).await?;
     let follow = query.follow.unwrap_or(false);
-    let watcher = if follow { Some(super::events::enter(&app)?) } else { None };
+    let watcher = if follow { Some(super::events::enter(&app, &caller)?) } else { None };
     let mut reader = app.service.logs.read(&id);
     if let Some(lines) = query.tail {
         if lines > MOST_LINES {
@@ -91,7 +89,7 @@ pub async fn logs(
         store: std::sync::Arc::clone(&app.service.store),
         receiver,
         stopping: app.service.stopping.subscribe(),
-        _watcher: watcher,
+        watcher,
     };
     let body = Body::from_stream(stream::unfold(lines, |mut lines| async move { Some((lines.next().await?, lines)) }));
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"))], body).into_response())
@@ -108,7 +106,7 @@ struct Lines {
     store: std::sync::Arc<Store>,
     receiver: Receiver<std::sync::Arc<EventView>>,
     stopping: watch::Receiver<bool>,
-    _watcher: Option<Watcher>,
+    watcher: Option<Watcher>,
 }
 
 impl Lines {
@@ -129,17 +127,25 @@ impl Lines {
             if self.wait().await.is_none() {
                 // cut off, not ended: the job goes on
                 self.reader = None;
-                return Some(Err(std::io::Error::other("the service stops")));
+                return Some(Err(std::io::Error::other("the service stops, or the token is over")));
             }
         }
     }
 
-    /// Waits a little, or until the job is over; `None` when the service stops.
+    /// Waits a little, or until the job is over; `None` when the service stops or the token is over.
     async fn wait(&mut self) -> Option<()> {
         let pause = tokio::time::sleep(LOOK);
         tokio::pin!(pause);
         loop {
+            let over = async {
+                match &mut self.watcher {
+                    Some(watcher) => watcher.over().await,
+                    None => std::future::pending().await,
+                }
+            };
             let event = tokio::select! {
+                biased;
+                () = over => return None,
                 () = &mut pause => return Some(()),
                 () = until(&mut self.stopping) => return None,
                 event = self.receiver.recv() => event,
@@ -176,7 +182,7 @@ impl Lines {
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Value>> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     answer(&app, id, |file, folder| Work::Manifest { file, folder: folder.into() }).await.map(Json)
 }
 
@@ -195,7 +201,7 @@ pub async fn report(
     Id(id): Id,
     Params(query): Params<ReportQuery>,
 ) -> Answer<Json<Value>> {
-    caller.must(Scope::Read)?;
+    must_see(&app, &caller, &id).await?;
     let row = query.row.unwrap_or(0);
     answer(&app, id, |file, folder| Work::Report { file, folder: folder.into(), row }).await.map(Json)
 }
@@ -218,80 +224,14 @@ async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String) -> Work)
     let seconds = app.service.config.limits.report_seconds;
     let asked = ask(&app.service, work(file, folder));
     match tokio::time::timeout(Duration::from_secs(seconds.into()), asked).await {
-        Ok(answer) => answer,
+        Ok(answer) => answer.map_err(|e| match e {
+            Unanswered::NotThere(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
+            Unanswered::Failed(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
+            Unanswered::Broken(message) => ProblemDetails::internal(&message),
+        }),
         Err(_) => {
             let detail = format!("reading the data set took longer than {seconds} s");
             Err(ProblemDetails::new(StatusCode::GATEWAY_TIMEOUT, detail))
-        }
-    }
-}
-
-/// Has a worker answer; it is killed when this future is dropped.
-async fn ask(service: &Service, work: Work) -> Answer<Value> {
-    let name = JobId::new().map_err(|e| ProblemDetails::internal(&e))?;
-    let scratch = service.scratch(&format!("ask-{name}"));
-    let start = Start {
-        program: service.program.clone(),
-        visible_gpus: Some(String::new()),
-        endpoint: service.config.endpoint.clone(),
-        order: Order {
-            work,
-            access: service.config.job_access(),
-            scratch: scratch.clone(),
-            threads: 1,
-            allow_unconfined: service.config.allow_unconfined,
-            memory_bytes: None,
-        },
-    };
-    let started = tokio::task::spawn_blocking(move || {
-        let mut worker = Worker::start(&start)?;
-        worker.give(&start.order).map(|()| worker)
-    });
-    let started = started.await;
-    let worker = started.map_err(|e| ProblemDetails::internal(&e))?.map_err(|e| ProblemDetails::internal(&e))?;
-    let mut asked = Asked { worker: Some(worker), scratch };
-    let mut log = Vec::new();
-    let mut answer = None;
-    while let Some(said) = match &mut asked.worker {
-        Some(worker) => worker.said.recv().await,
-        None => None,
-    } {
-        match said {
-            FromWorker::Message(message) => match *message {
-                Message::Answer(value) => answer = Some(Ok(value)),
-                // what was asked for is not there; the pipeline names it as an option
-                Message::Failed { kind, message, .. } if kind == "usage" && message.starts_with("--row") => {
-                    answer = Some(Err(ProblemDetails::new(StatusCode::NOT_FOUND, message.trim_start_matches("--"))));
-                }
-                Message::Failed { message, .. } => {
-                    answer = Some(Err(ProblemDetails::new(StatusCode::BAD_GATEWAY, message)));
-                }
-                Message::Event(_) => {}
-            },
-            FromWorker::Log(line) if log.len() < 4096 => log.extend(line),
-            FromWorker::Log(_) | FromWorker::Garbled(_) => {}
-        }
-    }
-    answer.unwrap_or_else(|| {
-        let said = String::from_utf8_lossy(&log).into_owned();
-        Err(ProblemDetails::internal(&format!("a worker that was to read a data set ended without an answer: {said}")))
-    })
-}
-
-struct Asked {
-    worker: Option<Worker>,
-    scratch: std::path::PathBuf,
-}
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            worker.kill();
-            // reaped in the background
-            tokio::spawn(worker.wait());
-        }
-        if let Err(e) = std::fs::remove_dir_all(&self.scratch) {
-            tracing::warn!("cannot remove {}: {e}", self.scratch.display());
         }
     }
 }

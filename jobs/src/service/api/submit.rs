@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -114,6 +114,9 @@ pub async fn submit(
 ) -> Answer<Response> {
     let user = caller.must(Scope::Submit)?.user.clone();
     slow_down(&app, &caller)?;
+    if app.service.store.room.is_full() {
+        return Err(ProblemDetails::no_room());
+    }
     let config = &app.service.config;
     let folder = folder(config, query.folder.as_deref())?;
     let options = Options::of(config, &query)?;
@@ -295,6 +298,15 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
         return Err(ProblemDetails::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
     let most = config.limits.body_bytes();
+    let too_large = || {
+        let kilobytes = config.limits.body_kilobytes;
+        let detail = format!("the job file is larger than {kilobytes} kB, the most that this server takes");
+        ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    };
+    // told before any of it is waited for
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_large());
+    }
     let seconds = config.limits.body_seconds;
     let whole = tokio::time::timeout(Duration::from_secs(seconds.into()), Limited::new(body, most).collect()).await;
     let bytes = match whole {
@@ -302,13 +314,7 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
             let detail = format!("the body did not come in {seconds} s");
             return Err(ProblemDetails::new(StatusCode::REQUEST_TIMEOUT, detail));
         }
-        Ok(Err(e)) if e.is::<LengthLimitError>() => {
-            let detail = format!(
-                "the job file is larger than {} kB, the most that this server takes",
-                config.limits.body_kilobytes
-            );
-            return Err(ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
-        }
+        Ok(Err(e)) if e.is::<LengthLimitError>() => return Err(too_large()),
         Ok(Err(e)) => return Err(ProblemDetails::bad_request(format!("the body broke off: {e}"))),
         Ok(Ok(collected)) => collected.to_bytes(),
     };

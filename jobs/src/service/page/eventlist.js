@@ -24,7 +24,13 @@ export function eventList(signal) {
     setText(status, `${counted(all, 'event')}, newest first${all > MOST ? `; the last ${count(MOST)} are shown` : ''}.`);
   }
 
-  return { element, add: (event) => waiting.push(event) };
+  function clear() {
+    waiting = [];
+    all = 0;
+    list.replaceChildren();
+  }
+
+  return { element, clear, add: (event) => waiting.push(event) };
 }
 
 function line(event) {

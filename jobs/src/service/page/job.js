@@ -228,6 +228,10 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
     events(jobPath(id, '/events'), {
       signal: watching.signal,
       after: lastSeq,
+      onMissed: () => { // all of the job's events come again
+        lastSeq = null;
+        list.clear();
+      },
       onStatus: (status) => {
         if (status.state === 'live') reload();
         onConnection(status);

@@ -110,7 +110,7 @@ export function jobsView({ query, signal, onConnection, navigate }) {
     signal,
     onStatus: (status) => {
       onConnection(status);
-      if (status.state === 'live') soon(); // this stream has no history
+      if (status.state === 'live') soon(); // changes of progress have no history
     },
     onEvent: (type, event) => {
       if (!event) return;

@@ -100,12 +100,23 @@ async function* chunks(response, onData) {
   }
 }
 
-/** Server-sent events. `onEvent(type, data)`; an event `end` ends it for good. */
-export function events(path, { signal, onEvent, onStatus, after }) {
+/**
+ * Server-sent events. `onEvent(type, data)`; an event `end` ends it for good. After a lost connection it goes on after the last event that came;
+ * `onMissed()` where the server has not kept what follows.
+ */
+export function events(path, { signal, onEvent, onStatus, onMissed = () => {}, after }) {
   let lastId = after ?? null;
   return keepOpen(async (attempt, alive, live) => {
-    const headers = lastId == null ? {} : { 'Last-Event-ID': String(lastId) };
-    const response = await request(path, { accept: 'text/event-stream', headers, signal: attempt });
+    const open = (headers) => request(path, { accept: 'text/event-stream', headers, signal: attempt });
+    let response;
+    try {
+      response = await open(lastId == null ? {} : { 'Last-Event-ID': String(lastId) });
+    } catch (error) {
+      if (error.status !== 409 || lastId == null) throw error;
+      lastId = null;
+      onMissed();
+      response = await open({});
+    }
     live();
     let rest = '';
     let message = { type: 'message', data: [] };

@@ -280,6 +280,11 @@ pub fn file(connection: &Connection, id: &JobId) -> Result<(String, String)> {
     one(connection, id, "media_type, file", |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
+/// Whose job it is.
+pub fn owner(connection: &Connection, id: &JobId) -> Result<String> {
+    one(connection, id, "user", |row| row.get(0))
+}
+
 /// The points of the rate plot, as JSON.
 pub fn rates(connection: &Connection, id: &JobId) -> Result<Option<String>> {
     one(connection, id, "rates", |row| row.get(0))

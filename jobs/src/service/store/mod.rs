@@ -20,16 +20,19 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
 use tokio::sync::broadcast;
 
 use super::model::{EventView, JobId, JobState};
+use super::room::Room;
 
 /// The file in the data folder.
 pub const FILE: &str = "service.sqlite";
 const READERS: usize = 4;
 /// Events that a watcher may be behind before it has to read them from the store.
 const BUS: usize = 4096;
+/// A transaction writes some pages; this is room for several.
+const TRIAL_BYTES: usize = 256 << 10;
 const BUSY: Duration = Duration::from_secs(30);
 
 /// Why the store did not do what was asked.
@@ -58,15 +61,28 @@ pub enum StoreError {
     /// The system gave no random bytes.
     #[error("no random bytes: {0}")]
     Random(#[from] getrandom::Error),
+    /// The disk takes nothing more.
+    #[error("the service's database cannot grow: {0}")]
+    NoRoom(#[source] rusqlite::Error),
     /// SQLite failed.
     #[error("the service's database: {0}")]
-    Sqlite(#[from] rusqlite::Error),
+    Sqlite(#[source] rusqlite::Error),
     /// What was stored cannot be read back.
     #[error("the service's database holds what it cannot: {0}")]
     Damaged(String),
     /// A thread stopped.
     #[error("a thread of the service stopped")]
     Stopped,
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(e: rusqlite::Error) -> Self {
+        // a quota and a limit on files come as errors of the write itself
+        let writes = [ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_SHMSIZE];
+        let no_room =
+            e.sqlite_error().is_some_and(|e| e.code == ErrorCode::DiskFull || writes.contains(&e.extended_code));
+        if no_room { Self::NoRoom(e) } else { Self::Sqlite(e) }
+    }
 }
 
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -77,6 +93,8 @@ pub struct Store {
     readers: Mutex<Vec<Connection>>,
     reader_back: Condvar,
     bus: broadcast::Sender<Arc<EventView>>,
+    /// Whether there is room for more.
+    pub room: Room,
 }
 
 impl Store {
@@ -96,6 +114,7 @@ impl Store {
             readers: Mutex::new(readers),
             reader_back: Condvar::new(),
             bus: broadcast::channel(BUS).0,
+            room: Room::default(),
         }))
     }
 
@@ -116,6 +135,14 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn write_now<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
+        let written = self.transact(f);
+        if let Err(StoreError::NoRoom(e)) = &written {
+            self.room.refuse(e);
+        }
+        written
+    }
+
+    fn transact<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let transaction = writer.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut events = Vec::new();
@@ -126,6 +153,18 @@ impl Store {
             let _ = self.bus.send(Arc::new(event));
         }
         Ok(value)
+    }
+
+    /// Writes more than an event takes, and removes it again.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub async fn try_room(self: &Arc<Self>) -> Result<()> {
+        const REMOVE: &str = "DROP TABLE IF EXISTS trial";
+        // removed in a transaction of its own: what is gone before it is committed is never written
+        let keep = format!("{REMOVE}; CREATE TABLE trial AS SELECT zeroblob({TRIAL_BYTES}) AS bytes");
+        self.write(move |t, _| Ok(t.execute_batch(&keep)?)).await?;
+        self.write(|t, _| Ok(t.execute_batch(REMOVE)?)).await
     }
 
     /// Looks something up.

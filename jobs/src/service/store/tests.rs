@@ -1,9 +1,10 @@
 use std::time::Duration;
 
+use super::events::Position;
 use super::jobs::{self, Filter, Key, NewJob, QueueLimits, Submitted};
 use super::tokens::{self, Scope};
 use super::*;
-use crate::service::model::{Failure, FailureKind, Job, Slot, Time};
+use crate::service::model::{EventType, Failure, FailureKind, Job, Slot, Time};
 
 const LIMITS: QueueLimits = QueueLimits { all: 100, per_user: 50 };
 
@@ -229,6 +230,8 @@ fn tokens_are_good_until_they_are_over_or_revoked() {
     let holder = |text: &str, at| store.read_now(|c| tokens::holder(c, text, Time(at))).unwrap().map(|h| h.user);
     let text = token.to_string();
     assert_eq!(holder(&text, 5), Some("ada".into()));
+    let is_good = |id: &str, at| store.read_now(|c| tokens::is_good(c, id, Time(at))).unwrap();
+    assert!(is_good(&token.id, 5) && is_good(&short.id, 999) && !is_good(&short.id, 1000) && !is_good("nobody", 5));
     assert_eq!((holder(&short.to_string(), 999), holder(&short.to_string(), 1000)), (Some("ada".into()), None));
     let other = make(None);
     let mixed = format!("sh_{}_{}", other.id, text.rsplit('_').next().unwrap());
@@ -238,6 +241,7 @@ fn tokens_are_good_until_they_are_over_or_revoked() {
     }
     assert!(store.write_now(|t, _| tokens::revoke(t, &token.id, Time(6))).unwrap());
     assert_eq!(holder(&text, 7), None);
+    assert!(!is_good(&token.id, 7));
     assert!(!store.write_now(|t, _| tokens::revoke(t, "nobody", Time(6))).unwrap());
     // the secret is nowhere in the file
     drop(store);
@@ -289,4 +293,79 @@ fn equals_go_by_age_and_all_of_the_last_day_counts() {
     submit(&store, "z", 0, Slot::Cpu, 31 * HOUR);
     let of_a = submit(&store, "a", 0, Slot::Cpu, 31 * HOUR + 1);
     assert_eq!(take(&store, &[Slot::Cpu], 31 * HOUR + 2), Some(of_a));
+}
+
+#[test]
+fn a_watcher_of_all_jobs_is_told_what_it_missed_or_that_it_is_gone() {
+    let (_folder, store) = open();
+    let a = submit(&store, "a", 0, Slot::Cpu, 1);
+    let b = submit(&store, "b", 0, Slot::Cpu, 2);
+    take(&store, &[Slot::Cpu], 3).unwrap();
+    store
+        .write_now(|t, told| {
+            let (whose, _) = jobs::whose(t, &a)?;
+            told.push(events::add(t, &whose, EventType::Preparing, serde_json::json!({"what": "x"}), Time(4))?);
+            Ok(())
+        })
+        .unwrap();
+    end(&store, &a, JobState::Succeeded, 5);
+    let changes = |user: Option<&str>, after, limit| {
+        let read = store.read_now(|c| events::changes(c, user, after, limit)).unwrap();
+        read.into_iter().map(|e| (e.seq.unwrap(), e.job)).collect::<Vec<_>>()
+    };
+    let of = |seq, job: &JobId| (seq, job.clone());
+    assert_eq!(changes(None, 0, 9), [of(1, &a), of(2, &b), of(3, &a), of(5, &a)]);
+    assert_eq!(changes(None, 1, 2), [of(2, &b), of(3, &a)]);
+    assert_eq!(changes(Some("b"), 0, 9), [of(2, &b)]);
+    let position = |after| store.read_now(|c| events::position(c, after)).unwrap();
+    assert_eq!((position(0), position(5), position(6)), (Position::Here, Position::Here, Position::NeverGiven(5)));
+    // what was rolled back leaves no gap
+    let failed: Result<()> = store.write_now(|t, told| {
+        let (whose, _) = jobs::whose(t, &b)?;
+        told.push(events::add(t, &whose, EventType::Warning, serde_json::json!({}), Time(6))?);
+        Err(StoreError::Stopped)
+    });
+    assert!(failed.is_err());
+    take(&store, &[Slot::Cpu], 7).unwrap();
+    assert_eq!((changes(None, 5, 9), position(0)), (vec![of(6, &b)], Position::Here));
+    // a deleted job does
+    store.write_now(|t, _| jobs::delete(t, &a)).unwrap();
+    assert_eq!((position(0), position(4), position(5)), (Position::Gone, Position::Gone, Position::Here));
+    store
+        .write_now(|t, _| Ok(t.execute("UPDATE sqlite_sequence SET seq = 200000 WHERE name = 'events'", [])?))
+        .unwrap();
+    assert_eq!(position(5), Position::TooFar);
+}
+
+#[tokio::test]
+async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
+    let (_folder, store) = open();
+    let id = submit(&store, "a", 0, Slot::Cpu, 1);
+    let pages = |most: Option<i64>| {
+        let writer = store.writer.lock().unwrap();
+        let used: i64 = writer.query_row("PRAGMA page_count", [], |r| r.get(0)).unwrap();
+        writer.query_row(&format!("PRAGMA max_page_count = {}", most.unwrap_or(used)), [], |_| Ok(())).unwrap();
+    };
+    let tell = || {
+        store.write_now(|t, told| {
+            let (whose, _) = jobs::whose(t, &id)?;
+            let data = serde_json::json!({"what": "x".repeat(100_000)});
+            told.push(events::add(t, &whose, EventType::Preparing, data, Time(2))?);
+            Ok(())
+        })
+    };
+    let mut watcher = store.watch();
+    pages(None);
+    for _ in 0..2 {
+        assert!(matches!(tell(), Err(StoreError::NoRoom(_))));
+        assert!(matches!(store.try_room().await, Err(StoreError::NoRoom(_))));
+    }
+    assert!(store.room.is_full() && watcher.try_recv().is_err());
+    assert_eq!(store.read_now(|c| events::history(c, &id, 0, 9)).unwrap().len(), 1);
+    pages(Some(1_000_000));
+    store.try_room().await.unwrap();
+    tell().unwrap();
+    let history = store.read_now(|c| events::history(c, &id, 0, 9)).unwrap();
+    assert_eq!((history.len(), history[1].seq), (2, Some(2)));
+    assert_eq!(store.read_now(|c| events::position(c, 0)).unwrap(), Position::Here);
 }

@@ -20,7 +20,7 @@ use crate::service::model::Time;
 pub enum Scope {
     /// Look at all jobs.
     Read,
-    /// Submit jobs, and cancel, retry and delete one's own.
+    /// Submit jobs, and follow, cancel, retry and delete one's own.
     Submit,
     /// All of that, and cancel, retry and delete everybody's.
     Admin,
@@ -49,6 +49,8 @@ impl FromStr for Scope {
 pub struct Holder {
     pub user: String,
     pub scopes: Vec<Scope>,
+    /// Id of the token; `None` on loopback, where none is needed.
+    pub token: Option<String>,
 }
 
 /// A token, as lists show it.
@@ -111,7 +113,13 @@ pub fn holder(connection: &Connection, text: &str, now: Time) -> Result<Option<H
         statement.query_row(params![id, now.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
     let Some((user, scopes, kept)) = found else { return Ok(None) };
     let same: bool = kept.as_slice().ct_eq(&hash(secret)).into();
-    Ok(if same { Some(Holder { user, scopes: parse_scopes(&scopes)? }) } else { None })
+    Ok(if same { Some(Holder { user, scopes: parse_scopes(&scopes)?, token: Some(id.to_owned()) }) } else { None })
+}
+
+/// Whether the token of this id is neither revoked nor over.
+pub fn is_good(connection: &Connection, id: &str, now: Time) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM tokens WHERE id = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?))";
+    Ok(connection.prepare_cached(sql)?.query_row(params![id, now.0], |row| row.get(0))?)
 }
 
 /// All tokens, without secrets.

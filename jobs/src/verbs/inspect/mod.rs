@@ -8,7 +8,7 @@ mod tests;
 mod values;
 
 use stillhouse_pipeline::dataset::Dataset;
-use stillhouse_pipeline::inspect::{InspectOptions, Inspection, inspect};
+use stillhouse_pipeline::inspect::{InspectOptions, Inspection, RowView, inspect};
 
 use crate::cli::Failure;
 use crate::page::{Page, View};
@@ -77,6 +77,13 @@ pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
         printer.page(&render(&inspection, &options, printer.view()))?;
     }
     Ok(())
+}
+
+/// One row with its blueprints.
+pub fn render_row(row: &RowView, vocab_size: u64, view: View, page: &mut Page) {
+    let InspectOptions { view: number, draw, .. } = InspectOptions::default();
+    row::render(row, number, view, page);
+    blueprints::render(&row.blueprints, draw, vocab_size, view, page);
 }
 
 fn render(inspection: &Inspection, options: &InspectOptions, view: View) -> Page {

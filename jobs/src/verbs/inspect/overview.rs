@@ -76,6 +76,9 @@ fn statistics(inspection: &Inspection, page: &mut Page) {
     };
     let (bytes, tokens) = (units::bytes(s.text_bytes), units::counted(s.text_tokens, "token"));
     table.row(fact("text", format!("{bytes}, {tokens}{per_token}")));
+    if s.empty_documents > 0 {
+        table.row(fact("", format!("{} without a token", units::counted(s.empty_documents, "document"))));
+    }
     table.row(fact("remainders", format!("{} dropped", units::counted(s.dropped_tokens, "token"))));
     if let Some(perplexity) = inspection.perplexity {
         let over = units::counted(s.predicted_tokens, "predicted token");

@@ -61,6 +61,7 @@ fn inspection() -> Inspection {
         bytes_per_token: bytes as f64 / 1_263_616.0,
     };
     let statistics = Statistics {
+        empty_documents: 0,
         documents: 1500,
         skipped: BTreeMap::from([("invalid UTF-8".into(), 2), ("broken JSON".into(), 1)]),
         text_bytes: 5_300_000,

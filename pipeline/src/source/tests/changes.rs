@@ -206,15 +206,14 @@ fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
     let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"one\"}\n")]);
     let mut input = input(json!({}));
     input.sql = Some("SELECT text FROM input".into());
-    let files = bench.files(&input);
+    let (files, tables) = (bench.files(&input), super::sql::tables(&bench, &input));
     let out = tempfile::tempdir().unwrap();
-    let rows = stage_sql(&bench.store, &tables(&bench, &input), &input, 64 << 20, out.path(), |_| {}).unwrap();
+    let rows = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap();
     assert_eq!(staged(out.path(), &files), Some(rows));
     std::fs::remove_file(bench.path().join("a.jsonl")).unwrap();
     bench.put("a.jsonl", b"{\"text\":\"two\"}\n");
     assert_eq!(staged(out.path(), &bench.files(&input)), None);
     // and what changes while the query reads is an error
-    let before = vec![QueryTable { files: files.clone(), ..tables(&bench, &input).remove(0) }];
-    let refused = stage_sql(&bench.store, &before, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
+    let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
     assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");
 }

@@ -1,0 +1,93 @@
+//! How an attempt ended, and what that makes of its job.
+
+use super::config::Retry;
+use super::model::{Failure, FailureKind, FieldProblem, JobState, Time};
+use super::store::jobs::Task;
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The data set is whole.
+    Succeeded,
+    /// The worker said why not.
+    Failed { message: String, problems: Vec<FieldProblem>, retryable: bool },
+    /// The worker said nothing.
+    Crashed(String),
+    /// It was stopped by a limit on time or output.
+    OverLimit(String),
+    /// Somebody cancelled the job.
+    Cancelled,
+    /// It was stopped with the service, or by the machine.
+    Interrupted,
+}
+
+/// The next state of a job.
+pub struct Next {
+    pub state: JobState,
+    /// The outcome's name.
+    pub outcome: &'static str,
+    pub reason: Option<String>,
+    pub failure: Option<Failure>,
+    pub not_before: Option<Time>,
+}
+
+impl Outcome {
+    /// For figures and the record of the attempt.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed { .. } => "failed",
+            Self::Crashed(_) => "crashed",
+            Self::OverLimit(_) => "limit",
+            Self::Cancelled => "cancelled",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// What becomes of the job; `stopping`: whether the service is.
+    pub fn next(&self, task: &Task, retry: &Retry, stopping: bool) -> Next {
+        let failure = |kind, message: &str, problems: &[FieldProblem]| Failure {
+            kind,
+            message: message.to_owned(),
+            problems: problems.to_vec(),
+        };
+        let of = |state, reason: Option<String>, failure, not_before| Next {
+            state,
+            outcome: self.name(),
+            reason,
+            failure,
+            not_before,
+        };
+        let again = |failure: Failure| {
+            let failures = task.failures + 1;
+            let first = failure.message.lines().next().unwrap_or_default().to_owned();
+            if failures >= task.max_attempts {
+                let reason = format!("{first} (attempt {failures} of {})", task.max_attempts);
+                return of(JobState::Failed, Some(reason), Some(failure), None);
+            }
+            let wait = retry.backoff(failures);
+            let reason =
+                format!("{first} (attempt {failures} of {}; the next in {} s)", task.max_attempts, wait.as_secs());
+            of(JobState::Retrying, Some(reason), Some(failure), Some(Time::now().after(wait)))
+        };
+        match self {
+            Self::Succeeded => of(JobState::Succeeded, None, None, None),
+            Self::Failed { message, problems, retryable: true } => {
+                again(failure(FailureKind::Machine, message, problems))
+            }
+            Self::Crashed(message) => again(failure(FailureKind::Machine, message, &[])),
+            Self::Failed { message, problems, retryable: false } => {
+                let reason = message.lines().next().unwrap_or_default().to_owned();
+                of(JobState::Failed, Some(reason), Some(failure(FailureKind::Job, message, problems)), None)
+            }
+            Self::OverLimit(message) => {
+                of(JobState::Failed, Some(message.clone()), Some(failure(FailureKind::Limit, message, &[])), None)
+            }
+            Self::Cancelled => of(JobState::Cancelled, None, None, None),
+            Self::Interrupted => {
+                let who = if stopping { "the service stopped" } else { "its worker was told to stop" };
+                of(JobState::Queued, Some(who.into()), None, None)
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Whether there is room in the data folder: told once when there is none, and once when there is some again.
+//!
+//! ```text
+//!   a write that found no room ─┐                              ┌─► /ready 503, submissions 507, a figure, one line of the log
+//!   less free than the reserve ─┴─► full ──────────────────────┤
+//!                                    └─ a trial write a second ─┴─► what running jobs report waits, and is stored afterwards
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Service, process};
+
+/// What is known of the room in a data folder.
+#[derive(Debug, Default)]
+pub struct Room(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// A write found no room, and no trial has found any since.
+    refused: bool,
+    /// Less is free than is to be left.
+    short: bool,
+}
+
+impl Known {
+    fn is_full(&self) -> bool {
+        self.refused || self.short
+    }
+}
+
+/// How often it is looked whether there is room again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What everybody is told; where the folder is stands in the log.
+pub const FULL: &str = "the disk of the service's data folder is full: submissions are refused until there is room; running jobs go on, and what \
+    they report is kept";
+
+impl Room {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, why: &dyn std::fmt::Display, change: impl FnOnce(&mut Known)) {
+        let mut known = self.lock();
+        let before = known.is_full();
+        change(&mut known);
+        match (before, known.is_full()) {
+            (false, true) => tracing::error!("{FULL} ({why})"),
+            (true, false) => tracing::info!("there is room in the data folder again"),
+            _ => {}
+        }
+    }
+
+    /// A write found no room.
+    pub fn refuse(&self, why: &dyn std::fmt::Display) {
+        self.change(why, |known| known.refused = true);
+    }
+
+    /// A trial write found some.
+    pub fn accept(&self) {
+        self.change(&"", |known| known.refused = false);
+    }
+
+    /// So much is free of the disk, of which so much is to be left.
+    pub fn free(&self, bytes: u64, reserve: u64) {
+        let why = format!("{bytes} bytes are free, less than limits.disk_reserve_megabytes");
+        self.change(&why, |known| known.short = bytes < reserve);
+    }
+
+    /// Whether there is none.
+    pub fn is_full(&self) -> bool {
+        self.lock().is_full()
+    }
+
+    fn was_refused(&self) -> bool {
+        self.lock().refused
+    }
+}
+
+/// Looks whether there is room, for as long as the service runs.
+pub async fn watch(service: Arc<Service>) {
+    let reserve = u64::from(service.config.limits.disk_reserve_megabytes) * 1_000_000;
+    let mut looks = tokio::time::interval(LOOK);
+    loop {
+        looks.tick().await;
+        match process::free_bytes(&service.config.data) {
+            Ok(free) => service.store.room.free(free, reserve),
+            Err(e) => tracing::debug!("the disk of the data folder: {e}"),
+        }
+        if service.store.room.was_refused() && service.store.try_room().await.is_ok() {
+            service.store.room.accept();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_full_while_either_says_so() {
+        let room = Room::default();
+        assert!(!room.is_full());
+        room.refuse(&"no");
+        room.free(10, 100);
+        room.accept();
+        assert!(room.is_full());
+        room.free(100, 100);
+        assert!(!room.is_full());
+        room.refuse(&"no");
+        room.free(100, 100);
+        assert!(room.is_full() && room.was_refused());
+        room.accept();
+        assert!(!room.is_full());
+    }
+}

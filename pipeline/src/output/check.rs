@@ -1,0 +1,81 @@
+//! Whether a run could write here: asked before it, leaving no trace.
+
+use std::fs::{self, File};
+use std::io::ErrorKind as ErrorOf;
+use std::path::Path as FsPath;
+
+use super::lease::holder;
+use super::{Ground, Output, STATE};
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+
+impl Output {
+    /// Makes sure that a run could write here now, and that no other run does.
+    ///
+    /// On a disk a nameless file is made where the run would write, and `_stillhouse/lock` is tried where it is there. In a store the probe
+    /// of [`Output::create`] is put and taken away again, and the lease is looked at.
+    ///
+    /// # Errors
+    /// When it cannot be written to, or when another run is at work here.
+    pub async fn check(&self, observer: &dyn Observer) -> Result<()> {
+        match &self.ground {
+            Ground::Disk(root) => self.check_folder(root),
+            Ground::Web(_) => Err(self.read_only()),
+            Ground::Store(_) => {
+                self.clone().create(observer).await?;
+                let held = holder(&self.store).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
+                if let Some(held) = held {
+                    observer.event(&Event::Warning {
+                        message: format!(
+                            "{self}: {held} works on this output, or has died; a run waits till that is clear"
+                        ),
+                    });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn check_folder(&self, root: &FsPath) -> Result<()> {
+        let wrong = |message: String| PipelineError::new(ErrorKind::Output, message);
+        let here = FsPath::new(".");
+        let named = |folder: &FsPath| if folder.as_os_str().is_empty() { here } else { folder }.to_owned();
+        let mut there = here.to_owned();
+        for folder in root.ancestors().map(named) {
+            match fs::symlink_metadata(&folder) {
+                Ok(_) => {
+                    there = folder;
+                    break;
+                }
+                Err(e) if matches!(e.kind(), ErrorOf::NotFound | ErrorOf::NotADirectory) => {}
+                Err(e) => {
+                    let what = format!("output.path: {} cannot be made", folder.display());
+                    return Err(PipelineError::caused(ErrorKind::Output, what, e));
+                }
+            }
+        }
+        if !there.is_dir() {
+            return Err(wrong(format!(
+                "output.path: {} is a file; valid: a folder, or a path in one",
+                there.display()
+            )));
+        }
+        let mut folders = vec![there.clone()];
+        if there == named(root) {
+            folders.extend([root.join(STATE), root.join("data")].into_iter().filter(|folder| folder.exists()));
+        }
+        for folder in folders {
+            tempfile::tempfile_in(&folder)
+                .map_err(PipelineError::output(format!("cannot write to {}", folder.display())))?;
+        }
+        let lock = root.join(STATE).join("lock");
+        let busy =
+            File::open(&lock).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)));
+        match busy {
+            true => {
+                Err(wrong(format!("{self}: another run is working on this output; wait for it or stop it")).retryable())
+            }
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A check before work begins: the first records of the files are what the job says they are.
+//!
+//! Cost: on a disk the first bytes of every file; in stores of at most [`MOST_IN_STORES`] files, evenly spread over the list.
+
+use std::collections::BTreeMap;
+
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{Input, InputFormat, OnError};
+
+use super::error::{Place as RecordPlace, SourceError};
+use super::list::InputFile;
+use super::records::{self, Fault};
+use super::spool::Spool;
+use super::store::Store;
+use super::{ipc, parquet_rows, read_split};
+use crate::storage::Place;
+
+/// Files of stores that are looked into: each costs a request or two.
+const MOST_IN_STORES: usize = 32;
+/// Problems told; the first are enough to see what is wrong.
+const MOST_PROBLEMS: usize = 5;
+/// Records that all have to be bad before a file is warned of, where bad ones may be skipped.
+const FEW: usize = 16;
+/// Stored bytes of a file that are looked at.
+const HEAD_BYTES: u64 = 1 << 20;
+
+/// What the first records of the files say.
+#[derive(Debug, Default)]
+pub struct FirstRecords {
+    /// Files that a run would fail at, at once: their first record is bad, or the file is damaged.
+    pub problems: Vec<Problem>,
+    /// Files whose first records would all be skipped, by the reason.
+    pub skipped: Vec<(String, String)>,
+    /// Files that were looked into.
+    pub files: usize,
+}
+
+/// Reads the first record of every file (in stores of [`MOST_IN_STORES`] of them); where bad records are skipped, the first few.
+/// `tell` is told how many of how many files are done.
+///
+/// # Errors
+/// When a store does not answer: that is no problem of the job.
+pub fn first_records(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    tell: &dyn Fn(usize, usize),
+) -> Result<FirstRecords, SourceError> {
+    let mut found = FirstRecords::default();
+    let chosen = chosen(store, files);
+    for (i, file) in chosen.iter().enumerate() {
+        if found.problems.len() >= MOST_PROBLEMS {
+            break;
+        }
+        tell(i, chosen.len());
+        found.files += 1;
+        match first(store, file, input) {
+            Ok(None) => {}
+            Ok(Some(reason)) => found.skipped.push((file.path.clone(), reason)),
+            Err(e) if e.retryable() => return Err(e),
+            Err(e) => found.problems.push(Problem::missing("input.paths", e.to_string())),
+        }
+    }
+    Ok(found)
+}
+
+/// All files of the disk, and some of those in stores.
+fn chosen<'a>(store: &Store, files: &'a [InputFile]) -> Vec<&'a InputFile> {
+    let far = |file: &InputFile| matches!(store.place(&file.location), Some(Place::Store(_)));
+    let in_stores = files.iter().filter(|file| far(file)).count();
+    let step = in_stores.div_ceil(MOST_IN_STORES).max(1);
+    let mut number = 0;
+    let mut wanted = |file: &InputFile| {
+        if !far(file) {
+            return true;
+        }
+        number += 1;
+        (number - 1) % step == 0
+    };
+    files.iter().filter(|file| wanted(file)).collect()
+}
+
+/// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
+fn first(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+    let groups = match input.format() {
+        InputFormat::Parquet => parquet_rows::row_groups(store, file, &input.text)?,
+        InputFormat::Arrow => ipc::row_groups(store, file)?,
+        _ => return of_bytes(store, file, input),
+    };
+    let rows: u64 = groups.iter().map(|group| group.rows).sum();
+    let few = if input.on_error == OnError::Fail { 1 } else { FEW as u64 };
+    let split = SplitRecord {
+        split: SplitId(0),
+        dataset_split: String::new(),
+        keys: None,
+        pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
+    };
+    if rows == 0 {
+        return Ok(None);
+    }
+    let read = read_split(store, std::slice::from_ref(file), &split, input, &mut |_| Ok(()))?;
+    Ok(if read.documents == 0 { read.skipped.into_keys().next() } else { None })
+}
+
+fn of_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+    let head = InputFile { size: file.size.min(HEAD_BYTES), ..file.clone() };
+    let cut = head.size < file.size;
+    match read_head(store, &head, input) {
+        Ok(Head { ended_at, .. }) if cut && ended_at >= head.size => Ok(None),
+        Ok(Head { good: true, .. }) => Ok(None),
+        Ok(head) => Ok(head.skipped.into_keys().next()),
+        // the cut may be what it complains of
+        Err(SourceError::Corrupt { .. }) if cut => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+struct Head {
+    /// Whether a record is a document.
+    good: bool,
+    skipped: BTreeMap<String, u64>,
+    /// Where the last record that was read ended.
+    ended_at: u64,
+}
+
+fn read_head(store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
+    let fault = |e| SourceError::from_io(&file.path, e);
+    let (mut records, _) = records::open(store, file, input, 0)?;
+    let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
+    let mut head = Head { good: false, skipped: BTreeMap::new(), ended_at: 0 };
+    for _ in 0..FEW {
+        if records.next().map_err(fault)?.is_none() {
+            break;
+        }
+        text.clear().map_err(SourceError::spool)?;
+        let outcome = records.read(&mut text).map_err(|e| match e {
+            Fault::Input(e) => fault(e),
+            Fault::Spool(e) => SourceError::spool(e),
+        })?;
+        head.ended_at = records.offset();
+        match outcome {
+            Ok(()) => {
+                head.good = true;
+                break;
+            }
+            Err(_) if head.ended_at >= file.size && file.size == HEAD_BYTES => break,
+            Err(bad) if input.on_error == OnError::Fail => {
+                let (place, reason, message) = (RecordPlace::Line(1 + bad.newlines), bad.reason, bad.message);
+                return Err(SourceError::Record { file: file.path.clone(), place, reason, message });
+            }
+            Err(bad) => *head.skipped.entry(bad.reason.into()).or_default() += 1,
+        }
+    }
+    Ok(head)
+}

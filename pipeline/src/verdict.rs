@@ -1,0 +1,311 @@
+//! Whether what a job has made may be called a data set: it holds sequences, and no more records were skipped than allowed.
+//!
+//! The verdict is over the whole input, whatever order the splits ended in, so a run, a resumed run and a look at the finished
+//! data set come to the same one. A run stops before its end only where the verdict is certain: when what may still be read
+//! could not bring the share of the skipped records down again.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistics};
+use stillhouse_schemas::spec::{Input, JobSpec, OnError, PackMode, Remainder};
+
+use crate::error::{ErrorKind, PipelineError, Result};
+
+/// Records that must have been read before a warning says that the job is about to fail.
+const TELLING: u64 = 1000;
+
+/// Whether a data set with this manifest is what a job was for.
+///
+/// # Errors
+/// When it holds no sequence to train on, or when more records were skipped than `input.max_skipped` allows. Says what was read, what was
+/// skipped and why, what packing dropped, and what to look at.
+pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
+    let rows = |name: &str| manifest.totals.get(name).map_or(0, |t| t.rows);
+    let all: u64 = manifest.totals.values().map(|t| t.rows).sum();
+    let s = &manifest.statistics;
+    if all == 0 {
+        return Err(nothing(spec, s));
+    }
+    if manifest.totals.contains_key("train") && rows("train") == 0 {
+        let message = format!(
+            "no sequence of train came out of this job, all {all} are held out: {}; look at `input.holdout`, or {}",
+            told(s),
+            advice(spec, s)
+        );
+        return Err(PipelineError::new(ErrorKind::Input, message));
+    }
+    if skips_too_many(&spec.input, s, 0) {
+        return Err(too_many(&spec.input, s));
+    }
+    Ok(())
+}
+
+fn nothing(spec: &JobSpec, s: &Statistics) -> PipelineError {
+    let message = format!("no sequence came out of this job: {}; {}", told(s), advice(spec, s));
+    PipelineError::new(ErrorKind::Input, message)
+}
+
+/// What went into a data set, in words: documents, records skipped by reason, tokens that packing dropped.
+pub fn told(s: &Statistics) -> String {
+    let mut text = format!("{} read", counted(s.documents, "document"));
+    if s.empty_documents > 0 {
+        text += &format!(" ({} of them without a token)", s.empty_documents);
+    }
+    text += &format!(", {} skipped", counted(s.records_skipped(), "record"));
+    if !s.skipped.is_empty() {
+        text += &format!(" ({})", reasons(s));
+    }
+    text + &format!(", {} dropped by packing", counted(s.dropped_tokens, "token"))
+}
+
+fn reasons(s: &Statistics) -> String {
+    s.skipped.iter().map(|(reason, n)| format!("{n} {reason}")).collect::<Vec<_>>().join(", ")
+}
+
+fn counted(n: u64, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}
+
+/// Where the sequences may have gone, by what is seen of them.
+fn advice(spec: &JobSpec, s: &Statistics) -> String {
+    let input = &spec.input;
+    if s.records() == 0 {
+        return "the input holds no records; check `input.paths`, `input.format` and `input.compression`".into();
+    }
+    if s.documents == 0 {
+        return format!(
+            "check `input.text` ({:?}), `input.format`, `input.compression` and that the files are UTF-8; `input.on_error: fail` names the first bad record",
+            input.text
+        );
+    }
+    if s.text_tokens == 0 {
+        return format!("the documents are empty; check `input.text` ({:?}) and `clean`", input.text);
+    }
+    match (spec.pack.mode, spec.pack.remainder) {
+        (PackMode::Wrap, Remainder::Drop) => format!(
+            "no split fills a sequence of {} tokens, and `pack.remainder: drop` leaves out what is short; make `pack.length` smaller, splits larger (`input.split_megabytes`), or set `pack.remainder` to pad or keep",
+            spec.pack.length
+        ),
+        _ => "check `input.text` and `pack`".into(),
+    }
+}
+
+/// Whether too many records are skipped even if `more` good ones come.
+fn skips_too_many(input: &Input, s: &Statistics, more: u64) -> bool {
+    let records = s.records().saturating_add(more);
+    input.on_error == OnError::Skip && s.records_skipped() as f64 > input.max_skipped * records as f64
+}
+
+fn too_many(input: &Input, s: &Statistics) -> PipelineError {
+    let share = 100.0 * s.records_skipped() as f64 / s.records().max(1) as f64;
+    let message = format!(
+        "{} of {} were skipped ({}: {}), and `input.max_skipped: {}` allows {}; mend the input, or allow more and run again: what is prepared is kept",
+        s.records_skipped(),
+        counted(s.records(), "record"),
+        percent(share),
+        reasons(s),
+        input.max_skipped,
+        percent(100.0 * input.max_skipped),
+    );
+    PipelineError::new(ErrorKind::Input, message)
+}
+
+fn percent(value: f64) -> String {
+    match value {
+        v if v != 0.0 && v < 0.1 => format!("{v:.4} %"),
+        v => format!("{v:.1} %"),
+    }
+}
+
+/// The sums so far of a run whose splits end in any order.
+#[derive(Debug)]
+pub struct Tally<'a> {
+    spec: &'a JobSpec,
+    sums: Mutex<Sums>,
+}
+
+#[derive(Debug)]
+struct Sums {
+    statistics: Statistics,
+    /// Most records that the splits without a commit can hold.
+    left: BTreeMap<SplitId, u64>,
+    rows: u64,
+    warned: bool,
+}
+
+impl<'a> Tally<'a> {
+    /// Sums over the splits that are done.
+    pub fn new(spec: &'a JobSpec, splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>) -> Self {
+        let mut statistics = Statistics::default();
+        done.values().for_each(|shard| statistics.add(&shard.statistics));
+        let left = splits.iter().filter(|s| !done.contains_key(&s.split)).map(|s| (s.split, most_records(s))).collect();
+        let rows = done.values().map(|shard| shard.rows).sum();
+        Self { spec, sums: Mutex::new(Sums { statistics, left, rows, warned: false }) }
+    }
+
+    /// Takes a split that is committed. Gives a warning, once, when the job fails unless the rest is better.
+    ///
+    /// # Errors
+    /// When the verdict of the whole job is certain: too many records skipped.
+    pub fn committed(&self, shard: &ShardRecord) -> Result<Option<String>> {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        if sums.left.remove(&shard.split).is_none() {
+            // one that was made again is counted already
+            return Ok(None);
+        }
+        sums.statistics.add(&shard.statistics);
+        sums.rows += shard.rows;
+        let (input, s) = (&self.spec.input, &sums.statistics);
+        if sums.left.is_empty() {
+            // the whole is judged as a whole
+            return Ok(None);
+        }
+        if sums.is_lost(input) {
+            return Err(match s.documents {
+                0 => nothing(self.spec, s),
+                _ => too_many(input, s),
+            });
+        }
+        if sums.warned || s.records() < TELLING || !skips_too_many(input, s, 0) {
+            return Ok(None);
+        }
+        sums.warned = true;
+        let s = &sums.statistics;
+        Ok(Some(format!(
+            "{} of {} so far were skipped ({}), more than `input.max_skipped: {}` allows; unless the rest is better the job fails at its end",
+            s.records_skipped(),
+            counted(s.records(), "record"),
+            reasons(s),
+            input.max_skipped
+        )))
+    }
+
+    /// Whether the job has failed by its verdict and nothing was read, so that nothing of it is worth keeping.
+    pub fn is_fruitless(&self) -> bool {
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.rows == 0 && sums.statistics.documents == 0 && sums.is_lost(&self.spec.input)
+    }
+}
+
+impl Sums {
+    /// Whether too many records are skipped, whatever the rest holds.
+    fn is_lost(&self, input: &Input) -> bool {
+        let left = self.left.values().fold(0_u64, |sum, n| sum.saturating_add(*n));
+        skips_too_many(input, &self.statistics, left)
+    }
+}
+
+/// A bound: a record is a row, or begins at a byte of its own.
+fn most_records(split: &SplitRecord) -> u64 {
+    let of = |range: &Range| match *range {
+        Range::Bytes { start, end, .. } => end.saturating_sub(start).max(1),
+        Range::Rows { start, end } => end.saturating_sub(start),
+    };
+    split.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(of(&piece.range)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use stillhouse_schemas::manifest::Piece;
+
+    use super::*;
+
+    fn spec(max_skipped: f64) -> JobSpec {
+        JobSpec::from_yaml(&format!(
+            "{{version: 1, name: a, input: {{format: jsonl, paths: [a], on_error: skip, max_skipped: {max_skipped}}}, tokenizer: {{path: t}}, pack: {{length: 8}}, output: {{path: o}}}}"
+        ))
+        .unwrap()
+    }
+
+    fn statistics(documents: u64, skipped: u64) -> Statistics {
+        let skipped = (skipped > 0).then(|| ("broken JSON".to_owned(), skipped)).into_iter().collect();
+        Statistics { documents, skipped, text_tokens: documents * 9, ..Statistics::default() }
+    }
+
+    fn shard(split: u32, statistics: Statistics) -> ShardRecord {
+        ShardRecord {
+            path: String::new(),
+            dataset_split: "train".into(),
+            split: SplitId(split),
+            rows: statistics.documents,
+            tokens: 0,
+            bytes: 0,
+            sha256: String::new(),
+            column_bytes: BTreeMap::new(),
+            input_sha256: Vec::new(),
+            statistics,
+        }
+    }
+
+    fn rows(split: u32, records: u64) -> SplitRecord {
+        let range = Range::Rows { start: 0, end: records };
+        SplitRecord {
+            keys: None,
+            split: SplitId(split),
+            dataset_split: "train".into(),
+            keys: None,
+            pieces: vec![Piece { file: "f".into(), range }],
+        }
+    }
+
+    #[test]
+    fn a_share_is_of_all_records_and_its_bound_is_allowed() {
+        let input = spec(0.01).input;
+        assert!(!skips_too_many(&input, &statistics(99, 1), 0));
+        assert!(skips_too_many(&input, &statistics(98, 2), 0));
+        assert!(!skips_too_many(&input, &statistics(98, 2), 100));
+        assert!(!skips_too_many(&spec(1.0).input, &statistics(0, 2), 0));
+        assert!(skips_too_many(&spec(0.0).input, &statistics(1_000_000, 1), 0));
+        assert_eq!(
+            too_many(&input, &statistics(98, 2)).to_string(),
+            "2 of 100 records were skipped (2.0 %: 2 broken JSON), and `input.max_skipped: 0.01` allows 1.0 %; mend the input, or allow more and run again: what is prepared is kept",
+        );
+    }
+
+    #[test]
+    fn a_warning_comes_once_and_not_on_a_handful_of_records() {
+        let spec = spec(0.01);
+        let splits: Vec<SplitRecord> = (0..4).map(|n| rows(n, 1_000_000)).collect();
+        let tally = Tally::new(&spec, &splits, &BTreeMap::new());
+        assert_eq!(tally.committed(&shard(0, statistics(9, 1))).unwrap(), None);
+        let warning = tally.committed(&shard(1, statistics(900, 100))).unwrap().unwrap();
+        assert!(warning.starts_with("101 of 1010 records so far were skipped (101 broken JSON)"), "{warning}");
+        assert_eq!(tally.committed(&shard(2, statistics(900, 100))).unwrap(), None);
+    }
+
+    proptest! {
+        /// Whatever the order of the splits: a run is only stopped early where the verdict at its end is the same.
+        #[test]
+        fn what_stops_a_run_early_would_fail_it_at_its_end(
+            splits in prop::collection::vec((0u64..200, 0u64..8, 0u64..50), 1..12),
+            order in any::<u64>(),
+            share in 0.0f64..0.2,
+            resumed in 0usize..12,
+        ) {
+            let spec = spec(share);
+            let records: Vec<SplitRecord> =
+                (0..).zip(&splits).map(|(n, (good, bad, spare))| rows(n, good + bad + spare)).collect();
+            let mut shards: Vec<ShardRecord> =
+                (0..).zip(&splits).map(|(n, &(good, bad, _))| shard(n, statistics(good, bad))).collect();
+            shards.sort_by_key(|s| (u64::from(s.split.0) + 1).wrapping_mul(order | 1));
+            let done: BTreeMap<SplitId, ShardRecord> =
+                shards.iter().take(resumed).map(|s| (s.split, s.clone())).collect();
+            let tally = Tally::new(&spec, &records, &done);
+            let early = shards.iter().skip(resumed).any(|s| tally.committed(s).is_err());
+            let mut all = Statistics::default();
+            shards.iter().for_each(|s| all.add(&s.statistics));
+            let verdict = skips_too_many(&spec.input, &all, 0);
+            prop_assert!(!early || verdict);
+            // with the last split to come known to hold as many records as it may, that is certain one split before
+            let last = shards.last().map_or(0, |s| s.statistics.records());
+            let exact = splits.iter().all(|s| s.2 == 0) && resumed + 1 < shards.len();
+            let mut before = all.clone();
+            before.documents -= shards.last().map_or(0, |s| s.statistics.documents);
+            *before.skipped.entry("broken JSON".into()).or_default() -= shards.last().map_or(0, |s| s.statistics.records_skipped());
+            prop_assert!(!exact || !skips_too_many(&spec.input, &before, last) || early);
+        }
+    }
+}

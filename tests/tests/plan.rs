@@ -1,0 +1,131 @@
+//! What `plan` says before any work: every check of a run, and the first rows, without a trace.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+use stillhouse_tests::{Scratch, corpus, files, job, with};
+
+/// Rows of the first documents as `plan` shows them, and as the run stores them.
+#[track_caller]
+fn assert_sample_is_what_a_run_stores(scratch: &Scratch, job: &Value, documents: u64) -> usize {
+    scratch.job("job.yaml", job);
+    let before = files(&scratch.path("."));
+    let n = documents.to_string();
+    let plan = scratch.stillhouse(&["plan", "job.yaml", "--sample", &n, "--json"]).expect(0).json();
+    assert_eq!(files(&scratch.path(".")), before, "plan wrote");
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    let rows = plan["sample"]["rows"].as_array().unwrap();
+    let some = [0, rows.len() / 2, rows.len() - 1].into_iter().collect::<BTreeSet<_>>();
+    for (i, row) in some.into_iter().map(|i| (i, &rows[i])) {
+        let stored = scratch.stillhouse(&["inspect", "out", "--row", &i.to_string(), "--json"]).expect(0).json();
+        assert_eq!(&stored["row"], row, "row {i} of {job}");
+    }
+    fs::remove_dir_all(scratch.path("out")).unwrap();
+    rows.len()
+}
+
+#[test]
+fn a_sample_is_the_rows_that_the_run_stores() {
+    let scratch = Scratch::with_corpus(4, 500);
+    let cut = with(job(), &json!({"input": {"split_megabytes": 0.001}}));
+    // the first split has fewer documents than are asked for; the last row of the sample shares a batch with later ones
+    for (remainder, documents) in [("drop", 2), ("keep", 3)] {
+        let job = with(cut.clone(), &json!({"pack": {"remainder": remainder}}));
+        let rows = assert_sample_is_what_a_run_stores(&scratch, &job, documents);
+        assert!(rows >= 3, "{rows} rows, {remainder}");
+    }
+    let pad = with(
+        job(),
+        &json!({"pack": {"mode": "pad", "length": 16}, "extract": {"noise": {"codec": "dense"}, "topk": 0}}),
+    );
+    assert_eq!(assert_sample_is_what_a_run_stores(&scratch, &pad, 2), 2);
+    let sql = json!({"input": {"sql": "SELECT upper(text) AS text FROM input ORDER BY id DESC"}, "extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}});
+    assert!(assert_sample_is_what_a_run_stores(&scratch, &with(job(), &sql), 2) >= 2);
+}
+
+#[test]
+fn a_sample_is_shown_decoded_with_its_noise() {
+    let scratch = Scratch::with_corpus(2, 700);
+    scratch.job("job.yaml", &job());
+    let shown = scratch.stillhouse(&["plan", "job.yaml", "--sample", "1"]).expect(0).stdout;
+    for part in ["1 document,", "Row 0 of data/train-00000-of-00001.parquet", "group 0", "ln p", "Noise blueprints"] {
+        assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
+    }
+    assert!(!scratch.path("out").exists());
+}
+
+/// Name, size and time of everything under a folder: what a trace would change.
+fn state(folder: &std::path::Path) -> Vec<(PathBuf, u64, SystemTime)> {
+    let mut found = Vec::new();
+    let mut next = vec![folder.to_owned()];
+    while let Some(path) = next.pop() {
+        let meta = fs::symlink_metadata(&path).unwrap();
+        if meta.is_dir() {
+            next.extend(fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()));
+        }
+        found.push((path, meta.len(), meta.modified().unwrap()));
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn plan_makes_the_checks_of_run() {
+    let scratch = Scratch::with_corpus(2, 300);
+    let tokenizer = json!({"extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}});
+    let plain = with(job(), &tokenizer);
+    scratch.write("second.jsonl", "\n{\"body\": 1}\n");
+    scratch.write("third.jsonl.gz", "these are not gzip bytes");
+    scratch.write("good.jsonl", &corpus(1, 200));
+    scratch.write("file", "");
+    let mut read_only = vec![(json!({"output": {"path": "/proc/stillhouse"}}), 1, "/proc")];
+    if cfg!(not(target_os = "linux")) {
+        read_only.clear();
+    }
+    let mut cases = vec![
+        (json!({"input": {"paths": ["good.jsonl", "second.jsonl"]}}), 2, "second.jsonl: line 2: missing column"),
+        (json!({"input": {"paths": ["good.jsonl", "third.jsonl.gz"]}}), 2, "third.jsonl.gz"),
+        (json!({"output": {"path": "file"}}), 1, "file"),
+        (json!({"output": {"path": "file/out"}}), 1, "file is a file; valid: a folder"),
+    ];
+    cases.append(&mut read_only);
+    for (patch, code, says) in cases {
+        scratch.job("job.yaml", &with(plain.clone(), &patch));
+        let before = state(&scratch.path("."));
+        let planned = scratch.stillhouse(&["plan", "job.yaml"]).expect(code).says(&[says]);
+        assert_eq!(state(&scratch.path(".")), before);
+        // and a run says no as well
+        let ran = scratch.stillhouse(&["run", "job.yaml"]);
+        assert_ne!(ran.code, Some(0), "{}", planned.stderr);
+    }
+
+    // bad records may be skipped: that a file begins with nothing else is told
+    let patch = json!({"input": {"paths": ["good.jsonl", "second.jsonl"], "on_error": "skip", "max_skipped": 0.9}});
+    scratch.job("job.yaml", &with(plain.clone(), &patch));
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(0).says(&["second.jsonl", "missing column"]);
+
+    // an output in use, another job's, and one to go on with
+    scratch.job("job.yaml", &plain);
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    let before = state(&scratch.path("out"));
+    let complete = scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
+    assert!(complete.stdout.contains("complete already"), "{}", complete.stdout);
+    scratch.job("job.yaml", &with(plain.clone(), &json!({"pack": {"length": 32}})));
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(&["output.path", "another job"]);
+    let other = scratch.stillhouse(&["plan", "job.yaml", "--overwrite"]).expect(0);
+    assert!(other.stdout.contains("--overwrite removes"), "{}", other.stdout);
+    scratch.job("job.yaml", &plain);
+    fs::remove_file(scratch.path("out/_SUCCESS")).unwrap();
+    let lock = File::open(scratch.path("out/_stillhouse/lock")).unwrap();
+    lock.lock().unwrap();
+    scratch.stillhouse(&["plan", "job.yaml"]).expect(1).says(&["another run is working on this output"]);
+    lock.unlock().unwrap();
+    fs::write(scratch.path("out/_SUCCESS"), "").unwrap();
+    let files = |state: Vec<(PathBuf, u64, SystemTime)>| -> Vec<_> {
+        state.into_iter().filter(|(path, ..)| path.is_file() && !path.ends_with("_SUCCESS")).collect()
+    };
+    assert_eq!(files(state(&scratch.path("out"))), files(before));
+}

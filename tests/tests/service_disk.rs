@@ -1,0 +1,252 @@
+//! Ends that are hard to tell: a disk that takes nothing more, a cancel that comes too late, a body that is too large.
+
+use std::fs;
+use std::io::{Read, Write};
+
+use serde_json::{Value, json};
+use stillhouse_tests::service::{Service, eventually, freeze, signal};
+use stillhouse_tests::{rounds, shards};
+
+use crate::resume::moments;
+use crate::service_api::{SPLITS, long_job, quick_job, start, undisturbed};
+
+/// Bytes of the write-ahead log: what it holds can be written again, more cannot.
+fn log_bytes(service: &Service) -> u64 {
+    fs::metadata(service.data().join("service.sqlite-wal")).map_or(0, |m| m.len())
+}
+
+fn count(text: &str, what: &str) -> usize {
+    text.lines().filter(|line| line.contains(what)).count()
+}
+
+#[test]
+fn a_full_disk_is_told_once_and_loses_no_event() {
+    let mut service = Service::new(&json!({"capacity": {"cpu_slots": 1}}));
+    service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
+    service.set("STILLHOUSE_LOG", "warn,stillhouse::service::room=info");
+    service.launch();
+    let api = &service.api;
+    let expected = undisturbed(&service, &long_job(""));
+    let id = api.submit(&long_job("out"));
+    let waiting = api.submit(&quick_job("waiting"));
+    api.until_split(&id, 2);
+    assert_eq!(api.get("/ready").expect(200).json()["status"], "ready");
+    service.limit_files(Some(log_bytes(&service).max(64 << 10)));
+
+    // found by the next event of the job; told by everything that can tell it
+    eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
+    let problem = api.get("/ready").problem(503);
+    assert!(problem["detail"].as_str().unwrap().contains("data folder is full"), "{problem}");
+    assert_eq!(api.get("/health").expect(200).json()["status"], "ok");
+    let full = |value: u8| api.get("/metrics").text.contains(&format!("stillhouse_data_folder_full {value}\n"));
+    assert!(full(1));
+    for _ in 0..3 {
+        let refused = api.send_job("", &[], &quick_job("refused"));
+        assert!(!refused.header("retry-after").is_empty());
+        let problem = refused.problem(507);
+        assert!(problem["detail"].as_str().unwrap().contains("submissions are refused"), "{problem}");
+        api.post(&format!("/jobs/{waiting}/cancel")).problem(507);
+    }
+    let refused = {
+        service.scratch.job("refused.yaml", &quick_job("refused"));
+        service.stillhouse(&["submit", "refused.yaml"]).expect(1)
+    };
+    assert!(refused.stderr.contains("data folder is full"), "{}", refused.stderr);
+    // the worker goes on to its end, and nobody can note it
+    eventually("the worker ends", || service.workers().is_empty().then_some(()));
+    assert_eq!(shards(&service.scratch.path("out")), expected);
+    assert_eq!(api.job(&id)["state"], "running");
+
+    service.limit_files(None);
+    let done = api.until_state(&id, "succeeded");
+    assert_eq!(
+        (&done["attempt"], &done["failures"]),
+        (&json!(1), &json!(0)),
+        "{:#?} {}",
+        api.events(&id),
+        service.said()
+    );
+    api.until_state(&waiting, "succeeded");
+    eventually("it is over", || (api.get("/ready").status == 200 && full(0)).then_some(()));
+    let events = api.events(&id);
+    let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).count();
+    assert_eq!(
+        (of("started"), of("split_started"), of("split_committed"), of("finished")),
+        (1, SPLITS, SPLITS, 1),
+        "{events:#?}"
+    );
+    let mut splits: Vec<&Value> =
+        events.iter().filter(|e| e["type"] == "split_committed").map(|e| &e["data"]["split"]).collect();
+    splits.sort_by_key(|s| s.as_u64());
+    splits.dedup();
+    assert_eq!(splits.len(), SPLITS);
+    assert_eq!(api.states(&id), ["queued", "running", "succeeded"]);
+    assert!(done["result"]["rows"].as_u64() > Some(0) && done["progress"]["splits_done"] == SPLITS, "{done:#}");
+    // when it happened, not when there was room
+    let at = |kind: &str| events.iter().find(|e| e["type"] == kind).unwrap()["time"].as_str().unwrap().to_owned();
+    assert!(at("finished").as_str() < events.last().unwrap()["time"].as_str().unwrap());
+    // nothing of what was refused
+    assert_eq!(api.get("/jobs").json()["jobs"].as_array().unwrap().len(), 2);
+    let said = service.said();
+    assert_eq!(
+        (
+            count(&said, "data folder is full"),
+            count(&said, "room in the data folder again"),
+            count(&said, "cannot store")
+        ),
+        (1, 1, 0),
+        "{said}"
+    );
+    assert_eq!(count(&said, "\"level\":\"ERROR\""), 1, "{said}");
+}
+
+#[test]
+fn a_service_with_a_full_disk_stops_and_goes_on() {
+    let mut service = start(&json!({"capacity": {"cpu_slots": 1}, "shutdown_seconds": 1}));
+    let id = service.api.submit(&long_job("out"));
+    service.api.until_split(&id, 2);
+    service.limit_files(Some(log_bytes(&service).max(256 << 10)));
+    let api = service.api.clone();
+    eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
+    // its worker is stopped though nothing can be noted
+    assert_eq!(service.terminate(), Some(0));
+    eventually("the worker ends", || service.workers().is_empty().then_some(()));
+    service.launch();
+    api.until_state(&id, "succeeded");
+    service.stillhouse(&["verify", "out"]).expect(0);
+}
+
+#[test]
+fn a_disk_that_is_nearly_full_takes_no_new_jobs_and_runs_the_old_ones() {
+    let mut service = start(&json!({}));
+    let id = service.api.submit(&quick_job("out"));
+    service.api.until_state(&id, "succeeded");
+    service.kill();
+    // more than any disk has
+    service.configure(&json!({"limits": {"disk_reserve_megabytes": 4_000_000_000_u32}}));
+    let file = service.file();
+    assert!(file.exists());
+    let mut command = service.serve(&[]);
+    let log = service.scratch.path("serve.log");
+    command.env("STILLHOUSE_LOG", "info");
+    let mut server = stillhouse_tests::server::Server::start(command, &log);
+    let api = &service.api;
+    server.wait_until("it answers", || api.try_get("/ready").is_some_and(|a| a.status == 503));
+    api.send_job("", &[], &quick_job("new")).problem(507);
+    assert_eq!(api.job(&id)["state"], "succeeded");
+    server.kill();
+    assert_eq!(count(&fs::read_to_string(&log).unwrap(), "limits.disk_reserve_megabytes"), 1);
+}
+
+#[test]
+fn a_cancel_that_comes_after_the_data_set_is_whole_is_a_success() {
+    let mut service = Service::new(&json!({"capacity": {"cpu_slots": 1}}));
+    service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
+    // the worker stops between `_SUCCESS` and telling so
+    let (hold, reached) = (service.scratch.path("finished.hold"), service.scratch.path("finished.reached"));
+    service.set("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
+    service.launch();
+    let api = &service.api;
+    for (output, query) in [("cancelled", ""), ("killed", "?max_attempts=1")] {
+        fs::write(&hold, "").unwrap();
+        let id = api.submit_with(query, &quick_job(output));
+        eventually("the data set is whole", || reached.exists().then_some(()));
+        assert!(service.scratch.path(output).join("_SUCCESS").exists());
+        if output == "killed" {
+            signal(service.worker_of(&id).process, libc::SIGKILL);
+        } else {
+            let asked = api.post(&format!("/jobs/{id}/cancel")).expect(202).json();
+            assert_eq!(asked["state"], "cancelling");
+        }
+        let done = api.until_state(&id, "succeeded");
+        assert_eq!((&done["attempt"], &done["failure"]), (&json!(1), &Value::Null));
+        assert!(done["result"]["rows"].as_u64() > Some(0) && done["result"]["already_done"] == false, "{done:#}");
+        assert_eq!(api.events(&id).iter().filter(|e| e["type"] == "finished").count(), 1);
+        api.post(&format!("/jobs/{id}/cancel")).problem(409);
+        fs::remove_file(&reached).unwrap();
+    }
+}
+
+#[test]
+fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
+    let mut service = start(&json!({"capacity": {"cpu_slots": 1}, "limits": {"cancel_seconds": 3600}}));
+    let (hold, reached) = (service.scratch.path("finished.hold"), service.scratch.path("finished.reached"));
+    service.set("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
+    service.kill();
+    service.launch();
+    fs::write(&hold, "").unwrap();
+    let api = service.api.clone();
+    let id = api.submit(&quick_job("out"));
+    eventually("the data set is whole", || reached.exists().then_some(()));
+    // it hears of nothing any more, so the cancel stays on its way
+    freeze(service.worker_of(&id).process);
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    service.kill();
+    service.launch();
+    assert_eq!(api.job(&id)["state"], "succeeded");
+    assert_eq!(api.states(&id), ["queued", "running", "cancelling", "succeeded"]);
+    assert!(api.job(&id)["result"]["rows"].as_u64() > Some(0));
+    // one that is not whole was cancelled
+    let id = api.submit(&long_job("cut"));
+    api.until_split(&id, 1);
+    freeze(service.worker_of(&id).process);
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    service.kill();
+    service.launch();
+    assert_eq!(api.job(&id)["state"], "cancelled");
+}
+
+#[test]
+fn what_became_of_a_cancelled_job_is_what_its_data_set_says() {
+    let service = start(&json!({"capacity": {"cpu_slots": 1}}));
+    let api = &service.api;
+    let races = rounds(6, 30);
+    let mut ends = Vec::new();
+    for (race, moment) in moments(30).take(races).enumerate() {
+        let output = format!("race-{race}");
+        let id = api.submit(&quick_job(&output));
+        // the last split, and then some: about where the manifest is written
+        eventually("it is nearly done", || {
+            let job = api.job(&id);
+            (job["state"] != "queued" && shards(&service.scratch.path(&output)).len() >= SPLITS - 1).then_some(())
+        });
+        std::thread::sleep(std::time::Duration::from_secs_f64(moment * 0.05));
+        let asked = api.post(&format!("/jobs/{id}/cancel"));
+        assert!([200, 202, 409].contains(&asked.status), "{}", asked.text);
+        let over = |job: &Value| ["succeeded", "cancelled"].contains(&job["state"].as_str().unwrap());
+        let state = api.until(&id, "over", over)["state"].as_str().unwrap().to_owned();
+        let whole = service.scratch.path(&output).join("_SUCCESS").exists();
+        assert_eq!(state, if whole { "succeeded" } else { "cancelled" }, "race {race}");
+        ends.push(state);
+    }
+    println!("{ends:?}");
+}
+
+#[test]
+fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
+    // nobody waits so long for a body that does not come
+    let service = start(&json!({"limits": {"body_kilobytes": 64, "body_seconds": 3600}}));
+    let host = &service.api.url()["http://".len()..];
+    let chunk = format!("{:x}\r\n{}", 65_000, "#".repeat(65_000));
+    for path in ["/api/v1/jobs", "/api/v1/validate"] {
+        for (header, begin) in [
+            ("Content-Length: 9000000000", ""),
+            ("Content-Length: 64001", ""),
+            ("Expect: 100-continue\r\nContent-Length: 64001", ""),
+            // not announced: as soon as it is more, not when it ends
+            ("Transfer-Encoding: chunked", chunk.as_str()),
+        ] {
+            let mut connection = service.connect();
+            let head =
+                format!("POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/yaml\r\n{header}\r\n\r\n");
+            connection.write_all(head.as_bytes()).unwrap();
+            connection.write_all(begin.as_bytes()).unwrap();
+            let mut first = [0; 12];
+            connection.read_exact(&mut first).unwrap();
+            assert_eq!(String::from_utf8_lossy(&first), "HTTP/1.1 413", "{path} {header}");
+        }
+    }
+    // and one that just fits is looked at
+    let fits = format!("version: 1 {}", "#".repeat(64_000 - 11));
+    service.api.send("POST", "/jobs", &[("content-type", "application/yaml")], Some(&fits)).problem(422);
+}
