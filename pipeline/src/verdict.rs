@@ -246,7 +246,6 @@ mod tests {
             keys: None,
             split: SplitId(split),
             dataset_split: "train".into(),
-            keys: None,
             pieces: vec![Piece { file: "f".into(), range }],
         }
     }
