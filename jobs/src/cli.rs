@@ -1,7 +1,6 @@
 //! The command line: verbs, their exit codes, and errors in words or as JSON.
 
 use std::io::{self, IsTerminal};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -119,6 +118,8 @@ pub enum Failure {
     Pipeline(PipelineError, Option<String>),
     /// How the program was called.
     Usage(String),
+    /// A job file with problems that a service found.
+    JobFile(String, Problems),
     /// A configuration of the service with problems.
     Configuration(String, Problems),
     /// A configuration with problems, told already.
@@ -147,15 +148,15 @@ impl From<io::Error> for Failure {
 
 impl Failure {
     /// An error of a job; the file is named where it is the file that has the problems.
-    pub fn of_job(error: PipelineError, file: &Path) -> Self {
-        let about = error.problems.is_some().then(|| file.display().to_string());
+    pub fn of_job(error: PipelineError, file: &str) -> Self {
+        let about = error.problems.is_some().then(|| file.to_owned());
         Self::Pipeline(error, about)
     }
 
     fn code(&self) -> u8 {
         match self {
             Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,
-            Self::Usage(_) | Self::Configuration(..) | Self::WrongConfiguration => 2,
+            Self::Usage(_) | Self::JobFile(..) | Self::Configuration(..) | Self::WrongConfiguration => 2,
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
             Self::Interrupted(told, _) => told.code(),
             _ => 1,
@@ -166,8 +167,11 @@ impl Failure {
         match self {
             Self::Told | Self::WrongConfiguration => {}
             Self::Usage(message) => tell(message, &json!([]), json, printer),
+            Self::JobFile(file, problems) => {
+                tell(&format!("{file}: {}", problems.told(Some(file))), &json!(problems.0), json, printer);
+            }
             Self::Configuration(about, problems) => {
-                let lines: Vec<String> = problems.0.iter().map(|p| format!("\n  {p}")).collect();
+                let lines: Vec<String> = problems.0.iter().map(|p| format!("\n  {}", p.told(None))).collect();
                 let n = problems.0.len();
                 let message = format!("{about}: {n} problem{}{}", if n == 1 { "" } else { "s" }, lines.concat());
                 tell(&message, &json!(problems.0), json, printer);
@@ -177,9 +181,10 @@ impl Failure {
             Self::System(message) => tell(message, &json!([]), json, printer),
             Self::Interrupted(_, message) => tell(message, &json!([]), json, printer),
             Self::Pipeline(e, about) => {
-                let message = match about {
-                    Some(about) => format!("{about}: {e}"),
-                    None => e.to_string(),
+                let message = match (about, &e.problems) {
+                    (Some(file), Some(problems)) => format!("{file}: {}", problems.told(Some(file))),
+                    (Some(about), None) => format!("{about}: {e}"),
+                    (None, _) => e.to_string(),
                 };
                 tell(&message, &json!(e.problems.as_ref().map_or(&[][..], |p| &p.0)), json, printer);
             }
@@ -221,7 +226,7 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
-    use stillhouse_schemas::problems::{Problem, Problems};
+    use stillhouse_schemas::problems::{Place, Problem, Problems};
 
     use super::*;
     use crate::printer::tests::captured;
@@ -238,7 +243,7 @@ mod tests {
     #[test]
     fn a_wrong_job_file_is_2_and_tells_every_problem() {
         let problems = Problems(vec![
-            Problem::new("pack.length", 0, "too small; valid: 2 or more"),
+            Problem::new("pack.length", 0, "too small; valid: 2 or more").at(Place { line: 12, column: 3 }),
             Problem::missing("output.path", "is required and missing"),
         ]);
         let failure = Failure::Pipeline(problems.into(), Some("job.yaml".into()));
@@ -247,11 +252,11 @@ mod tests {
         failure.tell(true, &printer);
         insta::assert_snapshot!(err.text(), @r"
         error: job.yaml: the job file has 2 problems
-          pack.length: got 0: too small; valid: 2 or more
+          job.yaml:12:3: pack.length: got 0: too small; valid: 2 or more
           output.path: is required and missing
         ");
         insta::assert_snapshot!(out.text(), @r#"
-        {"error":"job.yaml: the job file has 2 problems","problems":[{"field":"pack.length","got":"0","message":"too small; valid: 2 or more"},{"field":"output.path","message":"is required and missing"}]}
+        {"error":"job.yaml: the job file has 2 problems","problems":[{"field":"pack.length","got":"0","message":"too small; valid: 2 or more","line":12,"column":3},{"field":"output.path","message":"is required and missing"}]}
         "#);
     }
 

@@ -1,6 +1,7 @@
 //! The `stillhouse` binary: reads the command line, runs a verb, gives its exit code.
 
 mod cli;
+mod job_file;
 mod page;
 mod printer;
 mod progress;

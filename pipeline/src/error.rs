@@ -4,6 +4,7 @@ use std::fmt;
 
 use datafusion::common::DataFusionError;
 use stillhouse_operators::operator::OperatorError;
+use stillhouse_schemas::parse::Places;
 use stillhouse_schemas::problems::Problems;
 
 use crate::source::SourceError;
@@ -83,6 +84,16 @@ impl PipelineError {
     #[must_use]
     pub fn retryable(mut self) -> Self {
         self.retryable = true;
+        self
+    }
+
+    /// With the places of what is wrong with the job file.
+    #[must_use]
+    pub fn located(mut self, places: &Places) -> Self {
+        if let Some(problems) = &mut self.problems {
+            places.locate(problems);
+            self.message = problems.to_string();
+        }
         self
     }
 

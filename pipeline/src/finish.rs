@@ -1,7 +1,6 @@
 //! The end of a job: manifest, data set card, tokenizer, `_SUCCESS`, in this order.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use arrow::datatypes::Schema;
 use stillhouse_operators::operator::{OperatorSpec, documents_schema};
@@ -12,6 +11,7 @@ use stillhouse_schemas::manifest::{
 };
 use stillhouse_teacher::TeacherInfo;
 
+use crate::card::card;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
@@ -163,75 +163,16 @@ pub async fn manifest_of(output: &Output) -> Result<Manifest> {
     output.get_json(MANIFEST).await?.ok_or_else(gone)
 }
 
-/// A Hugging Face data set card.
-pub fn card(manifest: &Manifest) -> String {
-    let mut text = String::from("---\nconfigs:\n- config_name: default\n  data_files:\n");
-    for split in manifest.totals.keys() {
-        let _ = writeln!(text, "  - split: {split}\n    path: data/{split}-*.parquet");
+/// The card of a finished data set of a job that says something else in it by now. The manifest keeps what it was made with.
+///
+/// # Errors
+/// When the store does not take it.
+pub async fn renew_card(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
+    let now = &prepared.spec.output.card;
+    if manifest.job.output.card == *now {
+        return Ok(());
     }
-    let tokens: u64 = manifest.totals.values().map(|t| t.tokens).sum();
-    let rows: u64 = manifest.totals.values().map(|t| t.rows).sum();
-    let bytes: u64 = manifest.totals.values().map(|t| t.bytes).sum();
-    let _ = writeln!(
-        text,
-        "tags:\n- stillhouse\nsize_categories:\n- {}\n---\n\n# {}\n",
-        size_category(rows),
-        manifest.job.name
-    );
-    let _ = writeln!(
-        text,
-        "Training shards for parallel language models, made by Stillhouse: {rows} sequences of up to {} tokens, {tokens} tokens, {:.1} MB ({:.2} bytes per token).\n",
-        manifest.job.pack.length,
-        bytes as f64 / 1e6,
-        bytes as f64 / tokens.max(1) as f64,
-    );
-    let t = &manifest.tokenizer;
-    let _ = writeln!(text, "- tokenizer: `{}`, {} tokens", t.source, t.vocab_size);
-    if let Some(teacher) = &manifest.teacher {
-        let _ = writeln!(
-            text,
-            "- teacher: `{}`, {}, {} parameters, {}, on {}",
-            teacher.source, teacher.architecture, teacher.parameters, teacher.arithmetic, teacher.device
-        );
-    }
-    let _ = writeln!(text, "- input: {}", verdict::told(&manifest.statistics));
-    if let Some(perplexity) = manifest.statistics.perplexity() {
-        let _ = writeln!(text, "- perplexity of the text under the teacher: {perplexity:.2}");
-    }
-    if let (Some(seed), Some(noise)) =
-        (manifest.noise_seed, manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref()))
-    {
-        let _ = writeln!(
-            text,
-            "- posterior Gumbel noise: codec {:?}, {} draw(s), seed {seed}, total variation at most {}",
-            noise.codec, noise.draws, noise.tolerance
-        );
-    }
-    if let Some(s) = manifest.subtokens {
-        let _ = writeln!(text, "- sub-tokens: {} digits in base {}, most significant first", s.length, s.base);
-    }
-    let _ = writeln!(text, "\n| split | shards | sequences | tokens | MB |\n|---|---|---|---|---|");
-    for (split, t) in &manifest.totals {
-        let _ = writeln!(text, "| {split} | {} | {} | {} | {:.1} |", t.shards, t.rows, t.tokens, t.bytes as f64 / 1e6);
-    }
-    let _ = writeln!(text, "\n| column | type | shape |\n|---|---|---|");
-    for c in &manifest.columns {
-        let _ = writeln!(text, "| `{}` | {} | {} |", c.name, c.data_type, c.shape.as_deref().unwrap_or(""));
-    }
-    let _ = writeln!(
-        text,
-        "\n```python\nfrom datasets import load_dataset\nds = load_dataset(\"path/to/this/folder\")\n```"
-    );
-    text
-}
-
-fn size_category(rows: u64) -> &'static str {
-    match rows {
-        0..1_000 => "n<1K",
-        1_000..10_000 => "1K<n<10K",
-        10_000..100_000 => "10K<n<100K",
-        100_000..1_000_000 => "100K<n<1M",
-        1_000_000..10_000_000 => "1M<n<10M",
-        _ => "n>10M",
-    }
+    let mut renewed = manifest.clone();
+    renewed.job.output.card = now.clone();
+    output.put(CARD, card(&renewed).into_bytes()).await
 }

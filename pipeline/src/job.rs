@@ -22,6 +22,7 @@ use crate::access::{Access, Gate};
 use crate::error::{ErrorKind, PipelineError, Result, with_causes};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
+use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
@@ -33,7 +34,11 @@ pub struct Prepared {
     pub spec: JobSpec,
     /// Folder that relative paths are relative to.
     pub base: PathBuf,
-    /// The job file, where it was read from one.
+    /// The output's path with what `~` and variables stand for.
+    output_path: String,
+    /// What `~` and variables in the job's paths stand for, by name: for the eyes of their owner, never to be written.
+    pub environment: BTreeMap<String, String>,
+    /// The job file, where it lies in one; for whoever reads it to set.
     pub file: Option<PathBuf>,
     /// The store that the input is read from.
     pub store: Store,
@@ -71,48 +76,59 @@ impl Prepared {
     /// # Errors
     /// When it cannot be opened: options of its store that do not fit, no credentials.
     pub fn output(&self) -> Result<Output> {
-        let place = Place::parse(&self.base, &self.spec.output.path)
+        let place = Place::parse(&self.base, &self.output_path)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
         let output = Output::at(&shorter(place), &self.spec.output_storage(), &self.storages)?;
         Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
     }
 }
 
-/// Reads and checks a job file that may touch what `access` says; [`Access::everything`] for a person's own.
-///
-/// # Errors
-/// Of kind [`ErrorKind::Usage`] with all problems, each with its field.
-pub fn prepare(path: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
-    let text = fs::read_to_string(path)
-        .map_err(|e| PipelineError::caused(ErrorKind::Usage, format!("cannot read job file {}", path.display()), e))?;
-    let base = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
-    let prepared = prepare_text(&text, &base, access, observer)?;
-    Ok(Prepared { file: Some(path.to_path_buf()), ..prepared })
-}
-
-/// Checks the text of a job file whose relative paths are relative to `base`.
+/// Checks the text of a job file whose relative paths are relative to `base`, and which may touch what `access` says.
 ///
 /// Where `access` does not allow everything, nothing that the job names is looked at before all of it is allowed and the file has no
 /// other problem.
 ///
 /// # Errors
-/// As [`prepare`].
+/// Of kind [`ErrorKind::Usage`] with all problems, each with its field and its place.
 pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
-    let Parsed { spec, mut problems } = Parsed::from_yaml(text);
-    let Some(spec) = spec else { return Err(problems.into()) };
+    prepare_parsed(Parsed::from_yaml(text), base, access, observer)
+}
+
+/// Checks a job file that was read, as [`prepare_text`].
+///
+/// # Errors
+/// As [`prepare_text`].
+pub fn prepare_parsed(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
+    let Parsed { spec, problems, places } = parsed;
+    let checked = match spec {
+        Some(spec) => checked(spec, problems, base, access, observer),
+        None => Err(problems.into()),
+    };
+    checked.map_err(|e| e.located(&places))
+}
+
+fn checked(
+    spec: JobSpec,
+    mut problems: Problems,
+    base: &Path,
+    access: &Access,
+    observer: &dyn Observer,
+) -> Result<Prepared> {
     let gate = Gate::new(access);
-    if gate.is_restricted() {
-        for problem in access.problems(&spec, base) {
-            if !problems.touches(&problem.field) {
-                problems.push(problem);
-            }
+    for problem in access.problems(&spec, base) {
+        if !problems.touches(&problem.field) {
+            problems.push(problem);
         }
+    }
+    if gate.is_restricted() {
         std::mem::take(&mut problems).into_result()?;
     }
+    let names = Names::of(access);
     let storages = Storages::new();
     let storages = if gate.is_restricted() { storages.guarded(guard(access)) } else { storages };
-    let store = input_store(&spec, &storages)?;
-    let mut checks = Checks { spec: &spec, base, gate: &gate, observer, problems: &mut problems, failure: None };
+    let store = input_store(&spec, &names, &storages)?;
+    let mut checks =
+        Checks { spec: &spec, base, names: &names, gate: &gate, observer, problems: &mut problems, failure: None };
     let tables = checks.input(&store);
     let teacher = checks.teacher();
     let own = checks.own_vocabulary(teacher.as_ref());
@@ -137,6 +153,8 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
     let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
     Ok(Prepared {
         base: base.to_path_buf(),
+        output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
+        environment: names.used(&spec),
         file: None,
         store,
         storages,
@@ -151,9 +169,10 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
 }
 
 /// The disk, and every bucket that the job reads from.
-fn input_store(spec: &JobSpec, storages: &Storages) -> Result<Store> {
+fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Store> {
     let mut buckets = BTreeMap::new();
-    for url in spec.input.all_paths().filter_map(|(_, path)| StoreUrl::parse(path)?.ok()) {
+    let named = spec.input.all_paths().flat_map(|(_, path)| names.all(path).unwrap_or_default());
+    for url in named.filter_map(|named| StoreUrl::parse(&named.real)?.ok()) {
         if let Entry::Vacant(entry) = buckets.entry(url.root()) {
             let opened = storages.open(&url, &spec.input_storage())?;
             entry.insert(opened);
@@ -215,6 +234,7 @@ type FoundTeacher = (PathBuf, String, TeacherConfig);
 struct Checks<'a> {
     spec: &'a JobSpec,
     base: &'a Path,
+    names: &'a Names,
     gate: &'a Gate<'a>,
     observer: &'a dyn Observer,
     problems: &'a mut Problems,
@@ -235,13 +255,13 @@ impl Checks<'_> {
         if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
             return None;
         }
-        let (observer, gate) = (self.observer, self.gate);
+        let (observer, gate, names) = (self.observer, self.gate, self.names);
         let mut tables = Vec::new();
         let mut listed = true;
         for source in sources {
             let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |place: &Place| gate.admits(place);
-            match source::list(store, self.base, &source.input, &source.field, &admits, &mut looked_at) {
+            match source::list(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at) {
                 Ok(files) => {
                     tables.push(QueryTable { name: source.name, field: source.field, input: source.input, files })
                 }
@@ -310,9 +330,10 @@ impl Checks<'_> {
         if path.is_empty() || self.problems.touches(field) {
             return None;
         }
-        match HubRef::parse(path) {
+        let real = self.names.real(path).ok()?;
+        match HubRef::parse(&real) {
             Ok(None) => {
-                let local = local_path(self.base, path);
+                let local = local_path(self.base, &real);
                 if local.exists() {
                     let files = model_files(&local);
                     return match self.gate.strays(files.iter().map(PathBuf::as_path)) {
@@ -357,7 +378,7 @@ impl Checks<'_> {
             }
         };
         // those that an index names in a folder further down; what a hub gave is its cache's own
-        let of_hub = matches!(HubRef::parse(&spec.path), Ok(Some(_)));
+        let of_hub = self.names.real(&spec.path).is_ok_and(|real| matches!(HubRef::parse(&real), Ok(Some(_))));
         let weights = config.weights.iter().map(PathBuf::as_path).filter(|_| !of_hub);
         if let Some(message) = self.gate.strays(weights) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));

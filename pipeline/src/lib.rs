@@ -10,6 +10,7 @@
 //! bounded by the configuration: batches in flight, one row group per split, the teacher.
 
 pub mod access;
+pub mod card;
 pub mod clean;
 pub mod dataset;
 pub mod differs;
@@ -24,6 +25,7 @@ pub mod hub;
 pub mod inputs;
 pub mod inspect;
 pub mod job;
+pub mod names;
 pub mod operators;
 pub mod output;
 pub mod plan;

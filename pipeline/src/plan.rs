@@ -49,6 +49,9 @@ pub struct Plan {
     pub estimated_tokens: Option<u64>,
     /// Estimated bytes of the data set.
     pub estimated_bytes: Option<u64>,
+    /// What `~` and variables in the job's paths stand for, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
 }
 
 /// What is at the output of a job.
@@ -136,6 +139,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
+        environment: prepared.environment.clone(),
     })
 }
 
@@ -244,6 +248,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("/tokenizer", "path"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),
+        ("/output", "card"),
         ("/output", "path"),
         ("/output", "storage"),
     ];

@@ -100,6 +100,7 @@ async fn run_locked(
             check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
             output.clean_state().await?;
             verdict::judge(&prepared.spec, &manifest)?;
+            finish::renew_card(&prepared, output, &manifest).await?;
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
             return Ok(());
         }

@@ -2,6 +2,7 @@
 //!
 //! Checks that look at files, tokenizers and teachers live in the pipeline.
 
+use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
     Boundary, Compression, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
@@ -11,8 +12,9 @@ use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 9] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 10] = [
         later_capabilities,
+        written_paths,
         store_urls,
         endpoints,
         input_combinations,
@@ -54,42 +56,90 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Which places may be named where. What may hold a credential is never shown back.
+/// `~`, `${VAR}` and `{a,b}` as such; what they stand for is looked at where it is known.
+fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
+    for (field, path, purpose) in named_paths(job) {
+        let wrong = paths::parts(path).err();
+        let braces = || paths::alternatives(path).err().filter(|_| purpose == Purpose::Input);
+        if let Some(message) = wrong.or_else(braces) {
+            problems.push(Problem::missing(field, message));
+        }
+    }
+}
+
+/// Paths that all braces of a job may stand for.
+const MOST_ALTERNATIVES: usize = 100_000;
+
+/// Refuses braces that stand for more paths than anybody means, before any of them is made.
+pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
+    let all = job.input.all_paths().map(|(_, path)| paths::count(path)).fold(0, usize::saturating_add);
+    // written out, any number is the reader's own matter
+    (all > MOST_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
+        let message = format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *");
+        Problem::missing("input.paths", message)
+    })
+}
+
+/// What a path of a job is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// `input.paths` and those of the tables.
+    Input,
+    /// `output.path`.
+    Output,
+    /// A teacher or a tokenizer.
+    Model,
+}
+
+/// The paths of a job, with their fields.
+pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
+    let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), Purpose::Input));
+    let mut named: Vec<_> = inputs.collect();
+    named.push(("output.path".into(), &job.output.path, Purpose::Output));
+    named.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, Purpose::Model)));
+    let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
+    named.extend(teacher.map(|path| ("extract.teacher.path".into(), path, Purpose::Model)));
+    named
+}
+
+/// Which places may be named where.
 fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let mut refuse = |field: String, value: &str, message: String| {
-        let scheme = value.split_once("://").map_or("", |(scheme, _)| scheme);
-        problems.push(Problem::new(field, format!("{scheme}://…"), message));
-    };
-    for (field, path) in job.input.all_paths() {
-        if let Some(Err(message)) = split_url(path) {
-            refuse(field, path, message);
+    for (field, path, purpose) in named_paths(job) {
+        // with variables it is looked at when these are known
+        if !paths::is_plain(path) {
+            continue;
         }
+        let alternatives = match purpose {
+            Purpose::Input => paths::alternatives(path).unwrap_or_default(),
+            _ => vec![path.to_owned()],
+        };
+        problems.extend(alternatives.iter().find_map(|path| place_problem(&field, path, purpose)));
     }
-    let output = &job.output.path;
-    match split_url(output) {
-        Some(Err(message)) => refuse("output.path".into(), output, message),
-        Some(Ok(parts)) if parts.scheme.is_web() => refuse(
-            "output.path".into(),
-            output,
-            "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into(),
-        ),
-        Some(Ok(parts)) if parts.key.contains(['*', '?', '[']) => {
-            refuse("output.path".into(), output, "is one folder; valid: a key without *, ? and [".into());
-        }
-        _ => {}
-    }
-    let models = [
-        ("tokenizer.path", job.tokenizer.path.as_ref()),
-        ("extract.teacher.path", job.extract.as_ref().map(|e| &e.teacher.path)),
-    ];
-    for (field, path) in models {
-        let Some((path, (scheme, _))) = path.and_then(|p| Some((p, p.split_once("://")?))) else { continue };
-        if !matches!(scheme, "file" | "hf") {
+}
+
+/// Why a place, as it is once variables and braces are replaced, cannot be what it is named for. What may hold a credential is never
+/// shown back.
+pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem> {
+    let message = match (purpose, split_url(path)) {
+        (Purpose::Model, _) => {
+            let (scheme, _) = path.split_once("://")?;
+            if matches!(scheme, "file" | "hf") {
+                return None;
+            }
             let valid = "a local path or hf://org/name[@revision]";
-            let message = format!("store URLs are not in this version of stillhouse yet; valid now: {valid}");
-            refuse(field.into(), path, message);
+            format!("store URLs are not in this version of stillhouse yet; valid now: {valid}")
         }
-    }
+        (_, Some(Err(message))) => message,
+        (Purpose::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
+            "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into()
+        }
+        (Purpose::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
+            "is one folder; valid: a key without *, ? and [".into()
+        }
+        _ => return None,
+    };
+    let scheme = path.split_once("://").map_or("", |(scheme, _)| scheme);
+    Some(Problem::new(field, format!("{scheme}://…"), message))
 }
 
 fn endpoints(job: &JobSpec, problems: &mut Vec<Problem>) {

@@ -20,9 +20,11 @@
 
 pub mod checks;
 pub mod columns;
+mod document;
 pub mod ids;
 pub mod manifest;
 pub mod parse;
+pub mod paths;
 pub mod problems;
 pub mod spec;
 pub mod storage;

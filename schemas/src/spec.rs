@@ -103,7 +103,8 @@ pub struct Input {
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub holdout: BTreeMap<String, Holdout>,
-    /// Size of a split before compression, in megabytes (10^6 bytes) of input. Default: what fills a shard.
+    /// Size of a split in megabytes (10^6 bytes) of input text, not compressed. A split becomes one shard, so this decides the size of
+    /// shards in place of `output.shard_megabytes`. Default: what fills a shard of that size, by an estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.001, max = 1e6))]
     pub split_megabytes: Option<f64>,
@@ -444,7 +445,11 @@ pub struct Output {
     /// How the store of the output is reached, where other than `storage` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Storage>,
-    /// Size of a shard to aim for, in megabytes (10^6 bytes). A split becomes one shard.
+    /// What the data set card says that nothing else tells. Never changes a byte of the shards.
+    #[serde(default, skip_serializing_if = "Card::is_empty")]
+    pub card: Card,
+    /// Size of a shard to aim for, in megabytes (10^6 bytes), where `input.split_megabytes` does not say how large a split is. A split
+    /// becomes one shard.
     #[serde(default = "default_shard")]
     #[schemars(range(min = 0.01, max = 100_000.0))]
     pub shard_megabytes: f64,
@@ -456,6 +461,23 @@ pub struct Output {
     #[serde(default = "default_zstd")]
     #[schemars(range(min = 1, max = 22))]
     pub zstd_level: i32,
+}
+
+/// What the data set card says that nothing else tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Card {
+    /// License of the data set, as SPDX names it: `CC-BY-4.0`, `ODC-By-1.0`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9.+-]{0,63}$"))]
+    pub license: Option<String>,
+}
+
+impl Card {
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// What runs the job.

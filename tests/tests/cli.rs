@@ -49,9 +49,15 @@ engine: {kind: ballista}
             ("output.zstd_level", "99", "22 or less"),
             ("engine.kind", "ballista", "not in this version"),
         ] {
-            let line = said.stderr.lines().find(|line| line.trim_start().starts_with(&format!("{field}: got {got}: ")));
+            let line = said.stderr.lines().find(|line| line.contains(&format!(": {field}: got {got}: ")));
             let line = line.unwrap_or_else(|| panic!("no line on {field}, {got}:\n{}", said.stderr));
             assert!(line.contains(valid), "{valid:?} is not in {line:?}");
+            let place: Vec<&str> = line.trim_start().split(':').take(3).collect();
+            let [file, row, column] = place.as_slice() else { panic!("{line}") };
+            assert_eq!(*file, "job.yaml");
+            let (row, column): (usize, usize) = (row.parse().unwrap(), column.parse().unwrap());
+            let key = field.rsplit('.').next().unwrap();
+            assert!(bad.lines().nth(row - 1).unwrap()[column - 1..].starts_with(key), "{line}");
         }
     }
     assert!(!scratch.path("out").exists());

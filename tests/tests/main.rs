@@ -5,6 +5,7 @@ mod cli;
 mod corrupt;
 mod input;
 mod integrity;
+mod job_files;
 mod messages;
 mod nothing;
 mod plan;

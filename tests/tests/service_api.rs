@@ -89,8 +89,8 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_told_at_once() {
         |field: &str| problem["problems"].as_array().unwrap().iter().find(|p| p["field"] == field).unwrap().clone();
     assert_eq!(got("pack.length")["got"], "1");
     assert_eq!(
-        got("extract.teacher.device"),
-        json!({"field": "extract.teacher.device", "got": "cuda", "message": "this server has no GPU; valid: auto, cpu"})
+        with(got("extract.teacher.device"), &json!({"column": null})),
+        json!({"field": "extract.teacher.device", "got": "cuda", "message": "this server has no GPU; valid: auto, cpu", "line": 1})
     );
     // the same without a submission
     let checked = api.send("POST", "/validate", &[("content-type", "application/json")], Some(&wrong.to_string()));

@@ -56,7 +56,7 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     // a file with problems: 2, every one, at once; a worker's findings too
     service.scratch.job("bad.yaml", &with(quick_job("bad"), &json!({"name": "Bad Name", "pack": {"length": 1}})));
     service.stillhouse(&["submit", "bad.yaml"]).expect(2).says(&[
-        "bad.yaml: 2 problems",
+        "bad.yaml: the job file has 2 problems",
         "pack.length: got 1",
         "name: got",
     ]);

@@ -4,6 +4,8 @@
 
 use serde_json::Value;
 
+use stillhouse_schemas::problems::Problem;
+
 use super::model::FieldProblem;
 use crate::units;
 
@@ -40,7 +42,7 @@ pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem
             1 => next,
             more => {
                 let message = format!("and {} more problems", units::count(more as u64));
-                FieldProblem { field: String::new(), got: None, message }
+                FieldProblem::from(&Problem::missing("", message))
             }
         });
     }
@@ -79,7 +81,13 @@ mod tests {
 
     fn problem(n: usize) -> FieldProblem {
         let long = "é".repeat(5000);
-        FieldProblem { field: format!("input.paths[{n}]"), got: Some(long.clone()), message: long }
+        FieldProblem {
+            field: format!("input.paths[{n}]"),
+            got: Some(long.clone()),
+            message: long,
+            line: None,
+            column: None,
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use stillhouse_schemas::problems::Problem;
 use ureq::Agent;
 use ureq::Body;
 use ureq::http::{Request, Response, StatusCode, header};
@@ -68,11 +69,7 @@ impl std::fmt::Display for ClientError {
 
 /// A problem of a job file, as `run` tells it.
 pub fn told(problem: &FieldProblem) -> String {
-    let field = if problem.field.is_empty() { "job file" } else { &problem.field };
-    match &problem.got {
-        Some(got) => format!("{field}: got {got}: {}", problem.message),
-        None => format!("{field}: {}", problem.message),
-    }
+    Problem::from(problem).told(None)
 }
 
 type Result<T, E = ClientError> = std::result::Result<T, E>;

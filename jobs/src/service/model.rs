@@ -235,11 +235,25 @@ pub struct FieldProblem {
     pub got: Option<String>,
     /// What is wrong and what is valid.
     pub message: String,
+    /// Line of the job file where it stands, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// Column of that line, in characters from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<u32>,
 }
 
 impl From<&stillhouse_schemas::problems::Problem> for FieldProblem {
     fn from(p: &stillhouse_schemas::problems::Problem) -> Self {
-        Self { field: p.field.clone(), got: p.got.clone(), message: p.message.clone() }
+        let (line, column) = (p.place.map(|at| at.line), p.place.map(|at| at.column));
+        Self { field: p.field.clone(), got: p.got.clone(), message: p.message.clone(), line, column }
+    }
+}
+
+impl From<&FieldProblem> for stillhouse_schemas::problems::Problem {
+    fn from(p: &FieldProblem) -> Self {
+        let place = p.line.zip(p.column).map(|(line, column)| stillhouse_schemas::problems::Place { line, column });
+        Self { field: p.field.clone(), got: p.got.clone(), message: p.message.clone(), place }
     }
 }
 

@@ -17,6 +17,7 @@ use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Event;
 
 use stillhouse_pipeline::storage::StoreUrl;
+use stillhouse_schemas::paths::alternatives;
 use stillhouse_schemas::spec::JobSpec;
 
 use super::model::FieldProblem;
@@ -89,8 +90,9 @@ impl Work {
         | Self::Finished { file, .. }
         | Self::Manifest { file, .. }) = self;
         let Ok(spec) = JobSpec::from_yaml(file) else { return false };
-        let mut places = spec.input.all_paths().map(|(_, path)| path).chain([&spec.output.path]);
-        places.any(|place| matches!(StoreUrl::parse(place), Some(Ok(url)) if !url.scheme.is_web()))
+        let inputs = spec.input.all_paths().flat_map(|(_, path)| alternatives(path).unwrap_or_default());
+        let mut places = inputs.chain([spec.output.path.clone()]);
+        places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_web()))
     }
 }
 

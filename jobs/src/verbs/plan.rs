@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
-use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::plan::{Plan, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
-use stillhouse_pipeline::{job, plan, sample};
+use stillhouse_pipeline::{plan, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
+use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone, View};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
@@ -32,7 +33,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job file (YAML or JSON)
+    /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     /// Prepare the first N documents in memory and show their rows, noise included, as the job will store them
@@ -50,17 +51,19 @@ pub struct Args {
 
 /// Plans it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let file = JobFile::read(&args.job, printer)?;
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let planned = job::prepare(&args.job, &Access::everything(), &watch).and_then(|prepared| {
+    let made = |prepared: Prepared| {
         let hash = plan::job_hash(&prepared, &watch)?;
         let plan = plan::plan(&prepared, &hash, args.overwrite, &watch)?;
         let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, &watch)).transpose()?;
         Ok(Planned { plan, sample })
-    });
+    };
+    let planned = file.prepare(&watch).and_then(|prepared| made(prepared).map_err(|e| file.failure(e)));
     watch.close();
-    let planned = planned.map_err(|e| Failure::of_job(e, &args.job))?;
+    let planned = planned?;
     if args.json {
         printer.json(&planned)?;
     } else {
@@ -120,6 +123,10 @@ fn render(plan: &Plan, view: View) -> Page {
         format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
     );
     fact("output", standing(&plan.output, plan.splits.len()));
+    for (name, value) in &plan.environment {
+        let name = if name == "~" { name.clone() } else { format!("${{{name}}}") };
+        fact(&name, value.clone());
+    }
     fact("splits", split_counts(&plan.splits));
     fact("estimate", estimate(plan));
     page.facts(facts);
@@ -254,6 +261,7 @@ mod tests {
             estimated_bytes_per_token: 9.14,
             estimated_tokens: Some(2_939_447),
             estimated_bytes: Some(26_866_545),
+            environment: BTreeMap::new(),
         }
     }
 
@@ -282,12 +290,15 @@ mod tests {
 
     #[test]
     fn a_query_has_no_splits_yet() {
-        let plan = Plan { estimated_tokens: None, estimated_bytes: None, ..plan(0) };
+        let environment = [("~", "/home/ann"), ("CORPUS", "/data/owt")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let plan = Plan { estimated_tokens: None, estimated_bytes: None, environment: environment.into(), ..plan(0) };
         insta::assert_snapshot!(render(&plan, VIEW).render(false), @r"
         demo  job 0123456789ab
           path      read → clean → tokenize → pack → extract → shard
           input     1 file, 12.3 MB as stored
           output    out/demo
+          ${CORPUS} /data/owt
+          ~         /home/ann
           splits    known once input.sql has run
           estimate  9.1 bytes per token; the size of the text is not known before it is read
         ");

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Observer;
-use stillhouse_pipeline::job;
 use stillhouse_pipeline::repair::{Repaired, repair};
 
 use crate::cli::Failure;
+use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
@@ -30,7 +29,7 @@ Every shard is read and compared with its record. One that comes out with other 
 pub struct Args {
     /// Folder or URL of the data set
     dataset: String,
-    /// The job file that made it
+    /// The job file that made it; - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     #[command(flatten)]
@@ -46,14 +45,14 @@ const RESUME: &str = "interrupted; what was made again stays: run the same comma
 
 /// Repairs it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let file = JobFile::read(&args.job, printer)?;
     let runtime = args.threads.runtime()?;
     let watch = Arc::new(Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown }));
-    let about = |e| Failure::of_job(e, &args.job);
     let prepared = {
         let _blocking_calls_wait_on = runtime.enter();
-        job::prepare(&args.job, &Access::everything(), watch.as_ref())
+        file.prepare(watch.as_ref())
     };
-    let result = prepared.map_err(about).and_then(|prepared| {
+    let result = prepared.and_then(|prepared| {
         let storage = args.store.over(&prepared.spec.output_storage());
         let output = args.store.output(&args.dataset, &storage)?;
         let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
@@ -62,7 +61,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
             tokio::select! {
                 biased;
-                result = repair(Arc::new(prepared), output, observer) => result.map_err(about),
+                result = repair(Arc::new(prepared), output, observer) => result.map_err(|e| file.failure(e)),
                 told = signals.told() => Err(Failure::Interrupted(told, RESUME.into())),
                 () = printer.closed() => Err(Failure::Told),
             }

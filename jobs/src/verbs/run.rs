@@ -1,15 +1,14 @@
 //! `stillhouse run JOB.yaml`: runs a job here, with progress; goes on where an earlier run stopped.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::access::Access;
-use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::events::Observer;
+use stillhouse_pipeline::run;
 use stillhouse_pipeline::run::RunOptions;
-use stillhouse_pipeline::{job, run};
 
 use crate::cli::Failure;
+use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
@@ -31,7 +30,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job file (YAML or JSON)
+    /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     /// Replace the data set of another job, or of another version of this job, in the output folder
@@ -50,12 +49,12 @@ pub struct Args {
     quiet: bool,
 }
 
-async fn prepare_and_run(job: &Path, options: RunOptions, watch: &Arc<Watch>) -> Result<(), PipelineError> {
-    let (job, observer) = (job.to_owned(), Arc::clone(watch));
-    let prepared =
-        tokio::task::spawn_blocking(move || job::prepare(&job, &Access::everything(), observer.as_ref())).await;
-    let prepared = prepared.map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))??;
-    run::run(Arc::new(prepared), options, Arc::clone(watch) as Arc<dyn Observer>).await
+async fn prepare_and_run(file: &Arc<JobFile>, options: RunOptions, watch: &Arc<Watch>) -> Result<(), Failure> {
+    let (job, observer) = (Arc::clone(file), Arc::clone(watch));
+    let prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())).await;
+    let prepared = prepared.map_err(|e| Failure::System(format!("a worker stopped: {e}")))??;
+    let observer = Arc::clone(watch) as Arc<dyn Observer>;
+    run::run(Arc::new(prepared), options, observer).await.map_err(|e| file.failure(e))
 }
 
 fn how_to_go_on(watch: &Watch) -> String {
@@ -71,6 +70,7 @@ fn how_to_go_on(watch: &Watch) -> String {
 
 /// Runs it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let file = JobFile::read(&args.job, printer)?;
     let runtime = args.threads.runtime()?;
     let mode = match (args.json, args.quiet) {
         (true, _) => Mode::Json,
@@ -78,13 +78,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         _ => Mode::Shown,
     };
     let watch = Arc::new(Watch::new(printer, mode));
-    let about = |e| Failure::of_job(e, &args.job);
+    let file = Arc::new(file);
     let options = RunOptions { overwrite: args.overwrite, check: args.check };
     let result = runtime.block_on(async {
         let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
         tokio::select! {
             biased;
-            result = prepare_and_run(&args.job, options, &watch) => result.map_err(about),
+            result = prepare_and_run(&file, options, &watch) => result,
             told = signals.told() => Err(Failure::Interrupted(told, how_to_go_on(&watch))),
             () = printer.closed() => Err(Failure::Told),
         }

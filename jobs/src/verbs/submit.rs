@@ -9,6 +9,7 @@ use stillhouse_pipeline::events::{Event, Observer, Progress, StageProgress};
 use stillhouse_schemas::problems::{Problem, Problems};
 
 use crate::cli::Failure;
+use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
@@ -30,13 +31,13 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The job file (YAML, or JSON when it ends in .json)
+    /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     /// Print the job's id and do not wait
     #[arg(long, short)]
     detach: bool,
-    /// What relative paths are relative to, on the service's machine [default: the job file's folder]
+    /// What relative paths are relative to, on the service's machine [default: the job file's folder, for - the current one]
     #[arg(long, value_name = "FOLDER")]
     folder: Option<String>,
     /// Jobs of higher priority go first
@@ -83,23 +84,20 @@ impl From<ClientError> for Failure {
 }
 
 fn problems(list: &[FieldProblem]) -> Problems {
-    let problem = |p: &FieldProblem| Problem { field: p.field.clone(), got: p.got.clone(), message: p.message.clone() };
-    Problems(list.iter().map(problem).collect())
+    Problems(list.iter().map(Problem::from).collect())
 }
 
 /// Sends it, and waits.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let client = args.service.client()?;
-    let shown = args.job.display();
-    let file =
-        std::fs::read_to_string(&args.job).map_err(|e| Failure::Usage(format!("cannot read job file {shown}: {e}")))?;
+    let JobFile { name, text, json, folder: own, .. } = JobFile::read(&args.job, printer)?;
     let folder = match &args.folder {
         Some(folder) => folder.clone(),
-        None => own_folder(&args.job).map_err(|e| Failure::Usage(format!("the folder of {shown}: {e}")))?,
+        None => absolute(&own).map_err(|e| Failure::Usage(format!("the folder of {name}: {e}")))?,
     };
-    let job = send(&client, args, file, folder).map_err(|e| match e {
+    let job = send(&client, args, text, json, folder).map_err(|e| match e {
         ClientError::Refused(refusal) if !refusal.problems.is_empty() => {
-            Failure::Configuration(shown.to_string(), problems(&refusal.problems))
+            Failure::JobFile(name, problems(&refusal.problems))
         }
         other => other.into(),
     })?;
@@ -119,15 +117,14 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     watch(&client, &job.id, mode, printer)
 }
 
-fn own_folder(job: &Path) -> std::io::Result<String> {
-    let folder = job.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+fn absolute(folder: &Path) -> std::io::Result<String> {
     Ok(folder.canonicalize()?.to_string_lossy().into_owned())
 }
 
 /// Times that a submission is sent again when no answer came: its key makes that safe.
 const SENDS: u32 = 4;
 
-fn send(client: &Client, args: &Args, file: String, folder: String) -> Result<Job, ClientError> {
+fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) -> Result<Job, ClientError> {
     let key = match &args.idempotency_key {
         Some(key) => key.clone(),
         None => {
@@ -135,7 +132,6 @@ fn send(client: &Client, args: &Args, file: String, folder: String) -> Result<Jo
             format!("{}{}", random()?, random()?)
         }
     };
-    let json = args.job.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
     let ask = Ask { body: Some(file), ..Ask::new("POST", "/jobs") }
         .with("folder", Some(folder))
         .with("priority", Some(args.priority).filter(|p| *p != 0))

@@ -9,10 +9,12 @@ use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::finish;
 use stillhouse_pipeline::inspect::{InspectOptions, inspect};
+use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions};
 use stillhouse_pipeline::storage::{Place, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
+use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
 use tokio::runtime::Builder;
 
@@ -93,7 +95,7 @@ fn problems(error: &PipelineError) -> Vec<FieldProblem> {
     let is_field =
         |name: &str| name.contains('.') && name.bytes().all(|b| b.is_ascii_lowercase() || b"._".contains(&b));
     let (field, message) = text.split_once(": ").filter(|(field, _)| is_field(field)).unwrap_or(("", &text));
-    vec![FieldProblem { field: field.to_owned(), got: None, message: message.to_owned() }]
+    vec![FieldProblem::from(&Problem::missing(field, message))]
 }
 
 /// Ends this process when the service is gone, however that came: the kernel closes its end of the pipe.
@@ -209,6 +211,8 @@ fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &
     let refused: Vec<_> =
         access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
     stillhouse_schemas::problems::Problems(refused).into_result()?;
-    let place = Place::parse(folder, &spec.output.path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
+    let usage = |e: String| PipelineError::new(ErrorKind::Usage, e);
+    let path = Names::of(access).real(&spec.output.path).map_err(usage)?;
+    let place = Place::parse(folder, &path).map_err(usage)?;
     Output::at(&place, &spec.output_storage(), &Storages::new())
 }

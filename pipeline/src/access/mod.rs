@@ -26,6 +26,7 @@ use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
 use crate::job::local_path;
+use crate::names::Names;
 use crate::source::literal;
 use crate::storage::{Place, StoreUrl, is_public};
 
@@ -52,6 +53,10 @@ pub struct Access {
     pub private_networks: bool,
     /// Folders that are never touched, also where they are inside of one that is allowed.
     pub deny: Vec<PathBuf>,
+    /// Whether `~` and `${VAR}` in a job's paths stand for this user's home and this process's environment. Never in a service, so no
+    /// configuration can say so and no order carries it.
+    #[serde(skip)]
+    pub environment: bool,
 }
 
 /// [`Access`] with its folders resolved, as they are now.
@@ -80,7 +85,15 @@ impl Access {
     /// Everything: what a person's own job may touch.
     pub fn everything() -> Self {
         let any = || vec![ANY.to_owned()];
-        Self { read: any(), write: any(), endpoints: any(), hub: any(), private_networks: true, deny: Vec::new() }
+        Self {
+            read: any(),
+            write: any(),
+            endpoints: any(),
+            hub: any(),
+            private_networks: true,
+            deny: Vec::new(),
+            environment: true,
+        }
     }
 
     fn is_everything(&self) -> bool {
@@ -166,7 +179,14 @@ impl Access {
     /// The same, asked before each path whether to go on; `None` when not. Of more than 90 paths that may not be read the rest is
     /// counted in one problem.
     pub fn problems_while(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
-        Gate::new(self).problems(spec, base, go_on)
+        let names = Names::of(self);
+        let mut problems = names.problems(spec);
+        for problem in Gate::new(self).problems(spec, base, &names, go_on)? {
+            if !problems.iter().any(|p| p.field == problem.field) {
+                problems.push(problem);
+            }
+        }
+        Some(problems)
     }
 
     /// The entry that a folder of this machine is inside of, if there is one; `*` is for those who know what they do.
@@ -238,17 +258,22 @@ impl<'a> Gate<'a> {
         self.rules.is_some()
     }
 
-    fn problems(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
+    /// Paths that stand for nothing are told elsewhere.
+    fn problems(&self, spec: &JobSpec, base: &Path, names: &Names, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
             return Some(problems);
         }
         let mut more = 0;
         for (field, path) in spec.input.all_paths() {
-            if !go_on() {
-                return None;
+            let mut said = None;
+            for named in names.all(path).unwrap_or_default() {
+                if !go_on() {
+                    return None;
+                }
+                said = said.or_else(|| self.place(base, &named.real, Purpose::Read));
             }
-            match self.place(base, path, Purpose::Read) {
+            match said {
                 Some(message) if problems.len() < MOST_PROBLEMS => {
                     problems.push(Problem::new(field, shown(path), message));
                 }
@@ -265,10 +290,14 @@ impl<'a> Gate<'a> {
         ];
         for (field, path) in models {
             let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
-            problems.extend(self.model(base, path).map(|m| Problem::new(field, shown(path), m)));
+            let said = names.real(path).ok().and_then(|real| self.model(base, &real));
+            problems.extend(said.map(|m| Problem::new(field, shown(path), m)));
         }
         let output = &spec.output.path;
-        let said = self.place(base, output, Purpose::Write).or_else(|| self.output_links(base, output));
+        let said = names
+            .real(output)
+            .ok()
+            .and_then(|real| self.place(base, &real, Purpose::Write).or_else(|| self.output_links(base, &real)));
         problems.extend(said.map(|m| Problem::new("output.path", shown(output), m)));
         let storages = [
             ("storage", Some(&spec.storage)),

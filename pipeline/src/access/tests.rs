@@ -538,6 +538,7 @@ fn configurations_are_checked() {
         hub: ["org", "org/", "a/b/c", "org/*", "../x", "*/x"].map(String::from).to_vec(),
         private_networks: false,
         deny: vec!["relative".into(), "/nobody/has/this".into()],
+        environment: false,
     };
     let told: Vec<String> = access.check().iter().map(ToString::to_string).collect();
     let fields: Vec<&str> = told.iter().map(|t| t.split(':').next().unwrap()).collect();
@@ -565,12 +566,49 @@ fn configurations_are_checked() {
 }
 
 #[test]
+fn the_servers_environment_is_no_jobs_business() {
+    let open = Access { environment: false, ..Access::everything() };
+    for access in [&World::new().access, &open] {
+        for (fields, field) in [
+            (json!({"input": {"format": "jsonl", "paths": ["x", "~/a.jsonl"]}}), "input.paths[1]"),
+            (json!({"input": {"format": "jsonl", "paths": ["{/srv,${HOME}}/a"]}}), "input.paths[0]"),
+            (json!({"output": {"path": "${PATH}/x"}}), "output.path"),
+            (json!({"tokenizer": {"path": "~/t"}}), "tokenizer.path"),
+            (json!({"extract": {"teacher": {"path": "hf://org/${USER}"}}}), "extract.teacher.path"),
+        ] {
+            let problems = access.problems(&spec(fields.clone()), Path::new("/"));
+            let told = problems.iter().find(|p| p.field == field).unwrap();
+            assert!(told.message.contains("the server's own"), "{told}");
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let _in = runtime.enter();
+            let text = serde_json::to_string(&job(fields)).unwrap();
+            let error = prepare_text(&text, Path::new("/"), access, &Silent).err().unwrap();
+            assert!(error.to_string().contains("the server's own"), "{error}");
+        }
+    }
+    // each alternative of braces is judged
+    let world = World::new();
+    for path in [
+        "{data,secret}/a.jsonl",
+        "data/{a.jsonl,../../secret/a.jsonl}",
+        "{data/a.jsonl,s3://b/k}",
+        "data/{link,.}/a.jsonl",
+    ] {
+        assert!(world.input(&world.path(path)).is_some(), "{path}");
+    }
+    assert_eq!(world.input(&world.path("data/{a,b}.jsonl")), None);
+}
+
+#[test]
 fn configurations_are_read_strictly() {
     let access: Access = serde_json::from_value(json!({"read": ["/srv"]})).unwrap();
     assert_eq!(access, Access { read: vec!["/srv".into()], ..Access::default() });
     assert!(serde_json::from_value::<Access>(json!({"reed": []})).is_err());
     let all = Access::everything();
-    assert_eq!(serde_json::from_value::<Access>(serde_json::to_value(&all).unwrap()).unwrap(), all);
+    // the environment is a person's own, and of no service
+    let read_back = serde_json::from_value::<Access>(serde_json::to_value(&all).unwrap()).unwrap();
+    assert_eq!(read_back, Access { environment: false, ..all });
+    assert!(serde_json::from_value::<Access>(json!({"environment": true})).is_err());
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! From the job's paths to files: globs and folders expanded in one fixed order.
 //!
 //! Entries stay in the job's order; within an entry files are sorted by name, component by component. A file that two entries find is
-//! taken once, at its first place. Names that begin with a dot are found by a path only, not by a glob or a folder.
+//! taken once, at its first place. An entry with `{a,b}` stands for several, in the order of the braces, each of which finds files. Names that begin with a dot are found by a path only, not by a glob or a folder.
 //! A glob finds files; a folder stands for all files below it that have an ending of the format.
 //!
 //! Cost: one listing per folder that a pattern can reach.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, PathBuf};
 
@@ -20,6 +21,7 @@ use super::folder::{self, Child};
 use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
+use crate::names::Names;
 use crate::storage::{Place, StoreUrl, explain};
 
 /// A file of the input.
@@ -80,6 +82,7 @@ pub(crate) fn list(
     base_dir: &std::path::Path,
     input: &Input,
     field: &str,
+    names: &Names,
     admits: Admits<'_>,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
@@ -89,11 +92,7 @@ pub(crate) fn list(
     let mut more_problems = 0;
     for (i, given) in input.paths.iter().enumerate() {
         looked_at(i);
-        let found = expand(store, base_dir, given, input, admits).and_then(|found| {
-            found.iter().try_for_each(|file| admitted(store, file, admits)).map_err(Trouble::Problem)?;
-            Ok(found)
-        });
-        match found {
+        match named(store, base_dir, given, input, names, admits) {
             Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
             Err(Trouble::Problem(message)) if problems.len() < MOST_PROBLEMS => {
                 problems.push(Problem::new(format!("{field}.paths[{i}]"), format!("{given:?}"), message));
@@ -111,6 +110,32 @@ pub(crate) fn list(
 
 /// Told how many things were looked at so far.
 pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
+
+/// The files of one path of the job: each of the paths that it stands for finds some.
+fn named(
+    store: &Store,
+    base_dir: &std::path::Path,
+    given: &str,
+    input: &Input,
+    names: &Names,
+    admits: Admits<'_>,
+) -> Result<Vec<InputFile>, Trouble> {
+    let mut files = Vec::new();
+    for named in names.all(given)? {
+        let found = expand(store, base_dir, &named.real, input, admits).and_then(|found| {
+            found.iter().try_for_each(|file| admitted(store, file, admits)).map_err(Trouble::Problem)?;
+            Ok(found)
+        });
+        let found = found.map_err(|trouble| match trouble {
+            Trouble::Problem(message) if named.written != given => {
+                Trouble::Problem(format!("{:?}: {message}", named.written))
+            }
+            other => other,
+        })?;
+        files.extend(found.into_iter().map(|file| InputFile { path: named.shown(file.path), ..file }));
+    }
+    Ok(files)
+}
 
 /// Says why a file or folder may not be looked at, where it may not.
 pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;
@@ -140,16 +165,40 @@ fn is_odd(path: &std::path::Path) -> bool {
 }
 
 /// The components of a path or URL, and how many of them come before the first that is a glob; of a URL at least scheme and bucket.
-fn components(given: &str) -> (Vec<&str>, usize) {
-    let components: Vec<&str> = given.strip_prefix("file://").unwrap_or(given).split('/').collect();
+fn components(given: &str) -> (Vec<Cow<'_, str>>, usize) {
+    let mut components: Vec<_> = given.strip_prefix("file://").unwrap_or(given).split('/').map(Cow::Borrowed).collect();
     // the host of a web server may be [::1]
     let fixed = if split_url(given).is_some() { 3 } else { 0 };
-    let globs_from = components.iter().skip(fixed).position(|c| c.contains(['*', '?', '[']));
-    let literal = globs_from.map_or(components.len(), |i| i + fixed);
+    let mut literal = fixed.min(components.len());
+    while let Some(name) = components.get(literal).and_then(|component| name(component)) {
+        components[literal] = Cow::Owned(name);
+        literal += 1;
+    }
     (components, literal)
 }
 
-fn head(components: &[&str], literal: usize) -> String {
+/// What a component names if it is no pattern: one whose globs are all escaped, such as `[*]`, is none.
+fn name(component: &str) -> Option<String> {
+    let mut name = String::new();
+    let mut rest = component;
+    while let Some(c) = rest.chars().next() {
+        let escaped = ["[[]", "[]]", "[*]", "[?]"].iter().find_map(|escape| rest.strip_prefix(escape));
+        match (c, escaped) {
+            ('[', Some(after)) => {
+                name.push_str(&rest[1..2]);
+                rest = after;
+            }
+            ('*' | '?' | '[', _) => return None,
+            _ => {
+                name.push(c);
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+    }
+    Some(name)
+}
+
+fn head(components: &[Cow<'_, str>], literal: usize) -> String {
     let head = components[..literal.min(components.len())].join("/");
     if head.is_empty() && literal > 0 { "/".into() } else { head }
 }
@@ -163,8 +212,8 @@ pub(crate) fn literal(given: &str) -> String {
 /// A path or URL of the job, cut where its first glob begins.
 struct Given<'a> {
     /// As it stands in the job, without `file://`.
-    plain: &'a str,
-    components: Vec<&'a str>,
+    plain: Cow<'a, str>,
+    components: Vec<Cow<'a, str>>,
     /// How many components are no globs; of a URL at least scheme and bucket.
     literal: usize,
     /// Where the store has them.
@@ -173,9 +222,12 @@ struct Given<'a> {
 
 impl<'a> Given<'a> {
     fn parse(base_dir: &std::path::Path, given: &'a str) -> Result<Self, String> {
-        let plain = given.strip_prefix("file://").unwrap_or(given);
         let (components, literal) = components(given);
-        let url = StoreUrl::parse(given).transpose()?;
+        let plain = match literal < components.len() {
+            true => Cow::Borrowed(given.strip_prefix("file://").unwrap_or(given)),
+            false => Cow::Owned(components.join("/")),
+        };
+        let url = StoreUrl::parse(&plain).transpose()?;
         let head = head(&components, literal);
         let location = match url {
             Some(url) if literal < components.len() => match StoreUrl::parse(&head) {
@@ -205,7 +257,7 @@ fn expand(
             return Err(ODD.to_owned().into());
         }
         if !plain.ends_with('/')
-            && let Some(file) = head_file(store, plain, &location)?
+            && let Some(file) = head_file(store, &plain, &location)?
         {
             return Ok(vec![file]);
         }

@@ -19,15 +19,18 @@ use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
+use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec};
 use stillhouse_teacher::Teacher;
 
 use super::{TeacherCheck, Verification, VerifyOptions};
+use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::job::local_path;
+use crate::names::Names;
 use crate::{operators, plan, run};
 
 /// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did; those
@@ -99,16 +102,7 @@ fn load(
     let record = dataset.manifest().teacher.as_ref();
     let path = match &options.teacher_path {
         Some(path) => path.clone(),
-        None => match HubRef::parse(&extract.teacher.path) {
-            Ok(Some(reference)) => hub::fetch(&reference, Wanted::Teacher, &|_, _, _| {})?.path,
-            _ => {
-                let folder = job_folder.unwrap_or_default();
-                [local_path(&folder, &extract.teacher.path), PathBuf::from(&extract.teacher.path)]
-                    .into_iter()
-                    .find(|p| p.exists())
-                    .unwrap_or_else(|| local_path(&folder, &extract.teacher.path))
-            }
-        },
+        None => of_the_job(&extract.teacher.path, job_folder)?,
     };
     if !path.exists() {
         return Err(PipelineError::new(
@@ -126,6 +120,22 @@ fn load(
         }
     }
     Ok(teacher)
+}
+
+/// Where the job found its teacher. A manifest may be of somebody else, so that no variable of this environment goes into it.
+fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
+    let is_variable = |part: &Part<'_>| matches!(part, Part::Variable(_));
+    if parts(path).is_ok_and(|parts| parts.iter().any(is_variable)) {
+        let message = format!("the job had its teacher at {path}; name it with --teacher-path");
+        return Err(PipelineError::new(ErrorKind::Usage, message));
+    }
+    let real = Names::of(&Access::everything()).real(path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
+    if let Ok(Some(reference)) = HubRef::parse(&real) {
+        return Ok(hub::fetch(&reference, Wanted::Teacher, &|_, _, _| {})?.path);
+    }
+    let there = local_path(&job_folder.unwrap_or_default(), &real);
+    let here = PathBuf::from(&real);
+    Ok([&there, &here].into_iter().find(|path| path.exists()).unwrap_or(&there).clone())
 }
 
 /// Batches spread evenly over the rows of the data set, each beginning where a batch of the job began.

@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::error::ErrorKind;
 use stillhouse_pipeline::hub::{Hub, HubConfig, HubRef, Wanted};
+use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::output::Output;
 use stillhouse_pipeline::storage::{Place, Storages};
+use stillhouse_schemas::paths::count;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::JobSpec;
 
@@ -54,7 +57,9 @@ impl Drop for Waiting {
 
 /// Refuses more paths than a job may name; they are looked at one by one.
 pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
-    let (got, most) = (spec.input.all_paths().count(), limits.paths_per_job as usize);
+    // one with braces stands for several
+    let got = spec.input.all_paths().map(|(_, path)| count(path)).fold(0, usize::saturating_add);
+    let most = limits.paths_per_job as usize;
     (got > most).then(|| {
         let message = format!(
             "more than this server takes; valid: at most {} (limits.paths_per_job); a glob or a folder stands for any number of files",
@@ -74,7 +79,7 @@ impl Admission {
         ];
         for (field, path, wanted) in models {
             let Some(path) = path.filter(|_| !known.touches(field)) else { continue };
-            let wrong = match HubRef::parse(path) {
+            let wrong = match HubRef::parse(&real(path)) {
                 Ok(None) => None,
                 Ok(Some(reference)) => self.lacks(config, &reference, wanted),
                 Err(message) => Some(message),
@@ -115,9 +120,14 @@ impl Admission {
     }
 }
 
+/// A path without its escapes; what would be the server's own is refused before.
+fn real(path: &str) -> String {
+    Names::of(&Access::default()).real(path).unwrap_or_else(|_| path.to_owned())
+}
+
 /// Why a data set cannot be made there.
 fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
-    match Place::parse(base, &spec.output.path) {
+    match Place::parse(base, &real(&spec.output.path)) {
         Ok(Place::Disk(root)) => folder_problem(&root),
         Ok(place) => Output::at(&place, &spec.output_storage(), &Storages::new()).err().map(|e| e.to_string()),
         Err(message) => Some(message),

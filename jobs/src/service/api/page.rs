@@ -13,7 +13,7 @@ macro_rules! files {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!(concat!("../page/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 15] = files!(
+const FILES: [(&str, &str); 14] = files!(
     "index.html",
     "style.css",
     "api.js",
@@ -22,7 +22,6 @@ const FILES: [(&str, &str); 15] = files!(
     "format.js",
     "job.js",
     "list.js",
-    "locate.js",
     "log.js",
     "main.js",
     "plot.js",

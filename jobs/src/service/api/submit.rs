@@ -15,6 +15,8 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::storage::Place;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -361,17 +363,13 @@ fn check_now(
     folder: &Path,
     go_on: &dyn Fn() -> bool,
 ) -> Option<Checked> {
-    if upload.json
-        && let Err(e) = serde_json::from_str::<serde::de::IgnoredAny>(&upload.text)
-    {
-        let problem = Problem::missing("", format!("is not JSON: {e}"));
-        return Some(Checked { name: None, outcome: Err(Problems(vec![problem])) });
-    }
-    let Parsed { spec, mut problems } = Parsed::from_yaml(&upload.text);
+    let parsed = if upload.json { Parsed::from_json(&upload.text) } else { Parsed::from_yaml(&upload.text) };
+    let Parsed { spec, mut problems, places } = parsed;
     let Some(mut spec) = spec else { return Some(Checked { name: None, outcome: Err(problems) }) };
     if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
         problems.push(problem);
         spec.input.paths.clear();
+        spec.input.tables.clear();
         spec.input.tables.clear();
     }
     let name = Some(spec.name.clone());
@@ -379,7 +377,11 @@ fn check_now(
     add(&mut problems, allowed);
     let foreseen = admission.problems(config, &spec, folder, &problems);
     add(&mut problems, foreseen);
-    Some(Checked { name, outcome: slotted(config, spec, problems) })
+    let outcome = slotted(config, spec, problems).map_err(|mut problems| {
+        places.locate(&mut problems);
+        problems
+    });
+    Some(Checked { name, outcome })
 }
 
 fn add(problems: &mut Problems, found: Vec<Problem>) {
@@ -438,7 +440,9 @@ fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
 
 /// Where the data set goes, as a person knows it before the job has run.
 fn shown_output(spec: &JobSpec, folder: &Path) -> String {
-    Place::parse(folder, &spec.output.path).map_or_else(|_| spec.output.path.clone(), |place| place.to_string())
+    // nothing stands for anything here; what is escaped is as it will be
+    let path = Names::of(&Access::default()).real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    Place::parse(folder, &path).map_or(path, |place| place.to_string())
 }
 
 #[cfg(test)]

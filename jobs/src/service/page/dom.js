@@ -139,7 +139,8 @@ export function problemTable(problems, jump) {
   const field = (p) => {
     const name = p.field || 'whole file';
     const go = jump?.(p);
-    return go ? h('button.link', { type: 'button', onclick: go.run, testid: 'problem-jump' }, name, h('small', null, ` line ${go.line}`)) : h('code', null, name);
+    const line = p.line && h('small', null, ` line ${p.line}`);
+    return go ? h('button.link', { type: 'button', onclick: go.run, testid: 'problem-jump' }, name, line) : h('span', null, h('code', null, name), line);
   };
   const got = problems.some((p) => p.got != null);
   return table(`${count(problems.length)} ${problems.length === 1 ? 'problem' : 'problems'} by field`,

@@ -3,7 +3,6 @@
 import { aborted, fileHeaders, isJson, json, may, request } from './api.js';
 import { announce, debounce, h, icon, problemBox, problemTable, setText } from './dom.js';
 import { counted } from './format.js';
-import { locate } from './locate.js';
 
 // Kept while the page stays open, so that looking at a job does not lose what was written.
 const draft = { text: '', folder: '', priority: '0', attempts: '', hours: '', gigabytes: '', overwrite: false };
@@ -81,19 +80,22 @@ export function submitView({ signal, navigate }) {
   }
 
   function gutter() {
-    const bad = new Set(shown.map((p) => locate(text.value, p.field)?.line));
+    const bad = new Set(shown.map((p) => p.line));
     numbers.replaceChildren(...text.value.split('\n').map((_, i) => h(bad.has(i + 1) ? 'div.bad' : 'div', null, `${bad.has(i + 1) ? '▸' : ''}${i + 1}`)));
     numbers.scrollTop = text.scrollTop;
   }
 
   function jump(p) {
-    const at = p.field ? locate(text.value, p.field) : null;
-    if (!at) return null;
-    return { line: at.line, run: () => {
-      const now = locate(text.value, p.field) ?? at;
+    if (!p.line) return null;
+    return { run: () => {
+      const lines = text.value.split('\n');
+      const line = lines[p.line - 1] ?? '';
+      const start = lines.slice(0, p.line - 1).reduce((at, before) => at + before.length + 1, 0);
+      // the server counts characters, the browser units of UTF-16
+      const column = [...line].slice(0, (p.column ?? 1) - 1).join('').length;
       text.focus();
-      text.setSelectionRange(now.start, now.end);
-      text.scrollTop = Math.max(0, (now.line - 5) * parseFloat(getComputedStyle(text).lineHeight));
+      text.setSelectionRange(start + column, start + line.trimEnd().length);
+      text.scrollTop = Math.max(0, (p.line - 5) * parseFloat(getComputedStyle(text).lineHeight));
       text.scrollLeft = 0;
     } };
   }

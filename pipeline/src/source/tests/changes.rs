@@ -8,6 +8,7 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
 use super::columnar::parquet_bytes;
+use super::sql::tables;
 use super::*;
 use crate::storage::{Opened, StoreUrl};
 
@@ -184,7 +185,10 @@ fn an_object_that_changes_while_it_is_read_is_told_by_name() {
     };
     let store = Store::with_buckets(runtime.handle().clone(), [(url, opened)]);
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
-    let files = list(&store, std::path::Path::new("/"), &input, "input", &|_| Ok(()), &mut |_| {}).unwrap();
+    let files = {
+        let names = Names::of(&Access::everything());
+        list(&store, std::path::Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
+    };
     let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap();
     let mut batches = 0;
     let error = read_split(&store, &files, &splits[0], &input, &mut |_| {

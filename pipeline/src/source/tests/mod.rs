@@ -23,6 +23,8 @@ use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 
 use super::*;
+use crate::access::Access;
+use crate::names::Names;
 
 /// A folder of input files and what reads them.
 pub(super) struct Bench {
@@ -82,7 +84,8 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        list(&self.store, self.path(), input, "input", &|_| Ok(()), &mut |_| {}).unwrap()
+        let names = Names::of(&Access::everything());
+        list(&self.store, self.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::names::tests::names as variables;
 
 fn names(bench: &Bench, paths: Value) -> Vec<String> {
     bench.files(&input(json!({"format": "text", "paths": paths}))).into_iter().map(|f| f.path).collect()
@@ -6,7 +7,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 
 fn problem(bench: &Bench, paths: Value) -> String {
     let input = input(json!({"format": "text", "paths": paths}));
-    let listed = list(&bench.store, bench.path(), &input, "input", &|_| Ok(()), &mut |_| {});
+    let names = Names::of(&Access::everything());
+    let listed = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
@@ -93,13 +95,48 @@ fn only_files_are_read() {
 }
 
 #[test]
+fn braces_find_files_for_each_of_their_alternatives() {
+    let bench = tree();
+    assert_eq!(names(&bench, json!(["{b,a}.txt"])), ["b.txt", "a.txt"]);
+    assert_eq!(names(&bench, json!(["{[ab],10}.txt"])), ["a.txt", "b.txt", "10.txt"]);
+    assert_eq!(names(&bench, json!(["d/{e/*.gz,x.txt,e/y*}"])), ["d/e/y.txt.gz", "d/x.txt"]);
+}
+
+#[test]
+fn an_alternative_without_files_is_a_problem_that_names_it() {
+    let bench = tree();
+    let text = problem(&bench, json!(["*.{txt,jsonl}", "{a,none}.txt"]));
+    assert!(text.contains("input.paths[0]: got \"*.{txt,jsonl}\": \"*.jsonl\": matches no file"), "{text}");
+    assert!(text.contains("input.paths[1]: got \"{a,none}.txt\": \"none.txt\": no such file or folder"), "{text}");
+}
+
+#[test]
+fn variables_are_not_patterns_and_stay_out_of_names() {
+    let all = ["[x]/a.txt", "[x]/b.txt", "x/a.txt", "e*/c.txt", "ee/c.txt"];
+    let bench = Bench::with(&all.map(|n| (n, b"t\n" as &[u8])));
+    let found = |paths: Value| -> Vec<String> {
+        let names = variables(&[("X", "[x]"), ("E", "e*"), ("NONE", "none")]);
+        let input = input(json!({"format": "text", "paths": paths}));
+        let files = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
+        files.unwrap().into_iter().map(|file| file.path).collect()
+    };
+    assert_eq!(found(json!(["${X}/*.txt"])), ["${X}/a.txt", "${X}/b.txt"]);
+    assert_eq!(found(json!(["${X}/a.txt", "${X}"])), ["${X}/a.txt", "${X}/b.txt"]);
+    assert_eq!(found(json!(["${E}/*.txt"])), ["${E}/c.txt"]);
+    assert_eq!(found(json!(["${X}/{b,a}.txt", "x/a.txt"])), ["${X}/b.txt", "${X}/a.txt", "x/a.txt"]);
+}
+
+#[test]
 fn of_many_paths_that_find_nothing_the_first_are_told_and_the_rest_counted() {
     let bench = tree();
     let paths: Vec<String> =
         (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
     let mut looked_at = Vec::new();
     let given = input(json!({"format": "text", "paths": paths}));
-    let listed = list(&bench.store, bench.path(), &given, "input", &|_| Ok(()), &mut |n| looked_at.push(n));
+    let listed =
+        list(&bench.store, bench.path(), &given, "input", &Names::of(&Access::everything()), &|_| Ok(()), &mut |n| {
+            looked_at.push(n)
+        });
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     assert_eq!(problems.len(), 91);
     assert_eq!(problems[89].field, "input.paths[89]");
@@ -186,9 +223,9 @@ mod names {
             }
             _ => Ok(()),
         };
-        let Err(NotListed::Problems(problems)) =
-            list(&bench.store, bench.path(), &input, "input", &admits, &mut |_| {})
-        else {
+        let own = Names::of(&Access::everything());
+        let listed = list(&bench.store, bench.path(), &input, "input", &own, &admits, &mut |_| {});
+        let Err(NotListed::Problems(problems)) = listed else {
             panic!("listed");
         };
         assert!(problems[0].message.contains("\"d/out.txt\" is a link: leads out"), "{problems:?}");

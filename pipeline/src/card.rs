@@ -1,0 +1,363 @@
+//! The data set card, `README.md`: what the data set is, for somebody who has nothing but the folder.
+//!
+//! The front matter is what the Hugging Face hub reads; the rest is for people. All of it comes from the manifest.
+
+use std::fmt::Write as _;
+
+use stillhouse_schemas::columns::{
+    ATTENTION_MASK, DOCUMENT_IDS, DOCUMENT_OFFSETS, INPUT_IDS, LOGPROB, NOISE, NOISE_COUNT, NOISE_INDEX, NOISE_LOGPROB,
+    PARTITION, PARTITION_T, SEQUENCE_ID, SUBTOKENS, TOPK_INDEX, TOPK_LOGPROB,
+};
+use stillhouse_schemas::manifest::{Manifest, Totals};
+use stillhouse_schemas::spec::{Noise, NoiseCodec};
+
+/// How the noise of one token is made again with numpy alone.
+const REPLAY: &str = include_str!("card_replay.py");
+
+/// The card of a data set.
+pub fn card(manifest: &Manifest) -> String {
+    let mut text = front_matter(manifest);
+    summary(manifest, &mut text);
+    how_it_was_made(manifest, &mut text);
+    what_went_in(manifest, &mut text);
+    splits(manifest, &mut text);
+    columns(manifest, &mut text);
+    loading(manifest, &mut text);
+    text
+}
+
+fn sum(manifest: &Manifest, f: fn(&Totals) -> u64) -> u64 {
+    manifest.totals.values().map(f).sum()
+}
+
+fn noise(manifest: &Manifest) -> Option<&Noise> {
+    manifest.job.extract.as_ref().and_then(|e| e.noise.as_ref())
+}
+
+fn license(manifest: &Manifest) -> Option<&str> {
+    manifest.job.output.card.license.as_deref()
+}
+
+fn front_matter(manifest: &Manifest) -> String {
+    let mut text = String::from("---\n");
+    if let Some(license) = license(manifest) {
+        // the hub knows SPDX's names in small letters
+        let _ = writeln!(text, "license: {}", license.to_lowercase());
+    }
+    text += "task_categories:\n- text-generation\ntags:\n- stillhouse\n- diffusion-language-model\n";
+    let _ = writeln!(text, "size_categories:\n- {}", size_category(sum(manifest, |t| t.rows)));
+    text += "configs:\n- config_name: default\n  data_files:\n";
+    for split in manifest.totals.keys() {
+        let _ = writeln!(text, "  - split: {split}\n    path: data/{split}-*.parquet");
+    }
+    text + "---\n\n"
+}
+
+fn summary(manifest: &Manifest, text: &mut String) {
+    let (rows, tokens, bytes) = (sum(manifest, |t| t.rows), sum(manifest, |t| t.tokens), sum(manifest, |t| t.bytes));
+    let _ = writeln!(text, "# {}\n", manifest.job.name);
+    let _ = writeln!(
+        text,
+        "Training data for parallel (discrete-diffusion) language models, made by Stillhouse: {} sequences of up to {} tokens, {} tokens \
+         in all, {:.1} MB ({:.2} bytes per token).\n",
+        counted(rows),
+        counted(manifest.job.pack.length.into()),
+        counted(tokens),
+        megabytes(bytes),
+        bytes as f64 / tokens.max(1) as f64,
+    );
+    let _ = match license(manifest) {
+        Some(license) => writeln!(text, "License: {license}.\n"),
+        None => writeln!(
+            text,
+            "License: none was given. The text has the license of its source (`output.card.license` in the job file names it here).\n"
+        ),
+    };
+}
+
+fn how_it_was_made(manifest: &Manifest, text: &mut String) {
+    *text += "## How it was made\n\n";
+    let t = &manifest.tokenizer;
+    let _ = writeln!(
+        text,
+        "- Tokenizer: {}, {} tokens; `tokenizer.json` is beside this file",
+        code(&t.source),
+        counted(t.vocab_size)
+    );
+    for (role, special) in &t.special_tokens {
+        let _ = writeln!(text, "  - {role}: {}, id {}", code(&special.token), special.id);
+    }
+    if let Some(teacher) = &manifest.teacher {
+        let _ = writeln!(
+            text,
+            "- Teacher: {} ({}, {} parameters), computed in {} on {}",
+            code(&teacher.source),
+            teacher.architecture,
+            counted(teacher.parameters),
+            teacher.arithmetic,
+            teacher.device
+        );
+    }
+    if let Some(perplexity) = manifest.statistics.perplexity() {
+        let _ = writeln!(text, "- Perplexity of the text under the teacher: {perplexity:.2}");
+    }
+    if let (Some(seed), Some(noise)) = (manifest.noise_seed, noise(manifest)) {
+        let stored = match noise.codec {
+            NoiseCodec::Replay => format!(
+                "replayed from the seed {seed} and corrected, so that its softmax is within a total variation of {} of the exact one for \
+                 every token",
+                noise.tolerance
+            ),
+            NoiseCodec::Dense => format!("stored as it is, drawn with the seed {seed}"),
+        };
+        let draws = if noise.draws == 1 { "one draw".to_owned() } else { format!("{} draws", noise.draws) };
+        let _ = writeln!(text, "- Posterior Gumbel noise: {draws} per token, {stored}");
+    }
+    if let Some(s) = manifest.subtokens {
+        let _ = writeln!(text, "- Sub-tokens: {} digits in base {}, most significant first", s.length, s.base);
+    }
+    let _ = writeln!(text, "- Job: hash `{}`; every setting is in `manifest.json` under `job`\n", manifest.job_hash);
+}
+
+fn what_went_in(manifest: &Manifest, text: &mut String) {
+    let s = &manifest.statistics;
+    *text += "## What went in\n\n| | |\n|---|---|\n";
+    let mut line = |what: &str, value: String| {
+        let _ = writeln!(text, "| {what} | {value} |");
+    };
+    line("Documents read", counted(s.documents));
+    for (reason, n) in &s.skipped {
+        line(&format!("Records left out: {}", cell(reason)), counted(*n));
+    }
+    line("Text after cleaning", format!("{:.1} MB", megabytes(s.text_bytes)));
+    line("Tokens of text", counted(s.text_tokens));
+    line("Tokens dropped at the ends of splits", counted(s.dropped_tokens));
+    if s.predicted_tokens > 0 {
+        line("Tokens that the teacher predicted", counted(s.predicted_tokens));
+    }
+    text.push('\n');
+}
+
+fn splits(manifest: &Manifest, text: &mut String) {
+    *text += "## Splits\n\n| split | shards | sequences | tokens | MB |\n|---|---|---|---|---|\n";
+    for (split, t) in &manifest.totals {
+        let (shards, rows, tokens) = (counted(t.shards), counted(t.rows), counted(t.tokens));
+        let _ = writeln!(text, "| {split} | {shards} | {rows} | {tokens} | {:.1} |", megabytes(t.bytes));
+    }
+    text.push('\n');
+}
+
+fn columns(manifest: &Manifest, text: &mut String) {
+    *text += "## Columns\n\nOne row is one sequence; L is its number of positions. `*` is a length that differs from row to row.\n\n\
+        | column | dtype | shape | meaning |\n|---|---|---|---|\n";
+    for c in &manifest.columns {
+        let shape = c.shape.as_deref().unwrap_or("");
+        let _ = writeln!(text, "| `{}` | {} | {} | {} |", c.name, dtype(&c.data_type), cell(shape), meaning(&c.name));
+    }
+    text.push('\n');
+}
+
+/// The type of the values of a column, whatever lists they are in.
+fn dtype(data_type: &str) -> &str {
+    let item = data_type.rsplit_once('<').map_or(data_type, |(_, item)| item);
+    item.split_once('>').map_or(item, |(item, _)| item)
+}
+
+/// What a column holds, in words.
+fn meaning(column: &str) -> &'static str {
+    match column {
+        SEQUENCE_ID => "number of the sequence, unique in the data set; the key of all its randomness",
+        INPUT_IDS => "ids of the tokens, of `tokenizer.json`",
+        ATTENTION_MASK => "true where there is a token, false on padding, which is at the end",
+        DOCUMENT_OFFSETS => {
+            "positions where documents begin; the first is 0, also where a document goes on from the row before"
+        }
+        DOCUMENT_IDS => "which documents these are, in the order of the offsets",
+        LOGPROB => {
+            "natural logarithm of the probability that the teacher gave to each token, from what stands before it"
+        }
+        NOISE_COUNT => "number of corrections of each token, by draw and position",
+        NOISE_INDEX => {
+            "the corrections: ids of vocabulary entries; draw 0 position 0 first, then position 1, …, then draw 1"
+        }
+        NOISE_LOGPROB => {
+            "natural logarithm of the probability of each correction; values of one entry add up as probabilities"
+        }
+        NOISE => {
+            "posterior Gumbel noise ξ of each vocabulary entry: argmax(l + ξ) is the token, l being the teacher's logits"
+        }
+        TOPK_INDEX => "the likeliest vocabulary entries at each position, the likeliest first",
+        TOPK_LOGPROB => "natural logarithms of their probabilities",
+        SUBTOKENS => "each token's id as digits, the most significant first (MDM-Prime)",
+        PARTITION => {
+            "the group of each token, true for group 1, in each of several views (Partition Generative Modeling)"
+        }
+        PARTITION_T => "the t that each view was drawn with",
+        _ => "",
+    }
+}
+
+fn loading(manifest: &Manifest, text: &mut String) {
+    *text += "## How to load it\n\n```python\nfrom datasets import load_dataset\n\nds = load_dataset(\"path/to/this/folder\")\n```\n\n\
+        With the Python package of Stillhouse, which also shuffles and resumes for training:\n\n\
+        ```python\nimport stillhouse\n\nds = stillhouse.open(\"path/to/this/folder\")\n";
+    let replayed = noise(manifest).filter(|noise| noise.codec == NoiseCodec::Replay);
+    if replayed.is_some() {
+        *text += "batch = ds[:4]\nprobabilities = stillhouse.noise.replay(batch, [[0, 1]] * 4, out=\"softmax\")  # softmax(ξ) [4, 2, V]: \
+            four rows, two positions\n";
+    }
+    *text += "```\n";
+    if replayed.is_some() {
+        let _ = write!(
+            text,
+            "\n## How to replay the noise with numpy alone\n\nRun it in this folder.\n\n```python\n{REPLAY}```\n"
+        );
+    }
+    *text += "\n`docs/FORMAT.md` of Stillhouse describes every column and the noise to the bit.\n";
+}
+
+fn size_category(rows: u64) -> &'static str {
+    match rows {
+        0..1_000 => "n<1K",
+        1_000..10_000 => "1K<n<10K",
+        10_000..100_000 => "10K<n<100K",
+        100_000..1_000_000 => "100K<n<1M",
+        1_000_000..10_000_000 => "1M<n<10M",
+        10_000_000..100_000_000 => "10M<n<100M",
+        100_000_000..1_000_000_000 => "100M<n<1B",
+        _ => "n>1B",
+    }
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}
+
+/// A number with its thousands apart.
+fn counted(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A name from a job or a tokenizer as code: nothing in it ends the line or the code.
+fn code(name: &str) -> String {
+    let plain: String = name.chars().map(|c| if c.is_control() || c == '`' { '\u{fffd}' } else { c }).collect();
+    format!("`{plain}`")
+}
+
+/// Text for a cell of a table.
+fn cell(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn manifest(extract: &serde_json::Value, card: &serde_json::Value) -> Manifest {
+        let column = |name: &str, data_type: &str, shape: Option<&str>| json!({"name": name, "data_type": data_type, "shape": shape});
+        let has_noise = !extract.is_null();
+        let mut manifest = json!({
+            "format_version": 1,
+            "job": {
+                "version": 1, "name": "demo", "input": {"format": "jsonl", "paths": ["corpus/*.jsonl"]}, "pack": {"length": 256},
+                "tokenizer": {"path": "hf://org/name"}, "output": {"path": "out", "card": card}
+            },
+            "job_hash": "0123abcd",
+            "tokenizer": {
+                "source": "hf://org/`name`\n(commit)", "sha256": "ff", "vocab_size": 50257,
+                "special_tokens": {"eos": {"token": "<|endoftext|>", "id": 50256}}
+            },
+            "vocab_size": 50257,
+            "columns": [column("sequence_id", "uint64", None), column("input_ids", "fixed_size_list<int32>[256]", Some("[256]"))],
+            "splits": [], "shards": [],
+            "totals": {
+                "train": {"shards": 1200, "rows": 1_234_567, "tokens": 316_049_152, "bytes": 2_900_000_000_u64},
+                "validation": {"shards": 1, "rows": 10, "tokens": 2560, "bytes": 23_000}
+            },
+            "statistics": {
+                "documents": 100_003, "skipped": {"broken JSON": 12, "null text | odd": 1}, "text_bytes": 1_300_000_000_u64,
+                "text_tokens": 316_100_000_u64, "dropped_tokens": 48_288
+            }
+        });
+        if has_noise {
+            let job = manifest["job"].as_object_mut().unwrap();
+            job.insert("extract".into(), extract.clone());
+            manifest["teacher"] = json!({
+                "source": "${MODELS}/gpt2", "architecture": "gpt2", "parameters": 124_439_808, "arithmetic": "f32", "device": "cpu",
+                "files": {}, "bos_token_id": 50256
+            });
+            manifest["noise_seed"] = json!(42);
+            manifest["statistics"]["predicted_tokens"] = json!(1000);
+            manifest["statistics"]["logprob_sum"] = json!(-3000.0);
+            manifest["subtokens"] = json!({"base": 15, "length": 4});
+            manifest["columns"].as_array_mut().unwrap().extend([
+                column("logprob", "fixed_size_list<float32>[256]", Some("[256]")),
+                column("noise_count", "fixed_size_list<uint16>[512]", Some("[2,256]")),
+                column("noise_index", "list<uint16>", Some("[*]")),
+            ]);
+        }
+        serde_json::from_value(manifest).unwrap()
+    }
+
+    #[test]
+    fn a_card_with_noise() {
+        let extract =
+            json!({"teacher": {"path": "${MODELS}/gpt2"}, "noise": {"codec": "replay", "tolerance": 1e-3, "draws": 2}});
+        let card = card(&manifest(&extract, &json!({"license": "CC-BY-4.0"})));
+        insta::assert_snapshot!(card.replace(REPLAY, "(card_replay.py)\n"));
+    }
+
+    #[test]
+    fn a_card_of_a_job_that_only_packs() {
+        insta::assert_snapshot!(card(&manifest(&serde_json::Value::Null, &json!({}))));
+    }
+
+    #[test]
+    fn every_column_has_its_meaning() {
+        let all = [
+            SEQUENCE_ID,
+            INPUT_IDS,
+            ATTENTION_MASK,
+            DOCUMENT_OFFSETS,
+            DOCUMENT_IDS,
+            LOGPROB,
+            NOISE_COUNT,
+            NOISE_INDEX,
+            NOISE_LOGPROB,
+            NOISE,
+            TOPK_INDEX,
+            TOPK_LOGPROB,
+            SUBTOKENS,
+            PARTITION,
+            PARTITION_T,
+        ];
+        let meanings: BTreeMap<&str, &str> = all.iter().map(|name| (meaning(name), *name)).collect();
+        assert_eq!(meanings.len(), all.len());
+        assert!(!meanings.contains_key(""));
+    }
+
+    #[test]
+    fn types_and_sizes() {
+        assert_eq!(
+            ["uint64", "list<uint16>", "fixed_size_list<float32>[512]"].map(dtype),
+            ["uint64", "uint16", "float32"]
+        );
+        assert_eq!([0, 999, 1000, 1_234_567].map(counted), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!(
+            [999, 1000, 10_000_000, 5_000_000_000].map(size_category),
+            ["n<1K", "1K<n<10K", "10M<n<100M", "n>1B"]
+        );
+    }
+}

@@ -1,0 +1,140 @@
+//! What the schema found, in the words of a person.
+
+use jsonschema::error::ValidationErrorKind;
+use serde_json::Value;
+
+use super::{MOST_PROBLEMS, schema};
+use crate::problems::{Problem, Problems};
+
+/// Tells what the schema found at a field.
+pub(super) fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, problems: &mut Problems) {
+    use ValidationErrorKind as K;
+    // somebody may have tried to give a secret there
+    let hidden = field.split('.').any(|part| part == "storage");
+    let problem = |field: String, got: String, message: String| match hidden {
+        true => Problem::missing(field, message),
+        false => Problem::new(field, got, message),
+    };
+    let at = |message: String| problem(field.to_owned(), shown(got), message);
+    match kind {
+        K::AdditionalProperties { unexpected } => {
+            let known = schema::keys(field);
+            for key in unexpected.iter().take(MOST_PROBLEMS) {
+                let value = got.get(key).map(shown).unwrap_or_default();
+                problems.push(problem(join(field, key), value, unknown_key(key, &known)));
+            }
+        }
+        K::Required { property } => {
+            let key = property.as_str().unwrap_or_default();
+            problems.push(Problem::missing(join(field, key), "is required and missing"));
+        }
+        K::Enum { options } => {
+            let valid: Vec<String> = options.as_array().into_iter().flatten().map(shown).collect();
+            let names: Vec<&str> = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            let meant = got.as_str().and_then(|got| nearest(got, &names)).map(meant).unwrap_or_default();
+            problems.push(at(format!("not valid{meant}; valid: {}", valid.join(", "))));
+        }
+        K::Type { kind } => {
+            let wanted = match kind {
+                jsonschema::error::TypeKind::Single(t) => t.to_string(),
+                jsonschema::error::TypeKind::Multiple(_) => "another type".into(),
+            };
+            problems.push(at(format!("has type {}; valid: {wanted}", type_name(got))));
+        }
+        K::Minimum { limit } => problems.push(at(format!("too small; valid: {limit} or more"))),
+        K::Maximum { limit } => problems.push(at(format!("too large; valid: {limit} or less"))),
+        K::MinItems { limit } => problems.push(at(format!("too few items; valid: {limit} or more"))),
+        K::MaxProperties { limit } => problems.push(at(format!("too many entries; valid: at most {limit}"))),
+        K::Pattern { pattern } => problems.push(at(format!("not valid; must match {pattern}"))),
+        _ => problems.push(at(kind.keyword().to_owned() + " does not hold")),
+    }
+}
+
+/// A key that nobody knows, with what was meant where that can be guessed: one that is spelt like it, or one of another section.
+fn unknown_key(key: &str, known: &[&str]) -> String {
+    let elsewhere = || match schema::fields_named(key).as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    };
+    let guess = nearest(key, known).map(str::to_owned).or_else(elsewhere);
+    let meant = guess.as_deref().map(meant).unwrap_or_default();
+    format!("unknown key{meant}; valid keys here: {}", known.join(", "))
+}
+
+fn meant(guess: &str) -> String {
+    format!(", did you mean `{guess}`?")
+}
+
+/// The name that was probably meant: with one slip of the pen in three letters, or in other letters of the same word.
+fn nearest<'a>(got: &str, names: &[&'a str]) -> Option<&'a str> {
+    let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
+    let got = plain(got);
+    let distance = |name: &str| strsim::damerau_levenshtein(&got, name);
+    // a name of another length is further away than its letters could be
+    let near = |name: &&&str| name.len().abs_diff(got.len()) <= got.len().max(name.len()) / 3;
+    let best = names.iter().filter(near).min_by_key(|name| distance(name))?;
+    (distance(best) <= (got.len().max(best.len()) / 3).max(1)).then_some(*best)
+}
+
+/// `/input/paths/0` as `input.paths[0]`.
+pub(super) fn field_path(pointer: &str) -> String {
+    let mut out = String::new();
+    for part in pointer.split('/').skip(1) {
+        let part = part.replace("~1", "/").replace("~0", "~");
+        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
+            out.push_str(&format!("[{part}]"));
+        } else {
+            out = join(&out, &part);
+        }
+    }
+    out
+}
+
+fn join(field: &str, key: &str) -> String {
+    if field.is_empty() { key.to_owned() } else { format!("{field}.{key}") }
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(n) if n.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// A value as it is shown in a message: short, on one line.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_of_the_pen_are_guessed_and_other_words_are_not() {
+        let keys = ["format", "paths", "text", "on_error", "split_megabytes", "sql"];
+        for (got, meant) in [
+            ("path", Some("paths")),
+            ("pahts", Some("paths")),
+            ("Paths", Some("paths")),
+            ("on-error", Some("on_error")),
+            ("split_megabyte", Some("split_megabytes")),
+            ("sqll", Some("sql")),
+            ("length", None),
+            ("x", None),
+            ("", None),
+            (&"p".repeat(100_000), None),
+        ] {
+            assert_eq!(nearest(got, &keys), meant, "{got:.20}");
+        }
+    }
+}

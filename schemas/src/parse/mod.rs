@@ -1,0 +1,261 @@
+//! From the text of a job file to a [`JobSpec`], with every problem told at once.
+//!
+//! ```text
+//!  YAML ─► value tree ─► JSON Schema (made from the types) ─► problems ─┐
+//!              └── wrong parts taken out ─► JobSpec ─► named checks ────┴─► all problems, or the job
+//! ```
+//!
+//! Taking the wrong parts out lets the checks of [`crate::checks`] look at everything else, so that a
+//! user mends a job file once and not once per mistake. A check whose field is already
+//! reported is not reported again.
+
+mod describe;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, OnceLock};
+
+use serde_json::{Value, json};
+
+use self::describe::{describe, field_path};
+use crate::checks;
+use crate::document::Document;
+use crate::problems::{Problem, Problems};
+use crate::spec::JobSpec;
+
+/// A job file that was read as far as it could be: the job, where one can be made, and what is wrong.
+#[derive(Debug, Clone)]
+pub struct Parsed {
+    /// The job with wrong parts replaced by defaults; `None` where a required part is missing or wrong.
+    pub spec: Option<JobSpec>,
+    /// Everything wrong so far.
+    pub problems: Problems,
+    /// Where the fields stand.
+    pub places: Places,
+}
+
+/// Where the fields of a job stand in its file, for problems that are found later.
+#[derive(Debug, Clone, Default)]
+pub struct Places(Option<Arc<Document>>);
+
+impl Places {
+    /// Gives every problem of a field without a place the one of the field.
+    pub fn locate(&self, problems: &mut Problems) {
+        let Some(document) = &self.0 else { return };
+        for problem in problems.0.iter_mut().filter(|p| !p.field.is_empty()) {
+            problem.place.get_or_insert_with(|| document.place(&problem.field));
+        }
+    }
+}
+
+impl Parsed {
+    /// Parses YAML or JSON and runs all checks that need no I/O. JSON is what begins with a brace and is JSON.
+    ///
+    /// Cost: linear in the text. What would take more (deep nesting, aliases of aliases) is refused where it is met.
+    pub fn from_yaml(text: &str) -> Self {
+        Self::of(Document::read(text))
+    }
+
+    /// Parses JSON, and nothing else.
+    pub fn from_json(text: &str) -> Self {
+        Self::of(Document::read_json(text))
+    }
+
+    fn of(read: Result<Document, Problem>) -> Self {
+        match read {
+            Err(problem) => Self { spec: None, problems: Problems(vec![problem]), places: Places::default() },
+            Ok(document) => {
+                let (spec, mut problems) = check(document.value(), document.twice(MOST_PROBLEMS));
+                let places = Places(Some(Arc::new(document)));
+                places.locate(&mut problems);
+                problems.sort();
+                Self { spec, problems, places }
+            }
+        }
+    }
+
+    /// Checks a value tree, of which no text is known.
+    pub fn from_value(value: Value) -> Self {
+        let (spec, problems) = check(value, Vec::new());
+        Self { spec, problems, places: Places::default() }
+    }
+
+    /// The job, when nothing is wrong.
+    ///
+    /// # Errors
+    /// All problems.
+    pub fn into_result(self) -> Result<JobSpec, Problems> {
+        match (self.spec, self.problems.into_result()) {
+            (_, Err(problems)) => Err(problems),
+            (Some(spec), Ok(())) => Ok(spec),
+            (None, Ok(())) => Err(Problems(vec![Problem::missing("", "could not be read as a job")])),
+        }
+    }
+}
+
+impl JobSpec {
+    /// Parses and checks a job file, without I/O.
+    ///
+    /// # Errors
+    /// All problems, each with its field and its place.
+    pub fn from_yaml(text: &str) -> Result<Self, Problems> {
+        Parsed::from_yaml(text).into_result()
+    }
+}
+
+/// The job, as far as one can be made, and everything that is wrong, after what was `found` before.
+fn check(mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
+    drop_nulls(&mut value);
+    schema::listed(&mut value);
+    let mut problems = structural_problems(&value);
+    for problem in &problems.0 {
+        remove(&mut value, whole(&problem.field));
+    }
+    problems.0.splice(0..0, found);
+    fill_required(&mut value);
+    let mut spec = serde_json::from_value::<JobSpec>(value).ok();
+    if let Some(spec) = &mut spec {
+        if let Some(problem) = checks::too_many_alternatives(spec) {
+            problems.push(problem);
+            spec.input.paths.clear();
+            spec.input.tables.clear();
+        }
+        for problem in checks::all(spec) {
+            if problems.0.len() >= MOST_PROBLEMS {
+                if !problems.touches("") {
+                    problems.push(there_may_be_more());
+                }
+                break;
+            }
+            if !problems.touches(&problem.field) {
+                problems.push(problem);
+            }
+        }
+    } else if problems.0.is_empty() {
+        problems.push(Problem::missing("", "could not be read as a job"));
+    }
+    (spec, problems)
+}
+
+/// A key without a value (`orders:`) means the same as no key.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, v| !v.is_null());
+            map.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
+fn structural_problems(value: &Value) -> Problems {
+    static VALIDATOR: OnceLock<Result<jsonschema::Validator, String>> = OnceLock::new();
+    let mut problems = Problems::default();
+    let made = VALIDATOR.get_or_init(|| jsonschema::validator_for(schema::strict()).map_err(|e| e.to_string()));
+    let validator = match made {
+        Ok(validator) => validator,
+        Err(e) => {
+            problems.push(Problem::missing("", format!("the schema of this program is broken: {e}")));
+            return problems;
+        }
+    };
+    for error in validator.iter_errors(value) {
+        let field = field_path(error.instance_path().as_str());
+        describe(&field, error.instance(), error.kind(), &mut problems);
+        if problems.0.len() >= MOST_PROBLEMS {
+            break;
+        }
+    }
+    problems.0.sort_by(|a, b| a.field.cmp(&b.field));
+    if problems.0.len() >= MOST_PROBLEMS {
+        problems.0.truncate(MOST_PROBLEMS);
+        problems.push(there_may_be_more());
+    }
+    problems
+}
+
+fn there_may_be_more() -> Problem {
+    Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems"))
+}
+
+/// Problems that are told at once: nobody mends more, and a hostile file has as many as it has bytes.
+const MOST_PROBLEMS: usize = 100;
+
+/// The part of the tree that makes no sense without the value at a field path: of a holdout all of it.
+fn whole(field: &str) -> &str {
+    let Some(rest) = field.strip_prefix("input.holdout.") else { return field };
+    let name = rest.find('.').unwrap_or(rest.len());
+    &field[..field.len() - rest.len() + name]
+}
+
+/// Takes the value at a field path out of the tree.
+fn remove(value: &mut Value, field: &str) {
+    let mut parts: Vec<String> = Vec::new();
+    for part in field.split('.') {
+        let mut pieces = part.split('[');
+        if let Some(key) = pieces.next().filter(|k| !k.is_empty()) {
+            parts.push(key.to_owned());
+        }
+        parts.extend(pieces.map(|index| index.trim_end_matches(']').to_owned()));
+    }
+    let Some((last, path)) = parts.split_last() else { return };
+    let mut node = value;
+    for part in path {
+        let next = match node {
+            Value::Object(map) => map.get_mut(part),
+            Value::Array(items) => part.parse::<usize>().ok().and_then(|i| items.get_mut(i)),
+            _ => None,
+        };
+        match next {
+            Some(next) => node = next,
+            None => return,
+        }
+    }
+    match node {
+        Value::Object(map) => {
+            map.remove(last);
+        }
+        Value::Array(items) => {
+            // A wrong item becomes an empty string, so that the places of the others stay.
+            if let Some(item) = last.parse::<usize>().ok().and_then(|i| items.get_mut(i)) {
+                *item = json!("");
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Required values that were missing or taken out get a stand-in, so that the other checks can run.
+///
+/// The job is refused anyway: each of these fields is in the list of problems.
+fn fill_required(value: &mut Value) {
+    let Value::Object(map) = value else { return };
+    let sections = [("input", json!({})), ("pack", json!({"length": 1024})), ("output", json!({"path": ""}))];
+    map.entry("version").or_insert(json!(1));
+    map.entry("name").or_insert(json!("unnamed"));
+    for (key, defaults) in sections {
+        let section = map.entry(key).or_insert(json!({}));
+        if let (Value::Object(section), Value::Object(defaults)) = (section, defaults) {
+            for (k, v) in defaults {
+                section.entry(k).or_insert(v);
+            }
+        }
+    }
+    if let Some(Value::Object(extract)) = map.get_mut("extract") {
+        let teacher = extract.entry("teacher").or_insert(json!({}));
+        if let Value::Object(teacher) = teacher {
+            teacher.entry("path").or_insert(json!(""));
+        }
+    }
+    if let Some(Value::Object(section)) = map.get_mut("subtokens") {
+        section.entry("length").or_insert(json!(1));
+    }
+    if let Some(Value::Object(tables)) = map.get_mut("input").and_then(|i| i.get_mut("tables")) {
+        for table in tables.values_mut().filter_map(Value::as_object_mut) {
+            table.entry("format").or_insert(json!("text"));
+            table.entry("paths").or_insert(json!([]));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Job files, good, wrong and hostile.
+
+use super::*;
+
+#[test]
+fn hostile_files_are_refused_before_they_cost_anything() {
+    let n = 100_000;
+    let keys: String = (0..n).map(|i| format!("k{i}: 1\n")).collect();
+    let twice: String = (0..n).map(|i| format!("k{}: 1\n", i / 2)).collect();
+    let anchors: String = (0..n).map(|i| format!("k{i}: &a{i} 1\n")).collect();
+    let bomb: String = (1..40).map(|i| format!("k{i}: &a{i} [*a{0}, *a{0}]\n", i - 1)).collect();
+    let long = format!("a: &a \"{}\"\nb: [{}]\n", "x".repeat(n), "*a,".repeat(n));
+    for (text, says) in [
+        ("[".repeat(n), "recursion limit exceeded"),
+        ("{\"a\":".repeat(n), "recursion limit exceeded"),
+        ("{a: ".repeat(n), "recursion limit exceeded"),
+        ("- ".repeat(n), "has more than 64 levels"),
+        (format!("a: 1\n{}b: 1", "? ".repeat(n)), "list or a mapping for a key"),
+        ((0..n).map(|i| format!("{}k:\n", " ".repeat(i % 500))).collect(), "has more than 64 levels"),
+        (format!("k0: &a0 1\n{bomb}"), "aliases that stand for more than"),
+        (long, "aliases that stand for more than"),
+        ("a: &a [*a]\n".into(), "alias inside of what it stands for"),
+        (anchors, "more than these 100 problems"),
+        (keys, "more than these 100 problems"),
+        (twice, "more than these 100 problems"),
+        (format!("input: {{paths: [{}]}}", "1,".repeat(n)), "more than these 100 problems"),
+        (format!("{{\"input\": {{\"paths\": [{}1]}}}}", "1,".repeat(n)), "more than these 100 problems"),
+    ] {
+        let parsed = Parsed::from_yaml(&text);
+        assert!(parsed.problems.0.len() <= 2 * MOST_PROBLEMS + 40, "{says}: {}", parsed.problems.0.len());
+        assert!(parsed.problems.0.iter().any(|p| p.message.contains(says)), "{says}: {:?}", parsed.problems.0.first());
+    }
+}
+
+const GOOD: &str = "version: 1\nname: a\ninput: {format: jsonl, paths: [x.jsonl]}\n\
+    tokenizer: {path: t.json}\npack: {length: 16}\noutput: {path: out}\n";
+
+#[test]
+fn a_short_job_takes_defaults() {
+    let job = JobSpec::from_yaml(GOOD).unwrap();
+    assert_eq!(job.output.shard_megabytes, 500.0);
+    assert_eq!(job.input.text, "text");
+    assert_eq!(job.noise_seed(), 0);
+}
+
+#[test]
+fn every_problem_is_told_at_once() {
+    let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}, b: {share: 2}}}\n\
+        pack: {length: two, mode: wrap}\nextract: {teacher: {device: gpu}, topk: -1, noise: {tolerance: 2, drawz: 3}}\n\
+        subtokens: {length: 99}\norders: {kind: strided}\nengine: {kind: ballista}\n";
+    let problems = Parsed::from_yaml(text).into_result().unwrap_err();
+    let shown = problems.to_string();
+    for field in [
+        "version: got 2",
+        "name: got \"A b\"",
+        "frob: got 1: unknown key",
+        "input.format: got \"xml\"",
+        "input.paths: got []",
+        "input.sql: got 3",
+        "input.holdout.validation: got none: valid: exactly one of",
+        "input.holdout.b.share: got 2",
+        "pack.length: got \"two\"",
+        "extract.teacher.path: is required",
+        "extract.teacher.device: got \"gpu\"",
+        "extract.topk: got -1",
+        "extract.noise.tolerance: got 2",
+        "extract.noise.drawz: got 3: unknown key",
+        "subtokens.length: got 99",
+        "orders.kind: got strided",
+        "engine.kind: got ballista",
+        "output: is required",
+    ] {
+        assert!(shown.contains(field), "{field} not in:\n{shown}");
+    }
+}
+
+#[test]
+fn unknown_keys_name_the_valid_ones() {
+    let problems = Parsed::from_yaml(&GOOD.replace("length: 16", "length: 16, lenght: 3")).problems;
+    let text = problems.to_string();
+    let says = "5:20: pack.lenght: got 3: unknown key, did you mean `length`?; valid keys here: boundary, length, mode";
+    assert!(text.contains(says), "{text}");
+}
+
+#[test]
+fn yaml_errors_give_the_line() {
+    let text = Parsed::from_yaml("version: 1\nname: [\n").problems.to_string();
+    assert!(text.contains("\n  3:1: job file: is not YAML: "), "{text}");
+}
+
+#[test]
+fn an_explicit_null_is_no_key() {
+    assert!(JobSpec::from_yaml(&format!("{GOOD}extract:\npartitions: ~\n")).unwrap().partitions.is_none());
+}
+
+#[test]
+fn a_key_that_stands_twice_is_told_with_both_lines() {
+    let yaml = GOOD.replace("output: {path: out}", "output:\n  path: out\n  path: elsewhere");
+    let json = "{\"version\": 1, \"name\": \"a\", \"input\": {\"format\": \"jsonl\", \"paths\": [\"x\"]},\n\
+        \"tokenizer\": {\"path\": \"t\"}, \"pack\": {\"length\": 16}, \"output\": {\"path\": \"out\",\n\"path\": \"elsewhere\"}}";
+    for (text, says) in [
+        (yaml.as_str(), "8:3: output.path: is given twice, in line 7 and here; leave one out"),
+        (json, "3:1: output.path: is given twice, in line 2 and here; leave one out"),
+        (&format!("{GOOD}name: b\n"), "7:1: name: is given twice, in line 2 and here; leave one out"),
+        (
+            &GOOD.replace("length: 16", "length: 16, length: 32"),
+            "5:20: pack.length: is given twice in line 5; leave one out",
+        ),
+    ] {
+        let problems = JobSpec::from_yaml(text).unwrap_err();
+        assert_eq!(problems.0.len(), 1, "{problems}");
+        assert!(problems.to_string().ends_with(says), "{problems}");
+    }
+}
+
+#[test]
+fn one_text_is_a_list_of_one() {
+    let job = JobSpec::from_yaml(&GOOD.replace("[x.jsonl]", "x.jsonl")).unwrap();
+    assert_eq!(job.input.paths, ["x.jsonl"]);
+    let wrong = Parsed::from_yaml(&GOOD.replace("[x.jsonl]", "ftp://h/x")).problems;
+    assert!(wrong.to_string().contains("3:24: input.paths[0]: got ftp://"), "{wrong}");
+    let schema = JobSpec::json_schema();
+    let paths = schema.pointer("/$defs/Input/properties/paths/anyOf").unwrap();
+    assert_eq!(paths, &json!([{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]));
+}
+
+#[test]
+fn what_was_meant_is_guessed() {
+    let told = |from: &str, to: &str| Parsed::from_yaml(&GOOD.replace(from, to)).problems.told(Some("job.yaml"));
+    let text = told("paths: [x.jsonl]", "path: x.jsonl");
+    assert!(text.contains("job.yaml:3:24: input.path: got \"x.jsonl\": unknown key, did you mean `paths`?;"), "{text}");
+    let text = told("jsonl,", "json,");
+    assert!(
+        text.contains("job.yaml:3:9: input.format: got \"json\": not valid, did you mean `jsonl`?; valid: \"jsonl\""),
+        "{text}"
+    );
+    // a key of another section
+    let text = told("pack: {length: 16}", "pack: {length: 16}\ntolerance: 1e-3");
+    assert!(text.contains("tolerance: got 0.001: unknown key, did you mean `extract.noise.tolerance`?"), "{text}");
+    let text = told("pack: {length: 16}", "pack: {length: 16}\nfrobnicate: 1");
+    assert!(text.contains("frobnicate: got 1: unknown key; valid keys here"), "{text}");
+}
+
+#[test]
+fn what_is_no_number_is_no_default() {
+    for number in [".nan", ".inf", "-.inf", "1e999"] {
+        let text = format!("{GOOD}extract: {{teacher: {{path: t}}, noise: {{tolerance: {number}}}}}\n");
+        let problems = Parsed::from_yaml(&text).problems.to_string();
+        assert!(problems.contains("extract.noise.tolerance: got"), "{number}: {problems}");
+    }
+}
