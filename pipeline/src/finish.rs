@@ -17,7 +17,6 @@ use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
 use crate::plan::{self, JobHash};
-use crate::verdict;
 
 /// Puts together the manifest.
 ///

@@ -8,7 +8,6 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
 use super::columnar::parquet_bytes;
-use super::sql::tables;
 use super::*;
 use crate::storage::{Opened, StoreUrl};
 
