@@ -79,7 +79,7 @@ impl Names {
         let real = self.replaced(&written, &escaped)?;
         let is_glob = |component: &&str| component.contains(['*', '?', '[']);
         let components: Vec<&str> = written.split('/').collect();
-        let literal = components.iter().position(|c| is_glob(c)).unwrap_or(components.len());
+        let literal = components.iter().position(is_glob).unwrap_or(components.len());
         let head = components[..literal].join("/");
         let real_head = self.replaced(&head, &str::to_owned)?;
         let trimmed = |text: &str| text.trim_end_matches('/').to_owned();

@@ -243,7 +243,6 @@ mod tests {
     fn rows(split: u32, records: u64) -> SplitRecord {
         let range = Range::Rows { start: 0, end: records };
         SplitRecord {
-            keys: None,
             split: SplitId(split),
             dataset_split: "train".into(),
             pieces: vec![Piece { file: "f".into(), range }],

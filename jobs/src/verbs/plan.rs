@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
+use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::plan::{Plan, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{plan, sample};
@@ -54,15 +55,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
     let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
-    let planned = file.prepare(&watch).and_then(|prepared| {
-        let made = || {
-            let hash = plan::job_hash(&prepared, &watch)?;
-            let plan = plan::plan(&prepared, &hash, args.overwrite, &watch)?;
-            let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, &watch)).transpose()?;
-            Ok(Planned { plan, sample })
-        };
-        made().map_err(|e| file.failure(e))
-    });
+    let made = |prepared: Prepared| {
+        let hash = plan::job_hash(&prepared, &watch)?;
+        let plan = plan::plan(&prepared, &hash, args.overwrite, &watch)?;
+        let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, &watch)).transpose()?;
+        Ok(Planned { plan, sample })
+    };
+    let planned = file.prepare(&watch).and_then(|prepared| made(prepared).map_err(|e| file.failure(e)));
     watch.close();
     let planned = planned?;
     if args.json {

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
 use stillhouse_pipeline::run::RunOptions;
@@ -50,13 +49,12 @@ pub struct Args {
     quiet: bool,
 }
 
-async fn prepare_and_run(file: JobFile, options: RunOptions, watch: &Arc<Watch>) -> Result<(), Failure> {
-    let (file, observer) = (Arc::new(file), Arc::clone(watch));
-    let read = Arc::clone(&file);
-    let prepared = tokio::task::spawn_blocking(move || read.prepare(observer.as_ref())).await;
-    let prepared = prepared.map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))??;
-    let ran = run::run(Arc::new(prepared), options, Arc::clone(watch) as Arc<dyn Observer>).await;
-    ran.map_err(|e| file.failure(e))
+async fn prepare_and_run(file: &Arc<JobFile>, options: RunOptions, watch: &Arc<Watch>) -> Result<(), Failure> {
+    let (job, observer) = (Arc::clone(file), Arc::clone(watch));
+    let prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())).await;
+    let prepared = prepared.map_err(|e| Failure::System(format!("a worker stopped: {e}")))??;
+    let observer = Arc::clone(watch) as Arc<dyn Observer>;
+    run::run(Arc::new(prepared), options, observer).await.map_err(|e| file.failure(e))
 }
 
 fn how_to_go_on(watch: &Watch) -> String {
@@ -80,12 +78,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         _ => Mode::Shown,
     };
     let watch = Arc::new(Watch::new(printer, mode));
+    let file = Arc::new(file);
     let options = RunOptions { overwrite: args.overwrite, check: args.check };
     let result = runtime.block_on(async {
         let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
         tokio::select! {
             biased;
-            result = prepare_and_run(file, options, &watch) => result,
+            result = prepare_and_run(&file, options, &watch) => result,
             told = signals.told() => Err(Failure::Interrupted(told, how_to_go_on(&watch))),
             () = printer.closed() => Err(Failure::Told),
         }

@@ -123,7 +123,7 @@ proptest! {
         pointers(&value, String::new(), &mut keys);
         prop_assume!(!keys.is_empty());
         let pointer = which.get(&keys);
-        let text = doubled(&value, pointer, String::new(), json);
+        let text = doubled(&value, pointer, String::new());
         let document = if json { Document::read_json(&text) } else { Document::read(&text) };
         let found = document.unwrap().twice(10);
         prop_assert_eq!(found.len(), 1, "{}", text);
@@ -147,16 +147,16 @@ fn pointers(value: &Value, at: String, found: &mut Vec<String>) {
 }
 
 /// As JSON, which is YAML too, a line for each entry, with a key that stands twice in the mapping at a pointer.
-fn doubled(value: &Value, pointer: &str, at: String, json: bool) -> String {
+fn doubled(value: &Value, pointer: &str, at: String) -> String {
     match value {
         Value::Array(items) => {
-            let inside = items.iter().enumerate().map(|(i, v)| doubled(v, pointer, format!("{at}/{i}"), json));
+            let inside = items.iter().enumerate().map(|(i, v)| doubled(v, pointer, format!("{at}/{i}")));
             format!("[\n{}\n]", inside.collect::<Vec<_>>().join(",\n"))
         }
         Value::Object(map) => {
             let mut inside: Vec<String> = map
                 .iter()
-                .map(|(k, v)| format!("{}: {}", json!(k), doubled(v, pointer, format!("{at}/{k:?}"), json)))
+                .map(|(k, v)| format!("{}: {}", json!(k), doubled(v, pointer, format!("{at}/{k:?}"))))
                 .collect();
             if at == pointer {
                 inside.insert(0, "\"twice\": \"FIRST\"".into());
