@@ -256,7 +256,7 @@ mod tests {
           output.path: is required and missing
         ");
         insta::assert_snapshot!(out.text(), @r#"
-        {"error":"job.yaml: the job file has 2 problems","problems":[{"field":"pack.length","got":"0","message":"too small; valid: 2 or more","line":12,"column":3},{"field":"output.path","message":"is required and missing"}]}
+        {"error":"job.yaml: the job file has 2 problems","problems":[{"column":3,"field":"pack.length","got":"0","line":12,"message":"too small; valid: 2 or more"},{"field":"output.path","message":"is required and missing"}]}
         "#);
     }
 

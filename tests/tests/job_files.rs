@@ -143,7 +143,7 @@ fn variables_and_the_home_stand_in_paths_and_never_in_the_data_set() {
 #[test]
 fn a_service_refuses_keys_that_stand_twice_and_variables_of_its_own() {
     let service = Service::start(&json!({}));
-    service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(1, 300));
+    service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(2, 900));
     let good = with(packing(), &json!({"output": {"path": "first"}})).to_string();
     let twice = good.replace("\"path\":\"first\"", "\"path\":\"first\",\n\"path\":\"second\"");
     assert_ne!(good, twice);

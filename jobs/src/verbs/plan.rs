@@ -294,13 +294,13 @@ mod tests {
         let plan = Plan { estimated_tokens: None, estimated_bytes: None, environment: environment.into(), ..plan(0) };
         insta::assert_snapshot!(render(&plan, VIEW).render(false), @r"
         demo  job 0123456789ab
-          path      read → clean → tokenize → pack → extract → shard
-          input     1 file, 12.3 MB as stored
-          output    out/demo
-          ${CORPUS} /data/owt
-          ~         /home/ann
-          splits    known once input.sql has run
-          estimate  9.1 bytes per token; the size of the text is not known before it is read
+          path       read → clean → tokenize → pack → extract → shard
+          input      1 file, 12.3 MB as stored
+          output     out/demo
+          ${CORPUS}  /data/owt
+          ~          /home/ann
+          splits     known once input.sql has run
+          estimate   9.1 bytes per token; the size of the text is not known before it is read
         ");
     }
 
