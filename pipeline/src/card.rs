@@ -126,8 +126,11 @@ fn what_went_in(manifest: &Manifest, text: &mut String) {
         let _ = writeln!(text, "| {what} | {value} |");
     };
     line("Documents read", counted(s.documents));
+    if s.empty_documents > 0 {
+        line("Documents without a token", counted(s.empty_documents));
+    }
     for (reason, n) in &s.skipped {
-        line(&format!("Records left out: {}", cell(reason)), counted(*n));
+        line("Records skipped", format!("{} {}", counted(*n), cell(reason)));
     }
     line("Text after cleaning", format!("{:.1} MB", megabytes(s.text_bytes)));
     line("Tokens of text", counted(s.text_tokens));
