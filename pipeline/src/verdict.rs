@@ -245,6 +245,7 @@ mod tests {
         SplitRecord {
             split: SplitId(split),
             dataset_split: "train".into(),
+            keys: None,
             pieces: vec![Piece { file: "f".into(), range }],
         }
     }
