@@ -194,7 +194,7 @@ impl Job {
 fn pace(reading: &Reading) -> String {
     let mut text = String::new();
     if let Some(rate) = reading.tokens_per_second {
-        text += &format!(" · {} tokens/s", units::count(rate as u64));
+        text += &format!(" · {} tokens/s", units::count(rate.round() as u64));
     }
     if let Some(left) = reading.seconds_left {
         text += &format!(" · {} left", units::clock(left));

@@ -182,7 +182,7 @@ mod tests {
         gauge.read(&now(0.0));
         let early = gauge.read(&Progress { text_bytes: 5, tokens: 5, ..now(0.5) });
         assert_eq!((early.tokens_per_second, early.seconds_left), (None, None));
-        let late = gauge.read(&Progress { text_bytes: 50, splits_done: 10, ..now(5.0) });
+        let late = gauge.read(&Progress { text_bytes: 50, tokens: 50, splits_done: 10, ..now(5.0) });
         assert_eq!((late.fraction, late.seconds_left), (1.0, Some(0.0)));
     }
 

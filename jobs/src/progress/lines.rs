@@ -153,7 +153,7 @@ fn counters(now: &Progress, reading: &Reading, teacher: bool) -> String {
         text += &format!(", {} by the teacher", units::count(now.teacher_tokens));
     }
     if let Some(rate) = reading.tokens_per_second {
-        text += &format!(", {} tokens/s", units::count(rate as u64));
+        text += &format!(", {} tokens/s", units::count(rate.round() as u64));
     }
     if let Some(left) = reading.seconds_left {
         text += &format!(", {} left", units::clock(left));
