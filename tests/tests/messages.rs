@@ -412,7 +412,10 @@ fn outputs_and_data_sets_that_are_not_right() {
         ("a manifest with another seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = 43.into())),
         ("a manifest without its seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = Value::Null)),
         ("a manifest without columns", "out/manifest.json", &|path| edit(path, |m| m["columns"] = Value::Null)),
-        ("a manifest that is cut", "out/manifest.json", &|path| cut(path)),
+        // where its text is the same on every machine
+        ("a manifest that is cut", "out/manifest.json", &|path| {
+            fs::write(path, &fs::read(path).unwrap()[..20]).unwrap()
+        }),
         ("a shard that is cut", shard, &|path| cut(path)),
         ("a shard that is none", shard, &|path| fs::write(path, "PAR1").unwrap()),
     ];

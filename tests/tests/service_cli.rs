@@ -70,8 +70,16 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     for verb in ["run", "submit"] {
         service.stillhouse(&[verb, "other.yaml"]).expect(2).says(&["output.path: ", "holds the output of another job"]);
     }
-    // a failure that is not the file's: 1
+    // what the check of the first records finds is the job file's to name, as with `run`; what comes later is a failure: 1
     service.scratch.write("broken.jsonl", "{broken\n");
+    service.scratch.job("broken.yaml", &with(quick_job("broken"), &json!({"input": {"paths": ["broken.jsonl"]}})));
+    for verb in ["run", "submit"] {
+        service
+            .stillhouse(&[verb, "broken.yaml"])
+            .expect(2)
+            .says(&["4:5: input.paths: broken.jsonl: line 1: broken JSON: neither a key in quotes nor } at column 2"]);
+    }
+    service.scratch.write("broken.jsonl", "{\"text\": \"a good one\"}\n{broken\n");
     service.scratch.job("broken.yaml", &with(quick_job("broken"), &json!({"input": {"paths": ["broken.jsonl"]}})));
     service.stillhouse(&["submit", "broken.yaml"]).expect(1).says(&["error: job ", "broken.jsonl"]);
     service.stillhouse(&["submit", "job.yaml", "--max-attempts", "1000"]).expect(2).says(&["max_attempts: got 1000"]);

@@ -212,7 +212,10 @@ impl Gguf {
         }
         let held =
             open(&self.path)?.metadata().map_err(|source| TeacherError::Io { path: self.path.clone(), source })?;
-        for (name, info) in &self.content.tensor_infos {
+        // in the file's order, so that the same file gives the same message
+        let mut infos: Vec<_> = self.content.tensor_infos.iter().collect();
+        infos.sort_by_key(|(name, info)| (info.offset, name.as_str()));
+        for (name, info) in infos {
             let blocks = (info.shape.elem_count() / info.ggml_dtype.block_size()) as u64;
             let end = blocks
                 .checked_mul(info.ggml_dtype.type_size() as u64)

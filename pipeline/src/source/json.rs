@@ -6,7 +6,9 @@
 
 use std::io::{self, Read};
 
-use struson::reader::{JsonReader, JsonStreamReader, ReaderError, ReaderSettings, ValueType};
+use struson::reader::{
+    JsonReader, JsonStreamReader, JsonSyntaxError, ReaderError, ReaderSettings, SyntaxErrorKind, ValueType,
+};
 
 use super::decode::Cursor;
 use super::error::reason;
@@ -75,6 +77,13 @@ impl From<ReaderError> for Wrong {
     fn from(error: ReaderError) -> Self {
         match error {
             ReaderError::IoError { error, .. } => Self::from(error),
+            ReaderError::SyntaxError(e) => Self::Line(reason::JSON, syntax(&e)),
+            ReaderError::MaxNestingDepthExceeded { max_nesting_depth, .. } => Self::Line(
+                reason::JSON,
+                format!(
+                    "more than {max_nesting_depth} levels, one inside of the other; valid: one JSON object per line"
+                ),
+            ),
             other => Self::Line(reason::JSON, format!("{other}; valid: one JSON object per line")),
         }
     }
@@ -85,9 +94,39 @@ impl From<io::Error> for Wrong {
         // the reader of a string value wraps the same error once more, and its kind is lost
         match error.kind() == io::ErrorKind::InvalidData || error.to_string().contains("invalid UTF-8 data") {
             true => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
-            false => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
+            false => match error.get_ref().and_then(|inner| inner.downcast_ref::<JsonSyntaxError>()) {
+                Some(e) => Self::Line(reason::JSON, syntax(e)),
+                None => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
+            },
         }
     }
+}
+
+/// A syntax error in a person's words, with its column.
+fn syntax(error: &JsonSyntaxError) -> String {
+    use SyntaxErrorKind as K;
+    let what = match error.kind {
+        K::CommentsNotEnabled | K::IncompleteComment | K::BlockCommentNotClosed => {
+            "a comment, which JSON does not have"
+        }
+        K::InvalidLiteral | K::TrailingDataAfterLiteral => "a word that is none of true, false and null",
+        K::UnexpectedClosingBracket => "a closing bracket that nothing opened",
+        K::UnexpectedComma => "a comma too many",
+        K::TrailingCommaNotEnabled => "a comma after the last entry",
+        K::MissingComma => "no comma between two entries",
+        K::UnexpectedColon => "a colon too many",
+        K::MissingColon => "no colon after a key",
+        K::MalformedNumber | K::TrailingDataAfterNumber => "a number that is not JSON",
+        K::ExpectingMemberNameOrObjectEnd => "neither a key in quotes nor }",
+        K::NotEscapedControlCharacter => "a control character in a string; JSON has it escaped",
+        K::UnknownEscapeSequence | K::MalformedEscapeSequence => "a backslash in a string that escapes nothing",
+        K::UnpairedSurrogatePairEscapeSequence => "half of a surrogate pair in a string",
+        K::IncompleteDocument => "the line ends before the value does",
+        K::TrailingData => "more after the end of the value",
+        _ => "something that begins no JSON value",
+    };
+    let column = error.location.line_pos.map_or_else(String::new, |at| format!(" at column {}", at.column + 1));
+    format!("{what}{column}; valid: one JSON object per line")
 }
 
 fn type_name(value: ValueType) -> &'static str {

@@ -150,3 +150,27 @@ fn a_key_without_end_is_not_held() {
     let got = bench.all(&input(json!({"on_error": "skip"})), 1 << 30);
     assert_eq!((got.documents, got.summary.skipped["broken JSON"]), (vec!["ok".to_string()], 1));
 }
+
+#[test]
+fn broken_json_is_told_in_words_with_its_column() {
+    let lines: [(&str, &str); 12] = [
+        ("{broken", "neither a key in quotes nor } at column 2"),
+        ("{\"text\" \"a\"}", "no colon after a key at column 9"),
+        ("{\"text\": \"a\" \"b\": 1}", "no comma between two entries at column 14"),
+        ("{\"text\": \"a\",}", "a comma after the last entry at column 13"),
+        ("{\"text\": \"a\"", "the line ends before the value does"),
+        ("{\"text\": \"a", "the line ends before the value does"),
+        ("{\"text\": tru}", "a word that is none of true, false and null"),
+        ("{\"n\": 01, \"text\": \"a\"}", "a number that is not JSON"),
+        ("{\"text\": \"\\q\"}", "a backslash in a string that escapes nothing"),
+        ("{\"text\": \"\\ud83d\"}", "half of a surrogate pair in a string"),
+        ("{\"text\": \"a\tb\"}", "a control character in a string; JSON has it escaped"),
+        ("// {\"text\": \"a\"}", "a comment, which JSON does not have at column 1"),
+    ];
+    for (line, words) in lines {
+        let bench = Bench::with(&[("a.jsonl", line.as_bytes())]);
+        let text = fails(&bench, &input(json!({})), 1 << 20);
+        assert!(text.starts_with(&format!("a.jsonl: line 1: broken JSON: {words}")), "{line}: {text}");
+        assert!(!text.contains("syntax error") && !text.contains("data pos"), "{text}");
+    }
+}
