@@ -61,7 +61,7 @@ pub fn sample(prepared: &Prepared, hash: &JobHash, documents: u64, observer: &dy
     let teacher = run::load_teacher(prepared, true, observer)?;
     let info = teacher.as_ref().map(|t| t.info().clone());
     let manifest = finish::manifest(prepared, hash, info.as_ref(), splits.clone(), Vec::new())?;
-    let names = run::shard_names(&splits);
+    let names = run::splits::shard_names(&splits);
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let mut sampler = Sampler {
         prepared,
