@@ -69,11 +69,11 @@ pub async fn of_job(
     if !(1..=LARGEST_PAGE).contains(&limit) {
         return Err(ProblemDetails::bad_request(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
     }
-    let last_id = last_event_id(&headers)?;
-    let after = last_id.or(query.after).unwrap_or(0);
-    if after < 0 {
+    if let Some(after) = query.after.filter(|after| *after < 0) {
         return Err(ProblemDetails::bad_request(format!("after: got {after}; valid: 0 or more")));
     }
+    let last_id = last_event_id(&headers)?;
+    let after = last_id.or(query.after).unwrap_or(0);
     let live = wants_stream(&headers);
     let watcher = if live { Some(enter(&app, &caller)?) } else { None };
     // before the history is read, so that nothing falls between

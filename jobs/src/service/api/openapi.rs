@@ -27,7 +27,23 @@ fn make() -> Value {
     document["components"]["securitySchemes"] = json!({"token": {"type": "http", "scheme": "bearer"}});
     job_file(&mut document);
     common_answers(&mut document);
+    plain_headers(&mut document);
     document
+}
+
+/// A header is there or not: its text has no null, which the schema of an `Option` allows.
+fn plain_headers(document: &mut Value) {
+    let operations = document["paths"].as_object_mut().into_iter().flatten();
+    for (_, operation) in operations.flat_map(|(_, methods)| methods.as_object_mut().into_iter().flatten()) {
+        for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+            if parameter["in"] == "header"
+                && let Some(kinds) = parameter["schema"]["type"].as_array()
+                && let Some(kind) = kinds.iter().find(|kind| *kind != "null").cloned()
+            {
+                parameter["schema"]["type"] = kind;
+            }
+        }
+    }
 }
 
 /// Puts the job file's schema where `JobFile` stands for it, its definitions beside it.
