@@ -35,7 +35,7 @@ fn make() -> Value {
 fn plain_headers(document: &mut Value) {
     let operations = document["paths"].as_object_mut().into_iter().flatten();
     for (_, operation) in operations.flat_map(|(_, methods)| methods.as_object_mut().into_iter().flatten()) {
-        for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+        for parameter in operation.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {
             if parameter["in"] == "header"
                 && let Some(kinds) = parameter["schema"]["type"].as_array()
                 && let Some(kind) = kinds.iter().find(|kind| *kind != "null").cloned()
