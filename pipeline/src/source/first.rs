@@ -37,7 +37,7 @@ pub struct FirstRecords {
     pub files: usize,
 }
 
-/// Reads the first record of every file (in stores of [`MOST_IN_STORES`] of them); where bad records are skipped, the first few.
+/// Reads the first record of every file (in stores of 32 of them); where bad records are skipped, the first few.
 /// `tell` is told how many of how many files are done.
 ///
 /// # Errors
