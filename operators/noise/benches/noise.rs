@@ -65,12 +65,16 @@ fn benches(c: &mut Criterion) {
         group.bench_function("top-64", |b| {
             b.iter(|| top_k(&next().0.0, 64).unwrap());
         });
-        for tolerance in [1e-2, 1e-3, 2e-4] {
+        // what the condition costs: the same with and without it
+        let conditions = [true, false];
+        for (tolerance, condition) in [1e-2, 1e-3, 2e-4].into_iter().flat_map(|t| conditions.map(|c| (t, c))) {
             for value_type in [ValueType::F16, ValueType::F32] {
-                let mut encoder = Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), value_type).unwrap();
+                let encoder = Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), value_type).unwrap();
+                let mut encoder = encoder.with_condition(condition);
+                let without = if condition { "" } else { ", no condition" };
                 let mut corrections = Vec::new();
                 let (mut tokens, mut stored, mut unreachable, mut total) = (0usize, 0usize, 0usize, 0f64);
-                group.bench_function(format!("encode {value_type} tolerance={tolerance:e}"), |b| {
+                group.bench_function(format!("encode {value_type} tolerance={tolerance:e}{without}"), |b| {
                     b.iter(|| {
                         let ((logits, x), stream) = next();
                         corrections.clear();
