@@ -30,7 +30,7 @@ rust-test: setup
 	cargo nextest run --workspace
 	cargo test --doc --workspace -q
 
-# What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests. About half an hour.
+# What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests.
 soak: setup python
 	STILLHOUSE_SOAK=1 cargo nextest run --workspace
 	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py
