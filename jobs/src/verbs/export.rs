@@ -13,7 +13,7 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::units;
-use crate::verbs::signals::Signals;
+use crate::verbs::signals::until_told;
 use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
@@ -84,15 +84,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let destination = args.store.output(&args.destination, &to)?;
     let options = ExportOptions { at_once: args.parallel.get(), dry_run: args.dry_run };
     let watch = Watch::new(printer, mode);
-    let result = runtime.block_on(async {
-        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
-        tokio::select! {
-            biased;
-            result = export(source, destination, options, &watch) => result.map_err(Failure::from),
-            told = signals.told() => Err(Failure::Interrupted(told, RESUME.into())),
-            () = printer.closed() => Err(Failure::Told),
-        }
-    });
+    let work = async { export(source, destination, options, &watch).await.map_err(Failure::from) };
+    let result = runtime.block_on(until_told(printer, || RESUME.into(), work));
     watch.close();
     runtime.shutdown_background();
     let done = result?;

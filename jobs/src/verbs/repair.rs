@@ -12,7 +12,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::signals::Signals;
+use crate::verbs::signals::until_told;
 use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
@@ -57,15 +57,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let output = args.store.output(&args.dataset, &storage)?;
         let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
-        runtime.block_on(async {
-            let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
-            tokio::select! {
-                biased;
-                result = repair(Arc::new(prepared), output, observer) => result.map_err(|e| file.failure(e)),
-                told = signals.told() => Err(Failure::Interrupted(told, RESUME.into())),
-                () = printer.closed() => Err(Failure::Told),
-            }
-        })
+        let work = async { repair(Arc::new(prepared), output, observer).await.map_err(|e| file.failure(e)) };
+        runtime.block_on(until_told(printer, || RESUME.into(), work))
     });
     watch.close();
     runtime.shutdown_background();

@@ -13,7 +13,7 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
 use crate::verbs::Threads;
-use crate::verbs::signals::Signals;
+use crate::verbs::signals::until_told;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -80,15 +80,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let watch = Arc::new(Watch::new(printer, mode));
     let file = Arc::new(file);
     let options = RunOptions { overwrite: args.overwrite, check: args.check };
-    let result = runtime.block_on(async {
-        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
-        tokio::select! {
-            biased;
-            result = prepare_and_run(&file, options, &watch) => result,
-            told = signals.told() => Err(Failure::Interrupted(told, how_to_go_on(&watch))),
-            () = printer.closed() => Err(Failure::Told),
-        }
-    });
+    let work = prepare_and_run(&file, options, &watch);
+    let result = runtime.block_on(until_told(printer, || how_to_go_on(&watch), work));
     watch.close();
     // What still computes after an interruption is not waited for: nothing of it is visible until committed.
     runtime.shutdown_background();

@@ -1,8 +1,12 @@
 //! Being told to stop: Ctrl-C, and what a system or a cluster sends before it kills.
 
+use std::future::Future;
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::cli::Failure;
+use crate::printer::Printer;
 
 /// Which signal told the program to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +24,21 @@ impl Told {
             Self::Interrupt => 130,
             Self::Terminate => 143,
         }
+    }
+}
+
+/// Works until it is done, the program is told to stop, or nobody reads its output any more. `how_to_go_on` is said after a signal.
+pub async fn until_told<T>(
+    printer: &Printer,
+    how_to_go_on: impl FnOnce() -> String,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
+    tokio::select! {
+        biased;
+        result = work => result,
+        told = signals.told() => Err(Failure::Interrupted(told, how_to_go_on())),
+        () = printer.closed() => Err(Failure::Told),
     }
 }
 

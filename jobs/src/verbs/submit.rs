@@ -15,7 +15,7 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::service::client::{Ask, Client, ClientError, Followed, ServiceOptions};
 use crate::service::model::{EventType, EventView, FieldProblem, Job, JobId, JobState, ProgressView};
-use crate::verbs::signals::Signals;
+use crate::verbs::signals::until_told;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -168,17 +168,11 @@ pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) ->
         printer: Arc::clone(printer),
         mode,
     };
-    let followed = runtime.block_on(async {
-        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
-        tokio::select! {
-            biased;
-            job = tokio::task::spawn_blocking(move || follower.until_over()) => {
-                job.unwrap_or_else(|e| Err(Failure::System(format!("a thread stopped: {e}"))))
-            }
-            told = signals.told() => Err(Failure::Interrupted(told, DETACHED.into())),
-            () = printer.closed() => Err(Failure::Told),
-        }
-    });
+    let work = async {
+        let job = tokio::task::spawn_blocking(move || follower.until_over()).await;
+        job.unwrap_or_else(|e| Err(Failure::System(format!("a thread stopped: {e}"))))
+    };
+    let followed = runtime.block_on(until_told(printer, || DETACHED.into(), work));
     shown.close();
     runtime.shutdown_background();
     let job = followed?;

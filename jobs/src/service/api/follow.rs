@@ -11,6 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use axum::response::sse::Event as Sent;
+use rusqlite::Connection;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -69,6 +70,43 @@ impl Ear {
 /// It was too slow.
 struct Behind;
 
+/// What both streams have: what they hear, what they may send by now, and how far they have sent.
+struct Feed {
+    store: Arc<Store>,
+    ear: Ear,
+    ready: VecDeque<EventView>,
+    /// Number of the last event that was sent.
+    after: i64,
+}
+
+impl Feed {
+    fn new(service: &Service, receiver: Receiver<Arc<EventView>>, watcher: Watcher, after: i64) -> Self {
+        let ear = Ear::new(service, receiver, watcher);
+        Self { store: Arc::clone(&service.store), ear, ready: VecDeque::new(), after }
+    }
+
+    /// What is to be done before anything else: to end (`Some(None)`), or to send what is ready.
+    async fn first(&mut self) -> Option<Option<Sent>> {
+        if self.ear.is_over().await {
+            return Some(None);
+        }
+        let event = self.ready.pop_front()?;
+        self.after = event.seq.unwrap_or(self.after);
+        Some(Some(sent(&event)))
+    }
+
+    /// Reads more of what there was; `false` when there is nothing more, `None` when the store fails.
+    async fn fill(
+        &mut self,
+        read: impl FnOnce(&Connection, i64) -> Result<Vec<EventView>, StoreError> + Send + 'static,
+    ) -> Option<bool> {
+        let after = self.after;
+        let read = self.store.read(move |c| read(c, after)).await;
+        self.ready.extend(read.map_err(|e| tracing::error!("a stream of events: {e}")).ok()?);
+        Some(!self.ready.is_empty())
+    }
+}
+
 enum Stage {
     History,
     MayHaveEnded,
@@ -78,39 +116,32 @@ enum Stage {
 
 /// The events of one job, from a number on.
 pub struct Follower {
-    store: Arc<Store>,
+    feed: Feed,
     id: JobId,
-    after: i64,
-    ready: VecDeque<EventView>,
-    ear: Ear,
     stage: Stage,
 }
 
 impl Follower {
     /// `receiver` must be older than the look at what there is.
     pub fn new(service: &Service, receiver: Receiver<Arc<EventView>>, watcher: Watcher, id: JobId, after: i64) -> Self {
-        let ear = Ear::new(service, receiver, watcher);
-        Self { store: Arc::clone(&service.store), id, after, ready: VecDeque::new(), ear, stage: Stage::History }
+        Self { feed: Feed::new(service, receiver, watcher, after), id, stage: Stage::History }
     }
 
     /// The next one; `None` at the end.
     pub async fn next(&mut self) -> Option<Sent> {
         loop {
-            if self.ear.is_over().await {
-                return None;
-            }
-            if let Some(event) = self.ready.pop_front() {
-                self.after = event.seq.unwrap_or(self.after);
-                return Some(sent(&event));
+            if let Some(first) = self.feed.first().await {
+                return first;
             }
             match self.stage {
                 Stage::Ended => return None,
-                Stage::History => match self.read().await {
-                    Ok(true) => {}
-                    Ok(false) => self.stage = Stage::MayHaveEnded,
-                    // the client asks again, after the last one that it has
-                    Err(()) => return None,
-                },
+                Stage::History => {
+                    let id = self.id.clone();
+                    // where the store fails the client asks again, after the last one that it has
+                    if !self.feed.fill(move |c, after| events::history(c, &id, after, LARGEST_PAGE)).await? {
+                        self.stage = Stage::MayHaveEnded;
+                    }
+                }
                 Stage::MayHaveEnded => {
                     if let Some(end) = self.end().await {
                         self.stage = Stage::Ended;
@@ -127,18 +158,10 @@ impl Follower {
         }
     }
 
-    /// Reads more of the history; `false` when there is none.
-    async fn read(&mut self) -> Result<bool, ()> {
-        let (id, after) = (self.id.clone(), self.after);
-        let read = self.store.read(move |c| events::history(c, &id, after, LARGEST_PAGE)).await;
-        self.ready.extend(read.map_err(|e| tracing::error!("a stream of events: {e}"))?);
-        Ok(!self.ready.is_empty())
-    }
-
     /// What the stream ends with, when the job is over and all of its events are sent.
     async fn end(&self) -> Option<Sent> {
-        let (id, after) = (self.id.clone(), self.after);
-        let look = self.store.read(move |c| {
+        let (id, after) = (self.id.clone(), self.feed.after);
+        let look = self.feed.store.read(move |c| {
             let job = jobs::get(c, &id)?;
             Ok((job.state, events::history(c, &id, after, 1)?.is_empty()))
         });
@@ -155,15 +178,15 @@ impl Follower {
     /// Waits for something new; `false` when the stream is over.
     async fn wait(&mut self) -> bool {
         loop {
-            match self.ear.hear().await {
+            match self.feed.ear.hear().await {
                 None => return false,
                 Some(Ok(event)) if event.job != self.id => {}
-                Some(Ok(event)) if event.seq.is_some_and(|seq| seq <= self.after) => {}
+                Some(Ok(event)) if event.seq.is_some_and(|seq| seq <= self.feed.after) => {}
                 Some(Ok(event)) => {
                     if event.kind == EventType::State {
                         self.stage = Stage::MayHaveEnded;
                     }
-                    self.ready.push_back(event.as_ref().clone());
+                    self.feed.ready.push_back(event.as_ref().clone());
                     return true;
                 }
                 Some(Err(Behind)) => {
@@ -188,12 +211,9 @@ enum Part {
 
 /// Changes of all jobs, or of one user's.
 pub struct Everything {
-    store: Arc<Store>,
+    feed: Feed,
     user: Option<String>,
     own: HashMap<JobId, bool>,
-    after: i64,
-    ready: VecDeque<EventView>,
-    ear: Ear,
     part: Part,
 }
 
@@ -206,53 +226,43 @@ impl Everything {
         user: Option<String>,
         after: i64,
     ) -> Self {
-        Self {
-            store: Arc::clone(&service.store),
-            user,
-            own: HashMap::new(),
-            after,
-            ready: VecDeque::new(),
-            ear: Ear::new(service, receiver, watcher),
-            part: Part::Begin,
-        }
+        Self { feed: Feed::new(service, receiver, watcher, after), user, own: HashMap::new(), part: Part::Begin }
     }
 
     /// The next one; `None` at the end.
     pub async fn next(&mut self) -> Option<Sent> {
         loop {
-            if self.ear.is_over().await {
-                return None;
-            }
-            if let Some(event) = self.ready.pop_front() {
-                self.after = event.seq.unwrap_or(self.after);
-                return Some(sent(&event));
+            if let Some(first) = self.feed.first().await {
+                return first;
             }
             match self.part {
                 // a number without an event: who loses the connection before the first one misses nothing
                 Part::Begin => {
                     self.part = Part::Missed;
-                    return Some(Sent::default().id(self.after.to_string()));
+                    return Some(Sent::default().id(self.feed.after.to_string()));
                 }
                 Part::Missed => {
-                    if !self.read().await? {
+                    let user = self.user.clone();
+                    let fill = move |c: &Connection, after| events::changes(c, user.as_deref(), after, LARGEST_PAGE);
+                    if !self.feed.fill(fill).await? {
                         self.part = Part::Live;
                     }
                 }
-                Part::Live => match self.ear.hear().await? {
+                Part::Live => match self.feed.ear.hear().await? {
                     Ok(event) => {
-                        let is_new = event.seq.is_none_or(|seq| seq > self.after);
+                        let is_new = event.seq.is_none_or(|seq| seq > self.feed.after);
                         let is_told = matches!(event.kind, EventType::State | EventType::Progress);
                         if is_new && is_told && self.is_own(&event.job).await? {
-                            self.ready.push_back(event.as_ref().clone());
+                            self.feed.ready.push_back(event.as_ref().clone());
                         }
                     }
                     Err(Behind) => {
-                        let after = self.after;
-                        let read = self.store.read(move |c| Ok((events::position(c, after)?, events::newest(c)?)));
+                        let after = self.feed.after;
+                        let read = self.feed.store.read(move |c| Ok((events::position(c, after)?, events::newest(c)?)));
                         let (position, newest) = read.await.map_err(|e| tracing::error!("a stream: {e}")).ok()?;
                         if position != Position::Here {
                             // who missed something lists the jobs anew when told so
-                            self.after = newest;
+                            self.feed.after = newest;
                             return Some(Sent::default().event("missed").data("{}").id(newest.to_string()));
                         }
                         self.part = Part::Missed;
@@ -262,14 +272,6 @@ impl Everything {
         }
     }
 
-    /// Reads more of what there was; `false` when there is nothing more, `None` when the store fails.
-    async fn read(&mut self) -> Option<bool> {
-        let (user, after) = (self.user.clone(), self.after);
-        let read = self.store.read(move |c| events::changes(c, user.as_deref(), after, LARGEST_PAGE)).await;
-        self.ready.extend(read.map_err(|e| tracing::error!("a stream of events: {e}")).ok()?);
-        Some(!self.ready.is_empty())
-    }
-
     /// Whether a job is of those that may be seen; `None` when the store fails.
     async fn is_own(&mut self, job: &JobId) -> Option<bool> {
         let Some(user) = &self.user else { return Some(true) };
@@ -277,7 +279,7 @@ impl Everything {
             return Some(*own);
         }
         let id = job.clone();
-        let own = match self.store.read(move |c| jobs::owner(c, &id)).await {
+        let own = match self.feed.store.read(move |c| jobs::owner(c, &id)).await {
             Ok(owner) => owner == *user,
             Err(StoreError::NoJob(_)) => false,
             Err(e) => {

@@ -24,7 +24,7 @@ use super::super::error::{Place, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::{Chunks, Store};
 use super::super::{ipc, parquet_rows};
-use super::table::{Judge, Take, batch};
+use super::table::{Asked, Judge, Take, batch};
 use super::{BATCH_BYTES, BATCH_ROWS};
 
 fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
@@ -86,14 +86,8 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
 }
 
 /// Reads these columns of a file.
-pub(super) fn read(
-    store: &Store,
-    file: &InputFile,
-    input: &Input,
-    schema: &SchemaRef,
-    judge: &mut Judge,
-    take: &mut Take<'_>,
-) -> Result<(), SourceError> {
+pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
+    let Asked { store, file, input, schema } = asked;
     let own = file_schema(store, file, input)?;
     let mut columns = Columns { file, schema, own: &own, row: 0, judge, take };
     match input.format() {

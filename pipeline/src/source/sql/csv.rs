@@ -9,16 +9,14 @@ use datafusion::arrow::array::{
     ArrayRef, BooleanArray, Date32Array, Float64Array, Int64Array, LargeStringArray, TimestampMicrosecondArray,
 };
 use datafusion::arrow::compute::kernels::cast_utils::Parser;
-use datafusion::arrow::datatypes::{
-    DataType, Date32Type, Field, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType,
-};
+use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, TimeUnit, TimestampMicrosecondType};
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::CsvRows;
 use super::super::error::{Place, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
-use super::table::{Judge, Take, batch};
+use super::table::{Asked, Judge, Take, batch};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE};
 
 const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
@@ -110,14 +108,8 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
 }
 
 /// Reads these columns of a file.
-pub(super) fn read(
-    store: &Store,
-    file: &InputFile,
-    input: &Input,
-    schema: &SchemaRef,
-    judge: &mut Judge,
-    take: &mut Take<'_>,
-) -> Result<(), SourceError> {
+pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
+    let Asked { store, file, input, schema } = asked;
     let mut records = CsvRows::open(store, file, input)?;
     let places: Vec<Option<usize>> =
         schema.fields().iter().map(|f| records.names.iter().position(|name| name == f.name())).collect();

@@ -17,7 +17,7 @@ use super::super::decode::Cursor;
 use super::super::error::{Place, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
-use super::table::{Judge, Take, batch};
+use super::table::{Asked, Judge, Take, batch};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE};
 
 /// A record, or why it is none: the reason and what was got.
@@ -179,14 +179,8 @@ fn without_nulls(kind: DataType) -> DataType {
 }
 
 /// Reads these columns of a file.
-pub(super) fn read(
-    store: &Store,
-    file: &InputFile,
-    input: &Input,
-    schema: &SchemaRef,
-    judge: &mut Judge,
-    take: &mut Take<'_>,
-) -> Result<(), SourceError> {
+pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
+    let Asked { store, file, input, schema } = asked;
     let (mut records, mut held) = (Vec::new(), 0);
     each(store, file, input, &mut |line, bytes, parsed| {
         let record = parsed.and_then(|record| fit(&record, schema.fields(), &input.text).map(|()| record));

@@ -179,16 +179,26 @@ enum Message {
     Failed(SourceError),
 }
 
+/// A file of a table, and the columns that are asked of it.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub store: &'a Store,
+    pub file: &'a InputFile,
+    pub input: &'a Input,
+    pub schema: &'a SchemaRef,
+}
+
 impl Scan {
     fn read(&self, take: &mut Take<'_>) -> std::result::Result<Judge, SourceError> {
         let QueryTable { input, files, .. } = &*self.table;
         let mut judge = Judge::new(input.on_error);
         for file in files {
+            let asked = Asked { store: &self.store, file, input, schema: &self.schema };
             match input.format() {
-                InputFormat::Text => read_lines(&self.store, file, input, &self.schema, &mut judge, take)?,
-                InputFormat::Jsonl => json::read(&self.store, file, input, &self.schema, &mut judge, take)?,
-                InputFormat::Csv => csv::read(&self.store, file, input, &self.schema, &mut judge, take)?,
-                _ => columnar::read(&self.store, file, input, &self.schema, &mut judge, take)?,
+                InputFormat::Text => read_lines(asked, &mut judge, take)?,
+                InputFormat::Jsonl => json::read(asked, &mut judge, take)?,
+                InputFormat::Csv => csv::read(asked, &mut judge, take)?,
+                _ => columnar::read(asked, &mut judge, take)?,
             }
         }
         Ok(judge)
@@ -244,15 +254,9 @@ impl PartitionStream for Scan {
 }
 
 /// Lines of text files: one column.
-fn read_lines(
-    store: &Store,
-    file: &InputFile,
-    input: &Input,
-    schema: &SchemaRef,
-    judge: &mut Judge,
-    take: &mut Take<'_>,
-) -> std::result::Result<(), SourceError> {
+fn read_lines(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> std::result::Result<(), SourceError> {
     use datafusion::arrow::array::AsArray;
+    let Asked { store, file, input, schema } = asked;
     let split = SplitRecord {
         split: SplitId(0),
         dataset_split: String::new(),

@@ -1,0 +1,236 @@
+//! `input`: which files, what a record of them is, and which documents are held out.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Remainder;
+use crate::storage::Storage;
+
+/// What to read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// File format of `paths`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<InputFormat>,
+    /// Paths, relative to the job file's folder, or s3://, gs://, az://, http(s):// URLs; globs: `*`, `?`, `[..]`, `**`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1))]
+    pub paths: Vec<String>,
+    /// More files for `sql`, each under the name of its table, beside or instead of `paths`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(length(max = 16))]
+    pub tables: BTreeMap<String, Table>,
+    /// Column (or JSON key) that holds the text. `meta.text`: the key `text` of the object `meta`, where no column has the whole name.
+    #[serde(default = "default_text")]
+    pub text: String,
+    /// Compression of the files; `auto` goes by the ending (.gz, .zst). Parquet and Arrow compress inside.
+    #[serde(default)]
+    pub compression: Compression,
+    /// For `format: text`: what a document is.
+    #[serde(default)]
+    pub document: TextDocument,
+    /// For `format: csv`: the delimiter, one ASCII character.
+    #[serde(default = "default_delimiter")]
+    #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
+    pub csv_delimiter: String,
+    /// A DataFusion query over the tables: `input` (the files of `paths`) and those of `tables`; its column named by `text` holds the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sql: Option<String>,
+    /// What a bad record (invalid UTF-8, broken JSON, missing column, null text) does.
+    #[serde(default)]
+    pub on_error: OnError,
+    /// Largest share of the records that `on_error: skip` may leave out (0.01 is 1 %), over the whole input: a job that skips
+    /// more fails, and keeps what it has prepared, so that it goes on where a larger share is allowed.
+    #[serde(default = "default_max_skipped")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub max_skipped: f64,
+    /// Documents held out of `train`, by data set split: `validation: {share: 0.01}`. No document is in two of them.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub holdout: BTreeMap<String, Holdout>,
+    /// Size of a split in megabytes (10^6 bytes) of input text, not compressed. A split becomes one shard, so this decides the size of
+    /// shards in place of `output.shard_megabytes`. Default: what fills a shard of that size, by an estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.001, max = 1e6))]
+    pub split_megabytes: Option<f64>,
+    /// Longest piece of a document that is held in memory at once, in kilobytes (10^3 bytes).
+    #[serde(default = "default_piece")]
+    #[schemars(range(min = 4, max = 65_536))]
+    pub piece_kilobytes: u32,
+    /// How the stores of the input are reached, where other than `storage` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Storage>,
+}
+
+/// Files that `input.sql` reads as one table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    /// File format.
+    pub format: InputFormat,
+    /// As `input.paths`.
+    #[schemars(length(min = 1))]
+    pub paths: Vec<String>,
+    /// The column that is text, whatever its values look like; the only column of `format: text`.
+    #[serde(default = "default_text")]
+    pub text: String,
+    /// As `input.compression`.
+    #[serde(default)]
+    pub compression: Compression,
+    /// As `input.csv_delimiter`.
+    #[serde(default = "default_delimiter")]
+    #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
+    pub csv_delimiter: String,
+}
+
+/// Formats that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InputFormat {
+    /// One JSON object per line.
+    Jsonl,
+    /// Plain text; see `document`.
+    Text,
+    /// Comma-separated values with a header line (RFC 4180).
+    Csv,
+    /// Apache Parquet.
+    Parquet,
+    /// Arrow IPC files.
+    Arrow,
+    /// Image archives (not in this version).
+    Images,
+}
+
+/// Compression of whole files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// By the ending of the name.
+    #[default]
+    Auto,
+    /// Not compressed.
+    None,
+    /// gzip, also of several members.
+    Gzip,
+    /// Zstandard, also of several frames.
+    Zstd,
+}
+
+/// What a document is in a text file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TextDocument {
+    /// Every line.
+    #[default]
+    Line,
+    /// Every file.
+    File,
+    /// Every block of lines between blank lines.
+    BlankLine,
+}
+
+/// What a bad record does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The job fails, naming the file and the line.
+    #[default]
+    Fail,
+    /// The record is left out and counted; the manifest says how many and why.
+    Skip,
+}
+
+/// Documents held out of `train`, before packing: by exactly one of `last_documents`, `share`, `documents`.
+///
+/// `last_documents` take first, then `share`, then `documents`. Copies of a text are on one side of `share` and `documents`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Holdout {
+    /// How many records at the end of the input, in the order of the files. Of several such entries the last name has the very end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    pub last_documents: Option<u64>,
+    /// The share of all documents, by a hash of `seed` and text: a document stays where it is when others are added or moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-9, max = 0.999_999))]
+    pub share: Option<f64>,
+    /// How many different documents, those with the smallest hash of `seed` and text; costs one more pass over the input when planning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000_000))]
+    pub documents: Option<u64>,
+    /// What happens to the last tokens that do not fill a sequence; default: as `pack.remainder`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remainder: Option<Remainder>,
+}
+
+fn default_text() -> String {
+    "text".into()
+}
+fn default_delimiter() -> String {
+    ",".into()
+}
+fn default_max_skipped() -> f64 {
+    0.01
+}
+fn default_piece() -> u32 {
+    1000
+}
+
+/// The table that the files of `input.paths` are.
+pub const INPUT_TABLE: &str = "input";
+
+impl Input {
+    /// The format of `paths`.
+    pub fn format(&self) -> InputFormat {
+        self.format.unwrap_or(InputFormat::Jsonl)
+    }
+
+    /// What is read, as inputs of their own: each table with its name and its field in the job file, that of `paths` first.
+    pub fn sources(&self) -> Vec<Source> {
+        let own = Source { name: INPUT_TABLE.into(), field: "input".into(), input: self.clone() };
+        let tables = self.tables.iter().map(|(name, table)| Source {
+            name: name.clone(),
+            field: format!("input.tables.{name}"),
+            input: Self {
+                format: Some(table.format),
+                paths: table.paths.clone(),
+                text: table.text.clone(),
+                compression: table.compression,
+                csv_delimiter: table.csv_delimiter.clone(),
+                document: TextDocument::Line,
+                ..self.clone()
+            },
+        });
+        let mut sources: Vec<Source> = (!self.paths.is_empty()).then_some(own).into_iter().chain(tables).collect();
+        for source in &mut sources {
+            source.input.tables.clear();
+        }
+        sources
+    }
+
+    /// Every path that is read, with its field in the job file.
+    pub fn all_paths(&self) -> impl Iterator<Item = (String, &String)> {
+        let of =
+            |field: String, paths: &[String]| (0..paths.len()).map(move |i| format!("{field}.paths[{i}]")).collect();
+        let own: Vec<String> = of("input".into(), &self.paths);
+        let tables = self.tables.iter().flat_map(move |(name, table)| {
+            let fields: Vec<String> = of(format!("input.tables.{name}"), &table.paths);
+            fields.into_iter().zip(&table.paths)
+        });
+        own.into_iter().zip(&self.paths).chain(tables)
+    }
+}
+
+/// Files that are read in one way: those of `input.paths`, or of a table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Source {
+    /// Name of the table.
+    pub name: String,
+    /// Field of the job file, such as `input.tables.labels`.
+    pub field: String,
+    /// How they are read.
+    pub input: Input,
+}
