@@ -15,6 +15,7 @@ from .batch import Batch, Ragged
 from .dataset import ColumnInfo, Dataset, open
 from .errors import ColumnError, DatasetError, StillhouseError, StoreError
 from .info import Info, NoiseInfo, SubtokenInfo
+from .place import GlobalBatch
 
 if TYPE_CHECKING:
     from . import noise, torch, views
@@ -25,6 +26,7 @@ __all__ = [
     "ColumnInfo",
     "Dataset",
     "DatasetError",
+    "GlobalBatch",
     "Info",
     "NoiseInfo",
     "Ragged",

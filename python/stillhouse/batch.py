@@ -9,6 +9,7 @@ import numpy as np
 
 from .errors import ColumnError
 from .info import Info
+from .place import GlobalBatch
 
 if TYPE_CHECKING:
     import torch
@@ -63,28 +64,34 @@ class Batch(dict[str, Any]):
     """Columns by name: arrays [B, ...] in the shape of the column, :class:`Ragged` where rows differ in length.
 
     ``info`` holds what noise and views must know of the data set. ``state``, where a data set of :mod:`stillhouse.torch`
-    made the batch, is what ``load_state_dict`` takes to go on right after this batch. Both stay with the batch through
-    ``to``, ``torch``, pickling and ``pin_memory``.
+    made the batch, is what ``load_state_dict`` takes to go on right after this batch; ``global_batch`` says of which rows of all ranks
+    these are a part. All stay with the batch through ``to``, ``torch``, pickling and ``pin_memory``.
     """
 
     info: Info | None
     state: dict[str, Any] | None
+    global_batch: GlobalBatch | None
 
     def __init__(
-        self, columns: Mapping[str, Any] = {}, info: Info | None = None, state: dict[str, Any] | None = None
+        self,
+        columns: Mapping[str, Any] = {},
+        info: Info | None = None,
+        state: dict[str, Any] | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> None:
         super().__init__(columns)
         self.info = info
         self.state = state
+        self.global_batch = global_batch
 
     def __missing__(self, column: str) -> Any:
         raise ColumnError(f"the batch has no column {column!r}; it has {', '.join(self) or 'none'}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Batch, (dict(self), self.info, self.state))
+        return (Batch, (dict(self), self.info, self.state, self.global_batch))
 
     def __copy__(self) -> Batch:
-        return Batch(self, self.info, self.state)
+        return Batch(self, self.info, self.state, self.global_batch)
 
     @property
     def rows(self) -> int:
@@ -93,7 +100,8 @@ class Batch(dict[str, Any]):
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """``torch.Tensor.to`` of every column, such as ``batch.to("cuda", non_blocking=True)``."""
-        return Batch({name: value.to(*args, **kwargs) for name, value in self.items()}, self.info, self.state)
+        columns = {name: value.to(*args, **kwargs) for name, value in self.items()}
+        return Batch(columns, self.info, self.state, self.global_batch)
 
     def padded(self, length: int | None = None, pad_id: int | None = None) -> Batch:
         """Rows of different lengths (``pack.remainder: keep``) made equal: every column [B, L, ...], padding at the end.
@@ -116,7 +124,7 @@ class Batch(dict[str, Any]):
         made = {name: _pad(name, column, lengths, valid) for name, column in self.items()}
         made["input_ids"][~valid] = pad_id
         made["attention_mask"] = valid
-        return Batch(made, self.info, self.state)
+        return Batch(made, self.info, self.state, self.global_batch)
 
     def torch(self) -> Batch:
         """The same columns as torch tensors, without a copy where torch has full support for the type.
@@ -124,11 +132,13 @@ class Batch(dict[str, Any]):
         Types that torch can hardly compute with are widened: uint16 to int32, uint32 to int64; ``sequence_id`` and other
         uint64 become int64 with the same bits.
         """
-        return Batch({name: _to_torch(value) for name, value in self.items()}, self.info, self.state)
+        columns = {name: _to_torch(value) for name, value in self.items()}
+        return Batch(columns, self.info, self.state, self.global_batch)
 
     def numpy(self) -> Batch:
         """The same columns as numpy arrays (of tensors on a GPU: copies). Types stay as they are."""
-        return Batch({name: _to_numpy(value) for name, value in self.items()}, self.info, self.state)
+        columns = {name: _to_numpy(value) for name, value in self.items()}
+        return Batch(columns, self.info, self.state, self.global_batch)
 
 
 # columns with values for every position: before it (draws, views) or after it (digits, top-k)
