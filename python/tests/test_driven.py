@@ -122,12 +122,32 @@ def test_worlds_and_stops(name: str, kind: Any, count: int, plain: pathlib.Path)
         assert {len(batches) for batches in got} == {2 * total}
         for epoch in range(2):
             turns = zip(*(batches[epoch * total : (epoch + 1) * total] for batches in got))
-            dealt = [
-                row for turn in turns for some in itertools.zip_longest(*turn) for row in some if row is not None
-            ]
+            dealt = [row for turn in turns for some in itertools.zip_longest(*turn) for row in some if row is not None]
             assert dealt == flat[epoch][: len(dealt)]
             assert len(flat[epoch]) - len(dealt) < world
         assert flat[0] != flat[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_know_their_global_batch(kind: Any, plain: pathlib.Path) -> None:
+    """What is drawn over a global batch is drawn alike by 1, 2 and 4 ranks, and after a resume at a global batch."""
+    total = len(stillhouse.open(plain))
+    for world in (1, 2, 4):
+        rows: dict[int, list[Any]] = {}
+        for rank in range(world):
+            ds = dataset(kind, plain, batch_size=400 // world, rank=rank, world_size=world)
+            ds.load_state_dict(ds.state_at(1, 800))
+            for name in LOADERS:
+                for batch in loader_of(name, ds, num_workers=world // 2):
+                    place = batch.global_batch
+                    assert (place.epoch, place.rank, place.world_size) == (1, rank, world)
+                    assert place.begin + place.rows == batch.state["position"] and place.begin % 400 == 0
+                    for index, row in zip(place.indices().tolist(), ids(batch), strict=True):
+                        rows.setdefault(place.begin + index, []).append(row)
+                ds.load_state_dict(ds.state_at(1, 800))
+        assert sorted(rows) == list(range(800, total)) and all(len(set(same)) == 1 for same in rows.values())
+        order = [rows[position][0] for position in sorted(rows)]
+        assert order == list(itertools.chain(*reference(plain, 2)[1]))[800:]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ import torch.distributed
 from .. import _core
 from ..batch import Batch
 from ..dataset import Dataset
+from ..place import GlobalBatch
 from ._callers import refuse_accelerate
 from ._place import Order, Place
 
@@ -223,6 +224,13 @@ class Epochs:
         """The state when this trainer has got so many batches of an iteration that began at ``start``."""
         given = batches * self.batch_size * self.world_size
         return self.state_at(epoch, min(start + given, len(self.dataset)))
+
+    def global_batch(self, epoch: int, start: int, end: int) -> GlobalBatch:
+        """The global batch that ends at a position, in an iteration that began at ``start``."""
+        rank, world_size = self._ranks()
+        size = self.batch_size * world_size
+        begin = start + (end - start - 1) // size * size
+        return GlobalBatch(epoch, begin, end - begin, rank, world_size)
 
     def finish(self, batch: Batch) -> Any:
         """Tensors, and the transform."""

@@ -46,4 +46,6 @@ class Reading(Iterator[Batch]):
             self._stream = None
             raise
         self.given += 1
-        return dataset.dataset._batch(columns, dataset.state_at(self.epoch, position))
+        batch = dataset.dataset._batch(columns, dataset.state_at(self.epoch, position))
+        batch.global_batch = dataset.global_batch(self.epoch, self.start, position)
+        return batch

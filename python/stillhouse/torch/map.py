@@ -9,15 +9,17 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
+from ..place import GlobalBatch
 from ._callers import refuse_dealing_again
 from ._epochs import Epochs, State
 from ._rows import Row, Rows, collate
 
 
 class Indices(list[int]):
-    """Row numbers of one batch, with the state after it."""
+    """Row numbers of one batch, with the state after it and its place in the epoch."""
 
     state: State | None = None
+    global_batch: GlobalBatch | None = None
 
 
 class ShardDataset(Epochs, TorchDataset[Any]):
@@ -49,7 +51,7 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     def __getitems__(self, rows: Sequence[int]) -> Rows:
         """Several rows at once; torch's DataLoader calls this."""
         batch = self.dataset.read(np.asarray(rows, dtype=np.int64))
-        batch.state = getattr(rows, "state", None)
+        batch.state, batch.global_batch = getattr(rows, "state", None), getattr(rows, "global_batch", None)
         return Rows(batch.torch(), self.transform)
 
     collate = staticmethod(collate)
@@ -87,7 +89,7 @@ class _Batches(Iterator[list[int]]):
 
     def _go(self, epoch: int, start: int) -> None:
         self.epoch = epoch
-        self._position = start
+        self._start = self._position = start
         self._steps = self.dataset.steps(epoch, start)
         self._left = self._steps.own_batches
         self.dataset._now = None
@@ -102,6 +104,7 @@ class _Batches(Iterator[list[int]]):
             self._move_on()  # nobody may ever ask for one more
         indices = Indices(rows.tolist())
         indices.state = self.dataset.state_at(self.epoch, self._position)
+        indices.global_batch = self.dataset.global_batch(self.epoch, self._start, self._position)
         return indices
 
     def _move_on(self) -> None:
