@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..batch import Array, Batch
+from ..batch import Array, ArrayT, Batch
 from .example import Bools, Example, Floats, Rows, candidates, epoch_of, given_times, mask_id_of, rows_of, times
 from .keyed import epoch_seed, uniforms
 from .pgm import Groups, groups_of
@@ -20,7 +20,7 @@ from .schedule import Doubles, Schedule, schedule_of
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     seed: int = 0,
     epoch: int | None = None,
@@ -29,7 +29,7 @@ def mask(
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
     never: Array | None = None,
-) -> Example:
+) -> Example[ArrayT]:
     """Masks tokens: an :class:`Example`.
 
     ``t`` is drawn uniformly from [eps, 1) for each sequence and epoch (1e-3 is MDLM's own bound) unless it is given, as
@@ -50,7 +50,7 @@ def mask(
 
 
 def complementary(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     view: int | None = None,
     seed: int = 0,
@@ -58,7 +58,7 @@ def complementary(
     eps: float = 1e-3,
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
-) -> tuple[Example, Example]:
+) -> tuple[Example[ArrayT], Example[ArrayT]]:
     """Two examples of every row whose targets are complements of each other (PGM, §5.3).
 
     The groups are those of :func:`stillhouse.views.pgm.partition`, stored (``view``) or drawn. The first example

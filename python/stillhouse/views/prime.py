@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch, is_torch
-from .example import Bools, Example, Rows, candidates, epoch_of, given_times, rows_of, times, to_numpy
+from ..batch import Array, ArrayT, Batch, is_torch
+from .example import Bools, Example, Rows, as_labels, candidates, epoch_of, given_times, rows_of, times, to_numpy
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import LINEAR, Schedule, schedule_of
 
@@ -32,12 +32,12 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, eq=False)
-class DigitExample(Example):
+class DigitExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` in digits.
 
     ============ ==================== =====================================================================
     input_ids    [B, L, ℓ] int32      y_t: the digits, b where masked; this is x^{−I}, as partly hidden tokens are
-    digits       [B, L, ℓ] int32      y_0
+    digits       [B, L, ℓ] int32      y_0; in torch int64, as losses want it
     digit_mask   [B, L, ℓ] bool       which digits are masked
     targets      [B, L] bool          tokens with a masked digit (the others are known, and their loss is 0)
     weights      [B, L] float32       w(t) at targets
@@ -47,14 +47,14 @@ class DigitExample(Example):
     ``target_ids`` are tokens, [n], and ``noise`` is that of the tokens: a target is predicted over all C at once.
     """
 
-    digits: Any
-    digit_mask: Any
+    digits: ArrayT
+    digit_mask: ArrayT
     base: int
     length: int
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     length: int | None = None,
     seed: int = 0,
@@ -63,7 +63,7 @@ def mask(
     eps: float = 1e-3,
     schedule: Schedule | str | None = None,
     never: Array | None = None,
-) -> DigitExample:
+) -> DigitExample[ArrayT]:
     """Masks digits with probability 1 − α(t) each: a :class:`DigitExample`.
 
     Digits are the stored column ``subtokens``; where the batch has none, or another ``length`` (ℓ) is asked for, they
@@ -92,7 +92,7 @@ def mask(
         give(time),
         give(weights),
         give(rows.valid),
-        give(digits),
+        as_labels(give(digits)),
         give(hidden),
         base,
         count,
