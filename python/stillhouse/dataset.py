@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from .batch import Batch, Ragged
+from .batch import Batch, NumpyArray, Ragged
 from .info import Info
 
 _DTYPES = {"float16": np.float16, "float32": np.float32, "bool": np.bool_}
@@ -88,8 +88,10 @@ class Dataset:
     @overload
     def __getitem__(self, rows: int) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Batch: ...
-    def __getitem__(self, rows: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any] | Batch:
+    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Batch[NumpyArray]: ...
+    def __getitem__(
+        self, rows: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]
+    ) -> dict[str, Any] | Batch[NumpyArray]:
         """A row, or several as a batch; negative numbers count from the end."""
         if isinstance(rows, (int, np.integer)):
             batch = self.read(np.asarray([rows]))
@@ -98,7 +100,7 @@ class Dataset:
             return self.read(np.arange(*rows.indices(len(self))))
         return self.read(np.asarray(rows))
 
-    def read(self, rows: npt.NDArray[Any], whole_blocks: bool = False) -> Batch:
+    def read(self, rows: npt.NDArray[Any], whole_blocks: bool = False) -> Batch[NumpyArray]:
         """Rows by their numbers [B], in that order; a number may come more than once.
 
         ``whole_blocks`` tells that most of their neighbours will be asked for soon.
@@ -115,7 +117,7 @@ class Dataset:
         numbers[numbers < 0] += count
         return self._batch(self._core.read(numbers.view(np.uint64), whole_blocks))
 
-    def _batch(self, columns: Any, state: dict[str, Any] | None = None) -> Batch:
+    def _batch(self, columns: Any, state: dict[str, Any] | None = None) -> Batch[NumpyArray]:
         made = {name: values if offsets is None else Ragged(values, offsets) for name, values, offsets in columns}
         return Batch(made, self.info, state)
 
@@ -125,7 +127,7 @@ class Dataset:
             for i in range(batch.rows):
                 yield {name: column[i] for name, column in batch.items()}
 
-    def batches(self, batch_size: int) -> Iterator[Batch]:
+    def batches(self, batch_size: int) -> Iterator[Batch[NumpyArray]]:
         """Rows in order, ``batch_size`` at a time, read ahead; the last batch may be shorter."""
         steps = self._core.steps(
             epoch=0, seed=None, window_blocks=1, start=0, rank=0, world=1, batch_rows=batch_size, drop_last=False,

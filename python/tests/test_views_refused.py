@@ -61,7 +61,7 @@ def test_what_the_messages_say_to_write_works():
 
 @pytest.mark.parametrize("columns", [dict, lambda b: dict(b.torch())], ids=["numpy", "torch"])
 def test_a_batch_that_lost_its_info_is_refused_where_the_info_is_needed(columns):
-    lost = Batch(columns(batch_of()))
+    lost = Batch(columns(batch_of()), state={"epoch": 0})
     for view in ("mdlm", "complementary", "pgm", "bd3lm"):
         with pytest.raises(
             ViewError,

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch
-from .example import Bools, Example, Rows, epoch_of, replay, rows_of, stored_column, to_numpy
+from ..batch import Array, ArrayT, Batch
+from .example import Bools, Example, Rows, as_labels, epoch_of, replay, rows_of, stored_column, to_numpy
 from .keyed import ViewError, below, epoch_seed, uniforms
 from .times import first_of
 
@@ -51,7 +51,7 @@ LM1B = ProgressiveSchedule(i_ar=100_000, i_perm=300_000, rho_max=8)
 
 
 @dataclass(frozen=True, eq=False)
-class OrderExample(Example):
+class OrderExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` in the order of generation: index n is the n-th token, not position n.
 
     ============ ================ ===============================================================================
@@ -65,37 +65,44 @@ class OrderExample(Example):
     ============ ================ ===============================================================================
     """
 
-    order: Any
-    block: Any
+    t: None  # type: ignore[assignment]
+    order: ArrayT
+    block: ArrayT
 
-    def target_ids(self) -> Any:
-        """x^I in the order of generation, row after row, [n]."""
-        return self.input_ids[self.targets]
+    def target_ids(self) -> ArrayT:
+        """x^I in the order of generation, row after row, [n]; in torch int64, which losses want."""
+        ids: Any = self.input_ids
+        made: ArrayT = as_labels(ids[self.targets])
+        return made
 
-    def noise(self, **options: Any) -> Any:
-        """ξ in the order of generation, row after row, [n, V]. Options are those of :func:`stillhouse.noise.replay`."""
+    def _noise(self, options: dict[str, Any]) -> Any:
+        # in the order of generation, row after row
         return replay(self.batch, self.order, options)[self.targets]
 
-    def causal(self) -> Any:
+    def causal(self) -> ArrayT:
         """Own and earlier blocks, Eq. 3: [B, L (query), L (key)] bool. Padding neither attends nor is attended to."""
-        return self._pairs(self.block[:, None, :] <= self.block[:, :, None])
+        block: Any = self.block
+        return self._pairs(block[:, None, :] <= block[:, :, None])
 
-    def strictly_causal(self) -> Any:
+    def strictly_causal(self) -> ArrayT:
         """Earlier blocks alone, Eq. 5: [B, L (query), L (key)] bool. The first block sees nothing, no true entry."""
-        return self._pairs(self.block[:, None, :] < self.block[:, :, None])
+        block: Any = self.block
+        return self._pairs(block[:, None, :] < block[:, :, None])
 
-    def _pairs(self, allowed: Any) -> Any:
-        return allowed & self.valid[:, :, None] & self.valid[:, None, :]
+    def _pairs(self, allowed: Any) -> ArrayT:
+        valid: Any = self.valid
+        made: ArrayT = allowed & valid[:, :, None] & valid[:, None, :]
+        return made
 
 
 def progressive(
-    batch: Batch,
+    batch: Batch[ArrayT],
     step: int,
     *,
     schedule: ProgressiveSchedule = OWT,
     seed: int = 0,
     epoch: int | None = None,
-) -> OrderExample:
+) -> OrderExample[ArrayT]:
     """Left to right, with ρ random tokens shuffled among their places (§5): an :class:`OrderExample`, blocks of one token.
 
     ρ follows from the training ``step`` and ``schedule``. Purposes: ``armd_places`` (the ρ positions with the smallest
@@ -120,13 +127,13 @@ def progressive(
 
 
 def strided(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     streams: int | Sequence[int] = (1, 2, 4),
     per: Literal["sequence", "step"] = "sequence",
     seed: int = 0,
     epoch: int | None = None,
-) -> OrderExample:
+) -> OrderExample[ArrayT]:
     """S streams, interleaved (§3.1): an :class:`OrderExample`.
 
     ``streams`` is S, or the values from which S is drawn: ``per="sequence"`` for each sequence and epoch (purpose ``armd_streams``), as stored
@@ -168,7 +175,7 @@ def strided_order(length: int, streams: int) -> tuple[Ints, Ints]:
     return order, block.astype(np.int64)
 
 
-def masking_steps(batch: Batch, tau: Array, *, steps: int | None = None) -> OrderExample:
+def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None) -> OrderExample[ArrayT]:
     """The order and blocks of masking steps τ ∈ {1..T}, int [B, L] or [L] (§2): an :class:`OrderExample`.
 
     Positions are sorted by τ descending (masked last = generated first), equal ones by position, and
@@ -188,7 +195,7 @@ def masking_steps(batch: Batch, tau: Array, *, steps: int | None = None) -> Orde
     return _example(batch, rows, order, last - np.take_along_axis(given, order, axis=1) + 1)
 
 
-def stored(batch: Batch) -> OrderExample:
+def stored(batch: Batch[ArrayT]) -> OrderExample[ArrayT]:
     """The stored columns ``order`` and ``block``, int [B, L]: an :class:`OrderExample`."""
     instead = "draw one with `progressive` or `strided`"
     rows = rows_of(batch)

@@ -11,26 +11,41 @@ CPU from [B, L] columns; noise where :mod:`stillhouse.noise` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch, Ragged, is_torch
+from ..batch import LOST, Array, ArrayT, Batch, Ragged, chosen_rows, is_torch, joined, moved, parts_of, taken
+from ..batch import Rows as RowNumbers
 from ..errors import ColumnError
+from ..info import Info
 from .keyed import U64, ViewError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self, Unpack
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 
+class NoiseOptions(TypedDict, total=False):
+    """Options of :func:`stillhouse.noise.replay`, without the positions, which the example knows, and the device."""
+
+    draw: int
+    out: Literal["softmax", "gumbel", "gaussian", "uniform"]
+    temperature: float
+    info: Info | None
+    dtype: Any
+    threads: int | None
+    backend: Literal["rust", "torch", "triton"] | None
+
+
 @dataclass(frozen=True, eq=False)
-class Example:
+class Example(Generic[ArrayT]):
     """One batch of training examples: which positions are predicted, from what, and how much each counts.
 
     ========== ================= ===========================================================================
@@ -42,32 +57,109 @@ class Example:
     ========== ================= ===========================================================================
 
     The loss is Σ weights · (−log p(x^I | x^{−I}, ξ^I)). Arrays are of the batch's kind (numpy or torch) and device.
-    Subclasses say where they differ.
+    Subclasses say where they differ. For type checkers an example is ``Example[torch.Tensor]`` or of numpy arrays, as its batch.
+
+    ``example[2:5]``, ``example[[3, 1]]`` and ``example[mask]`` (bool [B]) are some of its rows, ``example.split(n)`` micro-batches.
     """
 
-    batch: Batch
-    input_ids: Any
-    targets: Any
-    t: Any
-    weights: Any
-    valid: Any
+    batch: Batch[ArrayT]
+    input_ids: ArrayT
+    targets: ArrayT
+    t: ArrayT
+    weights: ArrayT
+    valid: ArrayT
 
-    def target_ids(self) -> Any:
-        """x^I: the true tokens at the targets, row after row, [n]."""
-        rows = rows_of(self.batch)
-        return rows.give(rows.ids)[self.targets]
+    # Not iterable: Python would else try example[0], example[1], ...
+    __iter__ = None
 
-    def target_weights(self) -> Any:
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.batch.rows
+
+    def target_ids(self) -> ArrayT:
+        """x^I: the true tokens at the targets, row after row, [n]; in torch int64, which losses want."""
+        ids: Any = self.batch["input_ids"]
+        made: ArrayT = as_labels(ids[self.targets])
+        return made
+
+    def target_weights(self) -> ArrayT:
         """The weights at the targets, row after row, [n] float32."""
-        return self.weights[self.targets]
+        weights: Any = self.weights
+        made: ArrayT = weights[self.targets]
+        return made
 
+    @overload
+    def noise(self, *, device: None = None, **options: Unpack[NoiseOptions]) -> ArrayT: ...
+    @overload
+    def noise(self, *, device: str | torch.device, **options: Unpack[NoiseOptions]) -> torch.Tensor: ...
     def noise(self, **options: Any) -> Any:
         """ξ^I: the noise at the targets, row after row, [n, V]. Options are those of :func:`stillhouse.noise.replay`."""
+        return self._noise(options)
+
+    def _noise(self, options: dict[str, Any]) -> Any:
         return replay(self.batch, self.targets, options)
 
+    @overload
+    def triplet(self, *, device: None = None, **options: Unpack[NoiseOptions]) -> tuple[ArrayT, ArrayT, ArrayT]: ...
+    @overload
+    def triplet(
+        self, *, device: str | torch.device, **options: Unpack[NoiseOptions]
+    ) -> tuple[ArrayT, torch.Tensor, ArrayT]: ...
     def triplet(self, **options: Any) -> tuple[Any, Any, Any]:
         """(x^{−I}, ξ^I, x^I), what a student of Gumbel distillation is trained on. Options are those of the noise."""
-        return self.input_ids, self.noise(**options), self.target_ids()
+        return self.input_ids, self._noise(options), self.target_ids()
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """``torch.Tensor.to`` of every array and of the batch; a type is for arrays of floating point alone."""
+        return self._map(lambda array: moved(array, args, kwargs), self.batch.to(*args, **kwargs))
+
+    def pin_memory(self, device: Any = None) -> Self:
+        """The same in page-locked memory; torch's ``DataLoader(pin_memory=True)`` calls it."""
+        return self._map(lambda array: moved(array, (), {}).pin_memory(), self.batch.pin_memory())
+
+    def __getitem__(self, rows: RowNumbers) -> Self:
+        if isinstance(rows, (int, str)):
+            raise TypeError(f"example[{rows!r}]: valid are example[2:5], integers [b] and bool [B]; fields have names")
+        chosen = chosen_rows(rows, self.rows)
+        return self._map(lambda array: taken(array, chosen), self.batch[chosen])
+
+    def split(self, rows: int) -> list[Self]:
+        """Micro-batches of so many rows, the last one with what is left, without copies.
+
+        Σ weights · loss over the micro-batches is that of the whole: divide each by the same number, one of the whole example such as
+        ``example.valid.sum()``, and not by one of its own.
+        """
+        return [self[start : start + rows] for start in parts_of(self.rows, rows)]
+
+    @classmethod
+    def concat(cls, examples: Sequence[Self]) -> Self:
+        """The rows of all examples, one after the other. They must be made alike (one block size, one base)."""
+        if not examples:
+            raise ValueError("examples: got none, valid: at least one")
+        arrays: dict[str, list[Any]] = {}
+        for name, first in vars(examples[0]).items():
+            parts = [getattr(example, name) for example in examples]
+            if _is_array(first):
+                arrays[name] = parts
+            elif name != "batch" and any(part != first for part in parts):
+                raise ValueError(f"{name}: got {', '.join(map(str, parts))}, valid: the same in all examples")
+        rows: dict[str, Any] = {name: joined(parts) for name, parts in arrays.items()}
+        return replace(examples[0], batch=Batch.concat([example.batch for example in examples]), **rows)
+
+    def _map(self, convert: Callable[[Any], Any], batch: Any) -> Self:
+        """The same with every array converted; all of them have rows first."""
+        arrays = {name: convert(value) for name, value in vars(self).items() if _is_array(value)}
+        return replace(self, batch=batch, **arrays)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and getattr(value, "ndim", 0) > 0
+
+
+def as_labels(ids: Any) -> Any:
+    """Ids that go into a loss: int64 in torch, whose losses take no other; in numpy as they are."""
+    return ids.long() if is_torch(ids) else ids
 
 
 def replay(batch: Batch, positions: Any, options: dict[str, Any]) -> Any:
@@ -175,6 +267,8 @@ def epoch_of(batch: Batch, epoch: int | None) -> int:
         return epoch
     if batch.global_batch is not None:
         return batch.global_batch.epoch
+    if batch.info is None and batch.state is None:
+        raise ViewError(f"epoch: not given, and {LOST}; or give the epoch here")
     return int((batch.state or {}).get("epoch", 0))
 
 

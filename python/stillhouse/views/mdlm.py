@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..batch import Array, Batch
+from ..batch import Array, ArrayT, Batch
 from .example import Bools, Example, Floats, Rows, candidates, epoch_of, mask_id_of, rows_of
 from .keyed import epoch_seed, uniforms
 from .pgm import Repair, group_weights, groups_of
@@ -21,7 +21,7 @@ from .times import Sampling, given_times, row_times
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     seed: int = 0,
     epoch: int | None = None,
@@ -31,7 +31,7 @@ def mask(
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
     never: Array | None = None,
-) -> Example:
+) -> Example[ArrayT]:
     """Masks tokens: an :class:`Example`.
 
     ``t`` is drawn uniformly from [eps, 1) (1e-3 is MDLM's own bound) unless it is given, as one number or [B]; ``sampling``
@@ -56,7 +56,7 @@ def mask(
 
 
 def complementary(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     view: int | None = None,
     seed: int = 0,
@@ -66,7 +66,7 @@ def complementary(
     repair: Repair = "bounded",
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
-) -> tuple[Example, Example]:
+) -> tuple[Example[ArrayT], Example[ArrayT]]:
     """Two examples of every row whose targets are complements of each other (PGM, §5.3).
 
     The groups and weights are those of :func:`stillhouse.views.pgm.partition`, stored (``view``) or drawn, so that the weights of

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..batch import Batch
+from ..batch import ArrayT, Batch
 from .example import (
     Bools,
     Example,
@@ -71,7 +71,7 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class PartitionExample(Example):
+class PartitionExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` whose targets are all tokens and whose input is the clean sequence.
 
     ============ ================ =========================================================================
@@ -82,37 +82,43 @@ class PartitionExample(Example):
     ============ ================ =========================================================================
     """
 
-    groups: Any
-    permutation: Any
-    sizes: Any
-    sorted_ids: Any
+    groups: ArrayT
+    permutation: ArrayT
+    sizes: ArrayT
+    sorted_ids: ArrayT
 
-    def sorted(self, values: Any) -> Any:
+    def sorted(self, values: ArrayT) -> ArrayT:
         """Values [B, L] or [B, L, ...] of positions, such as ``weights``, in the order of ``permutation``."""
-        if isinstance(values, np.ndarray):
-            return values[np.arange(len(values))[:, None], to_numpy(self.permutation)]
-        import torch
+        given: Any = values
+        made: ArrayT
+        if isinstance(given, np.ndarray):
+            made = given[np.arange(len(given))[:, None], to_numpy(self.permutation)]
+        else:
+            import torch
 
-        return values[torch.arange(len(values), device=values.device)[:, None], self.permutation]
+            made = given[torch.arange(len(given), device=given.device)[:, None], self.permutation]
+        return made
 
     def attention(
         self, kind: Literal["group", "swap"] = "group", *, order: Literal["sorted", "position"] = "sorted"
-    ) -> Any:
+    ) -> ArrayT:
         """What may be attended to: [B, L (query), L (key)] bool.
 
         ``"group"``: tokens of the own group (encoder). ``"swap"``: tokens of the other group (GroupSwap and decoder), so
         that what is predicted at a position never depends on its group. Padding neither attends nor is attended to: its
         rows have no true entry.
         """
-        group, valid = self.groups, self.valid
+        group: Any = self.groups
+        valid: Any = self.valid
         if order == "sorted":
             group, valid = self.sorted(group), self.sorted(valid)
         same = group[:, :, None] == group[:, None, :]
-        return (same if kind == "group" else ~same) & valid[:, :, None] & valid[:, None, :]
+        made: ArrayT = (same if kind == "group" else ~same) & valid[:, :, None] & valid[:, None, :]
+        return made
 
 
 def partition(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     view: int | None = None,
     seed: int = 0,
@@ -122,7 +128,7 @@ def partition(
     repair: Repair = "bounded",
     schedule: Schedule | str | None = None,
     weighting: Weighting = "bound",
-) -> PartitionExample:
+) -> PartitionExample[ArrayT]:
     """Two groups of every row: a :class:`PartitionExample`.
 
     ``view`` takes that view of the stored columns ``partition`` and ``partition_t``, whatever ``epoch``, ``seed`` and ``sampling``.

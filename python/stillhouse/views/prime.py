@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch, is_torch
-from .example import WITH_INFO, Bools, Example, Rows, candidates, epoch_of, rows_of, to_numpy
+from ..batch import Array, ArrayT, Batch, is_torch
+from .example import WITH_INFO, Bools, Example, Rows, as_labels, candidates, epoch_of, rows_of, to_numpy
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import LINEAR, Schedule, schedule_of
 from .times import Sampling, given_times, row_times
@@ -34,12 +34,12 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, eq=False)
-class DigitExample(Example):
+class DigitExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` in digits.
 
     ============ ==================== =====================================================================
     input_ids    [B, L, ℓ] int32      y_t: the digits, b where masked; this is x^{−I}, as partly hidden tokens are
-    digits       [B, L, ℓ] int32      y_0
+    digits       [B, L, ℓ] int32      y_0; in torch int64, as losses want it
     digit_mask   [B, L, ℓ] bool       which digits are masked
     targets      [B, L] bool          tokens with a masked digit (the others are known, and their loss is 0); all tokens
                                       without carry-over
@@ -51,15 +51,15 @@ class DigitExample(Example):
     ``target_ids`` are tokens, [n], and ``noise`` is that of the tokens: a target is predicted over all C at once.
     """
 
-    digits: Any
-    digit_mask: Any
+    digits: ArrayT
+    digit_mask: ArrayT
     base: int
     length: int
     carry_over: bool = True
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     length: int | None = None,
     seed: int = 0,
@@ -70,7 +70,7 @@ def mask(
     carry_over: bool = True,
     schedule: Schedule | str | None = None,
     never: Array | None = None,
-) -> DigitExample:
+) -> DigitExample[ArrayT]:
     """Masks digits with probability 1 − α(t) each: a :class:`DigitExample`.
 
     Digits are the stored column ``subtokens``; where the batch has none, or another ``length`` (ℓ) is asked for, they
@@ -107,7 +107,7 @@ def mask(
         give(time),
         give(weights),
         give(rows.valid),
-        give(digits),
+        as_labels(give(digits)),
         give(hidden),
         base,
         count,
