@@ -3,29 +3,38 @@
 //! Memory: one row group being encoded (`output.row_group_megabytes` before compression) and the upload's part
 //! buffers; never the shard.
 
+mod pages;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
+use bytes::Bytes;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
 use futures::{Stream, StreamExt};
-use parquet::arrow::AsyncArrowWriter;
+use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::{KeyValue, ParquetMetaData};
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::schema::types::ColumnPath;
+use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants::{self, Limits};
 use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
+use stillhouse_schemas::manifest::FooterRecord;
+use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, ShardUpload, Staged};
 use crate::stages::{Doing, Stage};
+use pages::PageSums;
 
 /// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
 const PAGE_TOKENS: usize = 8_192;
@@ -41,6 +50,8 @@ pub struct Written {
     pub tokens: u64,
     /// Compressed bytes by column.
     pub column_bytes: BTreeMap<String, u64>,
+    /// The end of the file; where its pages have checksums.
+    pub footer: Option<FooterRecord>,
 }
 
 /// How a shard is written.
@@ -56,6 +67,8 @@ pub struct Writing<'a> {
     pub stop: &'a AtomicBool,
     /// What its rows and time are counted for.
     pub stage: &'a Stage,
+    /// Whether every page gets a checksum. A shard that is made again as it was gets none where it had none.
+    pub checksums: bool,
 }
 
 /// Writes a stream of batches as a shard that waits for its commit.
@@ -68,25 +81,88 @@ pub async fn write(
     batches: SendableRecordBatchStream,
     how: Writing<'_>,
 ) -> Result<Written> {
-    let Writing { spec, limits, context, stop, stage } = how;
+    let Writing { spec, limits, context, stop, stage, checksums } = how;
     let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
-    let upload = output.upload(shard).await?;
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
-    let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
-    let encoded = encode_all(&mut writer, until(stop, batches), how, &failed).await;
-    let upload = writer.into_inner();
+    let mut upload = output.upload(shard).await?;
+    let encoded = match ShardWriter::new(&mut upload, batches.schema(), options, checksums) {
+        Ok(writer) => encode_all(writer, until(stop, batches), how, &failed).await,
+        Err(e) => Err(failed(e)),
+    };
     match encoded {
-        Ok(encoded) => {
+        Ok(Encoded { rows, tokens, column_bytes, footer }) => {
             let began = Instant::now();
             let staged = upload.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
             stage.worked(began.elapsed());
-            Ok(Written { staged, rows: encoded.rows, tokens: encoded.tokens, column_bytes: encoded.column_bytes })
+            Ok(Written { staged, rows, tokens, column_bytes, footer })
         }
         Err(e) => {
             upload.abort().await;
             Err(e)
         }
     }
+}
+
+/// Row groups to Parquet to the upload, with the checksums of what goes there.
+struct ShardWriter<'a> {
+    encoder: ArrowWriter<Vec<u8>>,
+    sums: Option<Arc<PageSums>>,
+    upload: &'a mut ShardUpload,
+}
+
+impl<'a> ShardWriter<'a> {
+    fn new(
+        upload: &'a mut ShardUpload,
+        schema: Arc<Schema>,
+        options: ArrowWriterOptions,
+        checksums: bool,
+    ) -> Result<Self, ParquetError> {
+        let sums = checksums.then(Arc::<PageSums>::default);
+        let options = match &sums {
+            Some(sums) => options.with_page_store_factory(Arc::clone(sums) as _),
+            None => options,
+        };
+        Ok(Self { encoder: ArrowWriter::try_new_with_options(Vec::new(), schema, options)?, sums, upload })
+    }
+
+    async fn end_row_group(&mut self) -> Result<(), ParquetError> {
+        self.encoder.flush()?;
+        self.encoder.sync()?;
+        self.send().await.map(|_| ())
+    }
+
+    /// Gives to the upload what is encoded.
+    async fn send(&mut self) -> Result<Bytes, ParquetError> {
+        let bytes = Bytes::from(std::mem::take(self.encoder.inner_mut()));
+        self.upload.put(bytes.clone()).await.map_err(|e| ParquetError::External(Box::new(e)))?;
+        Ok(bytes)
+    }
+
+    /// The last row group, and what comes behind it.
+    async fn finish(mut self) -> Result<(ParquetMetaData, Option<FooterRecord>), ParquetError> {
+        self.end_row_group().await?;
+        let Some(sums) = self.sums.take() else {
+            let metadata = self.encoder.finish()?;
+            self.send().await?;
+            return Ok((metadata, None));
+        };
+        let pages = sums.pages();
+        let (summed, written) = (end_of(&pages), self.encoder.bytes_written() as u64);
+        if summed != written {
+            let message =
+                format!("pages up to byte {summed} were summed, {written} bytes written: a fault of this program");
+            return Err(ParquetError::General(message));
+        }
+        self.encoder.append_key_value_metadata(KeyValue::new(PAGES.to_owned(), render(&pages)));
+        let metadata = self.encoder.finish()?;
+        let footer = self.send().await?;
+        let record = FooterRecord { bytes: footer.len() as u64, sha256: hex(&Sha256::digest(&footer)) };
+        Ok((metadata, Some(record)))
+    }
+}
+
+fn end_of(pages: &[PageSum]) -> u64 {
+    FIRST_PAGE + pages.iter().map(|page| page.bytes).sum::<u64>()
 }
 
 /// What the Parquet writer could not write, in the words of the store where it was the store.
@@ -116,10 +192,11 @@ struct Encoded {
     rows: u64,
     tokens: u64,
     column_bytes: BTreeMap<String, u64>,
+    footer: Option<FooterRecord>,
 }
 
 async fn encode_all(
-    writer: &mut AsyncArrowWriter<ShardUpload>,
+    mut writer: ShardWriter<'_>,
     batches: impl Stream<Item = Result<RecordBatch, DataFusionError>>,
     how: Writing<'_>,
     failed: &impl Fn(ParquetError) -> PipelineError,
@@ -141,19 +218,19 @@ async fn encode_all(
         for batch in pieces(&batch, limit) {
             let size = logical_bytes(&batch);
             if group_bytes > 0 && group_bytes + size > limit {
-                writer.flush().await.map_err(failed)?;
+                writer.end_row_group().await.map_err(failed)?;
                 group_bytes = 0;
             }
             group_bytes += size;
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
-            writer.write(&batch).await.map_err(failed)?;
+            writer.encoder.write(&batch).map_err(failed)?;
             stage.put_out(batch.num_rows());
         }
         stage.worked(began.elapsed());
     }
     let began = Instant::now();
-    let metadata = writer.finish().await.map_err(failed)?;
+    let (metadata, footer) = writer.finish().await.map_err(failed)?;
     stage.worked(began.elapsed());
     let mut column_bytes = BTreeMap::new();
     for group in metadata.row_groups() {
@@ -162,7 +239,7 @@ async fn encode_all(
             *column_bytes.entry(name).or_insert(0) += column.compressed_size().max(0) as u64;
         }
     }
-    Ok(Encoded { rows, tokens, column_bytes })
+    Ok(Encoded { rows, tokens, column_bytes, footer })
 }
 
 fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {

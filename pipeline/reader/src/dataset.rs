@@ -11,6 +11,7 @@ use object_store::path::Path;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
+use stillhouse_schemas::manifest::FooterRecord;
 use stillhouse_schemas::storage::Storage;
 use tokio::sync::OnceCell;
 
@@ -61,6 +62,8 @@ pub(crate) struct Shard {
     pub rows: u64,
     pub bytes: u64,
     pub sha256: String,
+    #[serde(default)]
+    pub footer: Option<FooterRecord>,
 }
 
 /// What is needed of the manifest. Fields of later minor versions are of no concern.
