@@ -316,3 +316,93 @@ fn encode(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBu
         _ => builder,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{FixedSizeListBuilder, Float32Builder, ListBuilder, RecordBatch, UInt16Builder, UInt64Array};
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{ObjectStore, ObjectStoreExt};
+    use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataReader};
+    use stillhouse_schemas::pages::parse;
+
+    use super::*;
+
+    /// Rows as a job makes them: an id, a list with a dictionary, a fixed list without one.
+    fn rows(from: u64, count: u64) -> RecordBatch {
+        let mut lists = ListBuilder::new(UInt16Builder::new());
+        let mut fixed = FixedSizeListBuilder::new(Float32Builder::new(), 64);
+        for row in from..from + count {
+            lists.append_value((0..row % 7).map(|i| Some(i as u16)));
+            (0..64).for_each(|i| fixed.values().append_value((row * 64 + i) as f32));
+            fixed.append(true);
+        }
+        let ids = UInt64Array::from_iter_values(from..from + count);
+        let columns = [("id", Arc::new(ids) as _), ("list", Arc::new(lists.finish()) as _)];
+        RecordBatch::try_from_iter(columns.into_iter().chain([("fixed", Arc::new(fixed.finish()) as _)])).unwrap()
+    }
+
+    /// A shard of three row groups, the second of which is the largest.
+    async fn written(checksums: bool) -> (Bytes, Option<FooterRecord>) {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut upload = ShardUpload::to_disk(Arc::clone(&store), Path::from("shard"));
+        let spec = serde_json::from_str(r#"{"path": "out"}"#).unwrap();
+        let schema = rows(0, 1).schema();
+        let options = ArrowWriterOptions::new().with_properties(properties(&schema, &spec, 1024).unwrap());
+        let mut writer = ShardWriter::new(&mut upload, schema, options, checksums).unwrap();
+        for (from, count) in [(0, 20), (20, 900), (920, 9)] {
+            writer.encoder.write(&rows(from, count)).unwrap();
+            writer.end_row_group().await.unwrap();
+        }
+        let (_, footer) = writer.finish().await.unwrap();
+        upload.finish().await.unwrap();
+        (store.get(&Path::from("shard")).await.unwrap().bytes().await.unwrap(), footer)
+    }
+
+    #[tokio::test]
+    async fn every_byte_but_the_first_four_is_in_a_sum() {
+        let (file, footer) = written(true).await;
+        let footer = footer.unwrap();
+        let (pages, end) = file.split_at(file.len() - footer.bytes as usize);
+        assert_eq!(footer.sha256, hex(&Sha256::digest(end)));
+
+        let mut reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required);
+        reader.try_parse(&file).unwrap();
+        let metadata = reader.finish().unwrap();
+        let entries = metadata.file_metadata().key_value_metadata().unwrap();
+        let sums = parse(entries.iter().find(|e| e.key == PAGES).unwrap().value.as_ref().unwrap()).unwrap();
+        let mut at = FIRST_PAGE as usize;
+        let mut bounds = vec![at];
+        for sum in &sums {
+            let page = &pages[at..at + sum.bytes as usize];
+            assert_eq!(crc32fast::hash(page), sum.crc32);
+            at += page.len();
+            bounds.push(at);
+        }
+        assert_eq!(at, pages.len());
+
+        // the pages are those of the offset index, with the dictionaries before them
+        let mut expected = Vec::new();
+        for (group, indexes) in metadata.row_groups().iter().zip(metadata.offset_index().unwrap()) {
+            for (column, index) in group.columns().iter().zip(indexes) {
+                expected.extend(column.dictionary_page_offset().map(|at| at as usize));
+                expected.extend(index.page_locations.iter().map(|page| page.offset as usize));
+            }
+        }
+        assert!(metadata.num_row_groups() == 3 && expected.len() > 60, "{}", expected.len());
+        expected.push(pages.len());
+        assert_eq!(bounds, expected);
+    }
+
+    #[tokio::test]
+    async fn a_shard_without_checksums_has_the_same_pages() {
+        let (with, footer) = written(true).await;
+        let (without, none) = written(false).await;
+        assert_eq!(none, None);
+        let pages = with.len() - footer.unwrap().bytes as usize;
+        assert_eq!(with[..pages], without[..pages]);
+        assert!(!without.windows(PAGES.len()).any(|w| w == PAGES.as_bytes()));
+    }
+}

@@ -15,6 +15,7 @@ use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataR
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::manifest::FooterRecord;
 
+use crate::dataset::hex;
 use crate::pages::Pages;
 
 /// What one request for the end of a file brings where the manifest does not say how long it is: the footer and the offset index of most shards.
@@ -80,12 +81,12 @@ impl ShardFile {
 
     /// The end of the file, which is what the manifest says or an error.
     async fn footer_bytes(&self, footer: &FooterRecord) -> Result<Bytes> {
-        let Some(start) = self.bytes.checked_sub(footer.bytes) else {
+        let Some(start) = self.bytes.checked_sub(footer.bytes).filter(|start| *start < self.bytes) else {
             let (footer, all) = (footer.bytes, self.bytes);
             return Err(damage(format!("the manifest says that {footer} of its {all} bytes are its footer")));
         };
         let bytes = self.store.get_range(&self.path, start..self.bytes).await.map_err(external)?;
-        let sha256: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let sha256 = hex(&Sha256::digest(&bytes));
         if bytes.len() as u64 != footer.bytes || sha256 != footer.sha256 {
             let (should, length) = (&footer.sha256, bytes.len());
             return Err(damage(format!(

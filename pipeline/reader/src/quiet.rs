@@ -45,6 +45,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use futures::executor::block_on;
+
     use super::*;
 
     #[test]
@@ -54,9 +56,8 @@ mod tests {
         panic::set_hook(Box::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
-        let run = futures::executor::block_on;
-        assert_eq!(run(caught(async { 7 })), Some(7));
-        assert_eq!(run(caught::<()>(async { panic!("of a library") })), None);
+        assert_eq!(block_on(caught(async { 7 })), Some(7));
+        assert_eq!(block_on(caught::<()>(async { panic!("of a library") })), None);
         assert_eq!(told.load(Ordering::Relaxed), 0);
         // nor does it last: neither on this thread nor on another
         assert!(panic::catch_unwind(|| panic!("ours")).is_err());

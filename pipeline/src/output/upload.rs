@@ -75,7 +75,7 @@ pub(super) enum StagedKind {
 }
 
 impl ShardUpload {
-    pub(super) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
+    pub(crate) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
         let writer = BufWriter::with_capacity(Arc::clone(&store), staged.clone(), DISK_BUFFER);
         Self::new(Target::Disk { store, staged, writer, closed: false })
     }
