@@ -23,6 +23,7 @@ pub mod columns;
 mod document;
 pub mod ids;
 pub mod manifest;
+pub mod pages;
 pub mod parse;
 pub mod paths;
 pub mod problems;

@@ -11,6 +11,7 @@ use object_store::path::Path;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
+use stillhouse_schemas::manifest::FooterRecord;
 use stillhouse_schemas::storage::Storage;
 use tokio::sync::OnceCell;
 
@@ -61,6 +62,8 @@ pub(crate) struct Shard {
     pub rows: u64,
     pub bytes: u64,
     pub sha256: String,
+    #[serde(default)]
+    pub footer: Option<FooterRecord>,
 }
 
 /// What is needed of the manifest. Fields of later minor versions are of no concern.
@@ -312,7 +315,7 @@ impl DataSet {
                 bytes += chunk.len() as u64;
                 hash.update(&chunk);
             }
-            let sum: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+            let sum = hex(&hash.finalize());
             if bytes != shard.bytes || sum != shard.sha256 {
                 return Err(ReadError::DataSet(format!(
                     "{}: has {bytes} bytes and sha256 {sum}, the manifest says {} and {}; copy it again",
@@ -464,13 +467,25 @@ async fn manifest(source: &Source) -> Result<String> {
             )));
         }
     }
-    if source.get("_SUCCESS").await?.is_none() {
+    let Some(success) = source.get("_SUCCESS").await? else {
         return Err(ReadError::DataSet(format!(
             "{}: has no _SUCCESS: the job or the copy is not finished; `stillhouse run` the job, or `stillhouse export`, again",
             source.shown("")
         )));
+    };
+    let sha256 = hex(&Sha256::digest(&bytes));
+    // empty in data sets of older versions
+    if !success.is_empty() && !success.starts_with(sha256.as_bytes()) {
+        return Err(ReadError::DataSet(format!(
+            "{shown}: is damaged: it has sha256 {sha256}, _SUCCESS names another; copy it again, or `stillhouse repair` the data set"
+        )));
     }
     Ok(text)
+}
+
+/// Bytes as lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn parse(source: &Source, manifest: &str) -> Result<Manifest> {
