@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 
@@ -244,6 +245,25 @@ def test_damage_on_the_disk_is_fetched_again(proxy: Proxy, tmp_path: pathlib.Pat
     requests = sum(proxy.data().values())
     assert result(start(folder)) == (truth, [])
     assert sum(proxy.data().values()) == requests
+
+
+def test_what_came_damaged_is_fetched_again(proxy: Proxy, tmp_path: pathlib.Path, truth: dict[str, str]) -> None:
+    folder = tmp_path / "cache"
+    assert result(start(folder)) == (truth, [])
+    unit = 256 << 10
+    for path in entries(folder):  # zeros with the right sums, as if they had come over the network
+        content = bytearray(path.read_bytes())
+        size = int.from_bytes(content[16:24], "little")
+        units = -(-size // unit)
+        data = -(-(64 + 8 * units) // 4096) * 4096
+        last = len(content) - data - (units - 1) * unit
+        content[-last:] = bytes(last)
+        total = zlib.crc32(bytes(last))
+        content[64 + 8 * (units - 1) : 64 + 8 * units] = (total | (total ^ 0xFFFFFFFF) << 32).to_bytes(8, "little")
+        path.write_bytes(content)
+    requests = sum(proxy.data().values())
+    assert result(start(folder)) == (truth, [])
+    assert sum(proxy.data().values()) > requests
 
 
 def test_a_replaced_shard_is_not_served(

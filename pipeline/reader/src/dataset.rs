@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use arrow::array::{Array, RecordBatch};
 use futures::{StreamExt, TryStreamExt};
@@ -411,11 +412,11 @@ impl DataSet {
     }
 
     async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
+        let (live, start) = (self.live(), Instant::now());
         let read = self.read_shard_once(shard, ranges).await;
-        let live = self.live();
         // what the cache holds has its own sums, but it may have come damaged, or be of a copy that has been repaired since
         if let (Err(ReadError::DataSet(_)), Ok(source)) = (&read, &live.source)
-            && source.drop_cached(&self.shards[shard].path).await
+            && source.drop_cached(&self.shards[shard].path, start).await
         {
             live.footers.release(shard as u64);
             return self.read_shard_once(shard, ranges).await;

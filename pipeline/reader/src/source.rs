@@ -2,6 +2,7 @@
 
 use std::path::Path as FsPath;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use object_store::local::LocalFileSystem;
@@ -56,11 +57,11 @@ impl Source {
         Ok(self)
     }
 
-    /// Drops what is cached of a file that turned out to be damaged; whether to read it again.
-    pub async fn drop_cached(&self, name: &str) -> bool {
+    /// Drops what is cached of a file that turned out to be damaged when it was read from `since` on; whether to read it again.
+    pub async fn drop_cached(&self, name: &str, since: Instant) -> bool {
         let Some(cache) = self.cache.clone() else { return false };
-        let url = self.shown(name);
-        tokio::task::spawn_blocking(move || cache.drop_object(&url)).await.unwrap_or(false)
+        let url = format!("{}/{}", self.shown, Path::from(name));
+        tokio::task::spawn_blocking(move || cache.drop_object(&url, since)).await.unwrap_or(false)
     }
 
     /// What went wrong with the cache; told once.

@@ -21,12 +21,13 @@ mod claim;
 pub(crate) mod entry;
 mod room;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map};
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -71,8 +72,8 @@ pub struct DiskCache {
     room: Room,
     on_the_way: Semaphore,
     objects: Mutex<HashMap<String, Version>>,
-    /// URLs whose entries were dropped because of what was read from them.
-    dropped: Mutex<HashSet<String>>,
+    /// URLs whose entries were dropped because of what was read from them, and when.
+    dropped: Mutex<HashMap<String, Instant>>,
     warning: Mutex<Warning>,
 }
 
@@ -139,11 +140,15 @@ impl DiskCache {
         }
     }
 
-    /// Drops what is cached of the object at a URL, because what was read turned out to be damaged: it may have come damaged from the
-    /// store. Says whether reading again can help, which is once for each object: then it is the store's that is damaged.
-    pub fn drop_object(&self, url: &str) -> bool {
-        if !self.dropped.lock().unwrap_or_else(PoisonError::into_inner).insert(url.to_owned()) {
-            return false;
+    /// Drops what is cached of the object at a URL, because what was read of it from `since` on turned out to be damaged: it may have
+    /// come damaged from the store. Says whether reading again can help. An entry is dropped once: then it is the object that is damaged.
+    pub fn drop_object(&self, url: &str, since: Instant) -> bool {
+        match self.dropped.lock().unwrap_or_else(PoisonError::into_inner).entry(url.to_owned()) {
+            hash_map::Entry::Vacant(dropped) => {
+                dropped.insert(Instant::now());
+            }
+            // by somebody else while it was read
+            hash_map::Entry::Occupied(dropped) => return *dropped.get() > since,
         }
         match self.room.remove_object(&hash(&[url])) {
             Ok(()) => {}

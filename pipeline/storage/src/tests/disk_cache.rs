@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -209,9 +209,11 @@ async fn what_came_damaged_from_the_store_can_be_dropped() {
     bench.store.fail(Fault::Flip);
     assert_ne!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
     let url = format!("s3://b/dataset/{}", key());
-    assert!(opened.cache.drop_object(&url));
+    let start = Instant::now();
+    assert!(opened.cache.drop_object(&url, start));
+    assert!(opened.cache.drop_object(&url, start), "of two that read at once both read again");
     assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
-    assert!(!opened.cache.drop_object(&url), "the second time it is the store's");
+    assert!(!opened.cache.drop_object(&url, Instant::now()), "the second time it is the store's");
     assert_eq!(bench.held(), 4096 + UNIT);
 }
 
@@ -326,7 +328,7 @@ async fn failures_of_the_store_are_passed_on_and_block_nobody() {
         // without HEAD it is read all the same
         assert_eq!(read.is_ok(), fault == Fault::Head, "{read:?}");
         assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
-        opened.cache.drop_object(&format!("s3://b/dataset/{}", key()));
+        opened.cache.drop_object(&format!("s3://b/dataset/{}", key()), Instant::now());
     }
     assert!(opened.cache.take_warning().unwrap().contains("whose version the store does not tell"));
     let short = opened.store.get_range(&key(), 0..UNIT * 5).await;
