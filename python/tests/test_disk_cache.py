@@ -250,7 +250,7 @@ def test_damage_on_the_disk_is_fetched_again(proxy: Proxy, tmp_path: pathlib.Pat
 def test_what_came_damaged_is_fetched_again(proxy: Proxy, tmp_path: pathlib.Path, truth: dict[str, str]) -> None:
     folder = tmp_path / "cache"
     assert result(start(folder)) == (truth, [])
-    unit = 256 << 10
+    unit = 64 << 10
     for path in entries(folder):  # zeros with the right sums, as if they had come over the network
         content = bytearray(path.read_bytes())
         size = int.from_bytes(content[16:24], "little")

@@ -17,9 +17,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-/// What is summed, and what requests are rounded to. Smaller units bring less than was not asked for (the pages of a column are some
-/// 100 KB), larger ones make fewer requests.
-pub(crate) const UNIT: u64 = 256 << 10;
+/// What has a sum, and so is read whole: about as long as the pages of a column of a block.
+pub(crate) const UNIT: u64 = 64 << 10;
 const MAGIC: [u8; 16] = *b"stillhouse-disk1";
 /// Magic, size of the object, CRC-32 of both; the rest is zero.
 const HEADER: u64 = 64;
@@ -46,6 +45,18 @@ pub(crate) fn units_of(range: &Range<u64>) -> Range<u64> {
 /// The bytes of a range of units of an object of `bytes` bytes.
 pub(crate) fn bytes_of(units: &Range<u64>, bytes: u64) -> Range<u64> {
     units.start * UNIT..(units.end * UNIT).min(bytes)
+}
+
+/// Ascending numbers as runs of such that follow each other.
+pub(crate) fn runs(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for unit in units {
+        match runs.last_mut() {
+            Some(run) if run.end == unit => run.end += 1,
+            _ => runs.push(unit..unit + 1),
+        }
+    }
+    runs
 }
 
 /// Bytes of the header and table of an object of `bytes` bytes.
@@ -96,16 +107,27 @@ impl Entry {
         header
     }
 
-    /// A range of bytes, if all of its units are there and have their sums.
-    pub fn read(&self, range: &Range<u64>) -> io::Result<Option<Bytes>> {
-        let units = units_of(range);
-        let Some(sums) = self.sums(&units)?.into_iter().collect::<Option<Vec<u32>>>() else { return Ok(None) };
-        let whole = bytes_of(&units, self.bytes);
-        let mut data = vec![0; (whole.end - whole.start) as usize];
-        self.file.read_exact_at(&mut data, table_bytes(self.bytes) + whole.start)?;
-        let is_good = data.chunks(UNIT as usize).zip(sums).all(|(unit, sum)| crc32fast::hash(unit) == sum);
-        let inside = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
-        Ok(is_good.then(|| Bytes::from(data).slice(inside)))
+    /// What is there, and has its sum, of a range of units: runs of bytes, in order, each with the number of its first byte.
+    pub fn read(&self, units: &Range<u64>) -> io::Result<Vec<(u64, Bytes)>> {
+        let sums = self.sums(units)?;
+        let mut found = Vec::new();
+        for run in runs(units.clone().zip(&sums).filter(|(_, sum)| sum.is_some()).map(|(unit, _)| unit)) {
+            let whole = bytes_of(&run, self.bytes);
+            let mut data = vec![0; (whole.end - whole.start) as usize];
+            self.file.read_exact_at(&mut data, table_bytes(self.bytes) + whole.start)?;
+            let is_good = |unit: &u64| {
+                let at = ((unit - run.start) * UNIT) as usize;
+                let sum = crc32fast::hash(&data[at..data.len().min(at + UNIT as usize)]);
+                sums[(unit - units.start) as usize] == Some(sum)
+            };
+            let good = runs(run.clone().filter(is_good));
+            let data = Bytes::from(data);
+            found.extend(good.into_iter().map(|good| {
+                let part = bytes_of(&good, self.bytes);
+                (part.start, data.slice((part.start - whole.start) as usize..(part.end - whole.start) as usize))
+            }));
+        }
+        Ok(found)
     }
 
     /// Puts whole units in place, the first of which is number `first`.
@@ -172,19 +194,26 @@ mod tests {
         let path = folder.path().join("entry");
         let bytes = UNIT * 3 + 17;
         let content: Vec<u8> = (0..bytes).map(|i| (i * i % 251) as u8).collect();
-        let part = |range: Range<u64>| Some(Bytes::copy_from_slice(&content[range.start as usize..range.end as usize]));
+        let run = |range: Range<u64>| {
+            (range.start, Bytes::copy_from_slice(&content[range.start as usize..range.end as usize]))
+        };
 
         assert!(Entry::open(&path, bytes).unwrap().is_none());
         let entry = Entry::create(&path, bytes).unwrap();
-        assert_eq!((entry.read(&(0..1)).unwrap(), entry.counted().unwrap()), (None, 4096));
+        assert_eq!((entry.read(&(0..4)).unwrap(), entry.counted().unwrap()), (vec![], 4096));
         entry.write(1, &content[UNIT as usize..2 * UNIT as usize]).unwrap();
         entry.write(3, &content[3 * UNIT as usize..]).unwrap();
         assert_eq!((entry.counted().unwrap(), entry.missing(&(0..4)).unwrap()), (4096 + UNIT + 17, 2 * UNIT));
         let entry = Entry::open(&path, bytes).unwrap().unwrap();
-        assert_eq!(entry.read(&(UNIT + 5..2 * UNIT)).unwrap(), part(UNIT + 5..2 * UNIT));
-        assert_eq!(entry.read(&(bytes - 3..bytes)).unwrap(), part(bytes - 3..bytes));
-        assert_eq!(entry.read(&(UNIT..2 * UNIT + 1)).unwrap(), None);
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(UNIT..2 * UNIT), run(3 * UNIT..bytes)]);
+        assert_eq!(entry.read(&(3..4)).unwrap(), [run(3 * UNIT..bytes)]);
+        assert_eq!(entry.read(&(2..3)).unwrap(), []);
         assert!(Entry::open(&path, bytes + 1).unwrap().is_none(), "another object");
+
+        // one that is damaged splits the run
+        entry.write(0, &content[..3 * UNIT as usize]).unwrap();
+        entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT).unwrap();
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT), run(2 * UNIT..bytes)]);
     }
 
     /// Every single flipped bit of a file, of the header and table as well as of the data, is noticed or harmless.
@@ -200,8 +229,8 @@ mod tests {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             std::fs::write(&path, &bad).unwrap();
-            let read = Entry::open(&path, 20).unwrap().and_then(|entry| entry.read(&(0..20)).unwrap());
-            assert_eq!(read, None, "bit {bit}");
+            let read = Entry::open(&path, 20).unwrap().map_or(vec![], |entry| entry.read(&(0..1)).unwrap());
+            assert_eq!(read, [], "bit {bit}");
         }
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Ranges are cached, whole objects pass through: of a data set the shards are read in ranges, and what says whether they are still
-//! the same (the manifest) is read whole. What is cached is a *unit* of 256 KiB at its place in a sparse file per object, so that an
+//! the same (the manifest) is read whole. What is cached is a *unit* of 64 KiB at its place in a sparse file per object, so that an
 //! epoch of two columns does not bring the others, and few files hold much. Entries are named by hashes of the URL and of what
 //! the store says of the version (size, version, ETag, else the time of the last change); an answer of another version is never
 //! stored or given out as this one. Names and files hold no secret: URLs with one are refused long before.
@@ -44,13 +44,16 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use crate::StorageError;
 use claim::Claim;
-use entry::{Entry, UNIT, bytes_of, units_of};
+use entry::{Entry, UNIT, bytes_of, runs, units_of};
 use room::{Room, Stored};
 
-/// Units that one request asks for at most, and that one claim is for.
-const SEGMENT_UNITS: u64 = 8;
-/// Units on their way at once.
-const UNITS_AT_ONCE: usize = 256;
+/// Units that requests are rounded to: 256 KiB. Larger ones make fewer requests, smaller ones bring less that was not asked for, which
+/// matters until the first window of an epoch is there.
+pub(crate) const FETCH_UNITS: u64 = 4;
+/// Units that one request asks for at most, and that one claim is for: 2 MiB.
+const SEGMENT_UNITS: u64 = 32;
+/// Units on their way at once: 64 MiB.
+const UNITS_AT_ONCE: usize = 1024;
 /// Requests of one call at once.
 const REQUESTS_AT_ONCE: usize = 16;
 /// How often an object may turn out to be another one within one call.
@@ -177,7 +180,13 @@ impl DiskCache {
                 return Ok(vec![None; ranges.len()]);
             };
             entry.touch()?;
-            ranges.iter().map(|range| entry.read(range)).collect()
+            // pages next to each other share units
+            let units: BTreeSet<u64> = ranges.iter().flat_map(units_of).collect();
+            let mut held = Vec::new();
+            for run in runs(units.into_iter()) {
+                held.extend(entry.read(&run)?);
+            }
+            Ok(ranges.iter().map(|range| inside(&held, range)).collect())
         };
         read().unwrap_or_else(|e| {
             self.warn("cannot be read", &e);
@@ -239,8 +248,12 @@ impl Cached {
     }
 
     async fn fetch_and_store(&self, object: &Arc<Object>, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let units: BTreeSet<u64> = ranges.iter().flat_map(units_of).collect();
-        let filled: Vec<Vec<(u64, Bytes)>> = futures::stream::iter(runs(&units))
+        let last = object.meta.size.div_ceil(UNIT);
+        let rounded = |units: Range<u64>| {
+            units.start / FETCH_UNITS * FETCH_UNITS..units.end.next_multiple_of(FETCH_UNITS).min(last)
+        };
+        let units: BTreeSet<u64> = ranges.iter().map(units_of).flat_map(rounded).collect();
+        let filled: Vec<Vec<(u64, Bytes)>> = futures::stream::iter(segments(units.into_iter()))
             .map(|run| self.fill(object, run))
             .buffer_unordered(REQUESTS_AT_ONCE)
             .try_collect()
@@ -257,8 +270,8 @@ impl Cached {
         let ranges: Vec<Range<u64>> = run.clone().map(|unit| bytes_of(&(unit..unit + 1), size)).collect();
         let stored = self.read(object, ranges).await?;
         let mut units: Vec<(u64, Bytes)> = run.clone().zip(stored).filter_map(|(u, b)| b.map(|b| (u, b))).collect();
-        let missing: BTreeSet<u64> = run.filter(|unit| !units.iter().any(|(there, _)| there == unit)).collect();
-        for part in runs(&missing) {
+        let there: BTreeSet<u64> = units.iter().map(|(unit, _)| *unit).collect();
+        for part in runs(run.filter(|unit| !there.contains(unit))) {
             let permits = (part.end - part.start) as u32;
             let _permit = self.cache.on_the_way.acquire_many(permits).await;
             let bytes = self.fetch(object, bytes_of(&part, size)).await?;
@@ -337,16 +350,21 @@ fn replaced(object: &Object) -> Error {
     Error::Precondition { path: object.location.to_string(), source }
 }
 
-/// Numbers next to each other, cut where a segment ends.
-fn runs(units: &BTreeSet<u64>) -> Vec<Range<u64>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    for &unit in units {
-        match runs.last_mut() {
-            Some(run) if run.end == unit && unit % SEGMENT_UNITS != 0 => run.end += 1,
-            _ => runs.push(unit..unit + 1),
-        }
-    }
-    runs
+/// Runs of units, cut where a segment ends.
+fn segments(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let cut = |run: Range<u64>| {
+        let first = run.start / SEGMENT_UNITS;
+        (first..run.end.div_ceil(SEGMENT_UNITS))
+            .map(move |segment| (segment * SEGMENT_UNITS).max(run.start)..((segment + 1) * SEGMENT_UNITS).min(run.end))
+    };
+    runs(units).into_iter().flat_map(cut).collect()
+}
+
+/// A range out of the run of bytes that holds all of it.
+fn inside(held: &[(u64, Bytes)], range: &Range<u64>) -> Option<Bytes> {
+    let (start, bytes) = held.get(held.partition_point(|(start, _)| *start <= range.start).checked_sub(1)?)?;
+    let end = range.end - start;
+    (end <= bytes.len() as u64).then(|| bytes.slice((range.start - start) as usize..end as usize))
 }
 
 /// A range out of the units that hold it.

@@ -17,9 +17,12 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::counting::{Counting, Fault};
-use crate::disk_cache::entry::{Entry, UNIT};
+use crate::disk_cache::FETCH_UNITS;
+use crate::disk_cache::entry::{self, Entry};
 use crate::{DiskCache, DiskCacheOptions};
 
+/// What requests are rounded to.
+const UNIT: u64 = FETCH_UNITS * entry::UNIT;
 const PLENTY: u64 = 1 << 40;
 
 struct Bench {
