@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use arrow::array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch};
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
