@@ -201,16 +201,16 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
 
 #[test]
 fn a_refused_client_gives_way_in_the_places_that_are_kept() {
-    let mut service = Service::new(&patient());
-    service.configure(&json!({"limits": {"connections": 1, "connections_kept": 1}}));
-    service.launch();
-    let mut idle = service.connect();
-    idle.write_all(b"GET /").unwrap();
     // for the health a place is kept, but not for what is sent after its answer
     for line in ["POST /api/v1/health", "GET /api/v1/health", POST] {
+        let mut service = Service::new(&patient());
+        service.configure(&json!({"limits": {"connections": 1, "connections_kept": 1}}));
+        service.launch();
+        let mut idle = service.connect();
+        idle.write_all(b"GET /").unwrap();
         let mut client = Raw::head(&service, &service.api, line, &[YAML, "content-length: 50000000"]);
         client.until_answered();
-        client.send(100_000).unwrap();
+        client.send(100_000).unwrap_or_else(|e| panic!("{line}: {e}"));
         eventually("the place that is kept", || (service.api.try_get("/health")?.status == 200).then_some(()));
     }
 }
