@@ -132,7 +132,7 @@ mod tests {
         // one that is refused on the way, and one that nobody looked at
         assert!(Limited::new(watched(&unread, "twelve bytes"), 11).collect().await.is_err());
         assert!(unread.is_left());
-        watched(&unread, "");
+        drop(watched(&unread, ""));
         assert!(!unread.is_left());
         drop(watched(&unread, "twelve bytes"));
         assert!(unread.is_left());
