@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import pickle
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy import stats
 from test_views_keyed import batch_of
 from test_views_masks import EVERY, arrays
 
+import stillhouse.torch as st
 from stillhouse import Batch, GlobalBatch
 from stillhouse.views import Schedule, ViewError, armd, bd3lm, keyed, mdlm, pgm, prime
 from stillhouse.views.armd import strided_order
@@ -229,3 +231,33 @@ def test_shares_of_the_schedule_hold_with_antithetic_times():
     share = 1 - (1 - example.t.astype(float)) ** 3
     excess = example.targets.sum(axis=1) - 64 * share
     assert abs(excess.sum()) < 4 * np.sqrt((64 * share * (1 - share)).sum())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [st.StreamingShardDataset, st.ShardDataset])
+def test_loaders_of_1_and_3_ranks_make_the_same_examples(kind: type, workers: int, plain: pathlib.Path) -> None:
+    def examples(world: int) -> dict[tuple[int, int], tuple[float, bytes]]:
+        found, means = {}, []
+        for rank in range(world):
+            dataset = kind(
+                plain, batch_size=96 // world, rank=rank, world_size=world, seed=3,
+                transform=lambda batch: (batch.global_batch, batch["sequence_id"], mdlm.mask(batch, mask_id=50257)),
+            )  # fmt: skip
+            loader = st.DataLoader(dataset, num_workers=workers)
+            for epoch in range(2):
+                for place, ids, example in loader:
+                    assert place.epoch == epoch
+                    for sequence, t, targets in zip(
+                        ids.tolist(), example.t.tolist(), example.targets.numpy(), strict=True
+                    ):
+                        found[epoch, sequence] = (t, targets.tobytes())
+                    if place.rows == 96 and world == 1:
+                        means.append(example.t.double().mean().item())
+        if world == 1:
+            assert np.std(means) < 0.0004  # 0.0003 = 96^{−3/2}/√12, and 0.03 for independent times
+        return found
+
+    one = examples(1)
+    assert examples(3) == one
+    first, second = ({key[1]: value for key, value in one.items() if key[0] == epoch} for epoch in (0, 1))
+    assert first.keys() == second.keys() and not any(first[key] == second[key] for key in first)
