@@ -93,7 +93,7 @@ def loss_of(model: Student, batch: stillhouse.Batch, args: argparse.Namespace) -
     context, truth, weights = (x.to(args.device) for x in (context, truth, example.target_weights()))
     with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bfloat16"):
         logits = model(context, example.targets.to(args.device), noise)
-    each = F.cross_entropy(logits.float(), truth.long(), reduction="none")
+    each = F.cross_entropy(logits.float(), truth, reduction="none")
     return (weights * each).sum() / context.numel()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from conftest import free_ports
 
 import stillhouse
 import stillhouse.jax as sj
@@ -333,3 +334,36 @@ print(json.dumps([list(ids.shape), shards, [str(d) for d in on]]))
     assert shape == [8, 32] and len({device for device, _ in shards}) == 4 and len(on) == 1
     np.testing.assert_array_equal(np.concatenate([rows for _, rows in shards]), truth)
     assert [len(rows) for _, rows in shards] == [2] * 4
+
+
+def test_jax_processes(plain: pathlib.Path) -> None:
+    """Two processes make one global batch: rows of rank 0, then of rank 1, of the next 16."""
+    program = """
+import json, sys
+import jax, numpy as np
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+import stillhouse.jax as sj
+mesh = jax.make_mesh((2,), ("data",))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+pick = lambda batch: {"ids": batch["input_ids"], "row": batch["sequence_id"] % 1000}
+epochs = sj.Epochs(sys.argv[1], batch_size=8, seed=1, columns=["sequence_id", "input_ids"], sharding=sharding, transform=pick)
+made = next(iter(epochs))
+total = jax.jit(lambda ids: ids.sum())(made["ids"])
+mine = [np.asarray(shard.data).tolist() for shard in made["row"].addressable_shards]
+print(json.dumps([epochs.rank, epochs.world_size, list(made["ids"].shape), int(total), mine]))
+"""
+    with free_ports(1) as (port,):
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(plain), f"127.0.0.1:{port}", str(rank)],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    truth = next(iter(epochs_of(plain, batch_size=16)))
+    for rank, (out, _) in enumerate(outputs):
+        rows = [i % 1000 for i in ids(truth)[rank::2]]
+        assert json.loads(out.splitlines()[-1]) == [rank, 2, [16, 32], int(truth["input_ids"].sum()), [rows]]
