@@ -220,10 +220,10 @@ mod tests {
     #[test]
     fn files_without_sums_are_read_as_they_are() {
         let (file, _) = encoded(None);
-        let found = read(&file, None, &[0..ROWS as usize]).unwrap();
+        let found = read(&file, None, std::slice::from_ref(&(0..ROWS as usize))).unwrap();
         assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), ROWS as usize);
         let footer = FooterRecord { bytes: 8, sha256: "0".repeat(64) };
-        let error = read(&file, Some(&footer), &[0..1]).unwrap_err().to_string();
+        let error = read(&file, Some(&footer), std::slice::from_ref(&(0..1))).unwrap_err().to_string();
         assert!(error.contains("has 8 bytes and sha256") && error.contains("the manifest says 8 and 000"), "{error}");
     }
 
