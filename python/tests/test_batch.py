@@ -81,6 +81,8 @@ def test_rows_of_a_batch(kind: str, rows: Any) -> None:
     ragged, whole = part["noise_index"], batch["noise_index"]
     assert ragged.values.dtype == whole.values.dtype and ragged.offsets.dtype == whole.offsets.dtype
     assert [row.tolist() for row in ragged] == [whole[row].tolist() for row in wanted]
+    assert [len(rows) for rows in whole.split(3)] == [3, 3, 1]
+    assert [row.tolist() for rows in whole.split(3) for row in rows] == [row.tolist() for row in whole]
     assert ragged.lengths.tolist() == [len(whole[row]) for row in wanted] and int(ragged.offsets[0]) == 0
 
 
@@ -268,11 +270,13 @@ def test_what_the_trainer_of_transformers_rebuilds_keeps_its_facts() -> None:
 def test_a_batch_without_facts_says_what_to_do() -> None:
     lost = Batch(dict(filled()))
     for view in (mdlm.mask, pgm.partition, prime.mask, lambda b: bd3lm.mask(b, block_size=4), armd.strided):
-        with pytest.raises(
-            ViewError, match=r"epoch: not given, and the batch has no facts.*Trainer.*info=dataset.info"
-        ):
+        with pytest.raises(ViewError, match=r"not given, and the batch has no facts.*Trainer.*info=dataset.info"):
             view(lost)  # type: ignore[operator]
-    assert mdlm.mask(lost, epoch=0, mask_id=1).targets.any()  # what is needed is given
+    with pytest.raises(ViewError, match="epoch: not given, and the batch has no facts"):
+        mdlm.mask(lost, schedule="linear", mask_id=1)
+    with pytest.raises(ViewError, match=r"schedule: not given, and the batch has no facts"):
+        mdlm.mask(lost, epoch=0, mask_id=1)
+    assert mdlm.mask(lost, epoch=0, mask_id=1, schedule="linear").targets.any()  # what is needed is given
     with pytest.raises(StillhouseError, match=r"replaying noise needs facts.*no facts.*collate function"):
         stillhouse.noise.replay(lost)
     with pytest.raises(StillhouseError, match=r"give a stillhouse.Batch with its info, or info="):

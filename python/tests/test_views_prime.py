@@ -163,4 +163,4 @@ def test_stored_digits_are_used_and_others_are_made():
     wide = prime.mask(batch_of(info=Info(65536, 16), vocab=65536), length=2, t=1.0)
     assert wide.base == 256 and (wide.input_ids == 256).all()
     with pytest.raises(ViewError, match="no info"):
-        prime.mask(Batch(bare), length=2)
+        prime.mask(Batch(bare), length=2, epoch=0, schedule="linear")

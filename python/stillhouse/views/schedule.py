@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..batch import LOST
 from ..info import Info
 from .keyed import ViewError
 
@@ -62,11 +63,13 @@ LINEAR = Schedule()
 
 
 def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
-    """The schedule that an argument names; ``None`` is that of the data set, linear where it says nothing."""
+    """The schedule that an argument names; ``None`` is that of the data set."""
     if isinstance(schedule, Schedule):
         return schedule
     if schedule is None:
-        return LINEAR if info is None else Schedule(info.schedule_power)
+        if info is None:
+            raise ViewError(f"schedule: not given, and {LOST}; or give the schedule here")
+        return Schedule(info.schedule_power)
     if schedule == "linear":
         return LINEAR
     raise ViewError(f"schedule: got {schedule!r}, valid: 'linear' or Schedule(power)")
