@@ -113,7 +113,7 @@ impl Dataset {
         selection: &Selection,
     ) -> Result<ParquetRecordBatchStream<ShardFile>> {
         let context = self.shown(&shard.path);
-        let reader = ShardFile::new(self.output.store(), &shard.path, shard.bytes);
+        let reader = ShardFile::new(self.output.store(), &shard.path, shard.bytes, shard.footer.as_ref());
         let mut builder = match ParquetRecordBatchStreamBuilder::new(reader).await {
             Ok(builder) => builder,
             Err(e) => return Err(self.unreadable(shard, e).await),

@@ -3,29 +3,38 @@
 //! Memory: one row group being encoded (`output.row_group_megabytes` before compression) and the upload's part
 //! buffers; never the shard.
 
+mod pages;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
+use bytes::Bytes;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
 use futures::{Stream, StreamExt};
-use parquet::arrow::AsyncArrowWriter;
+use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::{KeyValue, ParquetMetaData};
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::schema::types::ColumnPath;
+use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants::{self, Limits};
 use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
+use stillhouse_schemas::manifest::FooterRecord;
+use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, ShardUpload, Staged};
 use crate::stages::{Doing, Stage};
+use pages::PageSums;
 
 /// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
 const PAGE_TOKENS: usize = 8_192;
@@ -41,6 +50,8 @@ pub struct Written {
     pub tokens: u64,
     /// Compressed bytes by column.
     pub column_bytes: BTreeMap<String, u64>,
+    /// The end of the file; where its pages have checksums.
+    pub footer: Option<FooterRecord>,
 }
 
 /// How a shard is written.
@@ -56,6 +67,8 @@ pub struct Writing<'a> {
     pub stop: &'a AtomicBool,
     /// What its rows and time are counted for.
     pub stage: &'a Stage,
+    /// Whether every page gets a checksum. A shard that is made again as it was gets none where it had none.
+    pub checksums: bool,
 }
 
 /// Writes a stream of batches as a shard that waits for its commit.
@@ -68,25 +81,88 @@ pub async fn write(
     batches: SendableRecordBatchStream,
     how: Writing<'_>,
 ) -> Result<Written> {
-    let Writing { spec, limits, context, stop, stage } = how;
+    let Writing { spec, limits, context, stop, stage, checksums } = how;
     let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
-    let upload = output.upload(shard).await?;
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
-    let mut writer = AsyncArrowWriter::try_new_with_options(upload, batches.schema(), options).map_err(failed)?;
-    let encoded = encode_all(&mut writer, until(stop, batches), how, &failed).await;
-    let upload = writer.into_inner();
+    let mut upload = output.upload(shard).await?;
+    let encoded = match ShardWriter::new(&mut upload, batches.schema(), options, checksums) {
+        Ok(writer) => encode_all(writer, until(stop, batches), how, &failed).await,
+        Err(e) => Err(failed(e)),
+    };
     match encoded {
-        Ok(encoded) => {
+        Ok(Encoded { rows, tokens, column_bytes, footer }) => {
             let began = Instant::now();
             let staged = upload.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
             stage.worked(began.elapsed());
-            Ok(Written { staged, rows: encoded.rows, tokens: encoded.tokens, column_bytes: encoded.column_bytes })
+            Ok(Written { staged, rows, tokens, column_bytes, footer })
         }
         Err(e) => {
             upload.abort().await;
             Err(e)
         }
     }
+}
+
+/// Row groups to Parquet to the upload, with the checksums of what goes there.
+struct ShardWriter<'a> {
+    encoder: ArrowWriter<Vec<u8>>,
+    sums: Option<Arc<PageSums>>,
+    upload: &'a mut ShardUpload,
+}
+
+impl<'a> ShardWriter<'a> {
+    fn new(
+        upload: &'a mut ShardUpload,
+        schema: Arc<Schema>,
+        options: ArrowWriterOptions,
+        checksums: bool,
+    ) -> Result<Self, ParquetError> {
+        let sums = checksums.then(Arc::<PageSums>::default);
+        let options = match &sums {
+            Some(sums) => options.with_page_store_factory(Arc::clone(sums) as _),
+            None => options,
+        };
+        Ok(Self { encoder: ArrowWriter::try_new_with_options(Vec::new(), schema, options)?, sums, upload })
+    }
+
+    async fn end_row_group(&mut self) -> Result<(), ParquetError> {
+        self.encoder.flush()?;
+        self.encoder.sync()?;
+        self.send().await.map(|_| ())
+    }
+
+    /// Gives to the upload what is encoded.
+    async fn send(&mut self) -> Result<Bytes, ParquetError> {
+        let bytes = Bytes::from(std::mem::take(self.encoder.inner_mut()));
+        self.upload.put(bytes.clone()).await.map_err(|e| ParquetError::External(Box::new(e)))?;
+        Ok(bytes)
+    }
+
+    /// The last row group, and what comes behind it.
+    async fn finish(mut self) -> Result<(ParquetMetaData, Option<FooterRecord>), ParquetError> {
+        self.end_row_group().await?;
+        let Some(sums) = self.sums.take() else {
+            let metadata = self.encoder.finish()?;
+            self.send().await?;
+            return Ok((metadata, None));
+        };
+        let pages = sums.pages();
+        let (summed, written) = (end_of(&pages), self.encoder.bytes_written() as u64);
+        if summed != written {
+            let message =
+                format!("pages up to byte {summed} were summed, {written} bytes written: a fault of this program");
+            return Err(ParquetError::General(message));
+        }
+        self.encoder.append_key_value_metadata(KeyValue::new(PAGES.to_owned(), render(&pages)));
+        let metadata = self.encoder.finish()?;
+        let footer = self.send().await?;
+        let record = FooterRecord { bytes: footer.len() as u64, sha256: hex(&Sha256::digest(&footer)) };
+        Ok((metadata, Some(record)))
+    }
+}
+
+fn end_of(pages: &[PageSum]) -> u64 {
+    FIRST_PAGE + pages.iter().map(|page| page.bytes).sum::<u64>()
 }
 
 /// What the Parquet writer could not write, in the words of the store where it was the store.
@@ -116,10 +192,11 @@ struct Encoded {
     rows: u64,
     tokens: u64,
     column_bytes: BTreeMap<String, u64>,
+    footer: Option<FooterRecord>,
 }
 
 async fn encode_all(
-    writer: &mut AsyncArrowWriter<ShardUpload>,
+    mut writer: ShardWriter<'_>,
     batches: impl Stream<Item = Result<RecordBatch, DataFusionError>>,
     how: Writing<'_>,
     failed: &impl Fn(ParquetError) -> PipelineError,
@@ -141,19 +218,19 @@ async fn encode_all(
         for batch in pieces(&batch, limit) {
             let size = logical_bytes(&batch);
             if group_bytes > 0 && group_bytes + size > limit {
-                writer.flush().await.map_err(failed)?;
+                writer.end_row_group().await.map_err(failed)?;
                 group_bytes = 0;
             }
             group_bytes += size;
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
-            writer.write(&batch).await.map_err(failed)?;
+            writer.encoder.write(&batch).map_err(failed)?;
             stage.put_out(batch.num_rows());
         }
         stage.worked(began.elapsed());
     }
     let began = Instant::now();
-    let metadata = writer.finish().await.map_err(failed)?;
+    let (metadata, footer) = writer.finish().await.map_err(failed)?;
     stage.worked(began.elapsed());
     let mut column_bytes = BTreeMap::new();
     for group in metadata.row_groups() {
@@ -162,7 +239,7 @@ async fn encode_all(
             *column_bytes.entry(name).or_insert(0) += column.compressed_size().max(0) as u64;
         }
     }
-    Ok(Encoded { rows, tokens, column_bytes })
+    Ok(Encoded { rows, tokens, column_bytes, footer })
 }
 
 fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {
@@ -237,5 +314,95 @@ fn encode(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBu
             .set_column_dictionary_enabled(path.clone(), false)
             .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED),
         _ => builder,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{FixedSizeListBuilder, Float32Builder, ListBuilder, RecordBatch, UInt16Builder, UInt64Array};
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{ObjectStore, ObjectStoreExt};
+    use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataReader};
+    use stillhouse_schemas::pages::parse;
+
+    use super::*;
+
+    /// Rows as a job makes them: an id, a list with a dictionary, a fixed list without one.
+    fn rows(from: u64, count: u64) -> RecordBatch {
+        let mut lists = ListBuilder::new(UInt16Builder::new());
+        let mut fixed = FixedSizeListBuilder::new(Float32Builder::new(), 64);
+        for row in from..from + count {
+            lists.append_value((0..row % 7).map(|i| Some(i as u16)));
+            (0..64).for_each(|i| fixed.values().append_value((row * 64 + i) as f32));
+            fixed.append(true);
+        }
+        let ids = UInt64Array::from_iter_values(from..from + count);
+        let columns = [("id", Arc::new(ids) as _), ("list", Arc::new(lists.finish()) as _)];
+        RecordBatch::try_from_iter(columns.into_iter().chain([("fixed", Arc::new(fixed.finish()) as _)])).unwrap()
+    }
+
+    /// A shard of three row groups, the second of which is the largest.
+    async fn written(checksums: bool) -> (Bytes, Option<FooterRecord>) {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut upload = ShardUpload::to_disk(Arc::clone(&store), Path::from("shard"));
+        let spec = serde_json::from_str(r#"{"path": "out"}"#).unwrap();
+        let schema = rows(0, 1).schema();
+        let options = ArrowWriterOptions::new().with_properties(properties(&schema, &spec, 1024).unwrap());
+        let mut writer = ShardWriter::new(&mut upload, schema, options, checksums).unwrap();
+        for (from, count) in [(0, 20), (20, 900), (920, 9)] {
+            writer.encoder.write(&rows(from, count)).unwrap();
+            writer.end_row_group().await.unwrap();
+        }
+        let (_, footer) = writer.finish().await.unwrap();
+        upload.finish().await.unwrap();
+        (store.get(&Path::from("shard")).await.unwrap().bytes().await.unwrap(), footer)
+    }
+
+    #[tokio::test]
+    async fn every_byte_but_the_first_four_is_in_a_sum() {
+        let (file, footer) = written(true).await;
+        let footer = footer.unwrap();
+        let (pages, end) = file.split_at(file.len() - footer.bytes as usize);
+        assert_eq!(footer.sha256, hex(&Sha256::digest(end)));
+
+        let mut reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required);
+        reader.try_parse(&file).unwrap();
+        let metadata = reader.finish().unwrap();
+        let entries = metadata.file_metadata().key_value_metadata().unwrap();
+        let sums = parse(entries.iter().find(|e| e.key == PAGES).unwrap().value.as_ref().unwrap()).unwrap();
+        let mut at = FIRST_PAGE as usize;
+        let mut bounds = vec![at];
+        for sum in &sums {
+            let page = &pages[at..at + sum.bytes as usize];
+            assert_eq!(crc32fast::hash(page), sum.crc32);
+            at += page.len();
+            bounds.push(at);
+        }
+        assert_eq!(at, pages.len());
+
+        // the pages are those of the offset index, with the dictionaries before them
+        let mut expected = Vec::new();
+        for (group, indexes) in metadata.row_groups().iter().zip(metadata.offset_index().unwrap()) {
+            for (column, index) in group.columns().iter().zip(indexes) {
+                expected.extend(column.dictionary_page_offset().map(|at| at as usize));
+                expected.extend(index.page_locations.iter().map(|page| page.offset as usize));
+            }
+        }
+        assert!(metadata.num_row_groups() == 3 && expected.len() > 60, "{}", expected.len());
+        expected.push(pages.len());
+        assert_eq!(bounds, expected);
+    }
+
+    #[tokio::test]
+    async fn a_shard_without_checksums_has_the_same_pages() {
+        let (with, footer) = written(true).await;
+        let (without, none) = written(false).await;
+        assert_eq!(none, None);
+        let pages = with.len() - footer.unwrap().bytes as usize;
+        assert_eq!(with[..pages], without[..pages]);
+        assert!(!without.windows(PAGES.len()).any(|w| w == PAGES.as_bytes()));
     }
 }

@@ -234,6 +234,7 @@ mod tests {
             tokens: 0,
             bytes: 0,
             sha256: String::new(),
+            footer: None,
             column_bytes: BTreeMap::new(),
             input_sha256: Vec::new(),
             statistics,

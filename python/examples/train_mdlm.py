@@ -83,7 +83,7 @@ def epochs(loader: st.DataLoader) -> Iterator[Any]:
 
 def loss_of(model: Student, batch: stillhouse.Batch, args: argparse.Namespace) -> Tensor:
     """MDLM's bound on −log p(x) in nats per token: Σ w(t) · cross-entropy over the masked tokens, over all tokens."""
-    # The masks are made on the CPU, keyed by (seed, epoch, sequence): no state to save, and the same at any batch size.
+    # The masks are made on the CPU, keyed by (seed, epoch, global batch, sequence): no state to save, and the same on any number of ranks.
     example = mdlm.mask(batch, seed=args.seed, mask_id=batch.info.vocab_size)
     if args.noise:
         # Made on the device, at the targets alone. bfloat16 halves it and keeps the small values that float16 would flush to 0.

@@ -18,6 +18,7 @@ from .dataset import ColumnInfo, Dataset, open
 from .epochs import Epochs
 from .errors import ColumnError, DatasetError, StillhouseError, StoreError
 from .info import Info, NoiseInfo, SubtokenInfo
+from .place import GlobalBatch
 
 if TYPE_CHECKING:
     from . import jax, noise, torch, views
@@ -29,6 +30,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "Epochs",
+    "GlobalBatch",
     "Info",
     "NoiseInfo",
     "Ragged",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .errors import ColumnError
 from .info import Info
+from .place import GlobalBatch
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ else:
 
 Array = Union[np.ndarray, "torch.Tensor"]
 NumpyArray = npt.NDArray[Any]
+_Facts = tuple[Info | None, dict[str, Any] | None, GlobalBatch | None]
 Rows = Union[slice, Sequence[int], Sequence[bool], np.ndarray, "torch.Tensor"]
 """Which rows: a slice, their numbers [b] in any order (negative ones count from the end), or bool [B]."""
 
@@ -122,7 +124,7 @@ class Batch(dict[str, Any], Generic[ArrayT]):
 
     ``info`` holds what noise and views must know of the data set. ``state``, where a data set of :mod:`stillhouse.torch` or
     :class:`stillhouse.Epochs` made the batch, is what ``load_state_dict`` takes to go on right after this batch (of a part too: after the
-    batch that it is a part of). Both stay with the batch through ``to``, ``torch``, ``pin_memory``, slices, ``split``, ``copy``, ``|`` and
+    batch that it is a part of); ``global_batch`` says of which rows of all ranks these are a part. All stay with the batch through ``to``, ``torch``, ``pin_memory``, slices, ``split``, ``copy``, ``|`` and
     pickling. They also go with the tensors of ``sequence_id`` and ``input_ids``: whoever makes a new ``Batch`` of columns among which is one of
     these very tensors, as transformers' Trainer does, gets the facts again. (With a copy of the tensor, on another device say, they are lost.)
 
@@ -132,32 +134,39 @@ class Batch(dict[str, Any], Generic[ArrayT]):
 
     info: Info | None
     state: dict[str, Any] | None
+    global_batch: GlobalBatch | None
 
     def __init__(
-        self, columns: Mapping[str, Any] = {}, info: Info | None = None, state: dict[str, Any] | None = None
+        self,
+        columns: Mapping[str, Any] = {},
+        info: Info | None = None,
+        state: dict[str, Any] | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> None:
         super().__init__(columns)
         if info is None and state is None:
-            info, state = self._noted_facts()
+            info, state, noted = self._noted_facts()
+            global_batch = noted if global_batch is None else global_batch
         self.info = info
         self.state = state
+        self.global_batch = global_batch
         self._note_facts()
 
     def _bearers(self) -> list[Any]:
         columns = (self.get(name) for name in _BEARERS)
         return [column for column in columns if is_torch(column) and not isinstance(column, Ragged)]
 
-    def _noted_facts(self) -> tuple[Info | None, dict[str, Any] | None]:
+    def _noted_facts(self) -> _Facts:
         for column in self._bearers():
             if column in _facts_of_tensors():
-                facts: tuple[Info | None, dict[str, Any] | None] = _facts_of_tensors()[column]
+                facts: _Facts = _facts_of_tensors()[column]
                 return facts
-        return None, None
+        return None, None, None
 
     def _note_facts(self) -> None:
         if self.info is not None or self.state is not None:
             for column in self._bearers():
-                _facts_of_tensors()[column] = (self.info, self.state)
+                _facts_of_tensors()[column] = (self.info, self.state, self.global_batch)
 
     @overload
     def __getitem__(self, key: RaggedColumn) -> Ragged[ArrayT]: ...
@@ -182,10 +191,10 @@ class Batch(dict[str, Any], Generic[ArrayT]):
         raise ColumnError(f"the batch has no column {column!r}; it has {', '.join(self) or 'none'}")
 
     def _with(self, columns: Mapping[str, Any]) -> Any:
-        return type(self)(columns, self.info, self.state)
+        return type(self)(columns, self.info, self.state, self.global_batch)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (dict(self), self.info, self.state))
+        return (type(self), (dict(self), self.info, self.state, self.global_batch))
 
     def copy(self) -> Self:
         """A new batch of the same columns."""
@@ -300,7 +309,7 @@ _BEARERS = ("sequence_id", "input_ids")
 
 @functools.cache
 def _facts_of_tensors() -> Any:
-    """(info, state) by tensor, as long as the tensor lives. (An attribute of the tensor would be pickled with it.)"""
+    """(info, state, global batch) by tensor, as long as the tensor lives. (An attribute of the tensor would be pickled with it.)"""
     from torch.utils.weak import WeakIdKeyDictionary
 
     return WeakIdKeyDictionary()

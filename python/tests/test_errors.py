@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -27,7 +28,9 @@ def copy(plain: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
 def change(folder: pathlib.Path, edit: Callable[[dict[str, Any]], None]) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     edit(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = json.dumps(manifest)
+    (folder / "manifest.json").write_text(text)
+    (folder / "_SUCCESS").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  manifest.json\n")
 
 
 def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
@@ -130,6 +133,8 @@ def test_a_shard_of_another_data_set(copy: pathlib.Path) -> None:
     wrong = other.read_bytes()
     shard(copy).write_bytes(wrong)
     change(copy, lambda m: m["shards"][1].update(bytes=len(wrong)))
+    refused(stillhouse.DatasetError, rf"{shard_name(copy)}.*its footer.*the manifest says.*copy", rows_of(copy))
+    change(copy, lambda m: m["shards"][1].pop("footer"))  # as versions without checksums wrote it
     refused(
         stillhouse.DatasetError,
         rf"{shard_name(copy)}.*has \d+ rows, the manifest says \d+.*copy it again",
@@ -140,25 +145,17 @@ def test_a_shard_of_another_data_set(copy: pathlib.Path) -> None:
 def test_damage_anywhere_is_found(copy: pathlib.Path) -> None:
     path = shard(copy)
     whole = path.read_bytes()
-    truth = stillhouse.open(copy)[:]
     random = np.random.default_rng(1)
-    seen = 0
     for place in random.integers(4, len(whole), 40):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << random.integers(0, 8)
         path.write_bytes(damaged)
         refused(stillhouse.DatasetError, rf"{shard_name(copy)}.*sha256.*copy it again", stillhouse.open(copy).verify)
-        try:
-            got = stillhouse.open(copy)[:]
-            seen += any(not np.array_equal(got[c], truth[c]) for c in ("input_ids", "sequence_id"))
-        except stillhouse.StillhouseError as error:
-            assert shard_name(copy) in str(error), error
-            seen += 1
-    assert seen > 10  # the others hit what is not read: statistics, the column index
+        refused(stillhouse.DatasetError, rf"{shard_name(copy)}.*is damaged.*stillhouse repair", rows_of(copy))
 
 
 def test_damage_never_makes_an_epoch_short(demo: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Of some damage the Parquet library panics, in threads of its own: that is an error as well, and not the end."""
+    """It is found in threads of their own, which read ahead: that is an error for the trainer, and not the end."""
     copy = pathlib.Path(shutil.copytree(demo, tmp_path / "copy"))
     rows = len(stillhouse.open(copy))
     random = np.random.default_rng(2)
@@ -176,7 +173,7 @@ def test_damage_never_makes_an_epoch_short(demo: pathlib.Path, tmp_path: pathlib
         except stillhouse.StillhouseError as error:
             assert path.name in str(error) or "row" in str(error), error
             told += 1
-    assert told > 30
+    assert told == 60
 
 
 def test_columns_that_the_manifest_does_not_describe(copy: pathlib.Path) -> None:

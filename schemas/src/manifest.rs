@@ -223,6 +223,9 @@ pub struct ShardRecord {
     pub bytes: u64,
     /// Checksum of the file.
     pub sha256: String,
+    /// Its end, which says where everything else lies; without it the shard has no checksums of pages (an older version wrote it).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub footer: Option<FooterRecord>,
     /// Compressed bytes by column.
     pub column_bytes: BTreeMap<String, u64>,
     /// What was read: for each piece of its split, in order, the sha256 of the piece's records. Of a good record the number of bytes of
@@ -231,6 +234,15 @@ pub struct ShardRecord {
     pub input_sha256: Vec<String>,
     /// What went in and what was seen.
     pub statistics: Statistics,
+}
+
+/// The end of a shard: everything behind its last page, which is page indexes and footer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FooterRecord {
+    /// How many bytes.
+    pub bytes: u64,
+    /// Their checksum.
+    pub sha256: String,
 }
 
 /// Sums over shards.

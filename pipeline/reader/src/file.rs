@@ -1,4 +1,4 @@
-//! Ranged reads of one Parquet file of a store, for parquet's asynchronous reader.
+//! Ranged reads of one Parquet file of a store, for parquet's asynchronous reader. What has checksums is held against them before it is decoded.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,45 +10,132 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parquet::arrow::arrow_reader::ArrowReaderOptions;
 use parquet::arrow::async_reader::AsyncFileReader;
-use parquet::errors::ParquetError;
+use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
+use sha2::{Digest, Sha256};
+use stillhouse_schemas::manifest::FooterRecord;
+
+use crate::dataset::hex;
+use crate::pages::Pages;
+
+/// What one request for the end of a file brings where the manifest does not say how long it is: the footer and the offset index of most shards.
+const FOOTER_BYTES: usize = 256 * 1024;
 
 /// Ranged reads of one shard.
 pub struct ShardFile {
     store: Arc<dyn ObjectStore>,
     path: Path,
     bytes: u64,
+    footer: Option<FooterRecord>,
+    pages: Option<Arc<Pages>>,
 }
 
 impl ShardFile {
-    /// A file of `bytes` bytes.
-    pub fn new(store: &Arc<dyn ObjectStore>, path: &str, bytes: u64) -> Self {
-        Self { store: Arc::clone(store), path: Path::from(path), bytes }
+    /// A file of `bytes` bytes, with what the manifest says of its end.
+    ///
+    /// With `footer`, damage anywhere is an error before it is decoded. Without one (shards of older versions) it may go unseen.
+    pub fn new(store: &Arc<dyn ObjectStore>, path: &str, bytes: u64, footer: Option<&FooterRecord>) -> Self {
+        Self { store: Arc::clone(store), path: Path::from(path), bytes, footer: footer.cloned(), pages: None }
+    }
+
+    /// The same with checksums that were read before.
+    pub(crate) fn with_pages(self, pages: Option<Arc<Pages>>) -> Self {
+        Self { pages, ..self }
+    }
+
+    /// The checksums of pages, once the metadata are read.
+    pub(crate) fn pages(&self) -> Option<Arc<Pages>> {
+        self.pages.clone()
+    }
+
+    /// Reads where everything lies.
+    pub(crate) async fn load(&mut self) -> Result<Arc<ParquetMetaData>> {
+        let mut reader = ParquetMetaDataReader::new()
+            .with_offset_index_policy(PageIndexPolicy::Optional)
+            .with_column_index_policy(PageIndexPolicy::Skip);
+        let metadata = match &self.footer {
+            Some(footer) => {
+                let bytes = self.footer_bytes(footer).await?;
+                reader.try_parse_sized(&bytes, self.bytes)?;
+                reader.finish()?
+            }
+            None => {
+                let prefetched = FOOTER_BYTES.min(self.bytes as usize);
+                let bytes = self.bytes;
+                reader.with_prefetch_hint(Some(prefetched)).load_and_finish(&mut *self, bytes).await?
+            }
+        };
+        let metadata = Arc::new(metadata);
+        let pages = Pages::of(&metadata).map_err(damage)?;
+        if let Some(footer) = &self.footer {
+            let (end, start) = (pages.as_ref().map(Pages::end), self.bytes - footer.bytes);
+            if end != Some(start) {
+                let end =
+                    end.map_or("has no checksums of pages".to_owned(), |end| format!("has pages up to byte {end}"));
+                return Err(damage(format!("it {end}, the manifest says that its footer begins at byte {start}")));
+            }
+        }
+        self.pages = pages.map(Arc::new);
+        Ok(metadata)
+    }
+
+    /// The end of the file, which is what the manifest says or an error.
+    async fn footer_bytes(&self, footer: &FooterRecord) -> Result<Bytes> {
+        let Some(start) = self.bytes.checked_sub(footer.bytes).filter(|start| *start < self.bytes) else {
+            let (footer, all) = (footer.bytes, self.bytes);
+            return Err(damage(format!("the manifest says that {footer} of its {all} bytes are its footer")));
+        };
+        let bytes = self.store.get_range(&self.path, start..self.bytes).await.map_err(external)?;
+        let sha256 = hex(&Sha256::digest(&bytes));
+        if bytes.len() as u64 != footer.bytes || sha256 != footer.sha256 {
+            let (should, length) = (&footer.sha256, bytes.len());
+            return Err(damage(format!(
+                "its footer (bytes {start} to {}) has {length} bytes and sha256 {sha256}, the manifest says {} and {should}",
+                self.bytes.saturating_sub(1),
+                footer.bytes
+            )));
+        }
+        Ok(bytes)
+    }
+
+    fn check(&self, range: &Range<u64>, bytes: &Bytes) -> Result<()> {
+        self.pages.as_ref().map_or(Ok(()), |pages| pages.check(range, bytes).map_err(damage))
     }
 }
 
 impl AsyncFileReader for ShardFile {
-    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
-        async move { self.store.get_range(&self.path, range).await.map_err(external) }.boxed()
+    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes>> {
+        async move {
+            let bytes = self.store.get_range(&self.path, range.clone()).await.map_err(external)?;
+            self.check(&range, &bytes)?;
+            Ok(bytes)
+        }
+        .boxed()
     }
 
-    fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, parquet::errors::Result<Vec<Bytes>>> {
-        async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
+    fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, Result<Vec<Bytes>>> {
+        async move {
+            let found = self.store.get_ranges(&self.path, &ranges).await.map_err(external)?;
+            for (range, bytes) in ranges.iter().zip(&found) {
+                self.check(range, bytes)?;
+            }
+            Ok(found)
+        }
+        .boxed()
     }
 
     fn get_metadata<'a>(
         &'a mut self,
         _: Option<&'a ArrowReaderOptions>,
-    ) -> BoxFuture<'a, parquet::errors::Result<Arc<ParquetMetaData>>> {
-        async move {
-            let bytes = self.bytes;
-            let reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Optional);
-            Ok(Arc::new(reader.load_and_finish(self, bytes).await?))
-        }
-        .boxed()
+    ) -> BoxFuture<'a, Result<Arc<ParquetMetaData>>> {
+        self.load().boxed()
     }
 }
 
 fn external(error: object_store::Error) -> ParquetError {
     ParquetError::External(Box::new(error))
+}
+
+fn damage(message: String) -> ParquetError {
+    ParquetError::External(message.into())
 }

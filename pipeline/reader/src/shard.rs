@@ -1,39 +1,35 @@
 //! Reading rows of one shard: its footer once, then only the pages that hold the rows.
 
 use std::ops::Range;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use futures::{FutureExt, TryStreamExt};
+use arrow_array::RecordBatch;
+use futures::TryStreamExt;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataReader};
 
 use crate::columns::ColumnSpec;
 use crate::dataset::Shard;
 use crate::file::ShardFile;
+use crate::pages::Pages;
+use crate::quiet::caught;
 use crate::source::Source;
 use crate::{ReadError, Result};
 
-/// What one request for the end of a file brings: the footer and the offset index of most shards.
-const FOOTER_BYTES: usize = 256 * 1024;
-
-/// Footer of a shard: where its pages are.
+/// Footer of a shard: where its pages are, and their checksums.
 #[derive(Debug, Clone)]
-pub(crate) struct Footer(ArrowReaderMetadata);
+pub(crate) struct Footer {
+    metadata: ArrowReaderMetadata,
+    pages: Option<Arc<Pages>>,
+}
 
 impl Footer {
     /// Reads it, and makes sure that the file is the one that the manifest describes.
     pub async fn load(source: &Source, shard: &Shard) -> Result<Self> {
         let mut file = file(source, shard);
-        let reader = ParquetMetaDataReader::new()
-            .with_offset_index_policy(PageIndexPolicy::Optional)
-            .with_column_index_policy(PageIndexPolicy::Skip)
-            .with_prefetch_hint(Some(FOOTER_BYTES.min(shard.bytes as usize)));
-        let metadata = guarded(source, shard, reader.load_and_finish(&mut file, shard.bytes)).await?;
+        let metadata = guarded(source, shard, file.load()).await?;
         let rows = metadata.file_metadata().num_rows();
         if u64::try_from(rows) != Ok(shard.rows) {
             return Err(ReadError::DataSet(format!(
@@ -42,14 +38,14 @@ impl Footer {
                 shard.rows
             )));
         }
-        let metadata = async { ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new()) };
+        let metadata = async { ArrowReaderMetadata::try_new(metadata, ArrowReaderOptions::new()) };
         let metadata = guarded(source, shard, metadata).await?;
-        Ok(Self(metadata))
+        Ok(Self { metadata, pages: file.pages() })
     }
 
     /// Bytes of memory.
     pub fn size(&self) -> usize {
-        self.0.metadata().memory_size()
+        self.metadata.metadata().memory_size() + self.pages.as_ref().map_or(0, |pages| pages.size())
     }
 
     /// Reads ascending, separate ranges of rows. The batches hold their rows in order, one batch per row group or more.
@@ -61,9 +57,9 @@ impl Footer {
         ranges: &[Range<u64>],
     ) -> Result<Vec<RecordBatch>> {
         let (groups, selection) = self.select(ranges);
-        let mask = ProjectionMask::columns(self.0.parquet_schema(), columns.iter().map(|c| c.name.as_str()));
+        let mask = ProjectionMask::columns(self.metadata.parquet_schema(), columns.iter().map(|c| c.name.as_str()));
         for column in columns {
-            let checked = match self.0.schema().field_with_name(&column.name) {
+            let checked = match self.metadata.schema().field_with_name(&column.name) {
                 Ok(field) => column.check(field.data_type()),
                 Err(_) => Err(format!("has no column {}, though the manifest lists it", column.name)),
             };
@@ -74,7 +70,8 @@ impl Footer {
         }
         let rows: u64 = ranges.iter().map(|r| r.end - r.start).sum();
         let reading = async {
-            ParquetRecordBatchStreamBuilder::new_with_metadata(file(source, shard), self.0.clone())
+            let file = file(source, shard).with_pages(self.pages.clone());
+            ParquetRecordBatchStreamBuilder::new_with_metadata(file, self.metadata.clone())
                 .with_projection(mask)
                 .with_row_groups(groups)
                 .with_row_selection(selection)
@@ -91,7 +88,7 @@ impl Footer {
         let mut groups = Vec::new();
         let mut selected = Vec::new();
         let (mut start, mut taken) = (0u64, 0u64);
-        for (number, group) in self.0.metadata().row_groups().iter().enumerate() {
+        for (number, group) in self.metadata.metadata().row_groups().iter().enumerate() {
             let end = start + group.num_rows().max(0) as u64;
             let inside = |r: &&Range<u64>| r.start < end && r.end > start;
             let before = selected.len();
@@ -110,7 +107,7 @@ impl Footer {
 }
 
 fn file(source: &Source, shard: &Shard) -> ShardFile {
-    ShardFile::new(&source.store, &shard.path, shard.bytes)
+    ShardFile::new(&source.store, &shard.path, shard.bytes, shard.footer.as_ref())
 }
 
 /// Of some damage parquet and arrow do not return an error but panic.
@@ -119,9 +116,9 @@ async fn guarded<T>(
     shard: &Shard,
     reading: impl Future<Output = Result<T, ParquetError>>,
 ) -> Result<T> {
-    match AssertUnwindSafe(reading).catch_unwind().await {
-        Ok(read) => read.map_err(|e| damaged(source, shard, e)),
-        Err(_) => Err(damaged(source, shard, ParquetError::General("its contents make no sense".into()))),
+    match caught(reading).await {
+        Some(read) => read.map_err(|e| damaged(source, shard, e)),
+        None => Err(damaged(source, shard, ParquetError::General("its contents make no sense".into()))),
     }
 }
 
@@ -135,6 +132,6 @@ fn damaged(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {
     };
     let place = source.shown(&shard.path);
     ReadError::DataSet(format!(
-        "{place}: is damaged: {error}; `stillhouse verify` checks every shard, then copy this one again or `stillhouse run` the job"
+        "{place}: is damaged: {error}; `stillhouse verify` checks every shard; copy this one again, or make it again with `stillhouse repair`"
     ))
 }

@@ -154,6 +154,7 @@ async fn staged(output: &Output, content: &[u8]) -> (Staged, ShardRecord) {
         tokens: 1,
         bytes: staged.bytes,
         sha256: staged.sha256.clone(),
+        footer: None,
         column_bytes: BTreeMap::new(),
         input_sha256: Vec::new(),
         statistics: Statistics::default(),

@@ -5,14 +5,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use object_store::buffered::BufWriter;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
-use parquet::arrow::async_writer::AsyncFileWriter;
-use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
@@ -79,7 +75,7 @@ pub(super) enum StagedKind {
 }
 
 impl ShardUpload {
-    pub(super) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
+    pub(crate) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
         let writer = BufWriter::with_capacity(Arc::clone(&store), staged.clone(), DISK_BUFFER);
         Self::new(Target::Disk { store, staged, writer, closed: false })
     }
@@ -255,16 +251,5 @@ impl Parts {
             *place = Some(part.content_id);
         }
         Ok(())
-    }
-}
-
-/// What the Parquet writer writes to. `complete` does nothing: [`ShardUpload::finish`] does, once the writer is gone.
-impl AsyncFileWriter for ShardUpload {
-    fn write(&mut self, bytes: Bytes) -> BoxFuture<'_, parquet::errors::Result<()>> {
-        async move { self.put(bytes).await.map_err(|e| ParquetError::External(Box::new(e))) }.boxed()
-    }
-
-    fn complete(&mut self) -> BoxFuture<'_, parquet::errors::Result<()>> {
-        async { Ok(()) }.boxed()
     }
 }

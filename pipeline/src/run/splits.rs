@@ -162,6 +162,7 @@ impl Job {
         let specials = self.prepared.vocabulary.special_tokens();
         let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, &specials, split.split);
         let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&stages.write));
+        let checksums = self.remade.get(&split.split).is_none_or(|was| was.footer.is_some());
         let runtime = Handle::current();
         // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own, as each stage has.
         let written = threads::start("write", move || {
@@ -169,7 +170,8 @@ impl Job {
                 let stream = plan
                     .execute(0, Arc::new(TaskContext::default()))
                     .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-                let how = Writing { spec: &spec, limits: &limits, context: &place, stop: &stop, stage: &stage };
+                let how =
+                    Writing { spec: &spec, limits: &limits, context: &place, stop: &stop, stage: &stage, checksums };
                 shard::write(&output, &name, stream, how).await
             })
         });
@@ -185,6 +187,7 @@ impl Job {
             tokens: written.tokens,
             bytes: written.staged.bytes,
             sha256: written.staged.sha256.clone(),
+            footer: written.footer,
             column_bytes: written.column_bytes,
             input_sha256: read.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             statistics: statistics.lock().clone(),

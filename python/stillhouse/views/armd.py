@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from ..batch import Array, ArrayT, Batch
 from .example import Bools, Example, Rows, as_labels, epoch_of, replay, rows_of, stored_column, to_numpy
 from .keyed import ViewError, below, epoch_seed, uniforms
+from .times import first_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -129,20 +130,29 @@ def strided(
     batch: Batch[ArrayT],
     *,
     streams: int | Sequence[int] = (1, 2, 4),
+    per: Literal["sequence", "step"] = "sequence",
     seed: int = 0,
     epoch: int | None = None,
 ) -> OrderExample[ArrayT]:
     """S streams, interleaved (§3.1): an :class:`OrderExample`.
 
-    ``streams`` is S, or the values from which S is drawn for each sequence and epoch (purpose ``armd_streams``). Where S
-    does not divide the tokens of a row, the first streams are one token longer.
+    ``streams`` is S, or the values from which S is drawn: ``per="sequence"`` for each sequence and epoch (purpose ``armd_streams``), as stored
+    orders are; ``per="step"`` once for all rows of the step, as the paper's fine-tuning does (§5; purpose ``armd_streams_step``), so that rows of equal length
+    have one order and one attention mask. The step is the global batch, the same on every rank; without one it is the batch, keyed by the id of its first row.
+    Where S does not divide the tokens of a row, the first streams are one token longer.
     """
     rows = rows_of(batch)
     choices = np.atleast_1d(np.asarray(streams, np.int64))
     if choices.ndim != 1 or not len(choices) or (choices < 1).any():
         raise ViewError(f"streams: got {streams!r}, valid: 1 or more, or several of them")
     key = epoch_seed(seed, epoch_of(batch, epoch))
-    drawn = choices[below(key, "armd_streams", rows.sequence_ids, len(choices))]
+    if per == "sequence":
+        drawn = choices[below(key, "armd_streams", rows.sequence_ids, len(choices))]
+    elif per == "step":
+        ids, stream = first_of(batch, rows)
+        drawn = np.repeat(choices[below(key, "armd_streams_step", ids, len(choices), stream)], len(rows.ids))
+    else:
+        raise ViewError(f"per: got {per!r}, valid: 'sequence', 'step'")
     order, block = _left_to_right(rows), _one_by_one(rows)
     for row, s in enumerate(drawn):
         places = order[row, : rows.valid[row].sum()].copy()
@@ -188,9 +198,10 @@ def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None)
 def stored(batch: Batch[ArrayT]) -> OrderExample[ArrayT]:
     """The stored columns ``order`` and ``block``, int [B, L]: an :class:`OrderExample`."""
     instead = "draw one with `progressive` or `strided`"
+    rows = rows_of(batch)
     columns = [stored_column(batch, column, "orders: {kind: strided}", instead) for column in ("order", "block")]
     order, block = (column.astype(np.int64) for column in columns)
-    return _example(batch, rows_of(batch), order, block)
+    return _example(batch, rows, order, block)
 
 
 def _left_to_right(rows: Rows) -> Ints:

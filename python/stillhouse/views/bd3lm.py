@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..batch import Array, ArrayT, Batch, is_torch
-from .example import Bools, Example, candidates, epoch_of, given_times, mask_id_of, rows_of, times
+from .example import Bools, Example, candidates, epoch_of, mask_id_of, rows_of
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import Schedule, schedule_of
+from .times import Sampling, batch_times, given_times
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +118,7 @@ def mask(
     epoch: int | None = None,
     t: float | Array | None = None,
     t_range: tuple[float, float] = (1e-3, 1.0),
+    sampling: Sampling = "antithetic",
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
     never: Array | None = None,
@@ -125,7 +127,11 @@ def mask(
 
     t of every block is drawn uniformly from ``t_range``: the default is MDLM's, a narrower one clips the schedule, as
     BD3-LM does for small L'. ``t`` gives it instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
-    never masks the first token where it is a BOS). The weight is w(t) of the block.
+    never masks the first token where it is a BOS). The weight is w(t) of the block, and the weights of a row sum to the number of its tokens in
+    expectation (linear schedule, any ``t_range``).
+
+    ``sampling``: antithetic over all blocks of the global batch, as BD3-LM's code does, or for each sequence on its own; see
+    :data:`~stillhouse.views.times.Sampling`. (Neighbouring blocks have neighbouring strata in that code; here the blocks of a row are spread.)
 
     Purposes: ``bd3lm_t`` (one number per block), ``bd3lm_mask`` (one per position).
     """
@@ -136,7 +142,7 @@ def mask(
     blocks = -(-length // block_size)
     if t is None:
         low, high = t_range
-        time = times(ids, blocks, seed=seed, epoch=epoch, purpose="bd3lm_t", low=low, high=high)
+        time = batch_times(batch, rows, sampling, blocks, seed=seed, epoch=epoch, purpose="bd3lm_t", low=low, high=high)
     else:
         time = np.repeat(given_times(t, len(ids))[:, None], blocks, axis=1)
     block = np.arange(length) // block_size

@@ -4,13 +4,14 @@
 
     batch ──► Rows (numpy: ids, valid, sequence ids) ──► masks, t, weights ──► Example, in the batch's kind and device
 
-Every choice is a function of (seed, epoch, purpose, ``sequence_id``): a row becomes the same example in any batch,
-worker or device. Masks are made on the CPU from [B, L] columns; noise where :mod:`stillhouse.noise` makes it.
+Every choice is a function of (seed, epoch, purpose) and of ``sequence_id`` or, for times, of the place in the global batch
+(:mod:`stillhouse.views.times`); never of the worker, the device, the number of ranks or what was drawn before. Masks are made on the
+CPU from [B, L] columns; noise where :mod:`stillhouse.noise` makes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, overload
 
@@ -21,7 +22,7 @@ from ..batch import LOST, Array, ArrayT, Batch, Ragged, chosen_rows, is_torch, j
 from ..batch import Rows as RowNumbers
 from ..errors import ColumnError
 from ..info import Info
-from .keyed import GOLDEN, U64, ViewError, epoch_seed, integers, unit
+from .keyed import U64, ViewError
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
-
-LAST_TIME = np.nextafter(np.float32(1), np.float32(0))
-"""The largest t that is drawn: α(1) = 0 would make some weights infinite."""
 
 
 class NoiseOptions(TypedDict, total=False):
@@ -192,16 +190,46 @@ class Rows:
 
 
 def rows_of(batch: Batch) -> Rows:
-    """Reads the columns."""
+    """Reads the columns. What is no batch of rows is refused, with what to pass instead."""
+    if not isinstance(batch, Batch):
+        raise ViewError(_instead_of(batch))
     column = batch["input_ids"]
     if isinstance(column, Ragged):
         raise ViewError("input_ids: rows differ in length (`pack.remainder: keep`); valid: batch.padded()")
     device = column.device if is_torch(column) else None
     ids = to_numpy(column)
+    if ids.ndim != 2:
+        raise ViewError(
+            f"input_ids: got shape {list(ids.shape)}, valid: [B, L]; of one row of a data set: ds[[7]] instead of ds[7]"
+        )
+    if "sequence_id" not in batch:
+        raise ColumnError(
+            f"the batch has no column 'sequence_id', by which views key what they draw; it has {', '.join(batch)}. Leave it in: "
+            'ds.select_columns(["sequence_id", "input_ids"])'
+        )
     mask = batch.get("attention_mask")
     valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
     sequence_ids = to_numpy(batch["sequence_id"])
     return Rows(ids, valid, sequence_ids.astype(np.int64, copy=False).view(np.uint64), device)
+
+
+WITH_INFO = "stillhouse.Batch(columns, info=ds.info)"
+"""What to write where a batch does not know its data set."""
+
+
+def _instead_of(got: object) -> str:
+    """What to pass instead of something that is no batch."""
+    usual = "ds[[7]], ds[:32], or what a loader of stillhouse.torch gives"
+    if not isinstance(got, Mapping) or "input_ids" not in got:
+        return f"batch: got {_article(type(got).__name__)}, valid: a stillhouse.Batch: {usual}"
+    kind, ids = _article(type(got).__name__), got["input_ids"]
+    if np.ndim(ids) == 1 and not isinstance(ids, Ragged):
+        return f"batch: got one row, {kind}, valid: a stillhouse.Batch, such as ds[[7]] instead of ds[7]; of columns [B, L]: {WITH_INFO}"
+    return f"batch: got {kind}, which does not know its data set, valid: a stillhouse.Batch: {WITH_INFO}, or {usual}"
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
@@ -225,16 +253,20 @@ def mask_id_of(batch: Batch, mask_id: int | None) -> int:
         return mask_id
     if batch.info is not None and "mask" in batch.info.special_tokens:
         return batch.info.special_tokens["mask"]
-    usual = f"vocab_size, {batch.info.vocab_size} here" if batch.info is not None else "the size of the vocabulary"
+    if batch.info is None:
+        raise ViewError(f"mask_id: the batch has no info, which names the mask token; valid: {WITH_INFO}, or an id")
     raise ViewError(
-        f"mask_id: the tokenizer of this data set has no mask token; give an id, commonly a new one ({usual})"
+        "mask_id: the tokenizer of this data set has no mask token; give an id, commonly a new one "
+        f"(vocab_size, {batch.info.vocab_size} here)"
     )
 
 
 def epoch_of(batch: Batch, epoch: int | None) -> int:
-    """The epoch an argument gives, else that of the data set which made the batch, else 0."""
+    """The epoch an argument gives, else that of the batch's global batch or state, else 0."""
     if epoch is not None:
         return epoch
+    if batch.global_batch is not None:
+        return batch.global_batch.epoch
     if batch.info is None and batch.state is None:
         raise ViewError(f"epoch: not given, and {LOST}; or give the epoch here")
     return int((batch.state or {}).get("epoch", 0))
@@ -249,40 +281,3 @@ def candidates(rows: Rows, never: Array | None) -> Bools:
         return np.asarray(rows.valid & ~np.broadcast_to(excluded, rows.valid.shape))
     except ValueError:
         raise ViewError(f"never: got shape {list(excluded.shape)}, valid: {list(rows.valid.shape)} or [L]") from None
-
-
-def times(
-    sequence_ids: U64, count: int, *, seed: int, epoch: int, purpose: str, low: float, high: float, stream: int = 0
-) -> Floats:
-    """t of every row, uniform in [low, high): [B, count] float32.
-
-    t = low + (high − low) · ((u + epoch/φ) mod 1), u keyed by (seed, purpose, sequence, stream): uniform in every epoch
-    and independent between sequences, while the epochs of one sequence spread over the interval instead of falling at
-    random (the additive recurrence of the golden ratio, discrepancy O(log n / n)). MDLM's antithetic t, which spreads
-    over the rows of a batch, would depend on the order of the rows.
-    """
-    epoch_seed(seed, epoch)  # for its checks
-    if not 0 <= low < high <= 1:
-        raise ViewError(f"t: got the interval {low} to {high}, valid: 0 <= low < high <= 1")
-    turn = np.uint64(epoch * GOLDEN & (1 << 64) - 1)
-    part = unit(integers(seed, purpose, sequence_ids, count, stream) + turn)
-    return stored_time(low + (high - low) * part, low, high)
-
-
-def stored_time(t: npt.NDArray[np.float64], low: float, high: float) -> Floats:
-    """t as float32, not rounded out of its bounds."""
-    stored = t.astype(np.float32)
-    wide = stored.astype(np.float64)
-    up, down = np.nextafter(stored, np.float32(2)), np.nextafter(stored, np.float32(-1))
-    stored = np.where(wide < low, up, np.where(wide > high, down, stored))
-    return np.minimum(stored, LAST_TIME).astype(np.float32)
-
-
-def given_times(t: float | Array, rows: int) -> Floats:
-    """t that the caller gives, one for all rows or one each: [B] float32."""
-    given = to_numpy(t).astype(np.float32)
-    if given.shape not in ((), (rows,)):
-        raise ViewError(f"t: got shape {list(given.shape)}, valid: a number or [{rows}], one for each row")
-    if given.size and not ((given > 0) & (given <= 1)).all():
-        raise ViewError(f"t: got {given.min()} to {given.max()}, valid: more than 0, at most 1")
-    return np.broadcast_to(given, (rows,)).copy()

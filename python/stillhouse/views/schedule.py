@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import LOST
 from ..info import Info
 from .keyed import ViewError
 
@@ -63,13 +62,16 @@ LINEAR = Schedule()
 
 
 def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
-    """The schedule that an argument names; ``None`` is that of the data set."""
+    """The schedule that an argument names; ``None`` is that of the data set, linear where it says nothing."""
     if isinstance(schedule, Schedule):
         return schedule
-    if schedule is None:
-        if info is None:
-            raise ViewError(f"schedule: not given, and {LOST}; or give the schedule here")
+    if schedule is None and info is not None:
         return Schedule(info.schedule_power)
+    if schedule is None:
+        raise ViewError(
+            "schedule: the batch has no info, which says by which schedule its data set was made; valid: "
+            "stillhouse.Batch(columns, info=ds.info), or schedule='linear' or Schedule(power)"
+        )
     if schedule == "linear":
         return LINEAR
     raise ViewError(f"schedule: got {schedule!r}, valid: 'linear' or Schedule(power)")

@@ -1,0 +1,242 @@
+//! The checksums of a shard's pages, held against the bytes that were read before anything decodes them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parquet::file::metadata::ParquetMetaData;
+use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, parse};
+
+/// Where the pages of a shard lie, and what they sum to. Memory: 12 bytes a page beside the footer itself.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    metadata: Arc<ParquetMetaData>,
+    /// First byte of each page, and one past the last one's.
+    bounds: Vec<u64>,
+    crc32: Vec<u32>,
+}
+
+impl Pages {
+    /// What a shard says of its pages; `None` where an older version wrote it.
+    pub fn of(metadata: &Arc<ParquetMetaData>) -> Result<Option<Self>, String> {
+        let entries = metadata.file_metadata().key_value_metadata();
+        let Some(entry) = entries.and_then(|entries| entries.iter().find(|entry| entry.key == PAGES)) else {
+            return Ok(None);
+        };
+        let wrong = || format!("its metadata {PAGES} is not a list of bytes:crc32");
+        let pages = entry.value.as_deref().and_then(parse).ok_or_else(wrong)?;
+        let mut bounds = Vec::with_capacity(pages.len() + 1);
+        bounds.push(FIRST_PAGE);
+        let mut end = FIRST_PAGE;
+        for page in &pages {
+            end = end.checked_add(page.bytes).ok_or_else(wrong)?;
+            bounds.push(end);
+        }
+        let crc32 = pages.iter().map(|page| page.crc32).collect();
+        Ok(Some(Self { metadata: Arc::clone(metadata), bounds, crc32 }))
+    }
+
+    /// One past the last byte of the last page.
+    pub fn end(&self) -> u64 {
+        self.bounds.last().copied().unwrap_or(FIRST_PAGE)
+    }
+
+    /// Bytes of memory, the footer not counted.
+    pub fn size(&self) -> usize {
+        self.bounds.len() * 12
+    }
+
+    /// Makes sure that bytes of the file are those that were written. They must be whole pages, as the footer has them.
+    pub fn check(&self, range: &Range<u64>, bytes: &[u8]) -> Result<(), String> {
+        let mut page = self.bounds.partition_point(|&bound| bound < range.start);
+        let mut at = range.start;
+        while at < range.end {
+            let bounds = (self.bounds.get(page), self.bounds.get(page + 1));
+            let (Some(&start), Some(&end)) = bounds else { return Err(not_pages(range)) };
+            if start != at || end > range.end || end == start {
+                return Err(not_pages(range));
+            }
+            let inside = (start - range.start) as usize..(end - range.start) as usize;
+            let Some(found) = bytes.get(inside) else {
+                return Err(format!("{} is cut short", self.place(page)));
+            };
+            let (crc32, should) = (crc32fast::hash(found), self.crc32[page]);
+            if crc32 != should {
+                return Err(format!(
+                    "{}: its CRC-32 is {crc32:08x}, it was written with {should:08x}",
+                    self.place(page)
+                ));
+            }
+            (at, page) = (end, page + 1);
+        }
+        Ok(())
+    }
+
+    /// Row group, column and page by number, for a message.
+    fn place(&self, page: usize) -> String {
+        let (start, end) = (self.bounds[page], self.bounds[page + 1]);
+        let bytes = format!("bytes {start} to {}", end - 1);
+        for (group, columns) in self.metadata.row_groups().iter().enumerate() {
+            for column in columns.columns() {
+                let (first, length) = column.byte_range();
+                if !(first..first + length).contains(&start) {
+                    continue;
+                }
+                let number = page - self.bounds.partition_point(|&bound| bound < first);
+                let page = match (number, column.dictionary_page_offset()) {
+                    (0, Some(_)) => "its dictionary".to_owned(),
+                    (number, Some(_)) => format!("page {}", number - 1),
+                    (number, None) => format!("page {number}"),
+                };
+                let name = column.column_path().parts().first().map_or("", String::as_str);
+                return format!("row group {group}, column {name}, {page} ({bytes})");
+            }
+        }
+        bytes
+    }
+}
+
+fn not_pages(range: &Range<u64>) -> String {
+    format!("bytes {} to {} are no whole pages, though the footer says so", range.start, range.end.saturating_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use arrow::array::{Int32Array, RecordBatch, UInt64Array};
+    use bytes::Bytes;
+    use futures::TryStreamExt;
+    use futures::executor::block_on;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{ObjectStore, ObjectStoreExt};
+    use parquet::arrow::ArrowWriter;
+    use parquet::arrow::arrow_reader::RowSelection;
+    use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
+    use parquet::errors::ParquetError;
+    use parquet::file::metadata::KeyValue;
+    use parquet::file::properties::WriterProperties;
+    use proptest::prelude::*;
+    use sha2::{Digest, Sha256};
+    use stillhouse_schemas::manifest::FooterRecord;
+    use stillhouse_schemas::pages::{PageSum, render};
+
+    use super::*;
+    use crate::file::ShardFile;
+
+    const ROWS: i32 = 100;
+
+    /// A file of two row groups and pages of ten rows, with the sums in its metadata or without.
+    fn encoded(sums: Option<&[PageSum]>) -> (Vec<u8>, ParquetMetaData) {
+        let properties = WriterProperties::builder().set_data_page_row_count_limit(10).set_write_batch_size(10).build();
+        let ids = Arc::new(UInt64Array::from_iter_values(0..ROWS as u64)) as _;
+        let tokens = Arc::new(Int32Array::from_iter_values((0..ROWS).map(|i| i % 5))) as _;
+        let batch = RecordBatch::try_from_iter([("id", ids), ("tokens", tokens)]).unwrap();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+        for half in [batch.slice(0, 60), batch.slice(60, 40)] {
+            writer.write(&half).unwrap();
+            writer.flush().unwrap();
+        }
+        if let Some(sums) = sums {
+            writer.append_key_value_metadata(KeyValue::new(PAGES.to_owned(), render(sums)));
+        }
+        let metadata = writer.finish().unwrap();
+        (std::mem::take(writer.inner_mut()), metadata)
+    }
+
+    /// The file and what a manifest says of its end: sums go by what the offset index says.
+    static SHARD: LazyLock<(Vec<u8>, FooterRecord)> = LazyLock::new(|| {
+        let (plain, metadata) = encoded(None);
+        let mut bounds = Vec::new();
+        for (group, indexes) in metadata.row_groups().iter().zip(metadata.offset_index().unwrap()) {
+            for (column, index) in group.columns().iter().zip(indexes) {
+                bounds.extend(column.dictionary_page_offset());
+                bounds.extend(index.page_locations.iter().map(|page| page.offset));
+                let (start, length) = column.byte_range();
+                bounds.push((start + length) as i64);
+            }
+        }
+        bounds.dedup();
+        let sum = |page: &[i64]| {
+            let bytes = &plain[page[0] as usize..page[1] as usize];
+            PageSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) }
+        };
+        let sums: Vec<PageSum> = bounds.windows(2).map(sum).collect();
+        assert!(sums.len() > 20);
+        let (file, _) = encoded(Some(&sums));
+        let end = &file[bounds[bounds.len() - 1] as usize..];
+        let sha256 = Sha256::digest(end).iter().map(|b| format!("{b:02x}")).collect();
+        let footer = FooterRecord { bytes: end.len() as u64, sha256 };
+        (file, footer)
+    });
+
+    /// Some rows of a file as it is read for training.
+    fn read(
+        file: &[u8],
+        footer: Option<&FooterRecord>,
+        ranges: &[Range<usize>],
+    ) -> Result<Vec<RecordBatch>, ParquetError> {
+        block_on(async {
+            let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let bytes = Bytes::copy_from_slice(file);
+            store.put(&Path::from("shard"), bytes.into()).await.unwrap();
+            let shard = ShardFile::new(&store, "shard", file.len() as u64, footer);
+            let selection = RowSelection::from_consecutive_ranges(ranges.iter().cloned(), ROWS as usize);
+            let builder = ParquetRecordBatchStreamBuilder::new(shard).await?.with_batch_size(ROWS as usize);
+            builder.with_row_selection(selection).build()?.try_collect().await
+        })
+    }
+
+    #[test]
+    fn damage_is_told_with_its_place() {
+        let (file, footer) = &*SHARD;
+        let whole = 0..ROWS as usize;
+        let found = read(file, Some(footer), std::slice::from_ref(&whole)).unwrap();
+        assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), ROWS as usize);
+        let mut places = Vec::new();
+        for place in 4..file.len() {
+            let mut damaged = file.clone();
+            damaged[place] ^= 1 << (place % 8);
+            let error = read(&damaged, Some(footer), std::slice::from_ref(&whole)).unwrap_err().to_string();
+            places.push(error.split(['(', ':']).nth(1).unwrap().trim().to_owned());
+        }
+        places.dedup();
+        let mut expected = Vec::new();
+        for (group, pages) in [(0, 6), (1, 4)] {
+            for column in ["id", "tokens"] {
+                expected.push(format!("row group {group}, column {column}, its dictionary"));
+                expected.extend((0..pages).map(|page| format!("row group {group}, column {column}, page {page}")));
+            }
+        }
+        expected.push("its footer".into());
+        assert_eq!(places, expected);
+        // a page that is not read is not looked at
+        let mut damaged = file.clone();
+        damaged[file.len() - footer.bytes as usize - 1] ^= 1;
+        assert_eq!(read(&damaged, Some(footer), &[3..4, 55..80]).unwrap().len(), 2);
+        assert!(read(&damaged, Some(footer), &[3..4, 99..100]).is_err());
+    }
+
+    #[test]
+    fn files_without_sums_are_read_as_they_are() {
+        let (file, _) = encoded(None);
+        let found = read(&file, None, &[0..ROWS as usize]).unwrap();
+        assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), ROWS as usize);
+        let footer = FooterRecord { bytes: 8, sha256: "0".repeat(64) };
+        let error = read(&file, Some(&footer), &[0..1]).unwrap_err().to_string();
+        assert!(error.contains("has 8 bytes and sha256") && error.contains("the manifest says 8 and 000"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn some_rows_of_a_damaged_file_are_right_or_an_error(place in 0..SHARD.0.len(), bit in 0..8u8, rows in prop::collection::btree_set(0..ROWS as usize, 1..9)) {
+            let (file, footer) = &*SHARD;
+            let ranges: Vec<_> = rows.iter().map(|row| *row..row + 1).collect();
+            let mut damaged = file.clone();
+            damaged[place] ^= 1 << bit;
+            if let Ok(found) = read(&damaged, Some(footer), &ranges) {
+                prop_assert_eq!(found, read(file, Some(footer), &ranges).unwrap());
+            }
+        }
+    }
+}
