@@ -103,6 +103,10 @@ class Ragged(Generic[ArrayT]):
         values = moved(self.values, args, kwargs)
         return Ragged(values, _to_torch(self.offsets).to(values.device))
 
+    def split(self, rows: int) -> list[Ragged[ArrayT]]:
+        """Parts of so many rows, the last one with what is left, without copies of the values."""
+        return [self[start : start + rows] for start in parts_of(len(self), rows)]
+
     @staticmethod
     def concat(parts: Sequence[Ragged[ArrayT]]) -> Ragged[ArrayT]:
         """The rows of all parts, one after the other."""

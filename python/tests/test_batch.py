@@ -81,6 +81,8 @@ def test_rows_of_a_batch(kind: str, rows: Any) -> None:
     ragged, whole = part["noise_index"], batch["noise_index"]
     assert ragged.values.dtype == whole.values.dtype and ragged.offsets.dtype == whole.offsets.dtype
     assert [row.tolist() for row in ragged] == [whole[row].tolist() for row in wanted]
+    assert [len(rows) for rows in whole.split(3)] == [3, 3, 1]
+    assert [row.tolist() for rows in whole.split(3) for row in rows] == [row.tolist() for row in whole]
     assert ragged.lengths.tolist() == [len(whole[row]) for row in wanted] and int(ragged.offsets[0]) == 0
 
 

@@ -39,6 +39,9 @@ def look(path: str) -> None:
     assert_type(mdlm.mask(batch, mask_id=0), Example[Numpy])
     assert_type(mdlm.mask(batch, mask_id=0).noise(out="gumbel"), Numpy)
     assert_type(mdlm.mask(batch, mask_id=0).noise(device="cpu"), torch.Tensor)
+    assert_type(stillhouse.noise.replay(batch, np.array([[0]] * 4), out="gumbel"), Numpy)
+    assert_type(stillhouse.noise.replay(batch.torch(), torch.tensor([[0]] * 4)), torch.Tensor)
+    assert_type(stillhouse.noise.replay(batch[:1], device="cpu", dtype="bfloat16"), torch.Tensor)
     assert_type(documents.cu_seqlens(batch).cu_seqlens, Numpy)
     print(batch["input_ids"].shape, ds.info.vocab_size)
 
