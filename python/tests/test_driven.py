@@ -122,9 +122,7 @@ def test_worlds_and_stops(name: str, kind: Any, count: int, plain: pathlib.Path)
         assert {len(batches) for batches in got} == {2 * total}
         for epoch in range(2):
             turns = zip(*(batches[epoch * total : (epoch + 1) * total] for batches in got))
-            dealt = [
-                row for turn in turns for some in itertools.zip_longest(*turn) for row in some if row is not None
-            ]
+            dealt = [row for turn in turns for some in itertools.zip_longest(*turn) for row in some if row is not None]
             assert dealt == flat[epoch][: len(dealt)]
             assert len(flat[epoch]) - len(dealt) < world
         assert flat[0] != flat[1]

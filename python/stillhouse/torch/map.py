@@ -49,7 +49,8 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     def __getitems__(self, rows: Sequence[int]) -> Rows:
         """Several rows at once; torch's DataLoader calls this."""
         batch = self.dataset.read(np.asarray(rows, dtype=np.int64))
-        batch.state = getattr(rows, "state", None)
+        # by a sampler of somebody else's there is no place to go on at, but views must know the epoch that was set
+        batch.state = getattr(rows, "state", None) or {"epoch": self._place.get()[0]}
         return Rows(batch.torch(), self.transform)
 
     collate = staticmethod(collate)
