@@ -254,7 +254,10 @@ class Batch(dict[str, Any], Generic[ArrayT]):
                 raise ValueError(f"batches: got columns {', '.join(batch)}, valid: {', '.join(first)}, as in the first")
             if batch.info != first.info:
                 raise ValueError(f"batches: got facts {batch.info}, valid: {first.info}, those of the first")
-        return cls({name: joined([batch[name] for batch in batches]) for name in first}, first.info, batches[-1].state)
+        columns = {name: joined([batch[name] for batch in batches]) for name in first}
+        places = {batch.global_batch for batch in batches}
+        # Parts of one global batch are of it again; rows of several are of none.
+        return cls(columns, first.info, batches[-1].state, places.pop() if len(places) == 1 else None)
 
     def padded(self, length: int | None = None, pad_id: int | None = None) -> Self:
         """Rows of different lengths (``pack.remainder: keep``) made equal: every column [B, L, ...], padding at the end.

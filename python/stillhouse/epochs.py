@@ -21,6 +21,7 @@ from . import _core
 from ._order import Order, Share, State, check_epoch, check_state, state_at, steps_of
 from .batch import Batch, NumpyArray
 from .dataset import Dataset
+from .place import GlobalBatch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -201,6 +202,8 @@ class _Epoch(Iterator[T]):
         try:
             columns, position = next(self._stream)
             batch = epochs.dataset._batch(columns, epochs._state(self.epoch, position))
+            rows = position - self.position
+            batch.global_batch = GlobalBatch(self.epoch, self.position, rows, epochs.rank, epochs.world_size)
             made: T = epochs._finish(batch)
         except BaseException:
             self._stream = None  # whoever asks again gets what was not given out, not an early end
