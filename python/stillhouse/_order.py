@@ -37,12 +37,16 @@ class Order:
 
 @dataclass(frozen=True)
 class Share:
-    """Which rows of an epoch a trainer takes: every ``world_size``-th from ``rank`` on, ``batch_size`` at a time."""
+    """Which rows of an epoch a trainer takes: every ``world_size``-th from ``rank`` on, ``batch_size`` at a time.
+
+    ``drop_last`` leaves the last global batch out where it is not full; None: where it has fewer rows than there are trainers, some of which
+    would have to do without a batch.
+    """
 
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    drop_last: bool = False
+    drop_last: bool | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size < 1 << 32:
@@ -53,7 +57,12 @@ class Share:
     def ended(self, position: int, rows: int) -> bool:
         """Whether no rank has a batch after this position. (Equal on all ranks, so that all begin the same epoch.)"""
         left = rows - position
-        return left < self.batch_size * self.world_size if self.drop_last else left <= 0
+        return left <= 0 or (left < self.batch_size * self.world_size and self.leaves_out(left))
+
+    def leaves_out(self, left: int) -> bool:
+        """Whether the last global batch of so many rows that are left is left out."""
+        rest = left % (self.batch_size * self.world_size)
+        return 0 < rest < self.world_size if self.drop_last is None else self.drop_last
 
 
 def check_epoch(epoch: int) -> None:
@@ -109,7 +118,7 @@ def steps_of(
         rank=share.rank,
         world=share.world_size,
         batch_rows=share.batch_size,
-        drop_last=share.drop_last,
+        drop_last=share.leaves_out(len(dataset) - position),
         worker=worker,
         workers=workers,
     )

@@ -185,7 +185,12 @@ class Batch(dict[str, Any], Generic[ArrayT]):
             row = operator.index(key)  # type: ignore[arg-type]
             return {name: column[row] for name, column in self.items()}
         chosen = chosen_rows(key, self.rows)
-        return self._with({name: taken(column, chosen) for name, column in self.items()})
+        place = self.global_batch
+        if place is not None:
+            # the place of a batch that is not as long as it says stays wrong, for views to refuse
+            place = place.take(chosen) if place.held_rows == self.rows else place
+        columns = {name: taken(column, chosen) for name, column in self.items()}
+        return type(self)(columns, self.info, self.state, place)
 
     def __missing__(self, column: str) -> Any:
         raise ColumnError(f"the batch has no column {column!r}; it has {', '.join(self) or 'none'}")
@@ -242,7 +247,8 @@ class Batch(dict[str, Any], Generic[ArrayT]):
 
     @classmethod
     def concat(cls, batches: Sequence[Batch[ArrayT]]) -> Self:
-        """The rows of all batches, one after the other. Facts must agree; the state is that of the last one.
+        """The rows of all batches, one after the other. Facts must agree; the state is that of the last one, and ``global_batch`` is None unless
+        they are parts of one.
 
         Raises ``ValueError`` for batches of different data sets or columns.
         """
@@ -255,9 +261,8 @@ class Batch(dict[str, Any], Generic[ArrayT]):
             if batch.info != first.info:
                 raise ValueError(f"batches: got facts {batch.info}, valid: {first.info}, those of the first")
         columns = {name: joined([batch[name] for batch in batches]) for name in first}
-        places = {batch.global_batch for batch in batches}
-        # Parts of one global batch are of it again; rows of several are of none.
-        return cls(columns, first.info, batches[-1].state, places.pop() if len(places) == 1 else None)
+        place = GlobalBatch.joined([batch.global_batch for batch in batches])
+        return cls(columns, first.info, batches[-1].state, place)
 
     def padded(self, length: int | None = None, pad_id: int | None = None) -> Self:
         """Rows of different lengths (``pack.remainder: keep``) made equal: every column [B, L, ...], padding at the end.

@@ -39,7 +39,7 @@ class EpochOptions(TypedDict, total=False):
     shuffle_blocks: int
     rank: int
     world_size: int
-    drop_last: bool
+    drop_last: bool | None
     storage: Mapping[str, Any] | None
     cache_megabytes: int
 
@@ -50,8 +50,9 @@ class Epochs(Generic[T]):
     ``dataset`` is a URL, a folder or what :func:`stillhouse.open` gave. Of ``world_size`` trainers, ``rank`` takes every ``world_size``-th
     row. ``shuffle`` mixes: blocks of 65,536 tokens from all shards in random order, ``shuffle_blocks`` of them (rounded up to a
     multiple of 64) in the buffer whose rows are mixed; both keyed by ``seed`` and epoch. The last batch of an epoch is shorter where
-    the rows do not fill it, and ranks may differ by one row or batch there; ``drop_last`` leaves it out. ``transform`` gets each
-    :class:`~stillhouse.Batch` of numpy arrays and makes what is given out.
+    the rows do not fill it, and trainers may differ by one row there. It is left out where it has fewer rows than there are trainers, so that all have
+    as many batches; ``drop_last=True`` leaves it out wherever it is not full, ``False`` never. ``transform`` gets each :class:`~stillhouse.Batch` of numpy
+    arrays and makes what is given out.
 
     An epoch ends, and the next one is begun by the next iteration, when its last batch is given out: whether the loop runs into the end or
     draws exactly ``len(epochs)`` batches. One that is left before begins anew. Threads of the core read ahead; memory is that of
@@ -89,7 +90,7 @@ class Epochs(Generic[T]):
         shuffle_blocks: int = 128,
         rank: int = 0,
         world_size: int = 1,
-        drop_last: bool = False,
+        drop_last: bool | None = None,
         storage: Mapping[str, Any] | None = None,
         cache_megabytes: int = 512,
     ) -> None:
@@ -175,6 +176,12 @@ class Epochs(Generic[T]):
     def _steps(self, epoch: int, position: int) -> _core.Steps:
         return steps_of(self.dataset, self._order, self._share, epoch, position)
 
+    def _place_of(self, epoch: int, start: int, end: int) -> GlobalBatch:
+        """The global batch that ends at a position, in an iteration that began at ``start``."""
+        size = self.batch_size * self.world_size
+        begin = start + (end - start - 1) // size * size
+        return GlobalBatch(epoch, begin, end - begin, self.rank, self.world_size)
+
     def _finish(self, batch: Batch[NumpyArray]) -> Any:
         return batch if self.transform is None else self.transform(batch)
 
@@ -187,14 +194,15 @@ class _Epoch(Iterator[T]):
 
     def __init__(self, epochs: Epochs[T]) -> None:
         self.epochs = epochs
-        self.epoch, self.position = epochs._begin
+        self.epoch, self.start = epochs._begin
+        self.position = self.start
         self.left = epochs.remaining
         self._stream: _core.Stream | None = None
         epochs._newest, epochs._given = self, None
 
     def __next__(self) -> T:
         if not self.left:
-            self._move(self.epoch + 1)  # for a trainer that has no batch in the rest of an epoch
+            self._move(self.epoch + 1)  # for a trainer that has no batch in the rest of an epoch (drop_last=False)
             raise StopIteration
         epochs = self.epochs
         if self._stream is None:
@@ -202,8 +210,7 @@ class _Epoch(Iterator[T]):
         try:
             columns, position = next(self._stream)
             batch = epochs.dataset._batch(columns, epochs._state(self.epoch, position))
-            rows = position - self.position
-            batch.global_batch = GlobalBatch(self.epoch, self.position, rows, epochs.rank, epochs.world_size)
+            batch.global_batch = epochs._place_of(self.epoch, self.start, position)
             made: T = epochs._finish(batch)
         except BaseException:
             self._stream = None  # whoever asks again gets what was not given out, not an early end

@@ -95,7 +95,7 @@ class Epochs(epochs.Epochs[T]):
     def _finish(self, batch: Batch[NumpyArray]) -> Any:
         if self.transform is None:
             made = {name: column if _stays(column) else self._put(column) for name, column in batch.items()}
-            return Batch(made, batch.info, batch.state)
+            return Batch(made, batch.info, batch.state, batch.global_batch)
         return jax.tree.map(
             lambda leaf: self._put(leaf) if isinstance(leaf, np.ndarray) else leaf, super()._finish(batch)
         )

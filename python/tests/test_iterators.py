@@ -20,6 +20,7 @@ import stillhouse
 import stillhouse.jax as sj
 import stillhouse.torch as st
 from stillhouse import Batch, Epochs, Ragged
+from stillhouse.views import mdlm
 
 COLUMNS = ["sequence_id", "input_ids"]
 BATCH = 64
@@ -50,20 +51,25 @@ def order(plain: pathlib.Path) -> list[list[int]]:
     return made
 
 
-def dealt(rows: list[int], world: int, batch: int = BATCH, drop_last: bool = False) -> list[list[list[int]]]:
-    """By the definition: global batch n is the next world × batch rows; rank r takes every world-th of them."""
+def dealt(rows: list[int], world: int, batch: int = BATCH, drop_last: bool | None = None) -> list[list[list[int]]]:
+    """By the definition: global batch n is the next world × batch rows; rank r takes every world-th of them. (None: a last one with less
+    than a row for each rank is left out.)
+    """
     ranks: list[list[list[int]]] = [[] for _ in range(world)]
     for start in range(0, len(rows), world * batch):
         whole = rows[start : start + world * batch]
         for rank in range(world):
-            if whole[rank::world] and (not drop_last or len(whole) == world * batch):
+            least = {False: 1, None: world, True: world * batch}[drop_last]
+            if whole[rank::world] and len(whole) >= least:
                 ranks[rank].append(whole[rank::world])
     return ranks
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True, None])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_order_is_that_of_torch(world: int, drop_last: bool, plain: pathlib.Path, order: list[list[int]]) -> None:
+def test_the_order_is_that_of_torch(
+    world: int, drop_last: bool | None, plain: pathlib.Path, order: list[list[int]]
+) -> None:
     for rank in range(world):
         epochs = epochs_of(plain, rank=rank, world_size=world, drop_last=drop_last)
         for epoch in range(3):
@@ -77,8 +83,8 @@ def test_the_order_is_that_of_torch(world: int, drop_last: bool, plain: pathlib.
         plain, batch_size=BATCH, seed=1, columns=COLUMNS, rank=world - 1, world_size=world, drop_last=drop_last
     )
     assert drawn(torch_like) == dealt(order[0], world, drop_last=drop_last)[-1]
-    if not drop_last:
-        rows = [i for rank in dealt(order[0], world) for batch in rank for i in batch]
+    if drop_last is False:
+        rows = [i for rank in dealt(order[0], world, drop_last=False) for batch in rank for i in batch]
         assert sorted(rows) == sorted(order[0])
 
 
@@ -190,13 +196,38 @@ def test_resuming_is_exact_and_lengths_are_those_of_the_epoch(plain: pathlib.Pat
 
 def test_a_trainer_without_a_last_batch_moves_on_too(plain: pathlib.Path, order: list[list[int]]) -> None:
     """One row is left for two trainers."""
-    epochs = [epochs_of(plain, rank=rank, world_size=2) for rank in range(2)]
+    epochs = [epochs_of(plain, rank=rank, world_size=2, drop_last=False) for rank in range(2)]
     state = {**epochs[0].state_dict(), "position": len(order[0]) - 1}
     for rank in range(2):
         epochs[rank].load_state_dict(state)
         assert epochs[rank].epoch == 0 and epochs[rank].remaining == 1 - rank
         assert drawn(epochs[rank]) == [[order[0][-1]]][rank:]
         assert epochs[rank].epoch == 1
+        # by default both leave it out, and are at the next epoch at once
+        even = epochs_of(plain, rank=rank, world_size=2)
+        even.load_state_dict(state)
+        assert even.epoch == 1 and even.remaining == len(even)
+
+
+def test_examples_are_those_of_torch(plain: pathlib.Path) -> None:
+    """Times are drawn over the global batch: the same for one trainer, for two, and in torch; and in parts of a batch."""
+
+    def times(epochs: Any) -> dict[int, float]:
+        found = {}
+        for batch in itertools.islice(epochs, 3):
+            example = mdlm.mask(batch, mask_id=0, schedule="linear")
+            found |= dict(zip(ids(batch), example.t.tolist(), strict=True))
+            parts = [mdlm.mask(part, mask_id=0) for part in batch.split(5)] + [mdlm.mask(batch[[3, 1]], mask_id=0)]
+            assert [t for part in parts for t in part.t.tolist()] == [*example.t.tolist(), *example[[3, 1]].t.tolist()]
+            again = Batch.concat(batch.split(5))
+            assert again.global_batch == batch.global_batch and again[::-1].global_batch != batch.global_batch
+        return found
+
+    whole = times(epochs_of(plain, batch_size=32))
+    assert len(set(whole.values())) > 90
+    ranks = [times(epochs_of(plain, batch_size=16, rank=rank, world_size=2)) for rank in range(2)]
+    assert ranks[0] | ranks[1] == whole
+    assert times(st.StreamingShardDataset(plain, batch_size=32, seed=1, columns=COLUMNS)) == whole
 
 
 def test_transforms(plain: pathlib.Path, order: list[list[int]]) -> None:

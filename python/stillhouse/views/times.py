@@ -34,8 +34,8 @@ Sampling = Literal["antithetic", "sequence"]
 
 ``"antithetic"``, the default of every view that draws times, as in the code of MDLM, BD3-LM, Prime (text) and PGM: over the global batch, one in each of its n
 strata. t of a row depends on (seed, epoch, purpose, first position and size of the global batch, index of the row in it): it is the same for any number of ranks, and
-another where the batch is another. Without ``batch.global_batch`` (``ds[:32]``, or a part of a batch) the batch is its own global batch, keyed by its sequence ids.
-Make the example of the whole batch and split that: the parts of a batch have other times.
+another where the batch is another. Parts of a batch of a loader (``batch[2:5]``) have the times of the whole. Without ``batch.global_batch`` (``ds[:32]``) the batch is
+its own global batch, keyed by its sequence ids: of it make the example of the whole and split that, as its parts have other times.
 
 ``"sequence"``: for each sequence on its own, keyed by (seed, purpose, sequence) and turned by the golden ratio in every epoch, whatever the batch.
 """
@@ -85,10 +85,10 @@ def antithetic_times(
     first, stream = first_of(batch, rows)
     if place is None:
         total, index, ids = len(rows.ids), np.arange(len(rows.ids), dtype=np.uint64), rows.sequence_ids
-    elif len(rows.ids) != place.local_rows:
+    elif len(rows.ids) != place.held_rows:
         raise ViewError(
             f"batch: got {len(rows.ids)} rows, but its global batch of {place.rows} gives rank {place.rank} of {place.world_size} "
-            f"{place.local_rows}; t is drawn over all of them. Valid: the whole batch, whose example is split afterwards; or "
+            f"{place.held_rows}; t is drawn over all of them. Valid: the whole batch, whose example is split afterwards; or "
             "`batch.global_batch = None`, which draws over these rows alone; or sampling='sequence'"
         )
     else:
