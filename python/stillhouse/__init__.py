@@ -15,6 +15,7 @@ from .batch import Batch, Ragged
 from .dataset import ColumnInfo, Dataset, open
 from .errors import ColumnError, DatasetError, StillhouseError, StoreError
 from .info import Info, NoiseInfo, SubtokenInfo
+from .mixed import by_source
 
 if TYPE_CHECKING:
     from . import noise, torch, views
@@ -32,6 +33,7 @@ __all__ = [
     "StoreError",
     "SubtokenInfo",
     "__version__",
+    "by_source",
     "noise",
     "open",
     "torch",

@@ -39,6 +39,8 @@ class Info:
     ``vocab_size`` is V (C in Prime's paper). ``special_tokens`` maps roles (``bos``, ``eos``, ``pad``, ``mask``) to ids,
     as far as the tokenizer has them. ``length`` is L, the positions of a row (the longest one where rows differ).
     ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule.
+    ``sources`` has the facts of each data set of a mixture by its name, in the order of the numbers in the column ``source``; ``noise`` of a
+    mixture is None where they have no noise, or each a seed of its own (replay then takes each row's own).
     """
 
     vocab_size: int
@@ -47,6 +49,7 @@ class Info:
     subtokens: SubtokenInfo | None = None
     schedule_power: float = 1.0
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, Info] = field(default_factory=dict)
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Info:

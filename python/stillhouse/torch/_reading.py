@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from .. import _core
 from ..batch import Batch
 from ._epochs import Epochs
+from ._mixture import MixedStream
 
 
 class Reading(Iterator[Batch]):
@@ -23,7 +24,7 @@ class Reading(Iterator[Batch]):
         self.given = 0
         self.batches = dataset.steps(epoch, start).own_batches
         """Batches of this rank in the whole iteration, over all workers."""
-        self._stream: _core.Stream | None = None
+        self._stream: _core.Stream | MixedStream | None = None
 
     @property
     def left(self) -> bool:

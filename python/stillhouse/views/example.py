@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..batch import Array, Batch, Ragged, is_torch
 from ..errors import ColumnError
+from ..mixed import keyed_ids
 from .keyed import GOLDEN, U64, ViewError, epoch_seed, integers, unit
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def rows_of(batch: Batch) -> Rows:
     ids = to_numpy(column)
     mask = batch.get("attention_mask")
     valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
-    sequence_ids = to_numpy(batch["sequence_id"])
-    return Rows(ids, valid, sequence_ids.astype(np.int64, copy=False).view(np.uint64), device)
+    sequence_ids = to_numpy(batch["sequence_id"]).astype(np.int64, copy=False).view(np.uint64)
+    return Rows(ids, valid, keyed_ids(batch, sequence_ids), device)
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
