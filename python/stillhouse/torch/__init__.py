@@ -41,5 +41,14 @@ from .loader import DataLoader
 from .map import BatchSampler, ShardDataset
 from .mixture import MixtureDataset
 from .streaming import StreamingShardDataset
+from .token_batches import TokenBatchDataset
 
-__all__ = ["BatchSampler", "DataLoader", "MixtureDataset", "ShardDataset", "StreamingShardDataset", "collate"]
+__all__ = [
+    "BatchSampler",
+    "DataLoader",
+    "MixtureDataset",
+    "ShardDataset",
+    "StreamingShardDataset",
+    "TokenBatchDataset",
+    "collate",
+]

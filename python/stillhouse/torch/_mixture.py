@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,11 @@ import numpy.typing as npt
 from .. import _core
 from ..batch import Batch
 from ..dataset import Dataset
-from ..mixed import REPEAT, SOURCE, bytes_of, info_of, put_together
+from ..mixed import REPEAT, SOURCE, info_of, put_together
 from ..views.keyed import epoch_seed
+from ._ahead import ReadAhead, window_fits
 from ._interleave import LANES, Interleave, Ints, Share
 
-_AHEAD = 3
-"""Batches that are read, or being read, before they are asked for."""
 _NUMBERS = 8192
 """Row numbers that are asked of the core at once."""
 
@@ -82,10 +79,6 @@ class Mixture:
                 parts.append((places, source.read(rows[places, 1], whole)))
         columns = put_together(parts, len(rows))
         return Batch({**columns, SOURCE: rows[:, 0].copy(), REPEAT: rows[:, 2].copy()}, self.info)
-
-    def _batch(self, batch: Batch, state: dict[str, Any]) -> Batch:
-        batch.state = state
-        return batch
 
 
 def _refuse_different(sources: Mapping[str, Dataset]) -> None:
@@ -203,9 +196,9 @@ class MixedSteps(Iterator[tuple[Ints, int]]):
         self._next += self._workers
         return self._rows_from(begin + self._rank, end), end
 
-    def stream(self) -> MixedStream:
+    def stream(self) -> ReadAhead:
         """Starts to read them."""
-        return MixedStream(self)
+        return ReadAhead(self)
 
     def read(self) -> tuple[Batch, int] | None:
         """The next batch, read, and the position after it."""
@@ -213,17 +206,10 @@ class MixedSteps(Iterator[tuple[Ints, int]]):
         if step is None:
             return None
         if self._whole_blocks is None:
-            self._whole_blocks = [self._window_fits(source) for source in self.mixture.sources.values()]
+            ranks = math.gcd(self._world, LANES)
+            sources = self.mixture.sources.values()
+            self._whole_blocks = [window_fits(source, self._window_blocks, ranks) for source in sources]
         return self.mixture.read(step[0], self._whole_blocks), step[1]
-
-    def _window_fits(self, source: Dataset) -> bool:
-        """Whether the cache of a data set holds the blocks of a window: else they would be decoded again for every batch, and pages are cheaper."""
-        last = len(source) - 1
-        sample = source.read(np.asarray([0, last // 3, last // 3 * 2, last]))
-        turns = -(-self._window_blocks // LANES) + 1
-        rows = min(len(source), turns * LANES * source._core.block_rows) / math.gcd(self._world, LANES)
-        cache_bytes: int = source._arguments["cache_megabytes"] * 1_000_000
-        return rows * bytes_of(sample) / sample.rows <= cache_bytes
 
     def _rows_from(self, position: int, end: int) -> Ints:
         """Every ``world``-th row from a position on."""
@@ -248,25 +234,3 @@ class MixedSteps(Iterator[tuple[Ints, int]]):
         self._low = self._order.begin(stretch)
         self._high = self._low + len(sources)
         self._rows = np.stack([sources, numbers, repeats], axis=1)
-
-
-class MixedStream(Iterator[tuple[Any, int]]):
-    """Batches that a thread reads ahead, with the position after each. An error comes in its turn."""
-
-    def __init__(self, steps: MixedSteps) -> None:
-        self._steps = steps
-        self._reader = ThreadPoolExecutor(1, "stillhouse-mixture")
-        self._ahead: deque[Future[tuple[Batch, int] | None]] = deque(
-            self._reader.submit(steps.read) for _ in range(_AHEAD)
-        )
-
-    def __next__(self) -> tuple[Any, int]:
-        read = self._ahead.popleft().result()
-        if read is None:
-            self._ahead.clear()
-            raise StopIteration
-        self._ahead.append(self._reader.submit(self._steps.read))
-        return read
-
-    def __del__(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from .. import _core
 from ..batch import Batch
+from ..dataset import Dataset
+from ._ahead import ReadAhead
 from ._epochs import Epochs
-from ._mixture import MixedStream
 
 
 class Reading(Iterator[Batch]):
@@ -24,7 +25,7 @@ class Reading(Iterator[Batch]):
         self.given = 0
         self.batches = dataset.steps(epoch, start).own_batches
         """Batches of this rank in the whole iteration, over all workers."""
-        self._stream: _core.Stream | MixedStream | None = None
+        self._stream: _core.Stream | ReadAhead | None = None
 
     @property
     def left(self) -> bool:
@@ -47,4 +48,9 @@ class Reading(Iterator[Batch]):
             self._stream = None
             raise
         self.given += 1
-        return dataset.dataset._batch(columns, dataset.state_at(self.epoch, position))
+        state = dataset.state_at(self.epoch, position)
+        if isinstance(columns, Batch):
+            columns.state = state
+            return columns
+        assert isinstance(dataset.dataset, Dataset)  # others give batches
+        return dataset.dataset._batch(columns, state)
