@@ -18,6 +18,7 @@ from .dataset import ColumnInfo, Dataset, open
 from .epochs import Epochs
 from .errors import ColumnError, DatasetError, StillhouseError, StoreError
 from .info import Info, NoiseInfo, SubtokenInfo
+from .mixed import by_source
 from .place import GlobalBatch
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "StoreError",
     "SubtokenInfo",
     "__version__",
+    "by_source",
     "documents",
     "jax",
     "noise",

@@ -34,6 +34,7 @@ import numpy as np
 from ..batch import ArrayT, Batch, is_torch
 from ..errors import StillhouseError
 from ..info import Info
+from ..mixed import has_several_noises, replay_by_source
 from . import _columns, _rust
 
 if TYPE_CHECKING:
@@ -209,6 +210,9 @@ def replay(
 
     Memory beyond the output: 4·V bytes per thread (Rust), one row per running program (Triton), 150 MB (torch).
     """
+    if info is None and has_several_noises(batch):
+        options: Any = {"dtype": dtype, "device": device, "threads": threads, "backend": backend}
+        return replay_by_source(batch, positions, lambda b, at: replay(b, at, draw, out, temperature, **options))  # type: ignore[arg-type]
     temperature = _check(out, temperature, threads)
     stored = _columns.stored(batch, info, draw)
     source = stored.input_ids if stored.noise is None else stored.noise

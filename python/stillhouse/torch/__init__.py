@@ -39,6 +39,16 @@ except ModuleNotFoundError as error:
 from ._rows import collate
 from .loader import DataLoader
 from .map import BatchSampler, ShardDataset
+from .mixture import MixtureDataset
 from .streaming import StreamingShardDataset
+from .token_batches import TokenBatchDataset
 
-__all__ = ["BatchSampler", "DataLoader", "ShardDataset", "StreamingShardDataset", "collate"]
+__all__ = [
+    "BatchSampler",
+    "DataLoader",
+    "MixtureDataset",
+    "ShardDataset",
+    "StreamingShardDataset",
+    "TokenBatchDataset",
+    "collate",
+]

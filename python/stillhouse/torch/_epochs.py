@@ -16,6 +16,7 @@ from ..batch import Batch
 from ..dataset import Dataset
 from ..place import GlobalBatch
 from ._callers import refuse_accelerate
+from ._mixture import MixedSteps, Mixture
 from ._place import Order, Place
 
 State = dict[str, Any]
@@ -28,7 +29,7 @@ class Epochs:
 
     def __init__(
         self,
-        dataset: Dataset | str | os.PathLike[str],
+        dataset: Dataset | Mixture | str | os.PathLike[str],
         *,
         batch_size: int,
         split: str = "train",
@@ -43,7 +44,8 @@ class Epochs:
         storage: Mapping[str, Any] | None = None,
         cache_megabytes: int = 512,
     ) -> None:
-        if isinstance(dataset, Dataset):
+        self.dataset: Dataset | Mixture
+        if isinstance(dataset, (Dataset, Mixture)):
             if (split, columns, storage) != ("train", None, None):
                 raise ValueError("split, columns and storage belong to stillhouse.open when an open data set is given")
             self.dataset = dataset
@@ -127,13 +129,22 @@ class Epochs:
         """The state in which the rows before this position of the epoch are given out."""
         return {
             "version": _VERSION,
-            "dataset": self.dataset._core.job_hash,
-            "split": self.dataset.split,
-            "rows": len(self.dataset),
-            "block_rows": self.dataset._core.block_rows,
+            **self._identity(),
             **asdict(self._place.order()),
             "epoch": epoch,
             "position": position,
+        }
+
+    def _identity(self) -> State:
+        """What a state must agree with: the data, and how its rows are numbered."""
+        if isinstance(self.dataset, Mixture):
+            return self.dataset.identity()
+        core = self.dataset._core
+        return {
+            "dataset": core.job_hash,
+            "split": self.dataset.split,
+            "rows": len(self.dataset),
+            "block_rows": core.block_rows,
         }
 
     def state_dict(self) -> State:
@@ -170,7 +181,7 @@ class Epochs:
             raise ValueError(
                 f"state: got version {state['version']}, valid: up to {_VERSION}; install a newer stillhouse"
             )
-        for key in ("dataset", "split", "rows", "block_rows"):
+        for key in self._identity():
             if state[key] != here[key]:
                 raise ValueError(
                     f"state: is of another data set: got {key} {state[key]!r}, {self.dataset.url} has {here[key]!r}"
@@ -203,11 +214,12 @@ class Epochs:
             f"batch_size {self.batch_size} and drop_last={self.drop_last}; valid: fewer ranks, smaller batches, drop_last=False"
         )
 
-    def steps(self, epoch: int, position: int, worker: int = 0, workers: int = 1) -> _core.Steps:
+    def steps(self, epoch: int, position: int, worker: int = 0, workers: int = 1) -> _core.Steps | MixedSteps:
         """The batches of one worker from a position of an epoch on."""
         rank, world_size = self._ranks()
         order = self._place.order()
-        return self.dataset._core.steps(
+        source = self.dataset if isinstance(self.dataset, Mixture) else self.dataset._core
+        return source.steps(
             epoch=epoch,
             seed=order.seed if order.shuffle else None,
             window_blocks=order.shuffle_blocks,
@@ -225,7 +237,7 @@ class Epochs:
         given = batches * self.batch_size * self.world_size
         return self.state_at(epoch, min(start + given, len(self.dataset)))
 
-    def global_batch(self, epoch: int, start: int, end: int) -> GlobalBatch:
+    def global_batch(self, epoch: int, start: int, end: int) -> GlobalBatch | None:
         """The global batch that ends at a position, in an iteration that began at ``start``."""
         rank, world_size = self._ranks()
         size = self.batch_size * world_size

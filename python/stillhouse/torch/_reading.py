@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from .. import _core
 from ..batch import Batch
+from ..dataset import Dataset
+from ._ahead import ReadAhead
 from ._epochs import Epochs
 
 
@@ -23,7 +25,7 @@ class Reading(Iterator[Batch]):
         self.given = 0
         self.batches = dataset.steps(epoch, start).own_batches
         """Batches of this rank in the whole iteration, over all workers."""
-        self._stream: _core.Stream | None = None
+        self._stream: _core.Stream | ReadAhead | None = None
 
     @property
     def left(self) -> bool:
@@ -46,6 +48,12 @@ class Reading(Iterator[Batch]):
             self._stream = None
             raise
         self.given += 1
-        batch = dataset.dataset._batch(columns, dataset.state_at(self.epoch, position))
+        state = dataset.state_at(self.epoch, position)
+        if isinstance(columns, Batch):
+            batch = columns
+            batch.state = state
+        else:
+            assert isinstance(dataset.dataset, Dataset)  # others give batches
+            batch = dataset.dataset._batch(columns, state)
         batch.global_batch = dataset.global_batch(self.epoch, self.start, position)
         return batch

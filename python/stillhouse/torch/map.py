@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
+from ..dataset import Dataset
 from ..place import GlobalBatch
 from ._callers import refuse_dealing_again
 from ._epochs import Epochs, State
@@ -35,6 +36,8 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     Arguments are those of :class:`StreamingShardDataset`; the order is the same as well. For whole epochs that one is
     faster: it knows what comes next and reads ahead.
     """
+
+    dataset: Dataset
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -22,6 +22,7 @@ from ..batch import LOST, Array, ArrayT, Batch, Ragged, chosen_rows, is_torch, j
 from ..batch import Rows as RowNumbers
 from ..errors import ColumnError
 from ..info import Info
+from ..mixed import keyed_ids
 from .keyed import U64, ViewError
 
 if TYPE_CHECKING:
@@ -209,8 +210,8 @@ def rows_of(batch: Batch) -> Rows:
         )
     mask = batch.get("attention_mask")
     valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
-    sequence_ids = to_numpy(batch["sequence_id"])
-    return Rows(ids, valid, sequence_ids.astype(np.int64, copy=False).view(np.uint64), device)
+    sequence_ids = to_numpy(batch["sequence_id"]).astype(np.int64, copy=False).view(np.uint64)
+    return Rows(ids, valid, keyed_ids(batch, sequence_ids), device)
 
 
 WITH_INFO = "stillhouse.Batch(columns, info=ds.info)"
