@@ -14,7 +14,7 @@ import torch.distributed
 from .. import _core
 from ..batch import Batch
 from ..dataset import Dataset
-from ._callers import refuse_accelerate
+from ._callers import refuse_accelerate, refuse_counting_anew
 from ._place import Order, Place
 
 State = dict[str, Any]
@@ -113,6 +113,7 @@ class Epochs:
         here, position = self._begin()
         if epoch == here:
             return
+        refuse_counting_anew(epoch, here)
         if position > 0:
             warnings.warn(
                 f"set_epoch({epoch}): the loaded state is row {position:,} of {len(self.dataset):,} of epoch {here}, "
