@@ -80,6 +80,49 @@ def accumulated(loader: Any) -> list[list[int]]:
     return [steps]
 
 
+def counted_anew(folder: str, kind: Any) -> list[list[int]]:
+    """Exactly as many batches as an epoch has, twice, from a loader of accelerate's that counts epochs when asked for one more."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    loader = accelerator.prepare(of_torch(folder, kind))
+    got = []
+    for _ in range(2):
+        iterator = iter(loader)
+        got.append([ids(next(iterator)) for _ in range(len(loader))])
+    return flat(got)
+
+
+def flat(nested: list[list[Any]]) -> list[Any]:
+    return [one for some in nested for one in some]
+
+
+def gone_on(folder: str, kind: Any) -> list[list[int]]:
+    """A state of epoch 1 in a new loader of accelerate's."""
+    first = of_torch(folder, kind)
+    for _ in range(2):
+        for batch in first:
+            state = batch.state
+            if state["epoch"] == 1 and state["position"] > 8:
+                break
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    second = of_torch(folder, kind)
+    second.dataset.load_state_dict(state)
+    prepared = accelerator.prepare(second)
+    refused = found_out(lambda: next(iter(prepared)))["error"]
+    prepared.set_epoch(1)
+    return [refused, [ids(batch) for batch in prepared]]  # type: ignore[list-item]
+
+
+def joined(folder: str) -> list[list[int]]:
+    """An epoch of which one rank has a batch more, under DDP's join."""
+    ds = dataset(st.StreamingShardDataset, folder, batch_size=6, drop_last=False)
+    model = torch.nn.parallel.DistributedDataParallel(Rows())
+    with model.join():
+        for batch in st.DataLoader(ds):
+            model(**batch)["loss"].backward()
+    rows: list[list[int]] = model.module.rows
+    return rows
+
+
 def train(argv: list[str]) -> torch.nn.Module:
     folder, out = argv
     rank = os.environ["RANK"]
@@ -107,6 +150,9 @@ def train(argv: list[str]) -> torch.nn.Module:
             lambda k=kind: accumulated(st.DataLoader(dataset(k, folder)))
         )
         results[f"skip {kind.__name__}"] = found_out(lambda o=ours: [ids(b) for b in skip_first_batches(o, 2)])
+        results[f"counted {kind.__name__}"] = found_out(lambda k=kind: counted_anew(folder, k))
+        results[f"gone on {kind.__name__}"] = found_out(lambda k=kind: gone_on(folder, k))
+    results["joined"] = found_out(lambda: joined(folder))
     results["Trainer stream"] = found_out(lambda: trainer_on(dataset(st.StreamingShardDataset, folder)))
     results["Trainer stream undispatched"] = found_out(
         lambda: trainer_on(dataset(st.StreamingShardDataset, folder), accelerator_config={"dispatch_batches": False})

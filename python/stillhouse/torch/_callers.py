@@ -51,7 +51,20 @@ def refuse_accelerate() -> None:
     if _caller("DataLoaderDispatcher", sys._getframe(1)) is not None:
         raise TypeError(
             "accelerate would read the rows of rank 0 alone, cut them among the processes, and drop what batches know of their "
-            f"data set. Write accelerator.prepare({_OURS})"
+            f"data set. Write accelerator.prepare({_OURS}); under Hugging Face's Trainer return that loader from get_train_dataloader"
+        )
+
+
+def refuse_counting_anew(epoch: int, here: int) -> None:
+    """For ``set_epoch``: accelerate's own loaders count epochs from 0, also where a state was loaded, and only those that were asked for one batch more."""
+    shard = _caller("DataLoaderShard", sys._getframe(1))
+    if shard is None or shard.f_back is None or shard.f_back.f_code.co_name != "__iter__" or epoch >= here:
+        return
+    sampler = shard.f_locals["self"].batch_sampler
+    if sampler is None or type(sampler).__module__.startswith("stillhouse."):
+        raise ValueError(
+            f"accelerate would begin epoch {epoch}, and the data set has come to epoch {here}: rows would come again. Write accelerator.prepare({_OURS}), "
+            f"or call set_epoch({here}) of the prepared loader before it is iterated"
         )
 
 

@@ -15,7 +15,7 @@ from .. import _core
 from ..batch import Batch
 from ..dataset import Dataset
 from ..place import GlobalBatch
-from ._callers import refuse_accelerate
+from ._callers import refuse_accelerate, refuse_counting_anew
 from ._mixture import MixedSteps, Mixture
 from ._place import Order, Place
 
@@ -116,6 +116,7 @@ class Epochs:
         here, position = self._begin()
         if epoch == here:
             return
+        refuse_counting_anew(epoch, here)
         if position > 0:
             warnings.warn(
                 f"set_epoch({epoch}): the loaded state is row {position:,} of {len(self.dataset):,} of epoch {here}, "

@@ -25,15 +25,18 @@ def lengths_of(dataset: Dataset) -> npt.NDArray[np.int32]:
     """
     columns = {column["name"] for column in dataset.manifest["columns"]}
     if "attention_mask" in columns:
-        batches = dataset.select_columns(["attention_mask"]).batches(4096)
-        parts: list[Any] = [batch["attention_mask"] for batch in batches]
-        return _joined([part.lengths if isinstance(part, Ragged) else part.sum(axis=1) for part in parts])
-    ids = dataset.select_columns(["input_ids"])
-    shape = ids.columns["input_ids"].shape
-    if shape is not None:
-        return np.full(len(dataset), shape[0], np.int32)
-    ragged: list[Any] = [batch["input_ids"] for batch in ids.batches(4096)]
-    return _joined([column.lengths for column in ragged])
+        return _read_lengths(dataset, "attention_mask")
+    shape = dataset.select_columns(["input_ids"]).columns["input_ids"].shape
+    return _read_lengths(dataset, "input_ids") if shape is None else np.full(len(dataset), shape[0], np.int32)
+
+
+def _read_lengths(dataset: Dataset, name: str) -> npt.NDArray[np.int32]:
+    """Values of each row of a column that differs in length, true ones of one that does not: one batch in memory at a time."""
+    found = [np.zeros(0, np.int64)]
+    for batch in dataset.select_columns([name]).batches(4096):
+        column: Any = batch[name]
+        found.append(column.lengths if isinstance(column, Ragged) else column.sum(axis=1))
+    return _joined(found)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:

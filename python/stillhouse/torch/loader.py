@@ -68,7 +68,8 @@ class DataLoader(TorchDataLoader[Any]):
 
     @dataset.setter
     def dataset(self, value: Any) -> None:
-        """torch's constructor sets it."""
+        """torch's constructor sets it; Lightning looks for it among the attributes of the object."""
+        self.__dict__["dataset"] = value
 
     @property
     def batch_sampler(self) -> Any:
