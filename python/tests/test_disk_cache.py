@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import zlib
 from collections import Counter
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.fs
 import pytest
-from conftest import program
+from conftest import ROOT, free_ports, program
 
 import stillhouse
 import stillhouse.torch as st
@@ -294,6 +295,28 @@ def test_a_full_disk_costs_no_data(proxy: Proxy, tmp_path: pathlib.Path, truth: 
     sums, told = result(start(tmp_path / "cache", largest_file=1 << 20))
     assert sums == truth
     assert len(told) == 1 and "cannot be written" in told[0] and "reading goes on without it" in told[0], told
+
+
+def test_a_web_server_that_tells_times_only(long: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "cache"
+    with free_ports(1) as [port]:
+        command = [ROOT / ".venv/bin/rclone", "serve", "http", long, f"--addr=127.0.0.1:{port}", "--config=/dev/null"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            try:
+                for _ in range(300):
+                    try:
+                        socket.create_connection(("127.0.0.1", port)).close()
+                        break
+                    except OSError:
+                        assert server.poll() is None
+                        time.sleep(0.1)
+                ds = stillhouse.open(f"http://127.0.0.1:{port}/", disk_cache=folder, cache_megabytes=1)
+                ids = ds[:]["input_ids"]
+                assert len(entries(folder)) == len(ds.manifest["shards"])
+            finally:
+                server.kill()
+    np.testing.assert_array_equal(ids, stillhouse.open(long)[:]["input_ids"])
+    np.testing.assert_array_equal(ids, ds[:]["input_ids"])  # many times what is kept in memory
 
 
 def test_nothing_of_it_is_for_others(proxy: Proxy, uploaded: str, tmp_path: pathlib.Path) -> None:

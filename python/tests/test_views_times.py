@@ -13,6 +13,7 @@ from scipy import stats
 from test_views_keyed import batch_of
 from test_views_masks import EVERY, arrays
 
+import stillhouse
 import stillhouse.torch as st
 from stillhouse import Batch, GlobalBatch
 from stillhouse.views import Schedule, ViewError, armd, bd3lm, keyed, mdlm, pgm, prime
@@ -179,6 +180,39 @@ def test_a_part_of_a_global_batch_is_refused():
     assert mdlm.mask(some, t=0.5).targets.any()
     some.global_batch = None
     assert sorted(np.floor((mdlm.mask(some).t - 1e-3) / 0.999 * 4).tolist()) == [0, 1, 2, 3]
+
+
+def test_parts_of_a_batch_keep_their_global_batch_and_times_are_those_of_the_whole():
+    for columns in (placed(8), placed(8).torch()):
+        whole = mdlm.mask(columns)
+        for part in (columns[2:5], columns[[3, 1]], *columns.split(3)):
+            assert part.global_batch == columns.global_batch
+            with pytest.raises(ViewError, match="gives rank 0 of 1 8.*whose example is split afterwards"):
+                mdlm.mask(part)
+        parts = whole.split(3)  # the line that the message says
+        assert [t for part in parts for t in part.t.tolist()] == whole.t.tolist()
+        joined = Batch.concat(columns.split(3))
+        assert mdlm.mask(joined).t.tolist() == whole.t.tolist()
+        other = placed(8, begin=8) if columns["input_ids"].dtype == np.int32 else placed(8, begin=8).torch()
+        assert Batch.concat([columns, other]).global_batch is None
+    tensors = placed(8, epoch=5).torch()
+    again = Batch(dict(tensors))  # as transformers' Trainer does
+    assert again.global_batch == tensors.global_batch == GlobalBatch(5, 0, 8)
+
+
+def test_epochs_of_numpy_know_their_global_batch(plain: pathlib.Path) -> None:
+    def times(world: int, begin: int) -> dict[int, float]:
+        found = {}
+        for rank in range(world):
+            epochs = stillhouse.Epochs(plain, batch_size=96 // world, rank=rank, world_size=world, seed=3)
+            epochs.load_state_dict({**epochs.state_dict(), "epoch": 1, "position": begin})
+            for batch in epochs:
+                place = batch.global_batch
+                assert place.epoch == 1 and place.begin + place.rows == batch.state["position"]
+                found |= dict(zip(batch["sequence_id"].tolist(), mdlm.mask(batch, mask_id=9).t.tolist(), strict=True))
+        return found
+
+    assert times(1, 960) == times(3, 960)
 
 
 def test_without_a_global_batch_the_batch_is_keyed_by_its_sequences():

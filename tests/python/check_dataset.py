@@ -11,6 +11,7 @@ import hashlib
 import json
 import pathlib
 import sys
+import zlib
 
 import noise_reference as reference
 import numpy as np
@@ -69,10 +70,23 @@ def check_files(folder, manifest):
         content = (folder / path).read_bytes()
         assert hashlib.sha256(content).hexdigest() == shard["sha256"], path
         assert len(content) == shard["bytes"], path
-        assert pq.read_metadata(folder / path).num_rows == shard["rows"], path
+        metadata = pq.read_metadata(folder / path)
+        assert metadata.num_rows == shard["rows"], path
+        check_sums(content, metadata.metadata[b"stillhouse.pages"], shard["footer"], path)
     for split, totals in manifest["totals"].items():
         for key in ("rows", "tokens", "bytes"):
             assert totals[key] == sum(s[key] for s in shards.values() if s["dataset_split"] == split), (split, key)
+
+
+def check_sums(content, pages, footer, path):
+    """Every page, from byte 4 to the footer, has its CRC-32; the footer has its sha256."""
+    at = 4
+    for entry in pages.split():
+        size, crc = entry.split(b":")
+        assert zlib.crc32(content[at : at + int(size)]) == int(crc, 16), (path, at)
+        at += int(size)
+    assert at == len(content) - footer["bytes"], path
+    assert hashlib.sha256(content[at:]).hexdigest() == footer["sha256"], path
 
 
 def check_row(row, job, manifest):

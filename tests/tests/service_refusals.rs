@@ -91,13 +91,16 @@ const LARGE: &str = "content-length: 1024001";
 const MEGABYTE: usize = 1_024_001;
 const POST: &str = "POST /api/v1/jobs";
 
+/// What it is, who asks, the request line, its headers, the bytes of its body, and the status of the answer.
+type Case<'a> = (&'a str, &'a Api, &'a str, &'a [&'a str], usize, u16);
+
 #[test]
 fn who_sends_the_whole_body_first_reads_the_answer() {
     let mut service = Service::new(&patient());
     service.configure(&json!({"auth": "token"}));
     service.launch();
     let (nobody, ada) = (service.api.clone(), service.token("ada", &["read", "submit"]));
-    let cases: [(&str, &Api, &str, &[&str], usize, u16); 10] = [
+    let cases: [Case<'_>; 10] = [
         ("a megabyte", &ada, POST, &[YAML, LARGE], MEGABYTE, 413),
         ("50 MB", &ada, POST, &[YAML, "content-length: 50000000"], 50_000_000, 413),
         ("9 GB, of which some comes", &ada, POST, &[YAML, "content-length: 9000000000"], 5_000_000, 413),

@@ -103,7 +103,7 @@ fn not_pages(range: &Range<u64>) -> String {
 mod tests {
     use std::sync::LazyLock;
 
-    use arrow::array::{Int32Array, RecordBatch, UInt64Array};
+    use arrow_array::{Int32Array, RecordBatch, UInt64Array};
     use bytes::Bytes;
     use futures::TryStreamExt;
     use futures::executor::block_on;
@@ -187,17 +187,20 @@ mod tests {
         })
     }
 
+    fn whole() -> Vec<Range<usize>> {
+        std::iter::once(0..ROWS as usize).collect()
+    }
+
     #[test]
     fn damage_is_told_with_its_place() {
         let (file, footer) = &*SHARD;
-        let whole = 0..ROWS as usize;
-        let found = read(file, Some(footer), std::slice::from_ref(&whole)).unwrap();
+        let found = read(file, Some(footer), &whole()).unwrap();
         assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), ROWS as usize);
         let mut places = Vec::new();
         for place in 4..file.len() {
             let mut damaged = file.clone();
             damaged[place] ^= 1 << (place % 8);
-            let error = read(&damaged, Some(footer), std::slice::from_ref(&whole)).unwrap_err().to_string();
+            let error = read(&damaged, Some(footer), &whole()).unwrap_err().to_string();
             places.push(error.split(['(', ':']).nth(1).unwrap().trim().to_owned());
         }
         places.dedup();
@@ -220,10 +223,10 @@ mod tests {
     #[test]
     fn files_without_sums_are_read_as_they_are() {
         let (file, _) = encoded(None);
-        let found = read(&file, None, &[0..ROWS as usize]).unwrap();
+        let found = read(&file, None, &whole()).unwrap();
         assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), ROWS as usize);
         let footer = FooterRecord { bytes: 8, sha256: "0".repeat(64) };
-        let error = read(&file, Some(&footer), &[0..1]).unwrap_err().to_string();
+        let error = read(&file, Some(&footer), &whole()).unwrap_err().to_string();
         assert!(error.contains("has 8 bytes and sha256") && error.contains("the manifest says 8 and 000"), "{error}");
     }
 

@@ -53,3 +53,20 @@ def refuse_accelerate() -> None:
             "accelerate would read the rows of rank 0 alone, cut them among the processes, and drop what batches know of their "
             f"data set. Write accelerator.prepare({_OURS})"
         )
+
+
+def passing_over() -> bool:
+    """Whether Hugging Face's Trainer asks, to pass over the batches that it trained on before it was stopped.
+
+    For the parts of a loader that ``accelerate.skip_first_batches`` puts together anew. Refused where another loop does so: that would not go on
+    with the state which the loader has.
+    """
+    asks = sys._getframe(2)
+    if asks.f_code.co_name != "skip_first_batches" or asks.f_globals.get("__name__") != "accelerate.data_loader":
+        return False
+    if asks.f_back is None or not asks.f_back.f_globals.get("__name__", "").startswith("transformers."):
+        raise TypeError(
+            "skip_first_batches would read the epoch anew and lose count of it. Leave it out: this loader goes on where its state says, after "
+            "accelerator.load_state(folder) or loader.load_state_dict(state)"
+        )
+    return True

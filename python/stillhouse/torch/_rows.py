@@ -19,6 +19,8 @@ class Row(dict[str, Any]):
     ragged: frozenset[str] = frozenset()
     """Columns whose rows may differ in length."""
     transform: Callable[[Batch], Any] | None = None
+    state: dict[str, Any] | None = None
+    """Of the batch with which it was read."""
 
 
 class Rows(Sequence[Row]):
@@ -41,7 +43,7 @@ class Rows(Sequence[Row]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         one = Row({name: column[row % len(self)] for name, column in self.batch.items()})
-        one.info, one.transform = self.batch.info, self.transform
+        one.info, one.transform, one.state = self.batch.info, self.transform, self.batch.state
         one.ragged = frozenset(name for name, column in self.batch.items() if isinstance(column, Ragged))
         return one
 
@@ -70,7 +72,7 @@ def collate(rows: Any) -> Any:
             )
         ragged = rows[0].ragged
         columns = {name: (_ragged if name in ragged else torch.stack)([row[name] for row in rows]) for name in rows[0]}
-        batch, transform = Batch(columns, rows[0].info), rows[0].transform
+        batch, transform = Batch(columns, rows[0].info, rows[0].state), rows[0].transform
     return batch if transform is None else transform(batch)
 
 

@@ -51,7 +51,9 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     def __getitems__(self, rows: Sequence[int]) -> Rows:
         """Several rows at once; torch's DataLoader calls this."""
         batch = self.dataset.read(np.asarray(rows, dtype=np.int64))
-        batch.state, batch.global_batch = getattr(rows, "state", None), getattr(rows, "global_batch", None)
+        # by a sampler of somebody else's there is no place to go on at, but views must know the epoch that was set
+        batch.state = getattr(rows, "state", None) or {"epoch": self._place.get()[0]}
+        batch.global_batch = getattr(rows, "global_batch", None)
         return Rows(batch.torch(), self.transform)
 
     collate = staticmethod(collate)

@@ -5,7 +5,7 @@
 //!
 //! Of what is full only data sets that no process has open are dropped, the least recently used object first. An epoch asks for
 //! everything once in random order, so to drop what was used least recently of the data set that is being read would drop what is still
-//! to come: with room for half of it, an eighth would be found. Left alone, half is found, and nothing is written in vain.
+//! to come: with room for half of it, (1 - ln 2) / 2 = 15 % would be found. Left alone, half is found, and nothing is written in vain.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
