@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pathlib
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -182,19 +183,23 @@ def test_a_part_of_a_global_batch_is_refused():
     assert sorted(np.floor((mdlm.mask(some).t - 1e-3) / 0.999 * 4).tolist()) == [0, 1, 2, 3]
 
 
-def test_parts_of_a_batch_keep_their_global_batch_and_times_are_those_of_the_whole():
+def test_parts_of_a_batch_have_the_times_of_the_whole():
     for columns in (placed(8), placed(8).torch()):
-        whole = mdlm.mask(columns)
-        for part in (columns[2:5], columns[[3, 1]], *columns.split(3)):
-            assert part.global_batch == columns.global_batch
-            with pytest.raises(ViewError, match="gives rank 0 of 1 8.*whose example is split afterwards"):
-                mdlm.mask(part)
-        parts = whole.split(3)  # the line that the message says
-        assert [t for part in parts for t in part.t.tolist()] == whole.t.tolist()
-        joined = Batch.concat(columns.split(3))
-        assert mdlm.mask(joined).t.tolist() == whole.t.tolist()
+        for view in TIMED.values():
+            whole = view(columns)
+            for rows in (slice(2, 5), [3, 1], [5, 5], np.arange(8) % 3 == 0, slice(None, None, -1)):
+                np.testing.assert_array_equal(
+                    view(columns[rows]), whole[list(range(8))[rows] if isinstance(rows, slice) else rows]
+                )
+            np.testing.assert_array_equal(view(columns[2:7][1:3]), whole[3:5])
+            np.testing.assert_array_equal(view(Batch.concat(columns.split(3))), whole)
+        place = columns.global_batch
+        assert columns[2:5].global_batch == replace(place, part=(2, 3, 4)) and columns[:].global_batch == place
+        assert Batch.concat(columns.split(3)).global_batch == place
         other = placed(8, begin=8) if columns["input_ids"].dtype == np.int32 else placed(8, begin=8).torch()
         assert Batch.concat([columns, other]).global_batch is None
+    with pytest.raises(ValueError, match="part: got row 3, valid: 0 to 2, the rows of rank 1"):
+        GlobalBatch(0, 0, 10, 1, 4, part=(0, 3))
     tensors = placed(8, epoch=5).torch()
     again = Batch(dict(tensors))  # as transformers' Trainer does
     assert again.global_batch == tensors.global_batch == GlobalBatch(5, 0, 8)
