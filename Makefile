@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel bench docs lint
+.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench docs lint
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -58,9 +58,13 @@ python-test: python
 	cd python && ../.venv-torch/bin/mypy
 	cd python && ../.venv-torch/bin/pytest
 
-# A wheel for every Python from 3.10 on, in dist/.
-python-wheel: python-setup
-	.venv-torch/bin/maturin build --release -m python/Cargo.toml --out dist
+# Wheels for every Python from 3.10 on and every Linux from glibc 2.17 on, x86-64 and aarch64, in dist/.
+python-wheel: setup
+	scripts/python-wheels
+
+# What the package's core is compiled from.
+python-tree:
+	cargo tree --locked -p stillhouse-python -e normal
 
 bench:
 	cargo bench -p stillhouse-noise -p stillhouse-operators -p stillhouse-teacher

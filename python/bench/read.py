@@ -22,8 +22,8 @@ import numpy as np
 import readers
 
 WORKERS = {  # 2 as well where the reader is a DataLoader's data set
-    "stillhouse.torch.StreamingShardDataset, shuffled": (0, 2),
-    "stillhouse.torch.ShardDataset, shuffled": (0, 2),
+    "StreamingShardDataset and its masks, our DataLoader": (0, 1, 2),
+    "StreamingShardDataset and its masks, torch's DataLoader": (0, 1, 2),
     "mosaicml-streaming MDS, shuffled": (0, 2),
     "mosaicml-streaming MDS zstd, shuffled": (0, 2),
 }

@@ -62,6 +62,33 @@ def stillhouse_streaming(setup: Setup, workers: int) -> Batches:
     return iter(st.DataLoader(ds, num_workers=workers))
 
 
+def with_masks(batch: Any) -> Any:
+    """A transform of a trainer's: the masks of a step (the batch is given on, so that the sums are those of all readers)."""
+    from stillhouse import views
+
+    views.mdlm.mask(batch, mask_id=batch.info.vocab_size)
+    views.bd3lm.mask(batch, block_size=16, mask_id=batch.info.vocab_size)
+    return batch
+
+
+def stillhouse_transformed(setup: Setup, workers: int) -> Batches:
+    import stillhouse.torch as st
+
+    ds = st.StreamingShardDataset(
+        setup.dataset, columns=setup.columns, batch_size=setup.batch_size, seed=setup.seed, transform=with_masks
+    )
+    return iter(st.DataLoader(ds, num_workers=workers))
+
+
+def stillhouse_transformed_by_torch(setup: Setup, workers: int) -> Batches:
+    import stillhouse.torch as st
+
+    ds = st.StreamingShardDataset(
+        setup.dataset, columns=setup.columns, batch_size=setup.batch_size, seed=setup.seed, transform=with_masks
+    )
+    return iter(torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers))
+
+
 def stillhouse_sequential(setup: Setup, _: int) -> Batches:
     import stillhouse
 
@@ -208,6 +235,8 @@ def mosaic_zstd(setup: Setup, workers: int) -> Batches:
 READERS: dict[str, Callable[[Setup, int], Batches]] = {
     "stillhouse.torch.StreamingShardDataset, shuffled": stillhouse_streaming,
     "stillhouse.torch.ShardDataset, shuffled": stillhouse_map,
+    "StreamingShardDataset and its masks, our DataLoader": stillhouse_transformed,
+    "StreamingShardDataset and its masks, torch's DataLoader": stillhouse_transformed_by_torch,
     "stillhouse Dataset.batches, in order": stillhouse_sequential,
     "stillhouse ds[rows], at random": stillhouse_random,
     "datasets streaming, shuffle buffer": datasets_streaming,

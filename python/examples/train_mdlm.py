@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -81,20 +81,32 @@ def epochs(loader: st.DataLoader) -> Iterator[Any]:
         yield from loader
 
 
-def loss_of(model: Student, batch: stillhouse.Batch, args: argparse.Namespace) -> Tensor:
-    """MDLM's bound on −log p(x) in nats per token: Σ w(t) · cross-entropy over the masked tokens, over all tokens."""
-    # The masks are made on the CPU, keyed by (seed, epoch, sequence): no state to save, and the same at any batch size.
+def example_of(batch: stillhouse.Batch, args: argparse.Namespace) -> dict[str, Tensor]:
+    """What a step needs, as tensors: of the batch, and of the n positions that are masked in it.
+
+    The masks are made on the CPU, keyed by (seed, epoch, global batch, sequence): no state to save, and the same on any number of ranks.
+    """
     example = mdlm.mask(batch, seed=args.seed, mask_id=batch.info.vocab_size)
-    if args.noise:
-        # Made on the device, at the targets alone. bfloat16 halves it and keeps the small values that float16 would flush to 0.
-        context, noise, truth = example.triplet(out="softmax", dtype=args.dtype, device=args.device)
-    else:
-        context, noise, truth = example.input_ids, None, example.target_ids()
-    context, truth, weights = (x.to(args.device) for x in (context, truth, example.target_weights()))
+    made = {"targets": example.targets, "weights": example.target_weights(), "sequence_id": batch["sequence_id"]}
+    if not args.noise:
+        return {**made, "context": example.input_ids, "truth": example.target_ids()}
+    # Made on the device, at the targets alone. bfloat16 halves it and keeps the small values that float16 would flush to 0.
+    context, noise, truth = example.triplet(out="softmax", dtype=args.dtype, device=args.device)
+    return {**made, "context": context, "noise": noise, "truth": truth}
+
+
+def loss_at(model: nn.Module, example: Mapping[str, Tensor], args: argparse.Namespace) -> Tensor:
+    """MDLM's bound on −log p(x) in nats per token: Σ w(t) · cross-entropy over the masked tokens, over all tokens."""
+    example = {name: value.to(args.device) for name, value in example.items()}
     with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-        logits = model(context, example.targets.to(args.device), noise)
-    each = F.cross_entropy(logits.float(), truth.long(), reduction="none")
-    return (weights * each).sum() / context.numel()
+        logits = model(example["context"], example["targets"], example.get("noise"))
+    each = F.cross_entropy(logits.float(), example["truth"], reduction="none")
+    return (example["weights"] * each).sum() / example["context"].numel()
+
+
+def loss_of(model: nn.Module, batch: stillhouse.Batch, args: argparse.Namespace) -> Tensor:
+    """The loss of a batch."""
+    return loss_at(model, example_of(batch, args), args)
 
 
 @torch.no_grad()
@@ -118,16 +130,28 @@ def generate(model: Student, info: stillhouse.Info, args: argparse.Namespace, pa
     return tokens[0].tolist()
 
 
+def data_of(args: argparse.Namespace, kind: Any = st.StreamingShardDataset, **options: Any) -> Any:
+    """The data set. What is not named in ``columns`` is not read."""
+    columns = ["sequence_id", "input_ids", *(NOISE if args.noise else [])]
+    return kind(args.dataset, columns=columns, batch_size=args.batch_size, seed=args.seed, **options)
+
+
+def student_of(info: stillhouse.Info, args: argparse.Namespace) -> Student:
+    """The same weights in each process."""
+    torch.manual_seed(args.seed)
+    return Student(info.vocab_size, info.length, args.width, args.layers, args.noise)
+
+
+def optimizer_of(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.0)
+
+
 def train(args: argparse.Namespace) -> list[float]:
     """Trains up to step ``args.steps`` and gives the losses of the steps made here."""
-    columns = ["sequence_id", "input_ids", *(NOISE if args.noise else [])]  # what is not named is not read
-    ds = st.StreamingShardDataset(args.dataset, columns=columns, batch_size=args.batch_size, seed=args.seed)
-    loader = st.DataLoader(ds, pin_memory=args.device == "cuda")
-    info = ds.dataset.info
-
-    torch.manual_seed(args.seed)
-    model = Student(info.vocab_size, info.length, args.width, args.layers, args.noise).to(args.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    loader = st.DataLoader(data_of(args), pin_memory=args.device == "cuda")
+    info = loader.dataset.dataset.info
+    model = student_of(info, args).to(args.device)
+    optimizer = optimizer_of(model, args)
     begun = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
         saved = torch.load(args.checkpoint, map_location=args.device, weights_only=True)
@@ -169,8 +193,8 @@ def train(args: argparse.Namespace) -> list[float]:
     return torch.stack(losses).tolist() if losses else []
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parser_of(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("dataset", help="folder or URL of a finished data set with noise")
     parser.add_argument("--steps", type=int, default=1000, help="the step to train up to, counted from the very first")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -186,8 +210,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="file to go on from, where it exists, and to save to")
     parser.add_argument("--save-every", type=int, default=500)
     parser.add_argument("--log-every", type=int, default=10)
-    parser.add_argument("--generate", action="store_true", help="at the end, draw a text and print its token ids")
     parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("--generate", action="store_true", help="at the end, draw a text and print its token ids")
     return parser.parse_args(argv)
 
 

@@ -1,15 +1,19 @@
 //! Data sets, rows as numpy arrays, and epochs.
 
+use std::ffi::CString;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use numpy::{Element, IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use stillhouse_reader::process::runtime;
 use stillhouse_reader::stream::Next;
-use stillhouse_reader::{Column, Layout, OpenOptions, Order, Plan, ReadError, Reading, Shuffle, Values};
+use stillhouse_reader::{
+    Column, DiskCacheOptions, Layout, OpenOptions, Order, Plan, ReadError, Reading, Shuffle, Values,
+};
 
 /// How long Python's signals (Ctrl-C) may wait.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -48,6 +52,13 @@ fn wait<T: Send + 'static>(
             }
         }
     }
+}
+
+/// Tells what went wrong with the disk cache, once.
+fn warn(py: Python<'_>, dataset: &stillhouse_reader::DataSet) -> PyResult<()> {
+    let Some(text) = dataset.take_warning() else { return Ok(()) };
+    let text = CString::new(text).unwrap_or_default();
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 2)
 }
 
 fn dense<'py, T: Element>(py: Python<'py>, values: Vec<T>, shape: Option<Vec<usize>>) -> PyResult<Bound<'py, PyAny>> {
@@ -91,11 +102,21 @@ pub struct DataSet(Arc<stillhouse_reader::DataSet>);
 
 #[pymethods]
 impl DataSet {
+    /// `disk_cache` is a folder and the bytes that it may hold.
     #[staticmethod]
-    fn open(py: Python<'_>, url: String, split: String, storage: &str, cache_bytes: usize) -> PyResult<Self> {
+    #[pyo3(signature = (url, split, storage, cache_bytes, disk_cache=None))]
+    fn open(
+        py: Python<'_>,
+        url: String,
+        split: String,
+        storage: &str,
+        cache_bytes: usize,
+        disk_cache: Option<(PathBuf, u64)>,
+    ) -> PyResult<Self> {
         let storage =
             serde_json::from_str(storage).map_err(|e| PyValueError::new_err(format!("storage: {}", first_line(&e))))?;
-        let options = OpenOptions { split, storage, cache_bytes };
+        let disk_cache = disk_cache.map(|(folder, bytes)| DiskCacheOptions { folder, bytes });
+        let options = OpenOptions { split, storage, cache_bytes, disk_cache };
         let opened = wait(py, async move { stillhouse_reader::DataSet::open(&url, options).await })?;
         Ok(Self(Arc::new(opened)))
     }
@@ -141,6 +162,7 @@ impl DataSet {
         let reading = if whole_blocks { Reading::Blocks } else { Reading::Either };
         let me = Arc::clone(&self.0);
         let found = wait(py, async move { me.read(&rows, reading).await })?;
+        warn(py, &self.0)?;
         columns(py, found, count)
     }
 
@@ -212,13 +234,16 @@ impl Steps {
     /// Starts to read them.
     fn stream(&self, py: Python<'_>) -> PyResult<Stream> {
         let stream = stillhouse_reader::Stream::start(&self.dataset, self.plan).map_err(|e| raise(py, e))?;
-        Ok(Stream(Mutex::new(stream)))
+        Ok(Stream { stream: Mutex::new(stream), dataset: Arc::clone(&self.dataset) })
     }
 }
 
 /// Batches that are read ahead: iterates over (columns, position after the batch).
 #[pyclass(frozen, module = "stillhouse._core")]
-pub struct Stream(Mutex<stillhouse_reader::Stream>);
+pub struct Stream {
+    stream: Mutex<stillhouse_reader::Stream>,
+    dataset: Arc<stillhouse_reader::DataSet>,
+}
 
 #[pymethods]
 impl Stream {
@@ -228,7 +253,8 @@ impl Stream {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyList>, u64)>> {
         loop {
-            let next = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).next(PATIENCE));
+            let next = py.detach(|| self.stream.lock().unwrap_or_else(PoisonError::into_inner).next(PATIENCE));
+            warn(py, &self.dataset)?;
             match next.map_err(|e| raise(py, e))? {
                 Next::End => return Ok(None),
                 Next::Waiting => py.check_signals()?,

@@ -4,20 +4,24 @@
 >>> ds = stillhouse.open("s3://shards/owt-noise")            # doctest: +SKIP
 >>> xi = stillhouse.noise.replay(ds[:8], out="softmax")      # doctest: +SKIP
 
-``stillhouse.torch`` has the data sets for a DataLoader, ``stillhouse.noise`` the replay, ``stillhouse.views`` the training examples
-of each method.
+``stillhouse.torch`` has the data sets for a DataLoader, ``stillhouse.Epochs`` the same epochs as numpy arrays and ``stillhouse.jax`` as JAX's,
+``stillhouse.noise`` the replay, ``stillhouse.views`` the training examples of each method, ``stillhouse.documents`` what attention needs
+to know of packed documents.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from . import documents
 from ._core import __version__
 from .batch import Batch, Ragged
 from .dataset import ColumnInfo, Dataset, open
+from .epochs import Epochs
 from .errors import ColumnError, DatasetError, StillhouseError, StoreError
 from .info import Info, NoiseInfo, SubtokenInfo
+from .place import GlobalBatch
 
 if TYPE_CHECKING:
-    from . import noise, torch, views
+    from . import jax, noise, torch, views
 
 __all__ = [
     "Batch",
@@ -25,6 +29,8 @@ __all__ = [
     "ColumnInfo",
     "Dataset",
     "DatasetError",
+    "Epochs",
+    "GlobalBatch",
     "Info",
     "NoiseInfo",
     "Ragged",
@@ -32,6 +38,8 @@ __all__ = [
     "StoreError",
     "SubtokenInfo",
     "__version__",
+    "documents",
+    "jax",
     "noise",
     "open",
     "torch",
@@ -40,8 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # torch is large and not needed to look at data, so the parts come when they are first used
-    if name in ("noise", "torch", "views"):
+    # torch and jax are large and not needed to look at data, so the parts come when they are first used
+    if name in ("jax", "noise", "torch", "views"):
         import importlib
 
         return importlib.import_module(f".{name}", __name__)

@@ -38,6 +38,8 @@ class Info:
 
     ``vocab_size`` is V (C in Prime's paper). ``special_tokens`` maps roles (``bos``, ``eos``, ``pad``, ``mask``) to ids,
     as far as the tokenizer has them. ``length`` is L, the positions of a row (the longest one where rows differ).
+    ``context`` is what the teacher saw of a row: all tokens before (``"sequence"``), or those of the same document alone (``"document"``),
+    where it began anew, positions from 0.
     ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule.
     """
 
@@ -47,6 +49,7 @@ class Info:
     subtokens: SubtokenInfo | None = None
     schedule_power: float = 1.0
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    context: Literal["sequence", "document"] = "sequence"
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Info:
@@ -72,4 +75,5 @@ class Info:
             subtokens=None if subtokens is None else SubtokenInfo(int(subtokens["base"]), int(subtokens["length"])),
             schedule_power=float(partitions["power"]) if partitions.get("schedule") == "polynomial" else 1.0,
             special_tokens={role: int(token["id"]) for role, token in tokens.items()},
+            context=(job.get("extract") or {}).get("context", "sequence"),
         )

@@ -28,7 +28,9 @@ Set = Any
 
 
 def dataset(kind: Set, folder: pathlib.Path, **options: Any) -> Set:
-    return kind(folder, **{"batch_size": 64, "seed": 1, "columns": ["sequence_id", "input_ids"], **options})
+    return kind(
+        folder, **{"batch_size": 64, "seed": 1, "drop_last": False, "columns": ["sequence_id", "input_ids"], **options}
+    )
 
 
 def ids(batch: Any) -> list[int]:

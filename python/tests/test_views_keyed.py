@@ -8,7 +8,7 @@ from scipy import stats
 
 from stillhouse import Batch, Info, SubtokenInfo
 from stillhouse.views import LINEAR, Schedule, ViewError, keyed, mdlm, pgm
-from stillhouse.views.example import LAST_TIME, stored_time, times
+from stillhouse.views.times import LAST_TIME, stored_time, times
 
 IDS = (np.arange(4000, dtype=np.uint64) % 1000) + (np.arange(4000, dtype=np.uint64) // 1000 << np.uint64(32))
 

@@ -145,6 +145,36 @@ def test_shares_of_masked_digits(power):
     assert np.abs(np.corrcoef(digits.T) - np.eye(4)).max() < 0.04
 
 
+def test_without_carry_over_whole_tokens_are_targets_too():
+    """As in the authors' code: the same masks, −w(t) · log p of every token, p over all C."""
+    batch = batch_of(rows=6, lengths=[16, 16, 9, 3, 1, 0])
+    never = np.arange(16) == 0
+    for columns in (batch, batch.torch()):
+        known, free = (prime.mask(columns, seed=4, never=never, carry_over=carry) for carry in (True, False))
+        for name in ("input_ids", "digit_mask", "digits", "t", "valid"):
+            np.testing.assert_array_equal(getattr(free, name), getattr(known, name), err_msg=name)
+        np.testing.assert_array_equal(free.targets, batch["attention_mask"] & ~never)
+        w = 1 / np.asarray(free.t, float)[:, None]
+        np.testing.assert_allclose(free.weights, np.where(np.asarray(free.targets), w, 0), rtol=1e-6)
+        assert not (np.asarray(known.targets) & ~np.asarray(free.targets)).any()
+        assert np.asarray(free.targets).sum() > np.asarray(known.targets).sum()
+        assert (known.carry_over, free.carry_over) == (True, False)
+        assert len(free.target_ids()) == int(free.targets.sum())
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 8])
+def test_weights_sum_to_harmonic_numbers_of_the_length(length):
+    eps, rows, info = 1e-3, 6000, Info(300, 32)
+    batch = batch_of(rows=rows, length=32, vocab=300, info=info)
+    sums = prime.mask(batch, length=length, eps=eps).weights.sum(axis=1, dtype=float) / 32
+    t = np.linspace(eps, 1, 200_001)
+    exact = float(np.mean((1 - (1 - t) ** length) / t))
+    assert abs(exact - sum(1 / k for k in range(1, length + 1))) < 1e-3 * length  # H_ℓ
+    assert abs(sums.mean() - exact) < 4 * sums.std() / rows**0.5
+    every = prime.mask(batch, length=length, eps=eps, carry_over=False).weights.sum(axis=1, dtype=float) / 32
+    assert abs(every.mean() / (np.log(1 / eps) / (1 - eps)) - 1) < 0.01
+
+
 def test_stored_digits_are_used_and_others_are_made():
     batch = batch_of(rows=3)
     made = prime.mask(batch)
@@ -163,4 +193,4 @@ def test_stored_digits_are_used_and_others_are_made():
     wide = prime.mask(batch_of(info=Info(65536, 16), vocab=65536), length=2, t=1.0)
     assert wide.base == 256 and (wide.input_ids == 256).all()
     with pytest.raises(ViewError, match="no info"):
-        prime.mask(Batch(bare), length=2)
+        prime.mask(Batch(bare, state={"epoch": 0}), length=2)

@@ -22,7 +22,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field};
+use arrow_schema::{DataType, Field};
 use serde::{Deserialize, Serialize};
 
 /// Metadata key of a column's shape.

@@ -6,6 +6,8 @@
 //!               problems::Problems: every error at once           ids::{SequenceId, DocumentId, SplitId}
 //! ```
 //!
+//! What a trainer's reader needs (columns, ids, storage) stands alone; the job file and the manifest are behind the feature `job`.
+//!
 //! Nothing here does I/O or knows an engine. A contract is written once, in this crate, and is
 //! checked where data is written and where it is read.
 //!
@@ -18,14 +20,21 @@
 //! # Ok::<(), stillhouse_schemas::problems::Problems>(())
 //! ```
 
+#[cfg(feature = "job")]
 pub mod checks;
 pub mod columns;
+#[cfg(feature = "job")]
 mod document;
 pub mod ids;
+#[cfg(feature = "job")]
 pub mod manifest;
 pub mod pages;
+#[cfg(feature = "job")]
 pub mod parse;
+#[cfg(feature = "job")]
 pub mod paths;
+#[cfg(feature = "job")]
 pub mod problems;
+#[cfg(feature = "job")]
 pub mod spec;
 pub mod storage;

@@ -365,6 +365,16 @@ fn default_zstd() -> i32 {
 }
 
 impl JobSpec {
+    /// How the stores of the input are reached.
+    pub fn input_storage(&self) -> Storage {
+        self.input.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
+    }
+
+    /// How the store of the output is reached.
+    pub fn output_storage(&self) -> Storage {
+        self.output.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
+    }
+
     /// What happens to the remainder of the data set split of this name (`train`, `validation`).
     pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
         self.input.holdout.get(dataset_split).and_then(|h| h.remainder).unwrap_or(self.pack.remainder)

@@ -6,13 +6,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::JobSpec;
-
 /// How stores are reached. Every key is optional; `input.storage` and `output.storage` replace, key by key, what `storage` says.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// URL of an S3-compatible service. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile, then AWS itself.
@@ -20,7 +18,7 @@ pub struct Storage {
     pub endpoint: Option<String>,
     /// Region of the bucket. Default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile, then us-east-1.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9-]+$"))]
+    #[cfg_attr(feature = "job", schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9-]+$")))]
     pub region: Option<String>,
     /// Whether the bucket stands in the path (`host/bucket/key`) and not in the host name. Default: true with an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,16 +34,17 @@ pub struct Storage {
     pub retry: Option<Retry>,
     /// Size of the parts of an upload, in megabytes (10^6 bytes, 5 counting as 5 MiB); held in memory. Default: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 5, max = 512))]
+    #[cfg_attr(feature = "job", schemars(range(min = 5, max = 512)))]
     pub part_megabytes: Option<u32>,
     /// Parts of one upload that are on their way at once, each in memory. Default: 4.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 64))]
+    #[cfg_attr(feature = "job", schemars(range(min = 1, max = 64)))]
     pub parts_at_once: Option<u32>,
 }
 
 /// What is asked of a store that is written to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ConditionalPut {
     /// That it keeps `If-None-Match: *`; one that ignores it is refused before the job starts.
@@ -56,28 +55,29 @@ pub enum ConditionalPut {
 }
 
 /// Limits of trying again after throttling, server errors, timeouts and broken bodies.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Retry {
     /// How often a request is sent at most. Default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1000))]
+    #[cfg_attr(feature = "job", schemars(range(min = 1, max = 1000)))]
     pub max_attempts: Option<u32>,
     /// How long a request is tried at most, in seconds; signatures are valid for 15 minutes. Default: 180.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 600))]
+    #[cfg_attr(feature = "job", schemars(range(min = 1, max = 600)))]
     pub longest_seconds: Option<u32>,
     /// Longest wait before the second attempt, in milliseconds; doubles from attempt to attempt. Default: 100.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 60_000))]
+    #[cfg_attr(feature = "job", schemars(range(min = 1, max = 60_000)))]
     pub first_backoff_milliseconds: Option<u32>,
     /// Longest wait between attempts, in milliseconds, where the store does not ask for more. Default: 15000.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 600_000))]
+    #[cfg_attr(feature = "job", schemars(range(min = 1, max = 600_000)))]
     pub largest_backoff_milliseconds: Option<u32>,
     /// How long one attempt may take with its body, in seconds. Default: 60.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 600))]
+    #[cfg_attr(feature = "job", schemars(range(min = 1, max = 600)))]
     pub request_timeout_seconds: Option<u32>,
 }
 
@@ -160,18 +160,6 @@ impl Retry {
             largest_backoff_milliseconds: self.largest_backoff_milliseconds.or(base.largest_backoff_milliseconds),
             request_timeout_seconds: self.request_timeout_seconds.or(base.request_timeout_seconds),
         }
-    }
-}
-
-impl JobSpec {
-    /// How the stores of the input are reached.
-    pub fn input_storage(&self) -> Storage {
-        self.input.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
-    }
-
-    /// How the store of the output is reached.
-    pub fn output_storage(&self) -> Storage {
-        self.output.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
     }
 }
 

@@ -85,6 +85,24 @@ def test_bodies_over_the_limit(start, found):
     found("body over the limit", "with its length, without (chunked), 9 GB announced", "413")
 
 
+def test_what_follows_a_refusal_takes_no_memory(start, found):
+    server = start(config={"limits": {"header_seconds": 300, "body_seconds": 300}})
+    assert server.ask("POST", "/api/v1/jobs", "a" * 2_000_000).status == 413
+    before = server.memory_bytes()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.connect()) for _ in range(50)]
+        for s in clients:
+            s.sendall(head(server, JSON, "Content-Length: 9000000000", method="POST", path="/api/v1/jobs", close=False))
+        for s in clients:
+            s.sendall(b"x" * 4_000_000)  # all of it is taken: the connection is there still
+        assert server.memory_bytes() - before < 50_000_000
+        for s in clients:
+            reply = Reply(read_all(s))
+            assert reply.status == 413 and reply.headers["connection"] == "close"
+        assert server.ask("GET", "/api/v1/jobs").status == 200
+    found("sending on after a refusal", "50 clients, 4 MB each after a 413", "thrown away: every one reads its 413, and memory stays")
+
+
 SLOW = {"header_seconds": 1, "body_seconds": 1}
 
 

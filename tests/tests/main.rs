@@ -19,6 +19,7 @@ mod service_failures;
 mod service_kills;
 mod service_order;
 mod service_recipe;
+mod service_refusals;
 mod service_server;
 mod service_streams;
 mod smollm2;

@@ -111,9 +111,9 @@ pub struct Limits {
     pub watchers_per_user: u32,
     /// Of one token.
     pub watchers_per_token: u32,
-    /// Longest that a client may take to send the head of a request.
+    /// Longest that a client may take to send the head of a request, or say nothing while it sends the rest of a refused one.
     pub header_seconds: u32,
-    /// Longest that a client may take to send the body.
+    /// Longest that a client may take to send the body; as long again what is left of a refused one is thrown away.
     pub body_seconds: u32,
     /// Largest job file.
     pub body_kilobytes: u32,

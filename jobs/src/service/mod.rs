@@ -33,6 +33,7 @@ pub mod runner;
 pub mod sandbox;
 pub mod scheduler;
 pub mod store;
+pub mod unread;
 pub mod worker;
 
 use std::fs::{self, File};

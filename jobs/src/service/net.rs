@@ -6,8 +6,8 @@
 //!                               └─ none is left ─► the oldest one from whom nothing of that has come gives way
 //! ```
 //!
-//! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`. So neither streams nor requests
-//! nor silence, however many, keep out who looks after the service.
+//! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`; what is sent after an answer is
+//! thrown away for a while ([`unread`]). So neither streams nor requests nor silence, however many, keep out who looks after the service.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,7 +18,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
 use hyper::body::Incoming;
@@ -32,8 +31,9 @@ use tower::ServiceExt;
 
 use super::api::Ends;
 use super::api::limits::{Address, Addresses};
-use super::config::Config;
+use super::config::{Config, Limits};
 use super::proxies::Proxies;
+use super::unread::{self, Unread};
 use super::{process, until};
 
 /// How long a client may take nothing of what is sent to it; a live stream is sent something every 15 seconds.
@@ -45,7 +45,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// Serves until `stopping` is true, then lets answers end that have begun.
 pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut stopping: watch::Receiver<bool>) {
     let mut places = Places::new(config);
-    let header_seconds = Duration::from_secs(config.limits.header_seconds.into());
+    let limits = Arc::new(config.limits.clone());
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -71,7 +71,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut s
             Place::Ordinary { .. } => None,
         };
         let ends = Ends { local, peer, kept };
-        connections.spawn(connection(stream, ends, router.clone(), header_seconds, stopping.clone(), place));
+        connections.spawn(connection(stream, ends, router.clone(), Arc::clone(&limits), stopping.clone(), place));
     }
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
@@ -86,51 +86,79 @@ async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
 }
 
 async fn connection(
-    stream: TcpStream,
+    mut stream: TcpStream,
     ends: Ends,
     router: Router,
-    header_seconds: Duration,
-    mut stopping: watch::Receiver<bool>,
+    limits: Arc<Limits>,
+    stopping: watch::Receiver<bool>,
     place: Place,
 ) {
-    let peer = ends.peer;
-    let handler = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(ends.clone()));
-        let router = router.clone();
-        async move {
-            Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
-        }
-    });
     let gives_way = match &place {
         Place::Kept(guest) => Some(Arc::clone(&guest.gives_way)),
         Place::Ordinary { .. } => None,
     };
-    let mut connection = pin!(
-        http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(header_seconds)
-            .max_buf_size(HEAD_BYTES)
-            // one request for each place that is kept
-            .keep_alive(gives_way.is_none())
-            .serve_connection(TokioIo::new(stream), handler)
-    );
     let told = async {
         match &gives_way {
             Some(gives_way) => gives_way.notified().await,
             None => std::future::pending().await,
         }
     };
+    let served = async {
+        // one request for each place that is kept
+        let keep_alive = gives_way.is_none();
+        let more = requests(&mut stream, ends, router, keep_alive, &limits, stopping).await;
+        if more {
+            if let Place::Kept(guest) = &place {
+                guest.welcome.store(false, Ordering::Relaxed);
+            }
+            unread::throw_away(&mut stream, &limits).await;
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = told => {}
+    }
+}
+
+/// Answers requests until the connection is over; says whether the client may still be sending what nobody reads.
+async fn requests(
+    stream: &mut TcpStream,
+    ends: Ends,
+    router: Router,
+    keep_alive: bool,
+    limits: &Limits,
+    mut stopping: watch::Receiver<bool>,
+) -> bool {
+    let peer = ends.peer;
+    let unread = Unread::default();
+    let handler = service_fn(|mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(ends.clone()));
+        let (router, unread) = (router.clone(), unread.clone());
+        async move {
+            let answer = router.oneshot(unread.watch(request)).await.unwrap_or_else(|never| match never {});
+            Ok::<_, Infallible>(unread.close(answer))
+        }
+    });
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(Duration::from_secs(limits.header_seconds.into()))
+            .max_buf_size(HEAD_BYTES)
+            .keep_alive(keep_alive)
+            .serve_connection(TokioIo::new(stream), handler)
+    );
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = told => return,
         () = until(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
-    if let Err(e) = ended {
+    if let Err(e) = &ended {
         tracing::debug!(address = %peer.ip(), "a connection ended: {e}");
     }
+    // a head that is none is answered as well
+    unread.is_left() || ended.is_err_and(|e| e.is_parse())
 }
 
 /// What a connection takes up.
@@ -233,7 +261,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::config::Limits;
 
     fn is_kept(place: &Option<Place>) -> Option<bool> {
         place.as_ref().map(|place| matches!(place, Place::Kept(_)))

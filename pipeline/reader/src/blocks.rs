@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use arrow::array::RecordBatch;
+use arrow_array::RecordBatch;
 
 use crate::cache::Weigh;
 use crate::columns::RowRef;

@@ -2,11 +2,13 @@
 //!
 //! Cost: one copy of the asked rows out of the decoded pages.
 
-use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, ListArray, RecordBatch};
-use arrow::buffer::BooleanBuffer;
-use arrow::datatypes::{
-    ArrowPrimitiveType, DataType, Float16Type, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Float16Type, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
+use arrow_array::{Array, ArrayRef, FixedSizeListArray, ListArray, RecordBatch};
+use arrow_buffer::BooleanBuffer;
+use arrow_schema::DataType;
 use half::f16;
 use serde::Deserialize;
 

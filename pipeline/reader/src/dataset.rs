@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-use arrow::array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch};
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -13,6 +14,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::FooterRecord;
 use stillhouse_schemas::storage::Storage;
+use stillhouse_storage::DiskCacheOptions;
 use tokio::sync::OnceCell;
 
 use crate::blocks::Block;
@@ -46,11 +48,13 @@ pub struct OpenOptions {
     pub storage: Storage,
     /// Memory for decoded blocks.
     pub cache_bytes: usize,
+    /// Where shards of a store are kept on this machine.
+    pub disk_cache: Option<DiskCacheOptions>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { split: "train".into(), storage: Storage::default(), cache_bytes: 512 << 20 }
+        Self { split: "train".into(), storage: Storage::default(), cache_bytes: 512 << 20, disk_cache: None }
     }
 }
 
@@ -116,6 +120,8 @@ pub struct DataSet {
 #[derive(Debug)]
 struct Live {
     source: Result<Source>,
+    /// Why the disk cache is not used, until it is told.
+    warning: Mutex<Option<String>>,
     footers: Cache<FooterOf>,
     blocks: Cache<Block>,
     touched: Mutex<Touched>,
@@ -136,7 +142,7 @@ impl DataSet {
     /// Opens one split of a data set: reads its manifest, nothing else.
     ///
     /// # Errors
-    /// When there is none, when it is unfinished, of a newer format, or has no such split.
+    /// When there is none, when it is unfinished, of a newer format, or has no such split; when the folder of the disk cache cannot be used.
     pub async fn open(url: &str, options: OpenOptions) -> Result<Self> {
         let source = Source::open(url, &options.storage)?;
         let manifest = manifest(&source).await?;
@@ -149,6 +155,9 @@ impl DataSet {
                 source.shown(""),
                 options.split
             )));
+        }
+        if let Some(cache) = &options.disk_cache {
+            source.cached(cache, &parsed.job_hash)?;
         }
         let shards: Arc<[Shard]> =
             parsed.shards.into_iter().filter(|s| s.dataset_split == options.split && s.rows > 0).collect();
@@ -329,13 +338,35 @@ impl DataSet {
     }
 
     fn live(&self) -> &Live {
-        self.live.get_or_init(|| Live {
-            source: Source::open(&self.url, &self.options.storage),
-            footers: Cache::new(FOOTER_CACHE_BYTES),
-            blocks: Cache::new(self.options.cache_bytes),
-            touched: Mutex::default(),
-            row_bytes: OnceCell::new(),
+        self.live.get_or_init(|| {
+            let (source, warning) = self.source();
+            Live {
+                source,
+                warning: Mutex::new(warning),
+                footers: Cache::new(FOOTER_CACHE_BYTES),
+                blocks: Cache::new(self.options.cache_bytes),
+                touched: Mutex::default(),
+                row_bytes: OnceCell::new(),
+            }
         })
+    }
+
+    /// The source, through the disk cache if that can be used: it could when the data set was opened, so that it cannot is no error now.
+    fn source(&self) -> (Result<Source>, Option<String>) {
+        let source = Source::open(&self.url, &self.options.storage);
+        let (Ok(source), Some(cache)) = (&source, &self.options.disk_cache) else { return (source, None) };
+        match source.clone().cached(cache, &self.job_hash) {
+            Ok(cached) => (Ok(cached), None),
+            Err(e) => (Ok(source.clone()), Some(format!("{e}; reading goes on without it"))),
+        }
+    }
+
+    /// What went wrong with the disk cache, if anything; told once. Whatever that is, what is read is right.
+    pub fn take_warning(&self) -> Option<String> {
+        self.options.disk_cache.as_ref()?;
+        let live = self.live();
+        let told = live.warning.lock().unwrap_or_else(PoisonError::into_inner).take();
+        told.or_else(|| live.source.as_ref().ok()?.take_warning())
     }
 
     fn is_worth_a_block(&self, block: u64, rows: usize) -> bool {
@@ -384,6 +415,19 @@ impl DataSet {
     }
 
     async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
+        let (live, start) = (self.live(), Instant::now());
+        let read = self.read_shard_once(shard, ranges).await;
+        // what the cache holds has its own sums, but it may have come damaged, or be of a copy that has been repaired since
+        if let (Err(ReadError::DataSet(_)), Ok(source)) = (&read, &live.source)
+            && source.drop_cached(&self.shards[shard].path, start).await
+        {
+            live.footers.release(shard as u64);
+            return self.read_shard_once(shard, ranges).await;
+        }
+        read
+    }
+
+    async fn read_shard_once(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
         let live = self.live();
         let source = live.source.as_ref().map_err(Clone::clone)?;
         let record = &self.shards[shard];

@@ -11,6 +11,8 @@
 //! A *block* is a run of [`dataset::BLOCK_TOKENS`] tokens' worth of rows. It is what the shuffle moves about, what is read at
 //! once, and what the cache holds; the cache has a bound in bytes, and so do the footers of the shards.
 //!
+//! Shards of a store can be kept on this machine's disk, see [`stillhouse_storage::disk_cache`].
+//!
 //! DataLoader workers fork. A forked child has none of the parent's threads or connections, so all that lives in a process
 //! (runtime, stores, caches) is made anew in every process, see [`process`].
 
@@ -33,6 +35,7 @@ pub use dataset::{DataSet, OpenOptions, Reading};
 pub use error::ReadError;
 pub use file::ShardFile;
 pub use order::{Order, Shuffle};
+pub use stillhouse_storage::DiskCacheOptions;
 pub use stream::{Plan, Stream};
 
 type Result<T, E = ReadError> = std::result::Result<T, E>;

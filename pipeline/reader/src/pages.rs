@@ -103,7 +103,7 @@ fn not_pages(range: &Range<u64>) -> String {
 mod tests {
     use std::sync::LazyLock;
 
-    use arrow::array::{Int32Array, RecordBatch, UInt64Array};
+    use arrow_array::{Int32Array, RecordBatch, UInt64Array};
     use bytes::Bytes;
     use futures::TryStreamExt;
     use futures::executor::block_on;

@@ -2,6 +2,7 @@
 
 use std::path::Path as FsPath;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use object_store::local::LocalFileSystem;
@@ -9,7 +10,7 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{Error, ObjectStore, ObjectStoreExt};
 use stillhouse_schemas::storage::Storage;
-use stillhouse_storage::{Place, Storages, explain};
+use stillhouse_storage::{DiskCache, DiskCacheOptions, Place, Storages, explain};
 
 use crate::{ReadError, Result};
 
@@ -19,6 +20,7 @@ pub struct Source {
     shown: String,
     pub(crate) store: Arc<dyn ObjectStore>,
     on_disk: bool,
+    cache: Option<Arc<DiskCache>>,
 }
 
 impl Source {
@@ -34,14 +36,37 @@ impl Source {
                 }
                 let store = LocalFileSystem::new_with_prefix(folder)
                     .map_err(|e| ReadError::DataSet(format!("{shown}: cannot be opened: {e}")))?;
-                Ok(Self { shown, store: Arc::new(store), on_disk: true })
+                Ok(Self { shown, store: Arc::new(store), on_disk: true, cache: None })
             }
             Place::Store(url) => {
                 let opened = Storages::new().open(url, storage).map_err(|e| ReadError::Usage(e.to_string()))?;
                 let store = PrefixStore::new(opened.store, url.path());
-                Ok(Self { shown, store: Arc::new(store), on_disk: false })
+                Ok(Self { shown, store: Arc::new(store), on_disk: false, cache: None })
             }
         }
+    }
+
+    /// The same, where ranges of shards are kept on this machine's disk, together for each job; a folder is read as it is.
+    pub fn cached(mut self, options: &DiskCacheOptions, job_hash: &str) -> Result<Self> {
+        if !self.on_disk {
+            let cache = DiskCache::open(options, &format!("{} {job_hash}", self.shown))
+                .map_err(|e| ReadError::Usage(e.to_string()))?;
+            self.store = cache.wrap(self.store, &self.shown);
+            self.cache = Some(cache);
+        }
+        Ok(self)
+    }
+
+    /// Drops what is cached of a file that turned out to be damaged when it was read from `since` on; whether to read it again.
+    pub async fn drop_cached(&self, name: &str, since: Instant) -> bool {
+        let Some(cache) = self.cache.clone() else { return false };
+        let url = format!("{}/{}", self.shown, Path::from(name));
+        tokio::task::spawn_blocking(move || cache.drop_object(&url, since)).await.unwrap_or(false)
+    }
+
+    /// What went wrong with the cache; told once.
+    pub fn take_warning(&self) -> Option<String> {
+        self.cache.as_ref()?.take_warning()
     }
 
     /// The full name of a file of the data set.

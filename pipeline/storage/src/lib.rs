@@ -12,6 +12,7 @@
 //! No secret leaves this room: not by `Debug`, not in an error, not in a log.
 
 pub mod addresses;
+pub mod disk_cache;
 pub mod explain;
 pub mod failure;
 pub mod guard;
@@ -26,6 +27,7 @@ pub mod url;
 mod tests;
 
 pub use addresses::is_public;
+pub use disk_cache::{DiskCache, DiskCacheOptions};
 pub use explain::{explain, explain_cause, is_retryable};
 pub use failure::{Outcome, TransportError, find_failure};
 pub use guard::Guard;

@@ -27,17 +27,20 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ..batch import is_torch
+from ..batch import ArrayT, Batch, is_torch
 from ..errors import StillhouseError
 from ..info import Info
 from . import _columns, _rust
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
+
+    from ..views.example import NoiseOptions
 
 __all__ = ["prior", "replay"]
 
@@ -134,6 +137,28 @@ def _check(out: str, temperature: float, threads: int | None) -> float:
     return temperature
 
 
+@overload
+def replay(
+    batch: Batch[ArrayT], positions: Any = None, *, device: None = None, **options: Unpack[NoiseOptions]
+) -> ArrayT: ...
+@overload
+def replay(
+    batch: Batch[ArrayT], positions: Any = None, *, device: str | torch.device, **options: Unpack[NoiseOptions]
+) -> torch.Tensor: ...
+@overload
+def replay(
+    batch: Mapping[str, Any],
+    positions: Any = None,
+    draw: int = 0,
+    out: Kind = "softmax",
+    temperature: float = 1.0,
+    *,
+    info: Info | None = None,
+    dtype: Any = None,
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+    backend: Backend | None = None,
+) -> Any: ...
 def replay(
     batch: Mapping[str, Any],
     positions: Any = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batch import Batch, Ragged, is_torch
+from ..batch import LOST, Batch, Ragged, is_torch
 from ..errors import ColumnError, StillhouseError
 from ..info import Info
 
@@ -100,7 +100,7 @@ def stored(batch: Mapping[str, Any], info: Info | None, draw: int) -> Stored:
     if info is None:
         raise StillhouseError(
             "replaying noise needs facts of the data set (vocabulary size, seed): give a stillhouse.Batch with its info, "
-            "or info=stillhouse.Info(...)"
+            f"or info=stillhouse.Info(...) such as dataset.info. {LOST if isinstance(batch, Batch) else ''}".rstrip()
         )
     facts = info.noise
     if facts is None:

@@ -18,9 +18,13 @@ The order of an epoch depends on the data set, the seed and the epoch alone. Glo
 rows of it; rank r takes every ``world_size``-th, beginning with the r-th; workers take whole batches in turn. So after any batch
 the rows given out are a prefix of the epoch, and its length is all the state there is. No shard belongs to a rank or worker: none is
 idle, and nothing must be divisible by anything. Where the rows of an epoch do not fill the last global batch, ranks get batches that
-differ by one row at most, or one batch less (``drop_last=True`` leaves that batch out, for trainers whose ranks must step together).
+differ by one row at most; that batch is left out where some rank would get nothing of it, so that ranks step together (see ``drop_last``).
 
-``DataLoader`` of this module counts what it has given out; the plain one of torch works too (``batch_size=None``, or
+An epoch is over when its last batch is given out: loops that take ``len(loader)`` batches and loops that go on to the end
+come to the next one alike. ``len`` is that of a whole epoch, in mid-epoch too; ``loader.remaining`` is what is left.
+
+``DataLoader`` of this module counts what it has given out, and is what Lightning, accelerate and Hugging Face's Trainer get; the plain
+one of torch works too (``batch_size=None``, or
 ``batch_sampler=ds.batch_sampler`` for :class:`ShardDataset`), with ``batch.state`` as the state after each batch, and so does
 torchdata's ``StatefulDataLoader``, whose own state resumes at the same world size and number of workers.
 """
@@ -32,8 +36,9 @@ except ModuleNotFoundError as error:
         "stillhouse.torch needs PyTorch: pip install 'stillhouse[torch]'", name="torch"
     ) from error
 
+from ._rows import collate
 from .loader import DataLoader
 from .map import BatchSampler, ShardDataset
 from .streaming import StreamingShardDataset
 
-__all__ = ["BatchSampler", "DataLoader", "ShardDataset", "StreamingShardDataset"]
+__all__ = ["BatchSampler", "DataLoader", "ShardDataset", "StreamingShardDataset", "collate"]

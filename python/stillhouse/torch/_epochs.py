@@ -3,98 +3,24 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed
-from torch.utils.data import get_worker_info
 
 from .. import _core
 from ..batch import Batch
 from ..dataset import Dataset
+from ..place import GlobalBatch
+from ._callers import refuse_accelerate
+from ._place import Order, Place
 
 State = dict[str, Any]
 
 _VERSION = 1
-_MOST_WORKERS = 1024
-
-
-@dataclass(frozen=True)
-class Order:
-    """What decides the order of an epoch, besides the data set and the epoch's number."""
-
-    shuffle: bool
-    seed: int
-    shuffle_blocks: int
-
-
-class Place:
-    """The order, and (epoch, position) at which the next iteration begins, in memory that worker processes share.
-
-    Persistent workers keep their copy of the data set from epoch to epoch, so the place must reach them by shared memory. An epoch
-    that ends in worker processes moves the place on when the last of them has ended it: each leaves a mark, and whoever finds
-    all marks there moves the place. Marks are of one iteration: its base seed, drawn by the DataLoader, its epoch, and the generation of
-    the place: what a worker still has to do of an iteration that was left does not move a place that was set meanwhile.
-    """
-
-    _HEAD = 7
-
-    def __init__(self, order: Order) -> None:
-        self._cells = torch.zeros(self._HEAD + _MOST_WORKERS, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self.set_order(order)
-
-    def get(self) -> tuple[int, int]:
-        epoch, position = self._cells[:2].tolist()
-        return epoch, position
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
-        copied = Place(self.order())
-        copied._cells.copy_(self._cells)
-        return copied
-
-    def set(self, epoch: int, position: int) -> None:
-        self._cells[6] += 1
-        self._cells[1] = position
-        self._cells[0] = epoch
-
-    def order(self) -> Order:
-        shuffle, seed, shuffle_blocks = self._cells[2:5].tolist()
-        return Order(bool(shuffle), seed % (1 << 64), shuffle_blocks)
-
-    def set_order(self, order: Order) -> None:
-        seed = order.seed - (1 << 64) if order.seed >= 1 << 63 else order.seed
-        self._cells[2:5] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
-
-    def leave_to_loader(self, left: bool) -> None:
-        """Whether a loader of this module moves the place on: it knows what was given out, workers only what was asked for."""
-        self._cells[6] += 1
-        self._cells[5] = int(left)
-
-    @property
-    def left_to_loader(self) -> bool:
-        """Whether a loader of this module moves the place on."""
-        return bool(self._cells[5])
-
-    def begin(self) -> int:
-        """This process begins an iteration; gives the generation that it belongs to."""
-        worker = get_worker_info()
-        if worker is not None:
-            self._cells[self._HEAD + worker.id] = -1
-        return int(self._cells[6])
-
-    def end(self, epoch: int, generation: int) -> None:
-        """This process, a worker or the only one, has come to the end of an epoch."""
-        worker = get_worker_info()
-        if worker is not None:
-            base = worker.seed - worker.id
-            mark = ((base * 1_000_003 + epoch) * 1_000_003 + generation) % (1 << 62)
-            self._cells[self._HEAD + worker.id] = mark
-            stale = int(self._cells[6]) != generation or self.left_to_loader
-            if stale or not bool((self._cells[self._HEAD : self._HEAD + worker.num_workers] == mark).all()):
-                return
-        self.set(epoch + 1, 0)
 
 
 class Epochs:
@@ -112,7 +38,7 @@ class Epochs:
         shuffle_blocks: int = 128,
         rank: int | None = None,
         world_size: int | None = None,
-        drop_last: bool = False,
+        drop_last: bool | None = None,
         transform: Callable[[Batch], Any] | None = None,
         storage: Mapping[str, Any] | None = None,
         cache_megabytes: int = 512,
@@ -160,21 +86,42 @@ class Epochs:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or else the next one."""
-        return self._place.get()[0]
+        """The epoch of the next batch: once the last one of an epoch is given out, the next epoch. (``batch.state`` has that of a batch.)"""
+        return self._begin()[0]
+
+    @property
+    def remaining(self) -> int:
+        """Batches of this rank from here to the end of the epoch that is under way; of a whole epoch where none is."""
+        here = (int(self._now["epoch"]), int(self._now["position"])) if self._now is not None else self._place.get()
+        return self.steps(*self._normal(*here)).own_batches
+
+    def batches_per_epoch(self) -> int:
+        """Batches of this rank in a whole epoch: what ``len`` says, the same in mid-epoch."""
+        return self.steps(0, 0).own_batches
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, from its beginning; or from the loaded place, where that is in this epoch.
 
-        Not needed where every epoch is iterated to its end: the next one follows by itself. An epoch that was left in the middle begins
+        Not needed where epochs are iterated to their last batch: the next one follows by itself. An epoch that was left before begins
         anew at the next iteration. (Under torch's own DataLoader with workers, or with a sampler, an epoch counts as ended when its last batch was
         asked for, a few batches before it is given out: there call this before an iteration if you leave epochs early.)
+
+        Warns where a loaded place is given up by it: the rest of that epoch is then left out.
         """
         if not 0 <= epoch < 1 << 32:
             raise ValueError(f"epoch: got {epoch}, valid: 0 to 2^32 - 1")
-        if epoch != self._place.get()[0]:
-            self._place.set(epoch, 0)
-            self._now = None
+        refuse_accelerate()
+        here, position = self._begin()
+        if epoch == here:
+            return
+        if position > 0:
+            warnings.warn(
+                f"set_epoch({epoch}): the loaded state is row {position:,} of {len(self.dataset):,} of epoch {here}, "
+                "whose other rows are now left out; a trainer that resumes must go on counting its epochs from there",
+                stacklevel=2,
+            )
+        self._place.set(epoch, 0)
+        self._now = None
 
     def state_at(self, epoch: int, position: int) -> State:
         """The state in which the rows before this position of the epoch are given out."""
@@ -200,7 +147,7 @@ class Epochs:
     def load_state_dict(self, state: State) -> None:
         """The next iteration goes on at this state: same order, next row. World size, batch size and workers may be others.
 
-        Raises ``ValueError`` for the state of another data set or split.
+        A state of the end of an epoch goes on with the next epoch. Raises ``ValueError`` for the state of another data set or split.
         """
         self._check(state)
         self.adopt(state)
@@ -231,6 +178,31 @@ class Epochs:
         if not 0 <= state["position"] <= here["rows"]:
             raise ValueError(f"state: got position {state['position']}, valid: 0 to {here['rows']}")
 
+    def _leave_out(self, rows: int) -> bool:
+        """Whether the last global batch is left out, of so many rows that are still to come."""
+        rest = rows % (self.batch_size * self.world_size)
+        return 0 < rest < self.world_size if self.drop_last is None else self.drop_last
+
+    def _normal(self, epoch: int, position: int) -> tuple[int, int]:
+        """The same place, but for the end of an epoch the beginning of the next one."""
+        rows = len(self.dataset) - position
+        left_out = rows % (self.batch_size * self.world_size) if self._leave_out(rows) else 0
+        return (epoch, position) if position == 0 or rows > left_out else (epoch + 1, 0)
+
+    def _begin(self) -> tuple[int, int]:
+        """Where the next iteration begins."""
+        return self._normal(*self._place.get())
+
+    def refuse_empty(self) -> None:
+        """An epoch without any batch would be training on nothing."""
+        rows = len(self.dataset)
+        if (rows and not self._leave_out(rows)) or rows >= self.batch_size * self.world_size:
+            return
+        raise ValueError(
+            f"{self.dataset.url} ({self.dataset.split}): an epoch has no batch: {rows:,} rows for {self.world_size} ranks with "
+            f"batch_size {self.batch_size} and drop_last={self.drop_last}; valid: fewer ranks, smaller batches, drop_last=False"
+        )
+
     def steps(self, epoch: int, position: int, worker: int = 0, workers: int = 1) -> _core.Steps:
         """The batches of one worker from a position of an epoch on."""
         rank, world_size = self._ranks()
@@ -243,7 +215,7 @@ class Epochs:
             rank=rank,
             world=world_size,
             batch_rows=self.batch_size,
-            drop_last=self.drop_last,
+            drop_last=self._leave_out(len(self.dataset) - position),
             worker=worker,
             workers=workers,
         )
@@ -252,6 +224,13 @@ class Epochs:
         """The state when this trainer has got so many batches of an iteration that began at ``start``."""
         given = batches * self.batch_size * self.world_size
         return self.state_at(epoch, min(start + given, len(self.dataset)))
+
+    def global_batch(self, epoch: int, start: int, end: int) -> GlobalBatch:
+        """The global batch that ends at a position, in an iteration that began at ``start``."""
+        rank, world_size = self._ranks()
+        size = self.batch_size * world_size
+        begin = start + (end - start - 1) // size * size
+        return GlobalBatch(epoch, begin, end - begin, rank, world_size)
 
     def finish(self, batch: Batch) -> Any:
         """Tensors, and the transform."""

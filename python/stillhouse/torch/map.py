@@ -9,23 +9,31 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
+from ..place import GlobalBatch
+from ._callers import refuse_dealing_again
 from ._epochs import Epochs, State
+from ._rows import Row, Rows, collate
 
 
 class Indices(list[int]):
-    """Row numbers of one batch, with the state after it."""
+    """Row numbers of one batch, with the state after it and its place in the epoch."""
 
     state: State | None = None
+    global_batch: GlobalBatch | None = None
 
 
 class ShardDataset(Epochs, TorchDataset[Any]):
     """A map-style data set: ``ds[i]`` is row i as tensors, and ``ds.batch_sampler`` deals the rows of an epoch in batches.
 
-    ``DataLoader(ds, batch_sampler=ds.batch_sampler, collate_fn=ds.collate, num_workers=K)``, or :class:`stillhouse.torch.DataLoader`, which
-    fills these in. Arguments are those of :class:`StreamingShardDataset`; the order is the same as well. It also takes samplers
-    of others: rows that come alone cost the pages that hold them.
+    :class:`stillhouse.torch.DataLoader` takes it, and so does torch's: with the order of this package
+    (``DataLoader(ds, batch_sampler=ds.batch_sampler, num_workers=K)``) or with any other
+    (``DataLoader(ds, batch_size=32, shuffle=True)``, a ``DistributedSampler``, what Hugging Face's Trainer makes). Batches are
+    :class:`~stillhouse.Batch` in each case; a ``collate_fn`` of your own gets a sequence of rows, and :func:`collate` makes the batch of
+    them. With a sampler of somebody else's this data set has no epochs (give views their ``epoch``), deals nothing to ranks, and rows cost the pages
+    that hold them.
 
-    For whole epochs :class:`StreamingShardDataset` is faster: it knows what comes next and reads ahead.
+    Arguments are those of :class:`StreamingShardDataset`; the order is the same as well. For whole epochs that one is
+    faster: it knows what comes next and reads ahead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -36,20 +44,19 @@ class ShardDataset(Epochs, TorchDataset[Any]):
         """Rows."""
         return len(self.dataset)
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row: int) -> Row:
         batch = self.dataset.read(np.asarray([row])).torch()
-        return {name: column[0] for name, column in batch.items()}
+        return Rows(batch, self.transform)[0]
 
-    def __getitems__(self, rows: Sequence[int]) -> Any:
-        """Several rows at once, as a batch; torch's DataLoader calls this."""
+    def __getitems__(self, rows: Sequence[int]) -> Rows:
+        """Several rows at once; torch's DataLoader calls this."""
         batch = self.dataset.read(np.asarray(rows, dtype=np.int64))
-        batch.state = getattr(rows, "state", None)
-        return self.finish(batch)
+        # by a sampler of somebody else's there is no place to go on at, but views must know the epoch that was set
+        batch.state = getattr(rows, "state", None) or {"epoch": self._place.get()[0]}
+        batch.global_batch = getattr(rows, "global_batch", None)
+        return Rows(batch.torch(), self.transform)
 
-    @staticmethod
-    def collate(batch: Any) -> Any:
-        """For ``collate_fn``: the batch is made already."""
-        return batch
+    collate = staticmethod(collate)
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -62,10 +69,15 @@ class BatchSampler(Sampler[list[int]]):
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Batches from the place where the next iteration begins to the end of its epoch."""
-        return self.dataset.steps(*self.dataset._place.get()).own_batches
+        """Batches of this rank in an epoch."""
+        return self.dataset.batches_per_epoch()
+
+    def set_epoch(self, epoch: int) -> None:
+        """:meth:`ShardDataset.set_epoch`."""
+        self.dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_dealing_again()
         return _Batches(self.dataset)
 
 
@@ -73,29 +85,37 @@ class _Batches(Iterator[list[int]]):
     """One iteration: the rows of batch after batch."""
 
     def __init__(self, dataset: ShardDataset) -> None:
+        dataset.refuse_empty()
         self.dataset = dataset
-        self.epoch, self.start = dataset._place.get()
-        self._begin()
+        self._go(*dataset._begin())
 
-    def _begin(self) -> None:
-        self._steps = self.dataset.steps(self.epoch, self.start)
-        self._position = self.start
+    def _go(self, epoch: int, start: int) -> None:
+        self.epoch = epoch
+        self._start = self._position = start
+        self._steps = self.dataset.steps(epoch, start)
+        self._left = self._steps.own_batches
+        self.dataset._now = None
 
     def __next__(self) -> list[int]:
-        try:
-            rows, self._position = next(self._steps)
-        except StopIteration:
-            if not self.dataset._place.left_to_loader:
-                self.dataset._place.set(self.epoch + 1, 0)
-            raise
+        if self._left <= 0:
+            self._move_on()  # a rank without a batch, or a state of the end
+            raise StopIteration
+        rows, self._position = next(self._steps)
+        self._left -= 1
+        if self._left == 0:
+            self._move_on()  # nobody may ever ask for one more
         indices = Indices(rows.tolist())
         indices.state = self.dataset.state_at(self.epoch, self._position)
+        indices.global_batch = self.dataset.global_batch(self.epoch, self._start, self._position)
         return indices
+
+    def _move_on(self) -> None:
+        if self.dataset.epoch == self.epoch:  # nobody set another one meanwhile
+            self.dataset._place.set(self.epoch + 1, 0)
 
     def state_dict(self) -> State:
         return self.dataset.state_at(self.epoch, self._position)
 
     def load_state_dict(self, state: State) -> None:
         self.dataset.load_state_dict(state)
-        self.epoch, self.start = int(state["epoch"]), int(state["position"])
-        self._begin()
+        self._go(int(state["epoch"]), int(state["position"]))

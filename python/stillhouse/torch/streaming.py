@@ -1,4 +1,4 @@
-"""The iterable data set: batches in the order of the epoch, read ahead by threads of the Rust core."""
+"""The iterable data set: batches in the order of the epoch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .. import _core
+from ._callers import refuse_batching_again
 from ._epochs import Epochs, State
+from ._place import Begun
+from ._reading import Reading
 
 
 class StreamingShardDataset(Epochs, IterableDataset[Any]):
-    """An iterable data set that gives whole batches: ``DataLoader(ds, batch_size=None, num_workers=K)``.
+    """An iterable data set that gives whole batches, for :class:`stillhouse.torch.DataLoader` or ``torch.utils.data.DataLoader(ds, batch_size=None)``.
 
     ``dataset`` is a URL, a folder or what :func:`stillhouse.open` gave; ``columns`` leaves the others unread; ``batch_size`` is the
     number of rows of a batch of one rank. ``shuffle`` mixes: blocks of 65,536 tokens from all shards in random order,
     ``shuffle_blocks`` of them (rounded up to a multiple of 64) in the buffer whose rows are mixed; both keyed by ``seed`` and epoch. ``transform`` gets each
     :class:`~stillhouse.Batch` of tensors, in the worker.
 
+    ``drop_last`` says what becomes of the last global batch (``world_size × batch_size`` rows) where the rows do not fill it. None, the
+    default: it is given out, smaller, unless some rank would get nothing of it; so all ranks take equally many batches, as
+    training in step needs, and fewer than ``world_size`` rows of an epoch are left out. True: it is always left out. False: never; ranks may
+    then differ by one batch.
+
     Memory of a process that iterates: the decoded blocks of up to two buffers, at most ``cache_megabytes``, and four batches. A cache that
     cannot hold one buffer is right too, but rows are then read one by one, at about a tenth of the speed: 128 blocks are 8.4 million tokens, about 20 bytes each
     with noise (40 where a teacher is unsure), some hundred more with a top-k of 64.
 
-    Reading needs no worker processes (threads of the core read ahead); they help where the transform is slow.
+    Under torch's own loader every worker process decodes what its batches need, which is nearly everything: read without workers there
+    (threads of the core read ahead), or use :class:`stillhouse.torch.DataLoader`, whose workers run the transform alone.
     """
 
     # of a worker's copy: the iteration it is in, and where the next one begins, for its state_dict and load_state_dict
@@ -31,10 +39,11 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
     _resumed: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        """Batches of this rank from the place where the next iteration begins to the end of its epoch."""
-        return self.steps(*self._place.get()).own_batches
+        """Batches of this rank in an epoch. (``remaining`` says how many are left of the one that is under way.)"""
+        return self.batches_per_epoch()
 
     def __iter__(self) -> Iterator[Any]:
+        refuse_batching_again()
         # the place is read now, not at the first batch: a generator would look when other workers may have ended the epoch
         return _Epoch(self)
 
@@ -47,7 +56,7 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
         iterator = self._iterator
         if iterator is None:
             return {"worker": self.state_at(*self._place.get()), "ended": False}
-        return {"worker": self.state_at(iterator.epoch, iterator.start), "ended": iterator.ended}
+        return {"worker": self.state_at(iterator.reading.epoch, iterator.reading.start), "ended": iterator.ended}
 
     def load_state_dict(self, state: State) -> None:
         if get_worker_info() is None:
@@ -56,8 +65,9 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
         begun = state["worker"]
         self._check(begun)
         self.adopt(begun)
-        if state["ended"]:
-            self._place.set(begun["epoch"] + 1, 0)
+        following = (begun["epoch"] + 1, 0)
+        if state["ended"] and self._place.get() != following:
+            self._place.set(*following)
         self._resumed = (int(begun["epoch"]), int(begun["position"]))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,59 +79,53 @@ class _Epoch(Iterator[Any]):
 
     def __init__(self, dataset: StreamingShardDataset) -> None:
         self.dataset = dataset
-        worker = get_worker_info()
-        self.worker, self.workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        self.epoch, self.start = dataset._resumed or dataset._place.get()
+        begun = dataset._place.begin()
+        epoch, start = dataset._resumed or dataset._normal(begun.epoch, begun.position)
         dataset._resumed = None
-        self.given = 0
-        self.ended = False
-        self._stream: _core.Stream | None = None
-        self._generation = dataset._place.begin()
         dataset._now = None
-        if worker is not None:
+        self._generation = begun.generation
+        self._go(epoch, start)
+        if get_worker_info() is not None:
             dataset._iterator = self  # for the worker's state_dict
 
+    def _go(self, epoch: int, start: int) -> None:
+        worker = get_worker_info()
+        share = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        self.reading = Reading(self.dataset, epoch, start, *share)
+        self.ended = self._moved = False
+        self._begun = Begun(epoch, start, self._generation)
+        self.dataset._place.join(self._begun)
+
     def __next__(self) -> Any:
-        dataset = self.dataset
         if self.ended:
             raise StopIteration
-        if self._stream is None:
-            # past what was given out already: this worker's batches are every `workers`-th from `worker` on
-            turn = self.worker + self.given * self.workers
-            steps = dataset.steps(self.epoch, self.start)
-            if turn >= steps.own_batches:
-                return self._end()
-            begin = dataset.after(self.epoch, self.start, turn)["position"]
-            self._stream = dataset.steps(self.epoch, begin, 0, self.workers).stream()
-        try:
-            columns, position = next(self._stream)
-        except StopIteration:
-            return self._end()
-        except BaseException:
-            self._stream = None  # whoever asks again gets what was not given out, not an early end
-            raise
-        self.given += 1
-        state = dataset.state_at(self.epoch, position)
-        if self.workers == 1 and get_worker_info() is None:
-            dataset._now = state
-        return dataset.finish(dataset.dataset._batch(columns, state))
+        batch = next(self.reading, None)
+        if batch is None:
+            self.ended = True
+            self._move_on()
+            self.dataset._now = None
+            raise StopIteration
+        if get_worker_info() is None:
+            self.dataset._now = batch.state
+        finished = self.dataset.finish(batch)
+        if not self.reading.left:
+            self._move_on()  # nobody may ever ask for one more
+        return finished
 
-    def _end(self) -> Any:
-        self.ended = True
-        self._stream = None
-        self.dataset._now = None
-        self.dataset._place.end(self.epoch, self._generation)
-        raise StopIteration
+    def _move_on(self) -> None:
+        if not self._moved:
+            self.dataset._place.end(self._begun, self.reading.batches)
+        self._moved = True
 
     def state_dict(self) -> State:
         """For StatefulDataLoader: this worker's part of the iteration."""
         return {
-            "begun": self.dataset.state_at(self.epoch, self.start),
-            "worker": self.worker,
-            "workers": self.workers,
+            "begun": self.dataset.state_at(self.reading.epoch, self.reading.start),
+            "worker": self.reading.worker,
+            "workers": self.reading.workers,
             "world_size": self.dataset.world_size,
             "batch_size": self.dataset.batch_size,
-            "given": self.given,
+            "given": self.reading.given,
             "ended": self.ended,
         }
 
@@ -136,5 +140,5 @@ class _Epoch(Iterator[Any]):
                 )
         dataset._check(state["begun"])
         dataset.adopt(state["begun"])
-        self.epoch, self.start = int(state["begun"]["epoch"]), int(state["begun"]["position"])
-        self.given, self.ended, self._stream = int(state["given"]), bool(state["ended"]), None
+        self._go(int(state["begun"]["epoch"]), int(state["begun"]["position"]))
+        self.reading.given, self.ended = int(state["given"]), bool(state["ended"])

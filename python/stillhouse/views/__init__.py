@@ -4,7 +4,7 @@
 
     from stillhouse import views
 
-    example = views.mdlm.mask(batch)                      # keyed by (seed, epoch, sequence): no generator, no state
+    example = views.mdlm.mask(batch)                      # keyed: no generator, no state
     context, noise, target = example.triplet()            # (x^{−I}, ξ^I, x^I)
 
 | module | method | makes |
@@ -15,11 +15,13 @@
 | ``bd3lm`` | BD3-LM | ``mask`` with a time per block; ``block_attention`` |
 | ``medusa`` | Medusa heads | ``targets``: the next k tokens |
 | ``armd`` | ARMD | ``progressive``, ``strided``, ``masking_steps``, ``stored``: orders, blocks, causal masks |
+| ``times`` | all | how t is drawn: ``Sampling`` |
 
-A row becomes the same example in any batch, worker and device, and another one in every epoch.
+The rows of a global batch become the same examples on any number of ranks, workers and devices, and others in every epoch: masks and orders are keyed by the
+sequence, times by the place in the global batch. With ``sampling="sequence"`` a row becomes the same example in any batch.
 """
 
-from . import armd, bd3lm, keyed, mdlm, medusa, pgm, prime
+from . import armd, bd3lm, keyed, mdlm, medusa, pgm, prime, times
 from .example import Example
 from .keyed import ViewError
 from .schedule import LINEAR, Schedule
@@ -36,4 +38,5 @@ __all__ = [
     "medusa",
     "pgm",
     "prime",
+    "times",
 ]

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch
-from .example import Bools, Example, Rows, epoch_of, replay, rows_of, stored_column, to_numpy
+from ..batch import Array, ArrayT, Batch
+from .example import Bools, Example, Rows, as_labels, epoch_of, replay, rows_of, stored_column, to_numpy
 from .keyed import ViewError, below, epoch_seed, uniforms
+from .times import first_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,7 +51,7 @@ LM1B = ProgressiveSchedule(i_ar=100_000, i_perm=300_000, rho_max=8)
 
 
 @dataclass(frozen=True, eq=False)
-class OrderExample(Example):
+class OrderExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` in the order of generation: index n is the n-th token, not position n.
 
     ============ ================ ===============================================================================
@@ -64,37 +65,44 @@ class OrderExample(Example):
     ============ ================ ===============================================================================
     """
 
-    order: Any
-    block: Any
+    t: None  # type: ignore[assignment]
+    order: ArrayT
+    block: ArrayT
 
-    def target_ids(self) -> Any:
-        """x^I in the order of generation, row after row, [n]."""
-        return self.input_ids[self.targets]
+    def target_ids(self) -> ArrayT:
+        """x^I in the order of generation, row after row, [n]; in torch int64, which losses want."""
+        ids: Any = self.input_ids
+        made: ArrayT = as_labels(ids[self.targets])
+        return made
 
-    def noise(self, **options: Any) -> Any:
-        """ξ in the order of generation, row after row, [n, V]. Options are those of :func:`stillhouse.noise.replay`."""
+    def _noise(self, options: dict[str, Any]) -> Any:
+        # in the order of generation, row after row
         return replay(self.batch, self.order, options)[self.targets]
 
-    def causal(self) -> Any:
+    def causal(self) -> ArrayT:
         """Own and earlier blocks, Eq. 3: [B, L (query), L (key)] bool. Padding neither attends nor is attended to."""
-        return self._pairs(self.block[:, None, :] <= self.block[:, :, None])
+        block: Any = self.block
+        return self._pairs(block[:, None, :] <= block[:, :, None])
 
-    def strictly_causal(self) -> Any:
+    def strictly_causal(self) -> ArrayT:
         """Earlier blocks alone, Eq. 5: [B, L (query), L (key)] bool. The first block sees nothing, no true entry."""
-        return self._pairs(self.block[:, None, :] < self.block[:, :, None])
+        block: Any = self.block
+        return self._pairs(block[:, None, :] < block[:, :, None])
 
-    def _pairs(self, allowed: Any) -> Any:
-        return allowed & self.valid[:, :, None] & self.valid[:, None, :]
+    def _pairs(self, allowed: Any) -> ArrayT:
+        valid: Any = self.valid
+        made: ArrayT = allowed & valid[:, :, None] & valid[:, None, :]
+        return made
 
 
 def progressive(
-    batch: Batch,
+    batch: Batch[ArrayT],
     step: int,
     *,
     schedule: ProgressiveSchedule = OWT,
     seed: int = 0,
     epoch: int | None = None,
-) -> OrderExample:
+) -> OrderExample[ArrayT]:
     """Left to right, with ρ random tokens shuffled among their places (§5): an :class:`OrderExample`, blocks of one token.
 
     ρ follows from the training ``step`` and ``schedule``. Purposes: ``armd_places`` (the ρ positions with the smallest
@@ -119,23 +127,32 @@ def progressive(
 
 
 def strided(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     streams: int | Sequence[int] = (1, 2, 4),
+    per: Literal["sequence", "step"] = "sequence",
     seed: int = 0,
     epoch: int | None = None,
-) -> OrderExample:
+) -> OrderExample[ArrayT]:
     """S streams, interleaved (§3.1): an :class:`OrderExample`.
 
-    ``streams`` is S, or the values from which S is drawn for each sequence and epoch (purpose ``armd_streams``). Where S
-    does not divide the tokens of a row, the first streams are one token longer.
+    ``streams`` is S, or the values from which S is drawn: ``per="sequence"`` for each sequence and epoch (purpose ``armd_streams``), as stored
+    orders are; ``per="step"`` once for all rows of the step, as the paper's fine-tuning does (§5; purpose ``armd_streams_step``), so that rows of equal length
+    have one order and one attention mask. The step is the global batch, the same on every rank; without one it is the batch, keyed by the id of its first row.
+    Where S does not divide the tokens of a row, the first streams are one token longer.
     """
     rows = rows_of(batch)
     choices = np.atleast_1d(np.asarray(streams, np.int64))
     if choices.ndim != 1 or not len(choices) or (choices < 1).any():
         raise ViewError(f"streams: got {streams!r}, valid: 1 or more, or several of them")
     key = epoch_seed(seed, epoch_of(batch, epoch))
-    drawn = choices[below(key, "armd_streams", rows.sequence_ids, len(choices))]
+    if per == "sequence":
+        drawn = choices[below(key, "armd_streams", rows.sequence_ids, len(choices))]
+    elif per == "step":
+        ids, stream = first_of(batch, rows)
+        drawn = np.repeat(choices[below(key, "armd_streams_step", ids, len(choices), stream)], len(rows.ids))
+    else:
+        raise ViewError(f"per: got {per!r}, valid: 'sequence', 'step'")
     order, block = _left_to_right(rows), _one_by_one(rows)
     for row, s in enumerate(drawn):
         places = order[row, : rows.valid[row].sum()].copy()
@@ -158,7 +175,7 @@ def strided_order(length: int, streams: int) -> tuple[Ints, Ints]:
     return order, block.astype(np.int64)
 
 
-def masking_steps(batch: Batch, tau: Array, *, steps: int | None = None) -> OrderExample:
+def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None) -> OrderExample[ArrayT]:
     """The order and blocks of masking steps τ ∈ {1..T}, int [B, L] or [L] (§2): an :class:`OrderExample`.
 
     Positions are sorted by τ descending (masked last = generated first), equal ones by position, and
@@ -178,12 +195,13 @@ def masking_steps(batch: Batch, tau: Array, *, steps: int | None = None) -> Orde
     return _example(batch, rows, order, last - np.take_along_axis(given, order, axis=1) + 1)
 
 
-def stored(batch: Batch) -> OrderExample:
+def stored(batch: Batch[ArrayT]) -> OrderExample[ArrayT]:
     """The stored columns ``order`` and ``block``, int [B, L]: an :class:`OrderExample`."""
     instead = "draw one with `progressive` or `strided`"
+    rows = rows_of(batch)
     columns = [stored_column(batch, column, "orders: {kind: strided}", instead) for column in ("order", "block")]
     order, block = (column.astype(np.int64) for column in columns)
-    return _example(batch, rows_of(batch), order, block)
+    return _example(batch, rows, order, block)
 
 
 def _left_to_right(rows: Rows) -> Ints:

@@ -13,19 +13,24 @@ One forward pass over [x_t, x_0] (2 L tokens) trains all blocks; :func:`block_at
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..batch import Array, Batch
-from .example import Bools, Example, candidates, epoch_of, given_times, mask_id_of, rows_of, times
+from ..batch import Array, ArrayT, Batch, is_torch
+from .example import Bools, Example, candidates, epoch_of, mask_id_of, rows_of
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import Schedule, schedule_of
+from .times import Sampling, batch_times, given_times
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, eq=False)
-class BlockExample(Example):
+class BlockExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` in blocks: ``t`` is [B, blocks] float32, ``block_size`` is L'.
 
     The last block is shorter where L' does not divide L. ``targets`` are the masked positions of all blocks.
@@ -37,9 +42,10 @@ class BlockExample(Example):
     @property
     def blocks(self) -> int:
         """Blocks of a row."""
-        return int(self.t.shape[1])
+        t: Any = self.t
+        return int(t.shape[1])
 
-    def block(self, block: int) -> BlockExample:
+    def block(self, block: int) -> BlockExample[ArrayT]:
         """One block alone: its masked positions are the targets, earlier blocks are clean, and later ones are hidden.
 
         Later positions hold ``mask_id`` and are no targets; a trainer may cut them off with ``[:, : (block + 1) * L']``.
@@ -51,46 +57,81 @@ class BlockExample(Example):
         inside = np.zeros(rows.ids.shape[1], bool)
         inside[start:stop] = True
         inside = rows.give(inside)
+        noised: Any = self.input_ids
+        targets: Any = self.targets
+        weights: Any = self.weights
         input_ids = rows.give(rows.ids.copy())
-        input_ids[:, start:stop] = self.input_ids[:, start:stop]
+        input_ids[:, start:stop] = noised[:, start:stop]
         input_ids[:, stop:] = self.mask_id
-        return replace(self, input_ids=input_ids, targets=self.targets & inside, weights=self.weights * inside)
+        return replace(self, input_ids=input_ids, targets=targets & inside, weights=weights * inside)
 
-    def noised_and_clean(self) -> Any:
+    def noised_and_clean(self) -> ArrayT:
         """[x_t, x_0]: the noised and the clean sequence one after the other, [B, 2 L]."""
         rows = rows_of(self.batch)
         clean = rows.give(rows.ids)
+        noised: Any = self.input_ids
+        made: Any
         if rows.device is None:
-            return np.concatenate([self.input_ids, clean], axis=1)
-        import torch
+            made = np.concatenate([noised, clean], axis=1)
+        else:
+            import torch
 
-        return torch.cat([self.input_ids, clean], dim=1)
+            made = torch.cat([noised, clean], dim=1)
+        return made  # type: ignore[no-any-return]
 
-    def attention(self) -> Any:
+    def attention(self) -> ArrayT:
         """:func:`block_attention` without padding: [B, 2 L (query), 2 L (key)] bool."""
         rows = rows_of(self.batch)
         valid = np.concatenate([rows.valid, rows.valid], axis=1)
         allowed = block_attention(rows.ids.shape[1], self.block_size)
-        return rows.give(allowed & valid[:, :, None] & valid[:, None, :])
+        made: ArrayT = rows.give(allowed & valid[:, :, None] & valid[:, None, :])
+        return made
+
+    def mask_mod(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """:meth:`attention` as FlexAttention's ``mask_mod(b, h, q_idx, kv_idx)`` over 2 L positions.
+
+        Joined with :func:`stillhouse.documents.mask_mod` (``copies=2``) blocks stay within their documents.
+        """
+        valid: Any = self.valid
+        if not is_torch(valid):
+            raise TypeError(
+                "example: got arrays of numpy, valid: tensors (of batch.torch()), as FlexAttention is torch's"
+            )
+        length, size = valid.shape[1], self.block_size
+
+        def allowed(b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+            query, key = q_idx % length, kv_idx % length
+            clean_query, clean_key = q_idx >= length, kv_idx >= length
+            ahead = query // size - key // size  # how many blocks the query comes after the key
+            own = (clean_query == clean_key) & (ahead == 0)
+            seen: torch.Tensor = (own | (clean_key & (ahead > 0))) & valid[b, query] & valid[b, key]
+            return seen
+
+        return allowed
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     block_size: int,
     seed: int = 0,
     epoch: int | None = None,
     t: float | Array | None = None,
     t_range: tuple[float, float] = (1e-3, 1.0),
+    sampling: Sampling = "antithetic",
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
     never: Array | None = None,
-) -> BlockExample:
+) -> BlockExample[ArrayT]:
     """Masks tokens inside blocks of ``block_size`` (L'): a :class:`BlockExample`.
 
     t of every block is drawn uniformly from ``t_range``: the default is MDLM's, a narrower one clips the schedule, as
     BD3-LM does for small L'. ``t`` gives it instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
-    never masks the first token where it is a BOS). The weight is w(t) of the block.
+    never masks the first token where it is a BOS). The weight is w(t) of the block, and the weights of a row sum to the number of its tokens in
+    expectation (linear schedule, any ``t_range``).
+
+    ``sampling``: antithetic over all blocks of the global batch, as BD3-LM's code does, or for each sequence on its own; see
+    :data:`~stillhouse.views.times.Sampling`. (Neighbouring blocks have neighbouring strata in that code; here the blocks of a row are spread.)
 
     Purposes: ``bd3lm_t`` (one number per block), ``bd3lm_mask`` (one per position).
     """
@@ -101,7 +142,7 @@ def mask(
     blocks = -(-length // block_size)
     if t is None:
         low, high = t_range
-        time = times(ids, blocks, seed=seed, epoch=epoch, purpose="bd3lm_t", low=low, high=high)
+        time = batch_times(batch, rows, sampling, blocks, seed=seed, epoch=epoch, purpose="bd3lm_t", low=low, high=high)
     else:
         time = np.repeat(given_times(t, len(ids))[:, None], blocks, axis=1)
     block = np.arange(length) // block_size

@@ -4,34 +4,48 @@
 
     batch ──► Rows (numpy: ids, valid, sequence ids) ──► masks, t, weights ──► Example, in the batch's kind and device
 
-Every choice is a function of (seed, epoch, purpose, ``sequence_id``): a row becomes the same example in any batch,
-worker or device. Masks are made on the CPU from [B, L] columns; noise where :mod:`stillhouse.noise` makes it.
+Every choice is a function of (seed, epoch, purpose) and of ``sequence_id`` or, for times, of the place in the global batch
+(:mod:`stillhouse.views.times`); never of the worker, the device, the number of ranks or what was drawn before. Masks are made on the
+CPU from [B, L] columns; noise where :mod:`stillhouse.noise` makes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch, Ragged, is_torch
+from ..batch import LOST, Array, ArrayT, Batch, Ragged, chosen_rows, is_torch, joined, moved, parts_of, taken
+from ..batch import Rows as RowNumbers
 from ..errors import ColumnError
-from .keyed import GOLDEN, U64, ViewError, epoch_seed, integers, unit
+from ..info import Info
+from .keyed import U64, ViewError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self, Unpack
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
-LAST_TIME = np.nextafter(np.float32(1), np.float32(0))
-"""The largest t that is drawn: α(1) = 0 would make some weights infinite."""
+
+class NoiseOptions(TypedDict, total=False):
+    """Options of :func:`stillhouse.noise.replay`, without the positions, which the example knows, and the device."""
+
+    draw: int
+    out: Literal["softmax", "gumbel", "gaussian", "uniform"]
+    temperature: float
+    info: Info | None
+    dtype: Any
+    threads: int | None
+    backend: Literal["rust", "torch", "triton"] | None
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
+class Example(Generic[ArrayT]):
     """One batch of training examples: which positions are predicted, from what, and how much each counts.
 
     ========== ================= ===========================================================================
@@ -43,32 +57,109 @@ class Example:
     ========== ================= ===========================================================================
 
     The loss is Σ weights · (−log p(x^I | x^{−I}, ξ^I)). Arrays are of the batch's kind (numpy or torch) and device.
-    Subclasses say where they differ.
+    Subclasses say where they differ. For type checkers an example is ``Example[torch.Tensor]`` or of numpy arrays, as its batch.
+
+    ``example[2:5]``, ``example[[3, 1]]`` and ``example[mask]`` (bool [B]) are some of its rows, ``example.split(n)`` micro-batches.
     """
 
-    batch: Batch
-    input_ids: Any
-    targets: Any
-    t: Any
-    weights: Any
-    valid: Any
+    batch: Batch[ArrayT]
+    input_ids: ArrayT
+    targets: ArrayT
+    t: ArrayT
+    weights: ArrayT
+    valid: ArrayT
 
-    def target_ids(self) -> Any:
-        """x^I: the true tokens at the targets, row after row, [n]."""
-        rows = rows_of(self.batch)
-        return rows.give(rows.ids)[self.targets]
+    # Not iterable: Python would else try example[0], example[1], ...
+    __iter__ = None
 
-    def target_weights(self) -> Any:
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.batch.rows
+
+    def target_ids(self) -> ArrayT:
+        """x^I: the true tokens at the targets, row after row, [n]; in torch int64, which losses want."""
+        ids: Any = self.batch["input_ids"]
+        made: ArrayT = as_labels(ids[self.targets])
+        return made
+
+    def target_weights(self) -> ArrayT:
         """The weights at the targets, row after row, [n] float32."""
-        return self.weights[self.targets]
+        weights: Any = self.weights
+        made: ArrayT = weights[self.targets]
+        return made
 
+    @overload
+    def noise(self, *, device: None = None, **options: Unpack[NoiseOptions]) -> ArrayT: ...
+    @overload
+    def noise(self, *, device: str | torch.device, **options: Unpack[NoiseOptions]) -> torch.Tensor: ...
     def noise(self, **options: Any) -> Any:
         """ξ^I: the noise at the targets, row after row, [n, V]. Options are those of :func:`stillhouse.noise.replay`."""
+        return self._noise(options)
+
+    def _noise(self, options: dict[str, Any]) -> Any:
         return replay(self.batch, self.targets, options)
 
+    @overload
+    def triplet(self, *, device: None = None, **options: Unpack[NoiseOptions]) -> tuple[ArrayT, ArrayT, ArrayT]: ...
+    @overload
+    def triplet(
+        self, *, device: str | torch.device, **options: Unpack[NoiseOptions]
+    ) -> tuple[ArrayT, torch.Tensor, ArrayT]: ...
     def triplet(self, **options: Any) -> tuple[Any, Any, Any]:
         """(x^{−I}, ξ^I, x^I), what a student of Gumbel distillation is trained on. Options are those of the noise."""
-        return self.input_ids, self.noise(**options), self.target_ids()
+        return self.input_ids, self._noise(options), self.target_ids()
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """``torch.Tensor.to`` of every array and of the batch; a type is for arrays of floating point alone."""
+        return self._map(lambda array: moved(array, args, kwargs), self.batch.to(*args, **kwargs))
+
+    def pin_memory(self, device: Any = None) -> Self:
+        """The same in page-locked memory; torch's ``DataLoader(pin_memory=True)`` calls it."""
+        return self._map(lambda array: moved(array, (), {}).pin_memory(), self.batch.pin_memory())
+
+    def __getitem__(self, rows: RowNumbers) -> Self:
+        if isinstance(rows, (int, str)):
+            raise TypeError(f"example[{rows!r}]: valid are example[2:5], integers [b] and bool [B]; fields have names")
+        chosen = chosen_rows(rows, self.rows)
+        return self._map(lambda array: taken(array, chosen), self.batch[chosen])
+
+    def split(self, rows: int) -> list[Self]:
+        """Micro-batches of so many rows, the last one with what is left, without copies.
+
+        Σ weights · loss over the micro-batches is that of the whole: divide each by the same number, one of the whole example such as
+        ``example.valid.sum()``, and not by one of its own.
+        """
+        return [self[start : start + rows] for start in parts_of(self.rows, rows)]
+
+    @classmethod
+    def concat(cls, examples: Sequence[Self]) -> Self:
+        """The rows of all examples, one after the other. They must be made alike (one block size, one base)."""
+        if not examples:
+            raise ValueError("examples: got none, valid: at least one")
+        arrays: dict[str, list[Any]] = {}
+        for name, first in vars(examples[0]).items():
+            parts = [getattr(example, name) for example in examples]
+            if _is_array(first):
+                arrays[name] = parts
+            elif name != "batch" and any(part != first for part in parts):
+                raise ValueError(f"{name}: got {', '.join(map(str, parts))}, valid: the same in all examples")
+        rows: dict[str, Any] = {name: joined(parts) for name, parts in arrays.items()}
+        return replace(examples[0], batch=Batch.concat([example.batch for example in examples]), **rows)
+
+    def _map(self, convert: Callable[[Any], Any], batch: Any) -> Self:
+        """The same with every array converted; all of them have rows first."""
+        arrays = {name: convert(value) for name, value in vars(self).items() if _is_array(value)}
+        return replace(self, batch=batch, **arrays)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and getattr(value, "ndim", 0) > 0
+
+
+def as_labels(ids: Any) -> Any:
+    """Ids that go into a loss: int64 in torch, whose losses take no other; in numpy as they are."""
+    return ids.long() if is_torch(ids) else ids
 
 
 def replay(batch: Batch, positions: Any, options: dict[str, Any]) -> Any:
@@ -99,16 +190,46 @@ class Rows:
 
 
 def rows_of(batch: Batch) -> Rows:
-    """Reads the columns."""
+    """Reads the columns. What is no batch of rows is refused, with what to pass instead."""
+    if not isinstance(batch, Batch):
+        raise ViewError(_instead_of(batch))
     column = batch["input_ids"]
     if isinstance(column, Ragged):
         raise ViewError("input_ids: rows differ in length (`pack.remainder: keep`); valid: batch.padded()")
     device = column.device if is_torch(column) else None
     ids = to_numpy(column)
+    if ids.ndim != 2:
+        raise ViewError(
+            f"input_ids: got shape {list(ids.shape)}, valid: [B, L]; of one row of a data set: ds[[7]] instead of ds[7]"
+        )
+    if "sequence_id" not in batch:
+        raise ColumnError(
+            f"the batch has no column 'sequence_id', by which views key what they draw; it has {', '.join(batch)}. Leave it in: "
+            'ds.select_columns(["sequence_id", "input_ids"])'
+        )
     mask = batch.get("attention_mask")
     valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
     sequence_ids = to_numpy(batch["sequence_id"])
     return Rows(ids, valid, sequence_ids.astype(np.int64, copy=False).view(np.uint64), device)
+
+
+WITH_INFO = "stillhouse.Batch(columns, info=ds.info)"
+"""What to write where a batch does not know its data set."""
+
+
+def _instead_of(got: object) -> str:
+    """What to pass instead of something that is no batch."""
+    usual = "ds[[7]], ds[:32], or what a loader of stillhouse.torch gives"
+    if not isinstance(got, Mapping) or "input_ids" not in got:
+        return f"batch: got {_article(type(got).__name__)}, valid: a stillhouse.Batch: {usual}"
+    kind, ids = _article(type(got).__name__), got["input_ids"]
+    if np.ndim(ids) == 1 and not isinstance(ids, Ragged):
+        return f"batch: got one row, {kind}, valid: a stillhouse.Batch, such as ds[[7]] instead of ds[7]; of columns [B, L]: {WITH_INFO}"
+    return f"batch: got {kind}, which does not know its data set, valid: a stillhouse.Batch: {WITH_INFO}, or {usual}"
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
@@ -132,15 +253,23 @@ def mask_id_of(batch: Batch, mask_id: int | None) -> int:
         return mask_id
     if batch.info is not None and "mask" in batch.info.special_tokens:
         return batch.info.special_tokens["mask"]
-    usual = f"vocab_size, {batch.info.vocab_size} here" if batch.info is not None else "the size of the vocabulary"
+    if batch.info is None:
+        raise ViewError(f"mask_id: the batch has no info, which names the mask token; valid: {WITH_INFO}, or an id")
     raise ViewError(
-        f"mask_id: the tokenizer of this data set has no mask token; give an id, commonly a new one ({usual})"
+        "mask_id: the tokenizer of this data set has no mask token; give an id, commonly a new one "
+        f"(vocab_size, {batch.info.vocab_size} here)"
     )
 
 
 def epoch_of(batch: Batch, epoch: int | None) -> int:
-    """The epoch an argument gives, else that of the data set which made the batch, else 0."""
-    return int((batch.state or {}).get("epoch", 0)) if epoch is None else epoch
+    """The epoch an argument gives, else that of the batch's global batch or state, else 0."""
+    if epoch is not None:
+        return epoch
+    if batch.global_batch is not None:
+        return batch.global_batch.epoch
+    if batch.info is None and batch.state is None:
+        raise ViewError(f"epoch: not given, and {LOST}; or give the epoch here")
+    return int((batch.state or {}).get("epoch", 0))
 
 
 def candidates(rows: Rows, never: Array | None) -> Bools:
@@ -152,40 +281,3 @@ def candidates(rows: Rows, never: Array | None) -> Bools:
         return np.asarray(rows.valid & ~np.broadcast_to(excluded, rows.valid.shape))
     except ValueError:
         raise ViewError(f"never: got shape {list(excluded.shape)}, valid: {list(rows.valid.shape)} or [L]") from None
-
-
-def times(
-    sequence_ids: U64, count: int, *, seed: int, epoch: int, purpose: str, low: float, high: float, stream: int = 0
-) -> Floats:
-    """t of every row, uniform in [low, high): [B, count] float32.
-
-    t = low + (high − low) · ((u + epoch/φ) mod 1), u keyed by (seed, purpose, sequence, stream): uniform in every epoch
-    and independent between sequences, while the epochs of one sequence spread over the interval instead of falling at
-    random (the additive recurrence of the golden ratio, discrepancy O(log n / n)). MDLM's antithetic t, which spreads
-    over the rows of a batch, would depend on the order of the rows.
-    """
-    epoch_seed(seed, epoch)  # for its checks
-    if not 0 <= low < high <= 1:
-        raise ViewError(f"t: got the interval {low} to {high}, valid: 0 <= low < high <= 1")
-    turn = np.uint64(epoch * GOLDEN & (1 << 64) - 1)
-    part = unit(integers(seed, purpose, sequence_ids, count, stream) + turn)
-    return stored_time(low + (high - low) * part, low, high)
-
-
-def stored_time(t: npt.NDArray[np.float64], low: float, high: float) -> Floats:
-    """t as float32, not rounded out of its bounds."""
-    stored = t.astype(np.float32)
-    wide = stored.astype(np.float64)
-    up, down = np.nextafter(stored, np.float32(2)), np.nextafter(stored, np.float32(-1))
-    stored = np.where(wide < low, up, np.where(wide > high, down, stored))
-    return np.minimum(stored, LAST_TIME).astype(np.float32)
-
-
-def given_times(t: float | Array, rows: int) -> Floats:
-    """t that the caller gives, one for all rows or one each: [B] float32."""
-    given = to_numpy(t).astype(np.float32)
-    if given.shape not in ((), (rows,)):
-        raise ViewError(f"t: got shape {list(given.shape)}, valid: a number or [{rows}], one for each row")
-    if given.size and not ((given > 0) & (given <= 1)).all():
-        raise ViewError(f"t: got {given.min()} to {given.max()}, valid: more than 0, at most 1")
-    return np.broadcast_to(given, (rows,)).copy()

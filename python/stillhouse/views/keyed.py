@@ -79,7 +79,7 @@ def words(seed: int, purpose: str, sequence_ids: U64, count: int, stream: int = 
     ids = np.asarray(sequence_ids, np.uint64)[:, None]
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)[None, :]
     four = philox4x32_10((blocks, stream, ids & _LOW, ids >> _32), (s & 0xFFFFFFFF, s >> 32))
-    out: U64 = np.stack(np.broadcast_arrays(*four), axis=-1).reshape(len(ids), -1)
+    out: U64 = np.stack(np.broadcast_arrays(*four), axis=-1).reshape(len(ids), 4 * blocks.size)
     return out[:, :count]
 
 

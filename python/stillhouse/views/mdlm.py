@@ -12,36 +12,42 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..batch import Array, Batch
-from .example import Bools, Example, Floats, Rows, candidates, epoch_of, given_times, mask_id_of, rows_of, times
+from ..batch import Array, ArrayT, Batch
+from .example import Bools, Example, Floats, Rows, candidates, epoch_of, mask_id_of, rows_of
 from .keyed import epoch_seed, uniforms
-from .pgm import Groups, groups_of
+from .pgm import Repair, group_weights, groups_of
 from .schedule import Doubles, Schedule, schedule_of
+from .times import Sampling, given_times, row_times
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     seed: int = 0,
     epoch: int | None = None,
     t: float | Array | None = None,
     eps: float = 1e-3,
+    sampling: Sampling = "antithetic",
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
     never: Array | None = None,
-) -> Example:
+) -> Example[ArrayT]:
     """Masks tokens: an :class:`Example`.
 
-    ``t`` is drawn uniformly from [eps, 1) for each sequence and epoch (1e-3 is MDLM's own bound) unless it is given, as
-    one number or [B]. ``never`` (bool, [B, L] or [L]) excludes positions, such as a prompt. ``epoch`` is by default that
-    of the data set's state, ``schedule`` that of the data set, ``mask_id`` the tokenizer's mask token.
+    ``t`` is drawn uniformly from [eps, 1) (1e-3 is MDLM's own bound) unless it is given, as one number or [B]; ``sampling``
+    says how, see :data:`~stillhouse.views.times.Sampling`: antithetic over the global batch, as MDLM's code does, or for each
+    sequence on its own. ``never`` (bool, [B, L] or [L]) excludes positions, such as a prompt. ``epoch`` is by default that of the
+    batch, ``schedule`` that of the data set, ``mask_id`` the tokenizer's mask token.
+
+    The weights of a row sum to the number of its tokens in expectation, under the linear schedule exactly: E_t[w(t) · (1 − α(t))] is
+    (α(eps) − α(1))/(1 − eps).
 
     Purposes: ``mdlm_t`` (the time), ``mdlm_mask`` (one uniform per position: masked where it is below 1 − α(t)).
     """
     rows, epoch, alpha = rows_of(batch), epoch_of(batch, epoch), schedule_of(schedule, batch.info)
     ids = rows.sequence_ids
     if t is None:
-        time = times(ids, 1, seed=seed, epoch=epoch, purpose="mdlm_t", low=eps, high=1.0)[:, 0]
+        time = row_times(batch, rows, sampling, seed=seed, epoch=epoch, purpose="mdlm_t", low=eps, high=1.0)
     else:
         time = given_times(t, len(ids))
     drawn = uniforms(epoch_seed(seed, epoch), "mdlm_mask", ids, rows.ids.shape[1])
@@ -50,29 +56,42 @@ def mask(
 
 
 def complementary(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     view: int | None = None,
     seed: int = 0,
     epoch: int | None = None,
     eps: float = 1e-3,
+    sampling: Sampling = "antithetic",
+    repair: Repair = "bounded",
     schedule: Schedule | str | None = None,
     mask_id: int | None = None,
-) -> tuple[Example, Example]:
+) -> tuple[Example[ArrayT], Example[ArrayT]]:
     """Two examples of every row whose targets are complements of each other (PGM, §5.3).
 
-    The groups are those of :func:`stillhouse.views.pgm.partition`, stored (``view``) or drawn. The first example
-    predicts group 1, which is masked with probability 1 − α(t), with the weight w(t); the second predicts group 0 with
-    the weight of the complement, −α'(t)/α(t), which is w(1 − t) for the linear schedule. Each half alone is a bound as
-    MDLM's, up to ``eps`` and to the token that a group gets instead of being empty, which adds about ln(1/(L·eps))/L to the
-    mean weight where L·eps < 1. Its ``t`` is the time of its own mask share: t, and the t' with 1 − α(t') = α(t).
+    The groups and weights are those of :func:`stillhouse.views.pgm.partition`, stored (``view``) or drawn, so that the weights of
+    each half sum to the number of tokens in expectation (linear schedule). The first example predicts group 1, which is masked with
+    probability 1 − α(t); the second predicts group 0. ``repair="never"`` leaves halves without a target, and each half is MDLM's bound but
+    for ``eps``; by default every half of a row of two or more tokens has one, see :data:`~stillhouse.views.pgm.Repair`. ``t`` of a half is the time of its own mask share:
+    t, and the t' with 1 − α(t') = α(t).
     """
     rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)
-    groups: Groups = groups_of(batch, rows, view=view, seed=seed, epoch=epoch_of(batch, epoch), eps=eps, schedule=alpha)
+    groups = groups_of(
+        batch,
+        rows,
+        view=view,
+        seed=seed,
+        epoch=epoch_of(batch, epoch),
+        eps=eps,
+        sampling=sampling,
+        repair=repair,
+        schedule=alpha,
+    )
     token, time = mask_id_of(batch, mask_id), groups.t
     other = alpha.time_of(alpha.alpha(time)).astype(np.float32)
-    first = _example(batch, rows, groups.one & rows.valid, time, alpha.weight(time), token)
-    second = _example(batch, rows, ~groups.one & rows.valid, other, alpha.complement_weight(time), token)
+    of_zero, of_one = group_weights(rows, groups, alpha)
+    first = _example(batch, rows, groups.one & rows.valid, time, of_one, token)
+    second = _example(batch, rows, ~groups.one & rows.valid, other, of_zero, token)
     return first, second
 
 

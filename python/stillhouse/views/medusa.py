@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batch import Array, Batch
+from ..batch import Array, ArrayT, Batch
 from .example import Example, replay, rows_of, to_numpy
 from .keyed import ViewError
 
@@ -27,7 +27,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, eq=False)
-class HeadExample(Example):
+class HeadExample(Example[ArrayT]):
     """Targets of k heads from P anchors of every row.
 
     ========== =================== =======================================================================
@@ -38,27 +38,30 @@ class HeadExample(Example):
     weights    [B, P, k] float32   1 at targets, 0 elsewhere
     t          None                there is no time
     ========== =================== =======================================================================
+
+    ``noise()`` is [B, P, k, V], zero where there is no target: for all anchors of long rows a lot, so give fewer ``anchors``.
     """
 
-    anchors: Any
-    positions: Any
+    t: None  # type: ignore[assignment]
+    anchors: ArrayT
+    positions: ArrayT
 
-    def target_ids(self) -> Any:
+    def target_ids(self) -> ArrayT:
         """x^I: [B, P, k] int64, −100 where there is no target."""
         rows = rows_of(self.batch)
         positions, targets = to_numpy(self.positions), to_numpy(self.targets)
         ids = rows.ids[np.arange(len(rows.ids))[:, None, None], positions].astype(np.int64)
-        return rows.give(np.where(targets, ids, IGNORED))
+        made: ArrayT = rows.give(np.where(targets, ids, IGNORED))
+        return made
 
-    def target_weights(self) -> Any:
+    def target_weights(self) -> ArrayT:
         """The weights, [B, P, k]."""
         return self.weights
 
-    def noise(self, **options: Any) -> Any:
-        """ξ^I: [B, P, k, V], zero where there is no target. Options are those of :func:`stillhouse.noise.replay`.
+    def _noise(self, options: dict[str, Any]) -> Any:
+        """[B, P, k, V], zero where there is no target.
 
-        A token is replayed once even where several heads predict it, when P · k is more than L; the result still holds
-        B · P · k · V numbers, which for all anchors of long rows is a lot: give fewer ``anchors``.
+        A token is replayed once even where several heads predict it, when P · k is more than L.
         """
         rows, positions = rows_of(self.batch), to_numpy(self.positions)
         size, anchors, heads = positions.shape
@@ -70,11 +73,14 @@ class HeadExample(Example):
             every = replay(self.batch, rows.give(np.tile(np.arange(length), (size, 1))), options)
             row = np.arange(size)[:, None, None]
             noise = every[rows.give(row), self.positions]
-        noise[~self.targets] = 0
+        targets: Any = self.targets
+        noise[~targets] = 0
         return noise
 
 
-def targets(batch: Batch, *, heads: int = 3, first: int = 1, anchors: Array | None = None) -> HeadExample:
+def targets(
+    batch: Batch[ArrayT], *, heads: int = 3, first: int = 1, anchors: Array | None = None
+) -> HeadExample[ArrayT]:
     """The targets of ``heads`` heads (k), the first of which predicts i + ``first``: a :class:`HeadExample`.
 
     ``anchors``, int [P] or [B, P], are the positions i; by default all L. Nothing is random.

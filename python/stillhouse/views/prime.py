@@ -11,7 +11,8 @@
     L = E_t Σ_{i ∈ I} w(t) · (−log p(y_0^i | y_t, ξ^I))          (Eq. 5), p = 0 outside V(y_t^i)          (Eq. 7)
 
 The filter table holds one row of C truth values per digit position and digit; the AND of the rows that the digits of a
-token select is V (appendix A.2.3, Fig. A2).
+token select is V (appendix A.2.3, Fig. A2). That is the carry-over parameterization. Without it (``carry_over=False``; 900K of the
+paper's 1M iterations) p is a softmax over all C tokens, so that no token is known and all are targets.
 """
 
 from __future__ import annotations
@@ -22,52 +23,65 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..batch import Array, Batch, is_torch
-from .example import Bools, Example, Rows, candidates, epoch_of, given_times, rows_of, times, to_numpy
+from ..batch import Array, ArrayT, Batch, is_torch
+from .example import WITH_INFO, Bools, Example, Rows, as_labels, candidates, epoch_of, rows_of, to_numpy
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import LINEAR, Schedule, schedule_of
+from .times import Sampling, given_times, row_times
 
 NO_TOKEN = -1
 """What :func:`decode` gives for digits that stand for no token."""
 
 
 @dataclass(frozen=True, eq=False)
-class DigitExample(Example):
+class DigitExample(Example[ArrayT]):
     """An :class:`~stillhouse.views.example.Example` in digits.
 
     ============ ==================== =====================================================================
     input_ids    [B, L, ℓ] int32      y_t: the digits, b where masked; this is x^{−I}, as partly hidden tokens are
-    digits       [B, L, ℓ] int32      y_0
+    digits       [B, L, ℓ] int32      y_0; in torch int64, as losses want it
     digit_mask   [B, L, ℓ] bool       which digits are masked
-    targets      [B, L] bool          tokens with a masked digit (the others are known, and their loss is 0)
+    targets      [B, L] bool          tokens with a masked digit (the others are known, and their loss is 0); all tokens
+                                      without carry-over
     weights      [B, L] float32       w(t) at targets
-    base, length                      b and ℓ
+    base, length int                  b and ℓ
+    carry_over   bool                 whether p is 0 outside V, so that whole tokens are known
     ============ ==================== =====================================================================
 
     ``target_ids`` are tokens, [n], and ``noise`` is that of the tokens: a target is predicted over all C at once.
     """
 
-    digits: Any
-    digit_mask: Any
+    digits: ArrayT
+    digit_mask: ArrayT
     base: int
     length: int
+    carry_over: bool = True
 
 
 def mask(
-    batch: Batch,
+    batch: Batch[ArrayT],
     *,
     length: int | None = None,
     seed: int = 0,
     epoch: int | None = None,
     t: float | Array | None = None,
     eps: float = 1e-3,
+    sampling: Sampling = "antithetic",
+    carry_over: bool = True,
     schedule: Schedule | str | None = None,
     never: Array | None = None,
-) -> DigitExample:
+) -> DigitExample[ArrayT]:
     """Masks digits with probability 1 − α(t) each: a :class:`DigitExample`.
 
     Digits are the stored column ``subtokens``; where the batch has none, or another ``length`` (ℓ) is asked for, they
-    are made from the tokens. ``t``, ``eps``, ``epoch``, ``never`` (of tokens): see :func:`stillhouse.views.mdlm.mask`.
+    are made from the tokens. ``t``, ``eps``, ``sampling``, ``epoch``, ``never`` (of tokens): see :func:`stillhouse.views.mdlm.mask`;
+    the authors' code for text draws t antithetically, that for images draws every t on its own.
+
+    ``carry_over=False``: the targets are all tokens, whole ones too, with the weight w(t), for a p over all C tokens (leave :func:`valid_set` out);
+    the masks are the same. The paper trains so for speed and evaluates with carry-over.
+
+    The weights of a row of n tokens sum in expectation (linear schedule, eps → 0) to n·H_ℓ, H_ℓ = 1 + 1/2 + … + 1/ℓ: a token is a target with probability
+    1 − (1 − t)^ℓ. Without carry-over they sum to n·ln(1/eps)/(1 − eps).
 
     Purposes: ``prime_t``, ``prime_mask`` (one uniform per digit, token after token).
     """
@@ -76,12 +90,13 @@ def mask(
     size, positions, count = digits.shape
     ids = rows.sequence_ids
     if t is None:
-        time = times(ids, 1, seed=seed, epoch=epoch, purpose="prime_t", low=eps, high=1.0)[:, 0]
+        time = row_times(batch, rows, sampling, seed=seed, epoch=epoch, purpose="prime_t", low=eps, high=1.0)
     else:
         time = given_times(t, size)
     drawn = uniforms(epoch_seed(seed, epoch), "prime_mask", ids, positions * count).reshape(digits.shape)
-    hidden: Bools = (drawn < alpha.share(time)[:, None, None]) & candidates(rows, never)[:, :, None]
-    targets: Bools = np.any(hidden, axis=2)
+    may_be = candidates(rows, never)
+    hidden: Bools = (drawn < alpha.share(time)[:, None, None]) & may_be[:, :, None]
+    targets: Bools = np.any(hidden, axis=2) if carry_over else may_be
     weights = np.where(targets, alpha.weight(time).astype(np.float32)[:, None], np.float32(0))
     masked = np.where(hidden, np.int32(base), digits)
     give = rows.give
@@ -92,17 +107,18 @@ def mask(
         give(time),
         give(weights),
         give(rows.valid),
-        give(digits),
+        as_labels(give(digits)),
         give(hidden),
         base,
         count,
+        carry_over,
     )
 
 
 def _digits(batch: Batch, rows: Rows, length: int | None) -> tuple[npt.NDArray[np.int32], int]:
     """The digits [B, L, ℓ] int32 and the base."""
     if batch.info is None:
-        raise ViewError("the batch has no info, which says the size of its vocabulary; valid: a batch of a data set")
+        raise ViewError(f"batch: has no info, which says the size of its vocabulary; valid: {WITH_INFO}")
     stored = batch.info.subtokens
     if length is None and stored is None:
         raise ViewError(

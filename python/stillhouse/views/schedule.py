@@ -65,8 +65,13 @@ def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
     """The schedule that an argument names; ``None`` is that of the data set, linear where it says nothing."""
     if isinstance(schedule, Schedule):
         return schedule
+    if schedule is None and info is not None:
+        return Schedule(info.schedule_power)
     if schedule is None:
-        return LINEAR if info is None else Schedule(info.schedule_power)
+        raise ViewError(
+            "schedule: the batch has no info, which says by which schedule its data set was made; valid: "
+            "stillhouse.Batch(columns, info=ds.info), or schedule='linear' or Schedule(power)"
+        )
     if schedule == "linear":
         return LINEAR
     raise ViewError(f"schedule: got {schedule!r}, valid: 'linear' or Schedule(power)")

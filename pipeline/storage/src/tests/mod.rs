@@ -2,6 +2,8 @@
 //!
 //! Everything is proven by counted requests, nothing by time.
 
+mod counting;
+mod disk_cache;
 mod faults;
 mod guard;
 mod secrets;

@@ -1,0 +1,236 @@
+//! The file that holds what is cached of one object.
+//!
+//! ```text
+//!   header │ table: one slot per unit │ data: the object's bytes at their places, with holes (a sparse file)
+//! ```
+//!
+//! The slot of a unit holds the CRC-32 of its bytes and is written after them. So nothing has to be published by a rename, and
+//! whatever a killed process, a power cut or a bad disk leaves behind (a slot without its bytes, torn bytes, a flipped bit) is a
+//! unit that does not have its sum: it counts as missing, and is overwritten when it has been fetched again.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+/// What has a sum, and so is read whole: about as long as the pages of a column of a block.
+pub(crate) const UNIT: u64 = 64 << 10;
+const MAGIC: [u8; 16] = *b"stillhouse-disk1";
+/// Magic, size of the object, CRC-32 of both; the rest is zero.
+const HEADER: u64 = 64;
+const HEADER_SUMMED: usize = 24;
+const SLOT: u64 = 8;
+/// The data begin at a multiple of it.
+const PAGE: u64 = 4096;
+/// How old the time of the last use may be: reading must not write to the disk each time.
+const TOUCH_AFTER: Duration = Duration::from_secs(60);
+
+/// An open entry.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    file: File,
+    /// Of the object.
+    bytes: u64,
+}
+
+/// The units that hold a range of bytes.
+pub(crate) fn units_of(range: &Range<u64>) -> Range<u64> {
+    range.start / UNIT..range.end.div_ceil(UNIT)
+}
+
+/// The bytes of a range of units of an object of `bytes` bytes.
+pub(crate) fn bytes_of(units: &Range<u64>, bytes: u64) -> Range<u64> {
+    units.start * UNIT..(units.end * UNIT).min(bytes)
+}
+
+/// Ascending numbers as runs of such that follow each other.
+pub(crate) fn runs(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for unit in units {
+        match runs.last_mut() {
+            Some(run) if run.end == unit => run.end += 1,
+            _ => runs.push(unit..unit + 1),
+        }
+    }
+    runs
+}
+
+/// Bytes of the header and table of an object of `bytes` bytes.
+pub(crate) fn table_bytes(bytes: u64) -> u64 {
+    (HEADER + bytes.div_ceil(UNIT) * SLOT).next_multiple_of(PAGE)
+}
+
+impl Entry {
+    /// The entry of an object of `bytes` bytes; `None` where there is none, or what is there is none.
+    pub fn open(path: &Path, bytes: u64) -> io::Result<Option<Self>> {
+        Ok(Self::open_any(path)?.filter(|entry| entry.bytes == bytes))
+    }
+
+    /// The entry of whatever object; `None` also where a file was cut off.
+    pub fn open_any(path: &Path) -> io::Result<Option<Self>> {
+        let file = match File::options().read(true).write(true).open(path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let mut header = [0; HEADER as usize];
+        match file.read_exact_at(&mut header, 0) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(e) => return Err(e),
+        }
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let bytes = number(MAGIC.len());
+        let is_good =
+            header == Self::header(bytes) && file.metadata()?.len() == table_bytes(bytes).saturating_add(bytes);
+        Ok(is_good.then_some(Self { file, bytes }))
+    }
+
+    /// An entry that holds nothing yet, in place of whatever is there.
+    pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        file.set_len(table_bytes(bytes) + bytes)?;
+        file.write_all_at(&Self::header(bytes), 0)?;
+        Ok(Self { file, bytes })
+    }
+
+    fn header(bytes: u64) -> [u8; HEADER as usize] {
+        let mut header = [0; HEADER as usize];
+        header[..MAGIC.len()].copy_from_slice(&MAGIC);
+        header[MAGIC.len()..HEADER_SUMMED].copy_from_slice(&bytes.to_le_bytes());
+        let sum = crc32fast::hash(&header[..HEADER_SUMMED]);
+        header[HEADER_SUMMED..HEADER_SUMMED + 4].copy_from_slice(&sum.to_le_bytes());
+        header
+    }
+
+    /// What is there, and has its sum, of a range of units: runs of bytes, in order, each with the number of its first byte.
+    pub fn read(&self, units: &Range<u64>) -> io::Result<Vec<(u64, Bytes)>> {
+        let sums = self.sums(units)?;
+        let mut found = Vec::new();
+        for run in runs(units.clone().zip(&sums).filter(|(_, sum)| sum.is_some()).map(|(unit, _)| unit)) {
+            let whole = bytes_of(&run, self.bytes);
+            let mut data = vec![0; (whole.end - whole.start) as usize];
+            self.file.read_exact_at(&mut data, table_bytes(self.bytes) + whole.start)?;
+            let is_good = |unit: &u64| {
+                let at = ((unit - run.start) * UNIT) as usize;
+                let sum = crc32fast::hash(&data[at..data.len().min(at + UNIT as usize)]);
+                sums[(unit - units.start) as usize] == Some(sum)
+            };
+            let good = runs(run.clone().filter(is_good));
+            let data = Bytes::from(data);
+            found.extend(good.into_iter().map(|good| {
+                let part = bytes_of(&good, self.bytes);
+                (part.start, data.slice((part.start - whole.start) as usize..(part.end - whole.start) as usize))
+            }));
+        }
+        Ok(found)
+    }
+
+    /// Puts whole units in place, the first of which is number `first`.
+    pub fn write(&self, first: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, table_bytes(self.bytes) + first * UNIT)?;
+        let slots: Vec<u8> = data.chunks(UNIT as usize).flat_map(|unit| slot(crc32fast::hash(unit))).collect();
+        self.file.write_all_at(&slots, HEADER + first * SLOT)
+    }
+
+    /// Bytes that count towards the bound: the table, and the units that are there.
+    pub fn counted(&self) -> io::Result<u64> {
+        let units = 0..self.bytes.div_ceil(UNIT);
+        Ok(table_bytes(self.bytes) + self.bytes_where(&units, |sum| sum.is_some())?)
+    }
+
+    /// Bytes that some units would add.
+    pub fn missing(&self, units: &Range<u64>) -> io::Result<u64> {
+        self.bytes_where(units, |sum| sum.is_none())
+    }
+
+    /// Marks it as used now.
+    pub fn touch(&self) -> io::Result<()> {
+        let now = SystemTime::now();
+        let used = self.file.metadata()?.modified()?;
+        if now.duration_since(used).is_ok_and(|age| age < TOUCH_AFTER) {
+            return Ok(());
+        }
+        self.file.set_modified(now)
+    }
+
+    fn bytes_where(&self, units: &Range<u64>, chosen: impl Fn(&Option<u32>) -> bool) -> io::Result<u64> {
+        let sums = self.sums(units)?;
+        let size = |unit: u64| {
+            let range = bytes_of(&(unit..unit + 1), self.bytes);
+            range.end - range.start
+        };
+        Ok(units.clone().zip(sums).filter(|(_, sum)| chosen(sum)).map(|(unit, _)| size(unit)).sum())
+    }
+
+    /// The sum of each unit that is there.
+    fn sums(&self, units: &Range<u64>) -> io::Result<Vec<Option<u32>>> {
+        let mut table = vec![0; ((units.end - units.start) * SLOT) as usize];
+        self.file.read_exact_at(&mut table, HEADER + units.start * SLOT)?;
+        let sum_of = |bytes: &[u8]| {
+            let sum = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+            (bytes == slot(sum)).then_some(sum)
+        };
+        Ok(table.chunks_exact(SLOT as usize).map(sum_of).collect())
+    }
+}
+
+/// A sum and its complement, so that no zero and no flipped bit is a slot.
+fn slot(sum: u32) -> [u8; SLOT as usize] {
+    (u64::from(sum) | u64::from(!sum) << 32).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_there_when_they_were_written_and_are_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("entry");
+        let bytes = UNIT * 3 + 17;
+        let content: Vec<u8> = (0..bytes).map(|i| (i * i % 251) as u8).collect();
+        let run = |range: Range<u64>| {
+            (range.start, Bytes::copy_from_slice(&content[range.start as usize..range.end as usize]))
+        };
+
+        assert!(Entry::open(&path, bytes).unwrap().is_none());
+        let entry = Entry::create(&path, bytes).unwrap();
+        assert_eq!((entry.read(&(0..4)).unwrap(), entry.counted().unwrap()), (vec![], 4096));
+        entry.write(1, &content[UNIT as usize..2 * UNIT as usize]).unwrap();
+        entry.write(3, &content[3 * UNIT as usize..]).unwrap();
+        assert_eq!((entry.counted().unwrap(), entry.missing(&(0..4)).unwrap()), (4096 + UNIT + 17, 2 * UNIT));
+        let entry = Entry::open(&path, bytes).unwrap().unwrap();
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(UNIT..2 * UNIT), run(3 * UNIT..bytes)]);
+        assert_eq!(entry.read(&(3..4)).unwrap(), [run(3 * UNIT..bytes)]);
+        assert_eq!(entry.read(&(2..3)).unwrap(), []);
+        assert!(Entry::open(&path, bytes + 1).unwrap().is_none(), "another object");
+
+        // one that is damaged splits the run
+        entry.write(0, &content[..3 * UNIT as usize]).unwrap();
+        entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT).unwrap();
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT), run(2 * UNIT..bytes)]);
+    }
+
+    /// Every single flipped bit of a file, of the header and table as well as of the data, is noticed or harmless.
+    #[test]
+    fn no_flipped_bit_is_given_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("entry");
+        let content = [0xa5; 20];
+        Entry::create(&path, 20).unwrap().write(0, &content).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        let meaningful = (0..HEADER as usize + SLOT as usize).chain(4096..good.len());
+        for bit in meaningful.flat_map(|byte| (0..8).map(move |bit| byte * 8 + bit)) {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, &bad).unwrap();
+            let read = Entry::open(&path, 20).unwrap().map_or(vec![], |entry| entry.read(&(0..1)).unwrap());
+            assert_eq!(read, [], "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! The disk cache over a store in memory that counts what it is asked. Two caches of one folder are two processes: all that they
+//! share are files and their locks.
+
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path as FsPath, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::counting::{Counting, Fault};
+use crate::disk_cache::FETCH_UNITS;
+use crate::disk_cache::entry::{self, Entry};
+use crate::{DiskCache, DiskCacheOptions};
+
+/// What requests are rounded to.
+const UNIT: u64 = FETCH_UNITS * entry::UNIT;
+const PLENTY: u64 = 1 << 40;
+
+struct Bench {
+    store: Arc<Counting>,
+    folder: TempDir,
+}
+
+/// A data set that is open in one process.
+struct Opened {
+    cache: Arc<DiskCache>,
+    store: Arc<dyn ObjectStore>,
+}
+
+fn content(bytes: u64, seed: u64) -> Bytes {
+    (0..bytes).map(|i| (i.wrapping_mul(i + seed) % 251) as u8).collect()
+}
+
+fn key() -> Path {
+    Path::from("data/a.parquet")
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { store: Arc::new(Counting::new(InMemory::new())), folder: tempfile::tempdir().unwrap() }
+    }
+
+    async fn with(bytes: u64) -> (Self, Bytes) {
+        let bench = Self::new();
+        let content = content(bytes, 1);
+        bench.put(&key(), &content).await;
+        (bench, content)
+    }
+
+    async fn put(&self, key: &Path, content: &Bytes) {
+        self.store.put(key, content.clone().into()).await.unwrap();
+    }
+
+    fn options(&self, bytes: u64) -> DiskCacheOptions {
+        DiskCacheOptions { folder: self.folder.path().join("cache"), bytes }
+    }
+
+    fn open_as(&self, dataset: &str, bytes: u64) -> Opened {
+        let cache = DiskCache::open(&self.options(bytes), dataset).unwrap();
+        let store = cache.wrap(self.store.clone(), &format!("s3://b/{dataset}"));
+        Opened { cache, store }
+    }
+
+    fn open(&self) -> Opened {
+        self.open_as("dataset", PLENTY)
+    }
+
+    /// The entries, in no order.
+    fn entries(&self) -> Vec<PathBuf> {
+        let root = self.folder.path().join("cache/stillhouse-1");
+        let folders = fs::read_dir(root).unwrap().map(|f| f.unwrap().path()).filter(|f| !f.ends_with("claims"));
+        let files = folders.filter(|f| f.is_dir()).flat_map(|f| fs::read_dir(f).unwrap().map(|f| f.unwrap().path()));
+        files.filter(|f| !f.ends_with("in-use")).collect()
+    }
+
+    /// Bytes in the folder, by the entries themselves.
+    fn held(&self) -> u64 {
+        self.entries().iter().map(|path| Entry::open_any(path).unwrap().unwrap().counted().unwrap()).sum()
+    }
+}
+
+impl Opened {
+    async fn read(&self, range: Range<u64>) -> Bytes {
+        self.store.get_range(&key(), range).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_was_read_is_not_asked_for_again() {
+    let bytes = UNIT * 20 + 1234;
+    let (bench, content) = Bench::with(bytes).await;
+    let opened = bench.open();
+    for _ in 0..2 {
+        let ranges = [5..17, UNIT - 1..3 * UNIT + 1, bytes - 10..bytes, 5..17];
+        let found = opened.store.get_ranges(&key(), &ranges).await.unwrap();
+        for (range, found) in ranges.iter().zip(found) {
+            assert_eq!(found, content.slice(range.start as usize..range.end as usize), "{range:?}");
+        }
+    }
+    assert_eq!((bench.store.heads(), bench.store.gets()), (1, 2), "units 0–3 are one request, the last is another");
+    assert_eq!(bench.store.bytes(), 4 * UNIT + 1234);
+
+    // another process: it asks which version is there, and no more
+    assert_eq!(bench.open().read(0..UNIT).await, content.slice(..UNIT as usize));
+    assert_eq!((bench.store.heads(), bench.store.gets()), (2, 2));
+    // whole objects pass through
+    let whole = opened.store.get(&key()).await.unwrap().bytes().await.unwrap();
+    assert_eq!((whole, bench.store.gets()), (content, 3));
+    assert!(opened.cache.take_warning().is_none());
+}
+
+#[tokio::test]
+async fn nobody_else_may_look_into_it_and_names_tell_nothing() {
+    let (bench, _) = Bench::with(100).await;
+    bench.open_as("bucket/PRIVATE", PLENTY).read(0..100).await;
+    let mut folders = vec![bench.folder.path().join("cache")];
+    while let Some(path) = folders.pop() {
+        let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
+        assert!(!path.display().to_string().contains("PRIVATE") && !path.display().to_string().contains("parquet"));
+        if path.is_dir() {
+            folders.extend(fs::read_dir(&path).unwrap().map(|f| f.unwrap().path()));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn processes_that_ask_at_once_fetch_once() {
+    let bytes = UNIT * 32;
+    let (bench, content) = Bench::with(bytes).await;
+    let opened: Vec<Opened> = (0..3).map(|_| bench.open()).collect();
+    let tasks = opened.iter().cycle().take(24).enumerate().map(|(i, opened)| {
+        let (store, content) = (Arc::clone(&opened.store), content.clone());
+        tokio::spawn(async move {
+            let start = UNIT * (i as u64 % 8) * 4 + i as u64;
+            let found = store.get_range(&key(), start..start + 3 * UNIT).await.unwrap();
+            assert_eq!(found, content.slice(start as usize..(start + 3 * UNIT) as usize));
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    assert_eq!(bench.store.bytes(), bytes, "each unit once");
+    assert_eq!(bench.held(), bytes + 4096);
+}
+
+#[tokio::test]
+async fn a_replaced_object_is_never_served() {
+    let (bench, old) = Bench::with(UNIT * 12).await;
+    let first = bench.open();
+    assert_eq!(first.read(0..UNIT * 9).await, old.slice(..UNIT as usize * 9));
+    let new = content(UNIT * 12, 7);
+    bench.put(&key(), &new).await;
+
+    // a process that had begun finds out with the next request; what is given out in one answer is of one version
+    let both = [0..UNIT * 2, UNIT * 10..UNIT * 11];
+    let found = first.store.get_ranges(&key(), &both).await.unwrap();
+    for (range, found) in both.iter().zip(found) {
+        assert_eq!(found, new.slice(range.start as usize..range.end as usize));
+    }
+    assert_eq!(bench.held(), 4096 + 3 * UNIT, "the old one's place is free");
+    // one that comes now sees the new one at once
+    assert_eq!(bench.open().read(3..UNIT * 12).await, new.slice(3..));
+    bench.put(&key(), &old).await;
+    assert_eq!(bench.open().read(0..UNIT * 9).await, old.slice(..UNIT as usize * 9));
+
+    bench.store.delete(&key()).await.unwrap();
+    assert!(matches!(bench.open().store.get_range(&key(), 0..1).await, Err(Error::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn damage_of_the_cache_is_fetched_again() {
+    let (bench, content) = Bench::with(UNIT * 4).await;
+    let opened = bench.open();
+    opened.read(0..UNIT * 4).await;
+    let [path] = &bench.entries()[..] else { panic!() };
+    let good = fs::read(path).unwrap();
+    let damages: [fn(&mut Vec<u8>); 6] = [
+        |bytes| bytes[4096 + UNIT as usize * 2 + 99] ^= 4, // a bit of the data
+        |bytes| bytes[64 + 8] ^= 1,                        // of the table
+        |bytes| bytes[3] ^= 1,                             // of the header
+        |bytes| bytes.truncate(4096 + UNIT as usize),      // half a file
+        |bytes| bytes[4096..].fill(0),                     // a table that came before its bytes
+        |bytes| bytes.clear(),
+    ];
+    for (number, damage) in damages.iter().enumerate() {
+        let mut bad = good.clone();
+        damage(&mut bad);
+        fs::write(path, bad).unwrap();
+        let before = bench.store.gets();
+        assert_eq!(opened.read(0..UNIT * 4).await, content, "damage {number}");
+        assert!(bench.store.gets() > before, "damage {number}");
+        let after = bench.store.gets();
+        assert_eq!(opened.read(0..UNIT * 4).await, content, "damage {number}");
+        assert_eq!((bench.store.gets(), fs::read(path).unwrap() == good), (after, true), "damage {number}");
+    }
+    assert!(opened.cache.take_warning().is_none(), "that is no news");
+}
+
+#[tokio::test]
+async fn what_came_damaged_from_the_store_can_be_dropped() {
+    let (bench, content) = Bench::with(UNIT * 2).await;
+    let opened = bench.open();
+    bench.store.fail(Fault::Flip);
+    assert_ne!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+    let url = format!("s3://b/dataset/{}", key());
+    let start = Instant::now();
+    assert!(opened.cache.drop_object(&url, start));
+    assert!(opened.cache.drop_object(&url, start), "of two that read at once both read again");
+    assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+    assert!(!opened.cache.drop_object(&url, Instant::now()), "the second time it is the store's");
+    assert_eq!(bench.held(), 4096 + UNIT);
+}
+
+#[tokio::test]
+async fn the_bound_is_kept_and_the_least_recently_used_goes_first() {
+    let (bench, content) = Bench::with(UNIT * 4).await;
+    let each = 4096 + 4 * UNIT;
+    let names = ["a", "b", "c"];
+    for (age, name) in names.iter().enumerate() {
+        bench.open_as(name, 4 * each).read(0..UNIT * 4).await;
+        let hours = Duration::from_secs(3600 * (10 - age as u64));
+        for path in bench.entries().iter().filter(|path| is_fresh(path)) {
+            fs::File::options().write(true).open(path).unwrap().set_modified(SystemTime::now() - hours).unwrap();
+        }
+    }
+    assert_eq!(bench.held(), 3 * each);
+    // read again, so that `b` is the oldest
+    let reads = bench.store.gets();
+    bench.open_as("a", 4 * each).read(0..1).await;
+    assert_eq!(bench.store.gets(), reads);
+    // the fourth and the fifth fill it
+    let _fourth = bench.open_as("d", 4 * each).read(0..UNIT * 4).await;
+    bench.open_as("e", 4 * each).read(0..UNIT * 4).await;
+    assert_eq!(bench.held(), 4 * each);
+    for (name, is_there) in [("a", true), ("c", true), ("d", true), ("e", true), ("b", false)] {
+        let reads = bench.store.gets();
+        assert_eq!(bench.open_as(name, 4 * each).read(0..UNIT * 4).await, content);
+        assert_eq!(bench.store.gets() == reads, is_there, "{name}");
+        assert!(bench.held() <= 4 * each);
+    }
+}
+
+fn is_fresh(path: &FsPath) -> bool {
+    fs::metadata(path).unwrap().modified().unwrap().elapsed().unwrap() < Duration::from_secs(60)
+}
+
+#[tokio::test]
+async fn what_a_process_has_open_stays_unless_the_bound_is_lowered() {
+    let (bench, content) = Bench::with(UNIT * 8).await;
+    let bound = 4096 + 6 * UNIT;
+    let first = bench.open_as("a", bound);
+    first.read(0..UNIT * 6).await;
+    // more of the same data set, and another one: there is no room, and exactly what was asked for is fetched
+    let other = bench.open_as("b", bound);
+    let fetched = bench.store.bytes();
+    assert_eq!(first.read(UNIT * 6..UNIT * 6 + 100).await, content.slice(6 * UNIT as usize..6 * UNIT as usize + 100));
+    assert_eq!(bench.store.bytes() - fetched, UNIT, "the first time it was to be kept");
+    assert_eq!(first.read(UNIT * 7..UNIT * 7 + 100).await, content.slice(7 * UNIT as usize..7 * UNIT as usize + 100));
+    assert_eq!(bench.store.bytes() - fetched, UNIT + 100, "now it is known");
+    other.read(0..UNIT).await;
+    let gets = bench.store.gets();
+    assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
+    assert_eq!((bench.store.gets(), bench.held()), (gets, bound));
+
+    // whoever says less means it
+    let third = bench.open_as("c", 3 * UNIT);
+    assert_eq!(bench.held(), 0);
+    assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
+    assert_eq!(third.read(5..9).await, content.slice(5..9));
+    assert!(first.cache.take_warning().is_none() && third.cache.take_warning().is_none());
+}
+
+#[tokio::test]
+async fn a_count_that_is_lost_or_wrong_is_made_again() {
+    let (bench, _) = Bench::with(UNIT * 4).await;
+    bench.open().read(0..UNIT * 4).await;
+    let lock = bench.folder.path().join("cache/stillhouse-1/lock");
+    // lost with a power cut; then a folder that holds more than it may
+    fs::write(&lock, b"").unwrap();
+    let opened = bench.open_as("b", 4096 + 2 * UNIT);
+    assert_eq!(bench.held(), 0);
+    opened.read(0..UNIT).await;
+    assert_eq!(bench.held(), 4096 + UNIT);
+    // a file that is no entry, as a cut-off creation leaves it, goes with the next count
+    let [path] = &bench.entries()[..] else { panic!() };
+    fs::write(path, b"stillhouse").unwrap();
+    fs::write(&lock, b"garbage that is long enough").unwrap();
+    bench.open();
+    assert!(bench.entries().is_empty());
+}
+
+#[tokio::test]
+async fn a_folder_that_fails_costs_no_data() {
+    let (bench, content) = Bench::with(UNIT * 4).await;
+    let opened = bench.open();
+    opened.read(0..UNIT).await;
+    let root = bench.folder.path().join("cache/stillhouse-1");
+    fs::remove_dir_all(&root).unwrap();
+    // cleared by somebody: it begins anew
+    assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+    // a file where the folder was
+    let _ = fs::remove_dir_all(&root);
+    fs::write(&root, b"").unwrap();
+    for _ in 0..3 {
+        assert_eq!(opened.read(0..UNIT * 4).await, content);
+    }
+    let warning = opened.cache.take_warning().unwrap();
+    assert!(warning.contains("reading goes on without it") && !warning.contains('\n'), "{warning}");
+    assert_eq!(opened.cache.take_warning(), None);
+
+    let error = DiskCache::open(&bench.options(PLENTY), "x").unwrap_err().to_string();
+    assert!(error.contains("cannot be used") && error.contains("cache"), "{error}");
+}
+
+#[tokio::test]
+async fn failures_of_the_store_are_passed_on_and_block_nobody() {
+    let (bench, content) = Bench::with(UNIT * 4).await;
+    let opened = bench.open();
+    for fault in [Fault::Get, Fault::Head] {
+        bench.store.fail(fault);
+        let read = opened.store.get_range(&key(), 0..UNIT).await;
+        // without HEAD it is read all the same
+        assert_eq!(read.is_ok(), fault == Fault::Head, "{read:?}");
+        assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+        opened.cache.drop_object(&format!("s3://b/dataset/{}", key()), Instant::now());
+    }
+    assert!(opened.cache.take_warning().unwrap().contains("whose version the store does not tell"));
+    let short = opened.store.get_range(&key(), 0..UNIT * 5).await;
+    assert_eq!(short.unwrap(), content, "past the end the answer is the store's");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever is asked by whom, in whatever order, with whatever bound, and whatever is flipped in between: the bytes are the object's
+    /// and the bound is kept.
+    #[test]
+    fn bytes_are_right_and_the_bound_is_kept(
+        bytes in 1u64..UNIT * 11,
+        bound in 1u64..UNIT * 14,
+        asked in prop::collection::vec((0usize..3, any::<u32>(), any::<u32>(), any::<Option<u32>>()), 1..12),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (bench, content) = Bench::with(bytes).await;
+            let opened = [bench.open_as("a", bound), bench.open_as("a", bound), bench.open_as("b", bound)];
+            for (who, from, to, flip) in asked {
+                let (from, to) = (u64::from(from) % bytes, u64::from(to) % bytes);
+                let range = from.min(to)..from.max(to) + 1;
+                let ranges = [range.clone(), 0..1, range.start..bytes];
+                let found = opened[who].store.get_ranges(&key(), &ranges).await.unwrap();
+                for (range, found) in ranges.iter().zip(found) {
+                    assert_eq!(found, content.slice(range.start as usize..range.end as usize), "{range:?}");
+                }
+                assert!(bench.held() <= bound, "{} of {bound}", bench.held());
+                if let (Some(flip), Some(path)) = (flip, bench.entries().first()) {
+                    let mut file = fs::read(path).unwrap();
+                    let at = 64 + flip as usize % (file.len() - 64); // a count needs the header
+                    file[at] ^= 1;
+                    fs::write(path, file).unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[tokio::test]
+async fn many_ranges_of_many_objects() {
+    let bench = Bench::new();
+    let keys: Vec<Path> = (0..20).map(|i| Path::from(format!("data/{i}"))).collect();
+    for (i, key) in keys.iter().enumerate() {
+        bench.put(key, &content(UNIT * 3, i as u64)).await;
+    }
+    let opened = bench.open();
+    for _ in 0..2 {
+        let reads = futures::stream::iter(keys.iter().enumerate()).map(|(i, key)| {
+            let store = Arc::clone(&opened.store);
+            async move {
+                let found = store.get_range(key, 7..UNIT * 3 - 7).await.unwrap();
+                assert_eq!(found, content(UNIT * 3, i as u64).slice(7..UNIT as usize * 3 - 7));
+            }
+        });
+        reads.buffer_unordered(8).collect::<Vec<()>>().await;
+    }
+    assert_eq!((bench.store.gets(), bench.entries().len()), (20, 20));
+}

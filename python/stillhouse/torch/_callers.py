@@ -1,0 +1,72 @@
+"""Refusals of loaders that would give wrong rows without a word: only who calls can be asked.
+
+A loader that batches again (``DataLoader(stream, batch_size=8)``, which is also what Hugging Face's Trainer makes) stacks eight of our batches to
+[8, 8, L]; accelerate deals among its processes what is dealt already, so that each gets a part of its part. Neither tells the
+data set anything, and both end in training on the wrong thing. They can be told by the frame that asks for the iterator, or
+for the epoch.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+_OURS = "stillhouse.torch.DataLoader(dataset)"
+
+
+def _caller(name: str, frame: FrameType | None) -> FrameType | None:
+    """The first frame outside this package, where it is of an object of a class of this name."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("stillhouse."):
+        frame = frame.f_back
+    found = None if frame is None else frame.f_locals.get("self")
+    return frame if any(cls.__name__ == name for cls in type(found).__mro__) else None
+
+
+def refuse_batching_again() -> None:
+    """For ``__iter__`` of a data set that gives batches."""
+    fetcher = _caller("_IterableDatasetFetcher", sys._getframe(1))
+    if fetcher is not None and fetcher.f_locals.get("auto_collation"):
+        raise TypeError(
+            "StreamingShardDataset gives whole batches, and this loader would batch them again. Write "
+            f"{_OURS}, or torch.utils.data.DataLoader(dataset, batch_size=None); under Hugging Face's Trainer return the first from "
+            "get_train_dataloader, or give it a ShardDataset"
+        )
+    if _caller("IterableDatasetShard", sys._getframe(1)) is not None:
+        raise TypeError(
+            f"StreamingShardDataset deals its rows to the ranks itself; accelerate would deal them again. Write accelerator.prepare({_OURS})"
+        )
+
+
+def refuse_dealing_again() -> None:
+    """For ``__iter__`` of a sampler that gives the batches of one rank."""
+    shard = _caller("BatchSamplerShard", sys._getframe(1))
+    if shard is not None and shard.f_locals["self"].num_processes > 1:
+        raise TypeError(
+            f"ShardDataset.batch_sampler deals the rows to the ranks itself; accelerate would deal them again. Write accelerator.prepare({_OURS})"
+        )
+
+
+def refuse_accelerate() -> None:
+    """For ``set_epoch``, which is what accelerate's dispatcher tells a data set: it reads in one process alone and cuts what it got."""
+    if _caller("DataLoaderDispatcher", sys._getframe(1)) is not None:
+        raise TypeError(
+            "accelerate would read the rows of rank 0 alone, cut them among the processes, and drop what batches know of their "
+            f"data set. Write accelerator.prepare({_OURS})"
+        )
+
+
+def passing_over() -> bool:
+    """Whether Hugging Face's Trainer asks, to pass over the batches that it trained on before it was stopped.
+
+    For the parts of a loader that ``accelerate.skip_first_batches`` puts together anew. Refused where another loop does so: that would not go on
+    with the state which the loader has.
+    """
+    asks = sys._getframe(2)
+    if asks.f_code.co_name != "skip_first_batches" or asks.f_globals.get("__name__") != "accelerate.data_loader":
+        return False
+    if asks.f_back is None or not asks.f_back.f_globals.get("__name__", "").startswith("transformers."):
+        raise TypeError(
+            "skip_first_batches would read the epoch anew and lose count of it. Leave it out: this loader goes on where its state says, after "
+            "accelerator.load_state(folder) or loader.load_state_dict(state)"
+        )
+    return True

@@ -1,0 +1,125 @@
+"""Where the next iteration begins, in memory that worker processes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+_MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class Order:
+    """What decides the order of an epoch, besides the data set and the epoch's number."""
+
+    shuffle: bool
+    seed: int
+    shuffle_blocks: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An iteration: where it began, and the generation of the place then."""
+
+    epoch: int
+    position: int
+    generation: int
+
+
+class Place:
+    """The order, and (epoch, position) at which the next iteration begins.
+
+    Worker processes of torch's loaders keep their copy of the data set from epoch to epoch, so the place is in shared memory. Nobody
+    tells them that an epoch is over: frameworks draw ``len(loader)`` batches and never ask for one more. So each worker leaves a mark
+    with its last batch, and the one that finds the marks of all that have a batch moves the place on. Two things must not happen:
+
+    - A worker of an iteration that was left, still at work, moves a place that was set meanwhile: marks are of one *generation* of
+      the place, which every ``set`` changes.
+    - A worker without a batch, which nobody waits for, begins so late that it finds the place moved by its own iteration, and gives
+      rows of the next epoch: who moves the place writes down which iteration ended, and a latecomer of that iteration takes part in it.
+    """
+
+    _HEAD = 11
+    _EPOCH, _POSITION, _SHUFFLE, _SEED, _BLOCKS, _GENERATION = range(6)
+    _ENDED = slice(
+        6, 11
+    )  # of the iteration that ended last: its base seed, epoch, position, generation, workers with batches
+
+    def __init__(self, order: Order) -> None:
+        # of each worker: the iteration that it takes part in (base seed, epoch, generation), and its mark
+        cells = torch.zeros(self._HEAD + 4 * _MOST_WORKERS, dtype=torch.int64)
+        self._cells = cells.share_memory_()  # type: ignore[no-untyped-call]
+        self._cells[self._ENDED] = -1
+        self.set_order(order)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
+        copied = Place(self.order())
+        copied._cells.copy_(self._cells)
+        return copied
+
+    def get(self) -> tuple[int, int]:
+        """(epoch, position)."""
+        epoch, position = self._cells[:2].tolist()
+        return epoch, position
+
+    def set(self, epoch: int, position: int) -> None:
+        """The next iteration begins there."""
+        self._cells[self._GENERATION] += 1
+        self._cells[self._POSITION] = position
+        self._cells[self._EPOCH] = epoch
+
+    def order(self) -> Order:
+        """The order."""
+        shuffle, seed, shuffle_blocks = self._cells[self._SHUFFLE : self._BLOCKS + 1].tolist()
+        return Order(bool(shuffle), seed % (1 << 64), shuffle_blocks)
+
+    def set_order(self, order: Order) -> None:
+        """Another order, from the next iteration on."""
+        seed = order.seed - (1 << 64) if order.seed >= 1 << 63 else order.seed
+        self._cells[self._SHUFFLE : self._BLOCKS + 1] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
+
+    def begin(self) -> Begun:
+        """The iteration that this process, a worker or the only one, is to begin."""
+        begun = Begun(*self.get(), int(self._cells[self._GENERATION]))
+        worker = get_worker_info()
+        if worker is None:
+            return begun
+        base = worker.seed - worker.id
+        mine = self._of_worker(worker.id)
+        of, epoch, position, generation, busy = self._cells[self._ENDED].tolist()
+        took_part = mine[:3].tolist() == [base, epoch, generation]
+        if of == base and not took_part and worker.id >= busy:
+            begun = Begun(epoch, position, generation)
+        return begun
+
+    def join(self, begun: Begun) -> None:
+        """This worker takes part in an iteration."""
+        worker = get_worker_info()
+        if worker is not None:
+            base = worker.seed - worker.id
+            self._of_worker(worker.id)[:] = torch.tensor([base, begun.epoch, begun.generation, -1])
+
+    def end(self, begun: Begun, batches: int) -> None:
+        """This process has come to its last batch of an iteration in which the workers have so many batches together."""
+        worker = get_worker_info()
+        if worker is not None:
+            base = worker.seed - worker.id
+            busy = max(1, min(worker.num_workers, batches))
+            mark = ((base * 1_000_003 + begun.epoch) * 1_000_003 + begun.generation) % (1 << 62)
+            self._of_worker(worker.id)[3] = mark
+            marks = self._cells[self._HEAD :].view(-1, 4)[:busy, 3]
+            if not bool((marks == mark).all()):
+                return
+            ended = [base, begun.epoch, begun.position, begun.generation, busy]
+        if int(self._cells[self._GENERATION]) != begun.generation:
+            return
+        if worker is not None:
+            self._cells[self._ENDED] = torch.tensor(ended)
+        self.set(begun.epoch + 1, 0)
+
+    def _of_worker(self, worker: int) -> torch.Tensor:
+        cells: torch.Tensor = self._cells[self._HEAD :].view(-1, 4)[worker]
+        return cells
