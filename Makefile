@@ -33,7 +33,7 @@ rust-test: setup
 # What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests.
 soak: setup python
 	STILLHOUSE_SOAK=1 cargo nextest run --workspace
-	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py tests/test_frameworks.py
+	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py tests/test_frameworks.py tests/test_damage.py
 
 # The service: attacks, schemathesis, and its page in Chromium. With the selection of the Rust tests, so that the program is built once.
 service-test: service-setup
