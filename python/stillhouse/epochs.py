@@ -41,6 +41,8 @@ class EpochOptions(TypedDict, total=False):
     world_size: int
     drop_last: bool | None
     storage: Mapping[str, Any] | None
+    disk_cache: str | os.PathLike[str] | None
+    disk_cache_gigabytes: float | None
     cache_megabytes: int
 
 
@@ -92,15 +94,25 @@ class Epochs(Generic[T]):
         world_size: int = 1,
         drop_last: bool | None = None,
         storage: Mapping[str, Any] | None = None,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_gigabytes: float | None = None,
         cache_megabytes: int = 512,
     ) -> None:
         if isinstance(dataset, Dataset):
-            if (split, columns, storage) != ("train", None, None):
-                raise ValueError("split, columns and storage belong to stillhouse.open when an open data set is given")
+            if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
+                raise ValueError(
+                    "split, columns, storage and disk_cache belong to stillhouse.open when an open data set is given"
+                )
             self.dataset = dataset
         else:
             self.dataset = Dataset(
-                dataset, split=split, columns=columns, storage=storage, cache_megabytes=cache_megabytes
+                dataset,
+                split=split,
+                columns=columns,
+                storage=storage,
+                cache_megabytes=cache_megabytes,
+                disk_cache=disk_cache,
+                disk_cache_gigabytes=disk_cache_gigabytes,
             )
         self.transform = transform
         self._order = Order(shuffle, seed, shuffle_blocks)

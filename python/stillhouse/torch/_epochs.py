@@ -42,16 +42,26 @@ class Epochs:
         drop_last: bool | None = None,
         transform: Callable[[Batch], Any] | None = None,
         storage: Mapping[str, Any] | None = None,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_gigabytes: float | None = None,
         cache_megabytes: int = 512,
     ) -> None:
         self.dataset: Dataset | Mixture
         if isinstance(dataset, (Dataset, Mixture)):
-            if (split, columns, storage) != ("train", None, None):
-                raise ValueError("split, columns and storage belong to stillhouse.open when an open data set is given")
+            if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
+                raise ValueError(
+                    "split, columns, storage and disk_cache belong to stillhouse.open when an open data set is given"
+                )
             self.dataset = dataset
         else:
             self.dataset = Dataset(
-                dataset, split=split, columns=columns, storage=storage, cache_megabytes=cache_megabytes
+                dataset,
+                split=split,
+                columns=columns,
+                storage=storage,
+                cache_megabytes=cache_megabytes,
+                disk_cache=disk_cache,
+                disk_cache_gigabytes=disk_cache_gigabytes,
             )
         for name, value in (("batch_size", batch_size), ("shuffle_blocks", shuffle_blocks)):
             if not 1 <= value < 1 << 32:

@@ -65,6 +65,8 @@ class MixtureDataset(StreamingShardDataset):
         drop_last: bool | None = None,
         transform: Callable[[Batch], Any] | None = None,
         storage: Mapping[str, Any] | None = None,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_gigabytes: float | None = None,
         cache_megabytes: int = 512,
     ) -> None:
         if not isinstance(datasets, Mapping) or not 1 <= len(datasets) <= 256:
@@ -74,13 +76,21 @@ class MixtureDataset(StreamingShardDataset):
         each = max(1, cache_megabytes // len(datasets))
         for name, dataset in datasets.items():
             if isinstance(dataset, Dataset):
-                if (split, columns, storage) != ("train", None, None):
+                if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
                     raise ValueError(
-                        f"split, columns and storage belong to stillhouse.open where an open data set is given: {name}"
+                        f"split, columns, storage and disk_cache belong to stillhouse.open where an open data set is given: {name}"
                     )
                 opened[name] = dataset
             else:
-                opened[name] = Dataset(dataset, split=split, columns=columns, storage=storage, cache_megabytes=each)
+                opened[name] = Dataset(
+                    dataset,
+                    split=split,
+                    columns=columns,
+                    storage=storage,
+                    cache_megabytes=each,
+                    disk_cache=disk_cache,
+                    disk_cache_gigabytes=disk_cache_gigabytes,
+                )
         rows = _rows_per_epoch(opened, weights, tokens, epochs, rows_per_epoch)
         super().__init__(
             Mixture(opened, rows),

@@ -67,6 +67,8 @@ class TokenBatchDataset(StreamingShardDataset):
         drop_last: bool | None = None,
         transform: Callable[[Batch], Any] | None = None,
         storage: Mapping[str, Any] | None = None,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_gigabytes: float | None = None,
         cache_megabytes: int = 512,
     ) -> None:
         super().__init__(
@@ -82,6 +84,8 @@ class TokenBatchDataset(StreamingShardDataset):
             drop_last=drop_last,
             transform=transform,
             storage=storage,
+            disk_cache=disk_cache,
+            disk_cache_gigabytes=disk_cache_gigabytes,
             cache_megabytes=cache_megabytes,
         )
         for name, value in (("max_tokens", max_tokens), ("length_window", length_window)):
