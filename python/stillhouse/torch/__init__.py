@@ -23,6 +23,9 @@ differ by one row at most; that batch is left out where some rank would get noth
 An epoch is over when its last batch is given out: loops that take ``len(loader)`` batches and loops that go on to the end
 come to the next one alike. ``len`` is that of a whole epoch, in mid-epoch too; ``loader.remaining`` is what is left.
 
+:class:`MixtureDataset` gives several data sets as one, in given proportions; :class:`TokenBatchDataset` batches of so many tokens. Both are
+:class:`StreamingShardDataset` in all that is said here.
+
 ``DataLoader`` of this module counts what it has given out, and is what Lightning, accelerate and Hugging Face's Trainer get; the plain
 one of torch works too (``batch_size=None``, or
 ``batch_sampler=ds.batch_sampler`` for :class:`ShardDataset`), with ``batch.state`` as the state after each batch, and so does

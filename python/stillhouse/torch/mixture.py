@@ -25,7 +25,7 @@ class MixtureDataset(StreamingShardDataset):
 
     - ``weights``: shares of the rows (which are shares of the tokens too, where rows have one length), of any scale. An epoch has
       ``rows_per_epoch`` rows, by default as many as all data sets together.
-    - ``tokens``: tokens of each, to the nearest row. (Where rows differ in length: going by the mean length of the data set. Padding counts.)
+    - ``tokens``: tokens of each, to the nearest row. (Where rows differ in length: going by the mean of the data set, without padding.)
     - ``epochs``: how often each data set comes, such as ``{"web": 1, "code": 2.5}``. Without any of the three: each once.
 
     Each data set is shuffled by itself, with ``shuffle_blocks`` of its own; where its epoch ends within the mixture, its next one begins, in a new order. An epoch

@@ -42,8 +42,8 @@ class TokenBatchDataset(StreamingShardDataset):
     first and its square root more, by halving the batches with most rows.
 
     ``lengths`` (int [rows], tokens of each row: ``ds.lengths`` of another time) spares reading them. Else one column of all rows is read when the
-    data set is made: ``attention_mask`` where there is padding, ``input_ids`` where rows differ in length, none where all have L. Memory: 4 bytes a row for lengths, 8 for the order of an epoch, beside that of
-    :class:`StreamingShardDataset`. Each rank reads the blocks that its batches are in, which is nearly all of them.
+    data set is made: ``attention_mask`` where there is padding, ``input_ids`` where rows differ in length, none where all have L.
+    Memory beside that of :class:`StreamingShardDataset`: 4 bytes a row for lengths, 8 for the order of each of up to two epochs. Each rank reads the blocks that its batches are in, which is nearly all of them.
 
     Raises ``ValueError`` for a row that is longer than ``max_tokens``.
     """
