@@ -38,6 +38,10 @@ def dataset(kind: Any, folder: str, **options: Any) -> Any:
     return kind(folder, **{"batch_size": 4, "seed": 1, "columns": ["sequence_id", "input_ids"], **options})
 
 
+def epochs(loader: Any) -> list[list[list[int]]]:
+    return [[ids(batch) for batch in loader] for _ in range(2)]
+
+
 def of_torch(folder: str, kind: Any, cls: Any = DataLoader, **options: Any) -> Any:
     ds = dataset(kind, folder)
     if kind is st.ShardDataset:
@@ -76,7 +80,7 @@ def accumulated(loader: Any) -> list[list[int]]:
             with accelerator.accumulate(model):
                 if accelerator.sync_gradients:
                     steps.append(number)
-        assert not GradientState().in_dataloader
+        assert all(known is not loader for known in GradientState().dataloader_references)
     return [steps]
 
 
@@ -138,9 +142,8 @@ def train(argv: list[str]) -> torch.nn.Module:
                 loader = of_torch(
                     folder, kind, StatefulDataLoader if name == "stateful " else DataLoader, num_workers=count
                 )
-                prepared = accelerator.prepare(loader)
                 results[f"{name}{kind.__name__} {count}"] = found_out(
-                    lambda p=prepared: [[ids(b) for b in p] for _ in range(2)]
+                    lambda a=accelerator, of=loader: epochs(a.prepare(of))
                 )
     for kind in (st.StreamingShardDataset, st.ShardDataset):
         ours = st.DataLoader(dataset(kind, folder))

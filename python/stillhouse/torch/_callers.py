@@ -47,7 +47,11 @@ def refuse_dealing_again() -> None:
 
 
 def refuse_accelerate() -> None:
-    """For ``set_epoch``, which is what accelerate's dispatcher tells a data set: it reads in one process alone and cuts what it got."""
+    """For ``set_epoch``, which is what accelerate tells a data set before it reads in one process alone and cuts what it got, or deals that."""
+    if _caller("IterableDatasetShard", sys._getframe(1)) is not None:
+        raise TypeError(
+            f"StreamingShardDataset deals its rows to the ranks itself; accelerate would deal them again. Write accelerator.prepare({_OURS})"
+        )
     if _caller("DataLoaderDispatcher", sys._getframe(1)) is not None:
         raise TypeError(
             "accelerate would read the rows of rank 0 alone, cut them among the processes, and drop what batches know of their "

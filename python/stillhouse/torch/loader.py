@@ -151,6 +151,7 @@ class DataLoader(TorchDataLoader[Any]):
     def load_state_dict(self, state: State) -> None:
         """The next iteration goes on there; see :meth:`StreamingShardDataset.load_state_dict`."""
         self._epochs.load_state_dict(state)
+        self._dealt.loaded = True
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -217,11 +218,18 @@ class _Work(TorchDataset[Any]):
 class _Dealt(DistributedSampler[Any]):
     """Tells Lightning that the rows are dealt to the ranks already, and takes the epochs that it counts."""
 
+    loaded = False
+    """Whether a state was loaded that no epoch was set after."""
+    _ahead = 0
+
     def __init__(self, dataset: Epochs) -> None:
         self._epochs = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        self._epochs.set_epoch(epoch)
+        # Lightning falls behind by one where a run goes on twice from checkpoints of the last batch of an epoch: the state knows better
+        if self.loaded:
+            self.loaded, self._ahead = False, max(0, self._epochs.epoch - epoch)
+        self._epochs.set_epoch(epoch + self._ahead)
 
     def __len__(self) -> int:
         return self._epochs.batches_per_epoch()
