@@ -30,6 +30,7 @@ impl Level {
     /// All levels of this machine, widest first (the tests compare their bits).
     #[must_use]
     pub fn available() -> [Option<Self>; 3] {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
         let mut levels = [Some(Self(Kind::Baseline)), None, None];
         #[cfg(target_arch = "x86_64")]
         {
