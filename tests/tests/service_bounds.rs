@@ -129,10 +129,11 @@ fn hub() -> (String, std::sync::mpsc::Receiver<String>) {
             };
             let answer =
                 format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
-            stream.write_all(answer.as_bytes()).unwrap();
+            // before the answer: whoever got that finds the question
             if asked.send(line).is_err() {
                 return;
             }
+            stream.write_all(answer.as_bytes()).unwrap();
         }
     });
     (address, questions)
