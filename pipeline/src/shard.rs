@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants::{self, Limits};
 use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
-use stillhouse_schemas::manifest::FooterRecord;
+use stillhouse_schemas::pages::FooterRecord;
 use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::ids::SplitId;
+use crate::pages::FooterRecord;
 use crate::spec::JobSpec;
 
 /// `manifest.json`.
@@ -234,15 +235,6 @@ pub struct ShardRecord {
     pub input_sha256: Vec<String>,
     /// What went in and what was seen.
     pub statistics: Statistics,
-}
-
-/// The end of a shard: everything behind its last page, which is page indexes and footer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FooterRecord {
-    /// How many bytes.
-    pub bytes: u64,
-    /// Their checksum.
-    pub sha256: String,
 }
 
 /// Sums over shards.

@@ -1,10 +1,12 @@
-//! The checksums of a shard's pages, as they stand in its Parquet metadata.
+//! The checksums of a shard: those of its pages, as they stand in its Parquet metadata, and that of its end, as it stands in the manifest.
 //!
-//! One `bytes:crc32` for each page, between spaces, in the order in which the pages lie in the file: from byte [`FIRST_PAGE`] on, without gaps, up to the
+//! Of the pages, one `bytes:crc32` for each page, between spaces, in the order in which the pages lie in the file: from byte [`FIRST_PAGE`] on, without gaps, up to the
 //! footer. A page is its header and what follows it, so the sums cover both, and dictionary pages are pages. CRC-32 is that of zlib (IEEE 802.3), in
 //! eight hexadecimal digits; the number of bytes is decimal.
 
 use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
 
 /// Metadata key of the checksums.
 pub const PAGES: &str = "stillhouse.pages";
@@ -18,6 +20,15 @@ pub struct PageSum {
     pub bytes: u64,
     /// CRC-32 of them all.
     pub crc32: u32,
+}
+
+/// The end of a shard: everything behind its last page, which is page indexes and footer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FooterRecord {
+    /// How many bytes.
+    pub bytes: u64,
+    /// Their checksum.
+    pub sha256: String,
 }
 
 /// The pages of a shard as text.

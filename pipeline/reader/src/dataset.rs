@@ -12,7 +12,7 @@ use object_store::path::Path;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
-use stillhouse_schemas::manifest::FooterRecord;
+use stillhouse_schemas::pages::FooterRecord;
 use stillhouse_schemas::storage::Storage;
 use stillhouse_storage::DiskCacheOptions;
 use tokio::sync::OnceCell;

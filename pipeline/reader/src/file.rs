@@ -13,7 +13,7 @@ use parquet::arrow::async_reader::AsyncFileReader;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
 use sha2::{Digest, Sha256};
-use stillhouse_schemas::manifest::FooterRecord;
+use stillhouse_schemas::pages::FooterRecord;
 
 use crate::dataset::hex;
 use crate::pages::Pages;

@@ -118,7 +118,7 @@ mod tests {
     use parquet::file::properties::WriterProperties;
     use proptest::prelude::*;
     use sha2::{Digest, Sha256};
-    use stillhouse_schemas::manifest::FooterRecord;
+    use stillhouse_schemas::pages::FooterRecord;
     use stillhouse_schemas::pages::{PageSum, render};
 
     use super::*;
