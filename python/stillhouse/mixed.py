@@ -103,18 +103,8 @@ def _rows_of_sources(batch: Batch) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def _part(batch: Batch, rows: npt.NDArray[np.int64], name: str) -> Batch:
-    columns = {column: _taken(values, rows) for column, values in batch.items()}
-    return Batch(columns, None if batch.info is None else batch.info.sources[name], batch.state)
-
-
-def _taken(column: Any, rows: npt.NDArray[np.int64]) -> Any:
-    """Rows of a column, numpy or torch."""
-    if isinstance(column, Ragged):
-        begins, lengths = _on_cpu(column.offsets[:-1])[rows], _on_cpu(column.lengths)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        values = column.values[_like(_indices(begins, lengths), column.values)]
-        return Ragged(values, _like(offsets, column.offsets))
-    return column[_like(rows, column)] if hasattr(column, "shape") else column
+    part = batch[rows]
+    return Batch(part, None if batch.info is None else batch.info.sources[name], batch.state, part.global_batch)
 
 
 def _on_cpu(array: Any) -> Any:

@@ -371,11 +371,14 @@ def test_views_draw_anew_for_each_data_set_and_round(small: conftest.Maker) -> N
     same = sum(a[1] == b[1] for rows in found.values() for a, b in itertools.combinations(rows, 2))
     assert same < 0.1 * 3 * len(found)
     assert len({t for rows in found.values() for _, _, t in rows}) == 3 * len(found)
-    # the first data set's first round is as if it were alone, and a part of the batch is as the batch
-    alone = views.mdlm.mask(stillhouse.open(folder)[:], mask_id=0, seed=3)
+    # where each row is drawn for alone, the first data set's first round is as if it were alone
+    apart = views.mdlm.mask(batch, mask_id=0, seed=3, sampling="sequence")
+    alone = views.mdlm.mask(stillhouse.open(folder)[:], mask_id=0, seed=3, epoch=0, sampling="sequence")
     by_id = {i: row for row, i in enumerate(alone.batch["sequence_id"].tolist())}
-    for i, rows in found.items():
-        first = next(targets for key, targets, _ in rows if key == (0, 0))
-        assert first == alone.targets[by_id[i]].tolist()
+    first = (batch["source"] == 0) & (batch["source_repeat"] == 0)
+    for row in first.nonzero()[:, 0].tolist():
+        i = int(batch["sequence_id"][row])
+        assert apart.targets[row].tolist() == alone.targets[by_id[i]].tolist()
+    # a part of the batch is as the batch
     part = stillhouse.by_source(batch)["b"]
     assert torch.equal(views.mdlm.mask(part, mask_id=0, seed=3).targets, example.targets[batch["source"] == 1])
