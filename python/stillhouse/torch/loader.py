@@ -171,8 +171,8 @@ class _Source(Sampler[Any]):
     def __iter__(self) -> Iterator[Batch]:
         self.error = None
         try:
-            for batch in self.reading:
-                yield batch.torch()
+            # numpy, which goes through the pipe to a worker in one piece: tensors would each be a file in shared memory
+            yield from self.reading
         except Exception as error:  # noqa: BLE001  # whatever it is, it is raised in its turn
             self.error = error
 
@@ -202,7 +202,7 @@ class _FromTheBeginning(Sampler[Any]):
         for given, batch in enumerate(reading, start=1):
             if given == reading.batches:
                 dataset._place.end(begun, given)
-            yield batch.torch()
+            yield batch
 
 
 class _Work(TorchDataset[Any]):
@@ -212,7 +212,8 @@ class _Work(TorchDataset[Any]):
         self.transform = transform
 
     def __getitems__(self, batch: Batch) -> Any:
-        return batch if self.transform is None else self.transform(batch)
+        tensors = batch.torch()
+        return tensors if self.transform is None else self.transform(tensors)
 
 
 class _Dealt(DistributedSampler[Any]):
