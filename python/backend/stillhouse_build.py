@@ -19,7 +19,7 @@ import maturin
 from maturin import build_sdist  # noqa: F401  (a hook)
 
 HERE = pathlib.Path(__file__).resolve().parent
-DURATION = "about 4 minutes on two cores"
+DURATION = "about 5 minutes on two cores"
 
 
 def needed_rust() -> tuple[int, int]:
