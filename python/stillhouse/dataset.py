@@ -173,6 +173,34 @@ class Dataset:
         Dataset.__init__(self, **state)
 
 
+def opened(
+    dataset: Dataset | str | os.PathLike[str],
+    *,
+    split: str,
+    columns: Sequence[str] | None,
+    storage: Mapping[str, Any] | None,
+    cache_megabytes: int,
+    disk_cache: str | os.PathLike[str] | None,
+    disk_cache_gigabytes: float | None,
+) -> Dataset:
+    """What a trainer's data set reads: one that is open already, which these options cannot change any more, or the one at a URL."""
+    if not isinstance(dataset, Dataset):
+        return Dataset(
+            dataset,
+            split=split,
+            columns=columns,
+            storage=storage,
+            cache_megabytes=cache_megabytes,
+            disk_cache=disk_cache,
+            disk_cache_gigabytes=disk_cache_gigabytes,
+        )
+    if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
+        raise ValueError(
+            f"split, columns, storage and disk_cache belong to stillhouse.open when an open data set is given: {dataset.url}"
+        )
+    return dataset
+
+
 def _absolute(url: str) -> str:
     """A path that stays the same when the process changes its folder, or another one takes over; URLs as they are."""
     path = url.removeprefix("file://")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, overload
 from . import _core
 from ._order import Order, Share, State, check_epoch, check_state, state_at, steps_of
 from .batch import Batch, NumpyArray
-from .dataset import Dataset
+from .dataset import Dataset, opened
 from .place import GlobalBatch
 
 if TYPE_CHECKING:
@@ -98,22 +98,15 @@ class Epochs(Generic[T]):
         disk_cache_gigabytes: float | None = None,
         cache_megabytes: int = 512,
     ) -> None:
-        if isinstance(dataset, Dataset):
-            if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
-                raise ValueError(
-                    "split, columns, storage and disk_cache belong to stillhouse.open when an open data set is given"
-                )
-            self.dataset = dataset
-        else:
-            self.dataset = Dataset(
-                dataset,
-                split=split,
-                columns=columns,
-                storage=storage,
-                cache_megabytes=cache_megabytes,
-                disk_cache=disk_cache,
-                disk_cache_gigabytes=disk_cache_gigabytes,
-            )
+        self.dataset = opened(
+            dataset,
+            split=split,
+            columns=columns,
+            storage=storage,
+            cache_megabytes=cache_megabytes,
+            disk_cache=disk_cache,
+            disk_cache_gigabytes=disk_cache_gigabytes,
+        )
         self.transform = transform
         self._order = Order(shuffle, seed, shuffle_blocks)
         self._share = Share(batch_size, rank, world_size, drop_last)

@@ -12,16 +12,13 @@ import torch
 import torch.distributed
 
 from .. import _core
+from .._order import VERSION, Order, State
 from ..batch import Batch
-from ..dataset import Dataset
+from ..dataset import Dataset, opened
 from ..place import GlobalBatch
 from ._callers import refuse_accelerate, refuse_counting_anew
 from ._mixture import MixedSteps, Mixture
-from ._place import Order, Place
-
-State = dict[str, Any]
-
-_VERSION = 1
+from ._place import Place
 
 
 class Epochs:
@@ -47,14 +44,10 @@ class Epochs:
         cache_megabytes: int = 512,
     ) -> None:
         self.dataset: Dataset | Mixture
-        if isinstance(dataset, (Dataset, Mixture)):
-            if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
-                raise ValueError(
-                    "split, columns, storage and disk_cache belong to stillhouse.open when an open data set is given"
-                )
+        if isinstance(dataset, Mixture):
             self.dataset = dataset
         else:
-            self.dataset = Dataset(
+            self.dataset = opened(
                 dataset,
                 split=split,
                 columns=columns,
@@ -63,11 +56,8 @@ class Epochs:
                 disk_cache=disk_cache,
                 disk_cache_gigabytes=disk_cache_gigabytes,
             )
-        for name, value in (("batch_size", batch_size), ("shuffle_blocks", shuffle_blocks)):
-            if not 1 <= value < 1 << 32:
-                raise ValueError(f"{name}: got {value}, valid: 1 to 2^32 - 1")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed: got {seed}, valid: 0 to 2^64 - 1")
+        if not 1 <= batch_size < 1 << 32:
+            raise ValueError(f"batch_size: got {batch_size}, valid: 1 to 2^32 - 1")
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank and world_size: got {rank} and {world_size}, valid: both or none")
         if rank is not None and world_size is not None and not 0 <= rank < world_size:
@@ -139,7 +129,7 @@ class Epochs:
     def state_at(self, epoch: int, position: int) -> State:
         """The state in which the rows before this position of the epoch are given out."""
         return {
-            "version": _VERSION,
+            "version": VERSION,
             **self._identity(),
             **asdict(self._place.order()),
             "epoch": epoch,
@@ -188,9 +178,9 @@ class Epochs:
             if "_snapshot" in state or "_num_yielded" in state:
                 hint = "; this is the state of a StatefulDataLoader: load it there, or load batch.state here"
             raise ValueError(f"state: has no {', '.join(missing)}{hint}")
-        if state["version"] > _VERSION:
+        if state["version"] > VERSION:
             raise ValueError(
-                f"state: got version {state['version']}, valid: up to {_VERSION}; install a newer stillhouse"
+                f"state: got version {state['version']}, valid: up to {VERSION}; install a newer stillhouse"
             )
         for key in self._identity():
             if state[key] != here[key]:

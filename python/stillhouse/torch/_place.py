@@ -8,16 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from .._order import Order
+
 _MOST_WORKERS = 1024
-
-
-@dataclass(frozen=True)
-class Order:
-    """What decides the order of an epoch, besides the data set and the epoch's number."""
-
-    shuffle: bool
-    seed: int
-    shuffle_blocks: int
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import DistributedSampler, Sampler
 
+from .._order import State
 from ..batch import Batch
 from ._accelerate import under_way
 from ._callers import passing_over
-from ._epochs import Epochs, State
+from ._epochs import Epochs
 from ._place import Begun
 from ._reading import Reading
 from .map import ShardDataset

@@ -9,10 +9,11 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
+from .._order import State
 from ..dataset import Dataset
 from ..place import GlobalBatch
 from ._callers import refuse_dealing_again
-from ._epochs import Epochs, State
+from ._epochs import Epochs
 from ._rows import Row, Rows, collate
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..batch import Batch
-from ..dataset import Dataset
+from ..dataset import Dataset, opened
 from ._interleave import largest_remainder
 from ._mixture import Mixture
 from .streaming import StreamingShardDataset
@@ -72,28 +72,22 @@ class MixtureDataset(StreamingShardDataset):
         if not isinstance(datasets, Mapping) or not 1 <= len(datasets) <= 256:
             got = f"{len(datasets)}" if isinstance(datasets, Mapping) else type(datasets).__name__
             raise ValueError(f"datasets: got {got}, valid: a dictionary of 1 to 256 names and data sets")
-        opened = {}
         each = max(1, cache_megabytes // len(datasets))
-        for name, dataset in datasets.items():
-            if isinstance(dataset, Dataset):
-                if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
-                    raise ValueError(
-                        f"split, columns, storage and disk_cache belong to stillhouse.open where an open data set is given: {name}"
-                    )
-                opened[name] = dataset
-            else:
-                opened[name] = Dataset(
-                    dataset,
-                    split=split,
-                    columns=columns,
-                    storage=storage,
-                    cache_megabytes=each,
-                    disk_cache=disk_cache,
-                    disk_cache_gigabytes=disk_cache_gigabytes,
-                )
-        rows = _rows_per_epoch(opened, weights, tokens, epochs, rows_per_epoch)
+        sources = {
+            name: opened(
+                dataset,
+                split=split,
+                columns=columns,
+                storage=storage,
+                cache_megabytes=each,
+                disk_cache=disk_cache,
+                disk_cache_gigabytes=disk_cache_gigabytes,
+            )
+            for name, dataset in datasets.items()
+        }
+        rows = _rows_per_epoch(sources, weights, tokens, epochs, rows_per_epoch)
         super().__init__(
-            Mixture(opened, rows),
+            Mixture(sources, rows),
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,

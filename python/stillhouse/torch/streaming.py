@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from .._order import State
 from ._callers import refuse_batching_again
-from ._epochs import Epochs, State
+from ._epochs import Epochs
 from ._place import Begun
 from ._reading import Reading
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._order import Order, State
 from ..batch import Batch
 from ..dataset import Dataset
-from ._epochs import State
-from ._place import Order
 from ._token_batches import TokenBatches, TokenSteps, batches_of_every_epoch, lengths_of
 from .streaming import StreamingShardDataset
 
