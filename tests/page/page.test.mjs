@@ -254,6 +254,40 @@ test('the page and the job outlive the server', lasts(6), async (t) => {
   await it.end();
 });
 
+test('what is asked and answered in quick succession is not mixed up', lasts(4), async () => {
+  const it = await openPage(browser, server, '#/submit');
+  const { page, id, state } = it;
+  await submit(it, longJob('in-haste'));
+  await state('running');
+  // Asked again before the browser has told of the end of the first question, and asked, answered by Escape.
+  const press = (...names) => page.evaluate((all) => all.forEach((name) => document.querySelector(`[data-testid=${name}]`).click()), names);
+  await press('action-cancel', 'confirm-no', 'action-cancel');
+  await page.keyboard.press('Escape');
+  await id('confirm').waitFor({ state: 'hidden' });
+  await press('action-cancel', 'confirm-no', 'action-cancel');
+  // The answer to the cancelling comes after the job's end is known.
+  let answer;
+  const ended = new Promise((resolve) => { answer = resolve; });
+  await page.route('**/cancel', async (route) => {
+    const response = await route.fetch();
+    assert.equal((await response.json()).state, 'cancelling');
+    await ended;
+    await route.fulfill({ response });
+  });
+  await press('confirm-yes');
+  await state('cancelled');
+  const told = page.waitForResponse('**/cancel');
+  answer();
+  await told;
+  await page.waitForFunction(() => !document.querySelector('[data-testid=action-retry]').disabled);
+  assert.equal(await page.locator('#view h1 + [data-testid=state]').getAttribute('data-state'), 'cancelled');
+  // A question goes with the view that asked it.
+  await press('action-delete');
+  await page.goBack();
+  await id('confirm').waitFor({ state: 'hidden' });
+  await it.end();
+});
+
 test('everything can be reached with the keyboard', lasts(4), async () => {
   const it = await openPage(browser, server, '');
   const { page, id, state } = it;

@@ -161,18 +161,27 @@ export function notice(...content) {
   if (content.length) announce(byId('notice').textContent);
 }
 
-/** Asks before something that cannot be undone. */
-export function confirmed({ title, text, yes, no }) {
+/**
+ * Asks before something that cannot be undone. The answer comes from the button, not from the dialog's `close`: that is told later, and may
+ * come when the dialog asks again. No answer, and a view that goes (`signal`), are a no.
+ */
+export function confirmed({ title, text, yes, no, signal }) {
   const dialog = byId('confirm');
   byId('confirm-title').textContent = title;
   byId('confirm-text').textContent = text;
   byId('confirm-yes').textContent = yes;
   byId('confirm-no').textContent = no;
   return new Promise((resolve) => {
-    let answer = false;
-    byId('confirm-yes').onclick = () => { answer = true; dialog.close(); };
-    byId('confirm-no').onclick = () => dialog.close();
-    dialog.onclose = () => resolve(answer);
+    const answer = (it) => () => {
+      signal.removeEventListener('abort', gone);
+      resolve(it);
+      dialog.close();
+    };
+    const gone = answer(false);
+    signal.addEventListener('abort', gone);
+    byId('confirm-yes').onclick = answer(true);
+    byId('confirm-no').onclick = gone;
+    dialog.onclose = () => { if (!dialog.open) gone(); }; // Escape
     dialog.showModal();
     byId('confirm-no').focus();
   });

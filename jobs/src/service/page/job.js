@@ -46,25 +46,25 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   function makeActions() {
     const button = (name, label, run, props) => h('button', { type: 'button', testid: `action-${name}`, hidden: true, onclick: run, ...props }, label);
     const cancel = button('cancel', 'Cancel…', async () => {
-      if (await confirmed({ title: `Cancel ${job.name}?`, text: 'The job stops. Shards that are committed stay, and a retry goes on from them.', yes: 'Cancel the job', no: 'Let it run' })) act('POST', '/cancel');
+      if (await confirmed({ title: `Cancel ${job.name}?`, text: 'The job stops. Shards that are committed stay, and a retry goes on from them.', yes: 'Cancel the job', no: 'Let it run', signal })) act('POST', '/cancel');
     }, { class: 'danger' });
     const retry = button('retry', 'Retry', () => act('POST', '/retry'));
     const again = button('copy', 'Use for a new job', copy);
     const remove = button('delete', 'Delete…', async () => {
-      if (await confirmed({ title: `Delete ${job.name}?`, text: `The job, its events and its log are forgotten. The data set at ${job.output} stays.`, yes: 'Delete the job', no: 'Keep it' })) act('DELETE', '');
+      if (await confirmed({ title: `Delete ${job.name}?`, text: `The job, its events and its log are forgotten. The data set at ${job.output} stays.`, yes: 'Delete the job', no: 'Keep it', signal })) act('DELETE', '');
     }, { class: 'danger' });
     const box = h('div.row', { role: 'group', 'aria-label': 'Actions' }, cancel, retry, again, remove);
 
     async function act(method, rest) {
       for (const b of box.children) b.disabled = true;
       try {
-        const response = await request(jobPath(id, rest), { method });
         if (method === 'DELETE') {
+          await request(jobPath(id, rest), { method });
           navigate('#/', `Deleted the job ${job.name}. Its data set at ${job.output} stays.`);
           return;
         }
+        await answered(async () => (await request(jobPath(id, rest), { method })).json());
         problem.replaceChildren();
-        update(await response.json());
       } catch (error) {
         if (!signal.aborted) problem.replaceChildren(problemBox(error));
         load();
@@ -109,9 +109,21 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
     } }, h('summary', null, 'As it was submitted'), box);
   }
 
+  // Answers may come in another order than they were asked for: what was asked before the newest that came is old.
+  let asked = 0;
+  let newest = 0;
+  async function answered(ask) {
+    asked += 1;
+    const at = asked;
+    const next = await ask();
+    if (at < newest) return;
+    newest = at;
+    update(next);
+  }
+
   async function load() {
     try {
-      update(await json(jobPath(id), { signal }));
+      await answered(() => json(jobPath(id), { signal }));
       problem.replaceChildren();
     } catch (error) {
       if (!signal.aborted) problem.replaceChildren(problemBox(error, { again: error.status === 404 ? null : load }));
