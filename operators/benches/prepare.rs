@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stillhouse_operators::clean::CleanConfig;
-use stillhouse_operators::operator::{Operator, OperatorSpec, SharedStatistics, SplitContext, documents_schema};
+use stillhouse_operators::operator::{Counters, Operator, OperatorSpec, SharedStatistics, SplitContext, documents_schema};
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
 use stillhouse_operators::vocabulary::Vocabulary;
@@ -47,10 +47,11 @@ fn context(tokenizer: &str) -> Result<SplitContext, AnyError> {
     let vocabulary = Vocabulary::load(&repository(tokenizer), tokenizer, &spec::Tokenizer::default(), None)?;
     Ok(SplitContext {
         split: SplitId(0),
+        dataset_split: "train".into(),
         vocabulary: Arc::new(vocabulary),
         teacher: None,
         statistics: SharedStatistics::default(),
-        counters: Arc::default(),
+        meter: Arc::new(Counters::default()),
     })
 }
 

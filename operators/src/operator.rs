@@ -1,11 +1,13 @@
 //! What an operator is: a serde config, a check, and a transform that an engine drives.
 //!
 //! One adapter in the pipeline (`OperatorExec`) runs any [`Operator`] inside DataFusion; an operator gets record batches
-//! in order and hands record batches on through `emit`, which blocks while the next stage is busy, so
-//! that memory is bounded by the batches in flight.
+//! in order and hands record batches on through `emit`, which keeps them until they are pulled. So what it emits of one batch is bounded
+//! by that batch, and memory by the batches in flight.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -82,12 +84,12 @@ impl OperatorError {
     }
 }
 
-/// Takes an output batch to the next stage; blocks while that stage is busy.
+/// Takes an output batch on.
 pub type Emit<'a> = dyn FnMut(RecordBatch) -> Result<(), OperatorError> + 'a;
 
 /// A transform over the batches of one split, driven in order.
 pub trait Operator: Send {
-    /// Takes one input batch and emits any number of output batches.
+    /// Takes one input batch and emits any number of output batches, whose size together is bounded by the input's.
     ///
     /// # Errors
     /// When the data cannot be processed; the split then fails as a whole.
@@ -210,14 +212,16 @@ pub fn tokens_schema() -> SchemaRef {
 pub struct SplitContext {
     /// The split.
     pub split: SplitId,
+    /// Its data set split: `train`, or the name of a holdout.
+    pub dataset_split: String,
     /// The tokenizer with its special tokens.
     pub vocabulary: Arc<Vocabulary>,
-    /// The teacher, where the job has one.
+    /// The teacher, where the job has one and the operator is to run it itself.
     pub teacher: Option<Arc<dyn Teacher>>,
     /// Sums for the shard's record.
     pub statistics: SharedStatistics,
-    /// Live counters for progress.
-    pub counters: Arc<Counters>,
+    /// Takes what is counted while the job runs.
+    pub meter: Arc<dyn Meter>,
 }
 
 /// Statistics of a split that its operators add to.
@@ -231,28 +235,81 @@ impl SharedStatistics {
     }
 }
 
-/// Live counters of a job, over all its splits, for progress only.
-#[derive(Debug, Default)]
-pub struct Counters {
+/// What operators count while a job runs, for progress only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Measure {
     /// Documents read.
-    pub documents: AtomicU64,
+    Documents,
     /// Bytes of text read.
-    pub text_bytes: AtomicU64,
+    TextBytes,
     /// Tokens of text.
-    pub tokens: AtomicU64,
+    Tokens,
     /// Sequences packed.
-    pub sequences: AtomicU64,
+    Sequences,
     /// Tokens that the teacher has gone over.
-    pub teacher_tokens: AtomicU64,
+    TeacherTokens,
     /// Nanoseconds in the teacher's forward pass and logits.
-    pub teacher_nanos: AtomicU64,
+    TeacherNanos,
     /// Nanoseconds in the extractors.
-    pub extract_nanos: AtomicU64,
+    ExtractNanos,
 }
 
+impl Measure {
+    /// All of them, in order.
+    pub const ALL: [Self; 7] = [
+        Self::Documents,
+        Self::TextBytes,
+        Self::Tokens,
+        Self::Sequences,
+        Self::TeacherTokens,
+        Self::TeacherNanos,
+        Self::ExtractNanos,
+    ];
+
+    /// Its name among the metrics of a plan.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Documents => "documents",
+            Self::TextBytes => "text_bytes",
+            Self::Tokens => "tokens",
+            Self::Sequences => "sequences",
+            Self::TeacherTokens => "teacher_tokens",
+            Self::TeacherNanos => "teacher_time",
+            Self::ExtractNanos => "extract_time",
+        }
+    }
+
+    /// Whether it is a time.
+    pub fn is_time(self) -> bool {
+        matches!(self, Self::TeacherNanos | Self::ExtractNanos)
+    }
+}
+
+/// Takes live counts; an engine shows them as metrics of the operator's node.
+pub trait Meter: fmt::Debug + Send + Sync {
+    /// Adds to a count.
+    fn add(&self, what: Measure, n: u64);
+
+    /// Adds the time since `began` to a count of nanoseconds.
+    fn add_since(&self, what: Measure, began: Instant) {
+        self.add(what, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+/// Sums of live counts.
+#[derive(Debug, Default)]
+pub struct Counters([AtomicU64; Measure::ALL.len()]);
+
 impl Counters {
-    /// Adds to a counter.
-    pub fn add(counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::Relaxed);
+    /// The sum so far.
+    pub fn get(&self, what: Measure) -> u64 {
+        self.0[what as usize].load(Ordering::Relaxed)
+    }
+}
+
+impl Meter for Counters {
+    fn add(&self, what: Measure, n: u64) {
+        self.0[what as usize].fetch_add(n, Ordering::Relaxed);
     }
 }

@@ -8,7 +8,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec;
 
-use crate::operator::{Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
+use crate::operator::{Counters, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
 use crate::vocabulary::Vocabulary;
 
 /// A path in the repository.
@@ -43,10 +43,11 @@ pub fn bert() -> Arc<Vocabulary> {
 pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
     SplitContext {
         split: SplitId(3),
+        dataset_split: "train".into(),
         vocabulary: vocabulary.clone(),
         teacher: None,
         statistics: SharedStatistics::default(),
-        counters: Arc::default(),
+        meter: Arc::new(Counters::default()),
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use datafusion::common::DataFusionError;
+use serde::{Deserialize, Serialize};
 use stillhouse_operators::operator::OperatorError;
+use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::parse::Places;
 use stillhouse_schemas::problems::Problems;
 
@@ -11,7 +13,8 @@ use crate::source::SourceError;
 use crate::storage::{self, StorageError};
 
 /// What kind of thing failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The job file, or how the program was called: exit code 2.
     Usage,
@@ -56,6 +59,8 @@ pub struct PipelineError {
     pub retryable: bool,
     /// What is wrong with the job file, one by one, where that is what failed.
     pub problems: Option<Problems>,
+    /// The split that failed, where it was one.
+    pub split: Option<SplitId>,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -63,7 +68,7 @@ pub struct PipelineError {
 impl PipelineError {
     /// An error that stands for itself.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, retryable: false, problems: None, message: message.into(), source: None }
+        Self { kind, retryable: false, problems: None, split: None, message: message.into(), source: None }
     }
 
     /// An error with its cause.
@@ -77,7 +82,7 @@ impl PipelineError {
             let told = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
             return if storage::is_retryable(error) { told.retryable() } else { told };
         }
-        Self { kind, retryable: false, problems: None, message, source: Some(source) }
+        Self { kind, retryable: false, problems: None, split: None, message, source: Some(source) }
     }
 
     /// Marks the error as one that a retry can help.
@@ -85,6 +90,12 @@ impl PipelineError {
     pub fn retryable(mut self) -> Self {
         self.retryable = true;
         self
+    }
+
+    /// Names the split that failed.
+    #[must_use]
+    pub fn of_split(self, split: SplitId) -> Self {
+        Self { split: Some(split), ..self }
     }
 
     /// With the places of what is wrong with the job file.
@@ -136,10 +147,48 @@ impl PipelineError {
         Self::caused(kind, context, cause)
     }
 
+    /// An error that came out of the plan of a job: a node's own, or one of DataFusion.
+    pub fn of_plan(error: DataFusionError) -> Self {
+        match error {
+            DataFusionError::External(cause) => match cause.downcast::<Self>() {
+                Ok(own) => *own,
+                Err(other) => Self::from_stage("the plan of the job", DataFusionError::External(other)),
+            },
+            DataFusionError::Context(_, inner) => Self::of_plan(*inner),
+            other => Self::from_stage("the plan of the job", other),
+        }
+    }
+
     /// The input could not be read, planned or queried.
     pub fn source(context: impl Into<String>, error: SourceError) -> Self {
         let retryable = error.retryable();
         Self { retryable, ..Self::caused(ErrorKind::Input, context, error) }
+    }
+}
+
+/// An error as one process tells it to another: all that is decided by it, and its words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind of thing failed.
+    pub kind: ErrorKind,
+    /// Whether the same can succeed later.
+    pub retryable: bool,
+    /// The split that failed, where it was one.
+    pub split: Option<SplitId>,
+    /// The message with its causes, on one line.
+    pub message: String,
+}
+
+impl From<&PipelineError> for Failure {
+    fn from(error: &PipelineError) -> Self {
+        Self { kind: error.kind, retryable: error.retryable, split: error.split, message: error.to_string() }
+    }
+}
+
+impl From<Failure> for PipelineError {
+    fn from(failure: Failure) -> Self {
+        let Failure { kind, retryable, split, message } = failure;
+        Self { retryable, split, ..Self::new(kind, message) }
     }
 }
 

@@ -3,20 +3,20 @@
 //! ```text
 //!   job.yaml ─► job::prepare ─► plan::plan ─► run::run ─► output folder ─► dataset, inspect, verify
 //!                (all checks)    (splits)      │
-//!                     source ─► exec::OperatorExec … ─► shard ─► output (commit)
+//!                engine: SplitsExec ─► OperatorExec … ─► ShardSinkExec (shard, output)
 //! ```
 //!
-//! All I/O lives here; operators are pure. Queues between stages hold [`exec::QUEUE`] batches, so memory is
-//! bounded by the configuration: batches in flight, one row group per split, the teacher.
+//! All I/O lives here; operators are pure. A split is pulled batch by batch ([`engine`]), so memory is
+//! bounded by the configuration: batches in flight, one row group per split at work, the teacher.
 
 pub mod access;
 pub mod card;
 pub mod clean;
 pub mod dataset;
 pub mod differs;
+pub mod engine;
 pub mod error;
 pub mod events;
-pub mod exec;
 pub mod export;
 pub mod finish;
 pub mod functions;
@@ -34,9 +34,7 @@ pub mod run;
 pub mod sample;
 pub mod shard;
 pub mod source;
-pub mod stages;
 pub mod stall;
-pub mod threads;
 pub mod verdict;
 pub mod verify;
 

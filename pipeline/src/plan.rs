@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use datafusion::physical_plan::displayable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -41,6 +42,8 @@ pub struct Plan {
     pub files: usize,
     /// Bytes of the input files as they are stored.
     pub input_bytes: u64,
+    /// The physical plan, as DataFusion shows plans.
+    pub physical_plan: String,
     /// The splits; empty for a job with `input.sql`, whose rows are known once the query has run.
     pub splits: Vec<SplitRecord>,
     /// Estimated bytes per token of the data set.
@@ -125,6 +128,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         Some(_) => Vec::new(),
         None => splits(prepared, &prepared.files, observer)?,
     };
+    let physical = run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.spec, prepared.vocab_size);
     let text = text_bytes(&splits);
     let tokens = (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64);
@@ -135,6 +139,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         operators: prepared.operators.iter().map(|o| o.name().to_owned()).collect(),
         files: prepared.files.len(),
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),
+        physical_plan: displayable(physical.as_ref()).indent(false).to_string(),
         splits,
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,

@@ -7,7 +7,7 @@
 //! Nothing that depends on the number of threads, on time or on earlier runs reaches a shard: a split is a function
 //! of the job, its piece of the input and the teacher.
 //!
-//! Memory and threads: those of a split times the splits at work ([`crate::threads`]).
+//! Memory is that of a split times the splits at work; threads do not depend on them ([`crate::engine`]).
 
 pub(crate) mod splits;
 
@@ -17,16 +17,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use stillhouse_operators::operator::Counters;
+use datafusion::physical_plan::display::DisplayableExecutionPlan;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Dtype;
-use stillhouse_teacher::{LoadOptions, Precision, Teacher};
+use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherInfo};
 
 use crate::differs::differences;
+use crate::engine::device::DeviceQueue;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::exec::Corpus;
 use crate::finish;
 use crate::functions;
 use crate::held::Held;
@@ -36,7 +37,6 @@ use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
 use crate::source::{self, Staged};
-use crate::stages::Stages;
 use crate::verdict;
 
 /// How to run.
@@ -48,11 +48,18 @@ pub struct RunOptions {
     pub check: bool,
 }
 
+/// What a run did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ran {
+    /// The plan with the metrics of its nodes, as DataFusion shows plans; `None` where nothing was left to make.
+    pub plan: Option<String>,
+}
+
 /// Runs a job to its end; goes on where an earlier run of the same job stopped.
 ///
 /// # Errors
 /// When the output belongs to another job, when a split fails, when the output cannot be written. Committed splits stay.
-pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<()> {
+pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<Ran> {
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
@@ -81,7 +88,7 @@ async fn run_locked(
     options: RunOptions,
     observer: Arc<dyn Observer>,
     began: Instant,
-) -> Result<()> {
+) -> Result<Ran> {
     let mut found = find(&prepared, &hash, output, &observer).await;
     if options.overwrite && matches!(&found, Err(e) if e.kind == ErrorKind::Usage) && output.is_of_a_job().await? {
         output.remove().await?;
@@ -96,7 +103,7 @@ async fn run_locked(
             verdict::judge(&prepared.spec, &manifest)?;
             finish::renew_card(&prepared, output, &manifest).await?;
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
-            return Ok(());
+            return Ok(Ran::default());
         }
         Found::Nothing => {
             output.recover(Vec::new()).await?;
@@ -207,7 +214,8 @@ pub(crate) struct Job {
     hash: JobHash,
     output: Output,
     splits: Vec<SplitRecord>,
-    corpus: Corpus,
+    /// The files that the splits read.
+    files: Arc<Vec<source::InputFile>>,
     /// Bad records that `input.sql` met; they are counted with the first split.
     skipped: BTreeMap<String, u64>,
     done: BTreeMap<SplitId, ShardRecord>,
@@ -215,12 +223,11 @@ pub(crate) struct Job {
     remade: BTreeMap<SplitId, ShardRecord>,
     /// Shards that this run has made.
     made: Mutex<BTreeSet<SplitId>>,
-    /// Splits at work: what they read, and their stages.
-    at_work: Mutex<BTreeMap<SplitId, (String, Arc<Stages>)>>,
+    /// The plans of this run, whose metrics are its progress: one, or two where shards are made again first.
+    plans: Mutex<Vec<Arc<dyn ExecutionPlan>>>,
     committed: AtomicU64,
-    teacher: Option<Arc<dyn Teacher>>,
-    counters: Arc<Counters>,
-    stages: Arc<Stages>,
+    teacher: Option<TeacherInfo>,
+    devices: Vec<DeviceQueue>,
     held: Held,
     /// Bytes of the shards that this run has committed.
     bytes: AtomicU64,
@@ -265,25 +272,25 @@ impl Job {
             }),
             job_hash: hash.hash.clone(),
         });
-        let corpus =
-            Corpus { store: prepared.store.clone(), files: Arc::new(files), input: Arc::new(query_input(&prepared)) };
+        let info = teacher.as_ref().map(|teacher| teacher.info().clone());
+        let devices = teacher.map(DeviceQueue::start).transpose();
+        let devices = devices.map_err(PipelineError::output("the system gives no thread for the device"))?;
         Ok(Self {
-            stages: Arc::new(Stages::of(&prepared.operators)),
             held: Held::new(&splits, done.values()),
             bytes: AtomicU64::new(0),
             prepared,
             hash,
             output,
             splits,
-            corpus,
+            files: Arc::new(files),
             skipped,
             committed: AtomicU64::new(done.len() as u64),
             done,
             remade: BTreeMap::new(),
             made: Mutex::default(),
-            at_work: Mutex::default(),
-            teacher,
-            counters: Arc::new(Counters::default()),
+            plans: Mutex::default(),
+            teacher: info,
+            devices: devices.into_iter().collect(),
             stop: Arc::default(),
             observer,
         })
@@ -309,7 +316,7 @@ impl Job {
     }
 
     /// The manifest and what stands beside it, once every shard is there and whole.
-    pub(crate) async fn finish(mut self, began: Instant) -> Result<()> {
+    pub(crate) async fn finish(mut self, began: Instant) -> Result<Ran> {
         let own = self.output.records().await?.into_iter().filter(|r| r.job_hash == self.hash.hash);
         let mut records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
         self.output.still_ours().await?;
@@ -322,8 +329,8 @@ impl Job {
         }
         self = self.mend(&shards, began).await?;
         self.hash.teacher_is_still()?;
-        let info = self.teacher.as_ref().map(|t| t.info().clone());
-        let manifest = finish::manifest(&self.prepared, &self.hash, info.as_ref(), self.splits, shards)?;
+        let ran = self.ran();
+        let manifest = finish::manifest(&self.prepared, &self.hash, self.teacher.as_ref(), self.splits, shards)?;
         if let Err(wrong) = verdict::judge(&self.prepared.spec, &manifest) {
             if manifest.shards.iter().all(|shard| shard.rows == 0) {
                 // nothing of it is worth keeping, and a job that is put right is another one
@@ -337,7 +344,17 @@ impl Job {
             remove_staged(&self.output.sql_folder(&self.hash.hash)?);
         }
         finish::report(&self.output, &manifest, began.elapsed().as_secs_f64(), false, self.observer.as_ref());
-        Ok(())
+        Ok(ran)
+    }
+
+    /// What the plans of this run did so far.
+    fn ran(&self) -> Ran {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = |plan: &Arc<dyn ExecutionPlan>| {
+            DisplayableExecutionPlan::with_metrics(plan.as_ref()).indent(false).to_string()
+        };
+        let all: Vec<String> = plans.iter().filter(|plan| partitions(plan) > 0).map(shown).collect();
+        Ran { plan: (!all.is_empty()).then(|| all.join("\n")) }
     }
 
     /// Reads the shards of earlier runs, and makes those again that were damaged since.
@@ -360,6 +377,27 @@ impl Job {
         let shards = shards.iter().filter(is_damaged).map(|shard| (shard.split, shard.clone())).collect();
         self.remake(shards, began).await
     }
+}
+
+/// Runs the first split of a job into a temporary folder, which is gone afterwards.
+///
+/// Cost: the teacher is loaded, `input.sql` runs whole, and one split is made.
+///
+/// # Errors
+/// As [`run`].
+pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Result<Ran> {
+    let began = Instant::now();
+    let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
+    let folder = tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split"))?;
+    let output = Output::on_disk(folder.path())?.create(observer.as_ref()).await?.for_job(&hash.hash);
+    let job = Job::start(prepared, hash, output, BTreeMap::new(), observer).await?;
+    let first = job.splits.first().cloned();
+    job.run_splits(first.into_iter().collect(), began).await?;
+    Ok(job.ran())
+}
+
+fn partitions(plan: &Arc<dyn ExecutionPlan>) -> usize {
+    plan.properties().output_partitioning().partition_count()
 }
 
 /// The input as a split reads it: what a query gave is Parquet, whatever the query read.

@@ -136,10 +136,11 @@ impl Sampler<'_> {
             |e: OperatorError| PipelineError::from_stage(place.clone(), DataFusionError::External(Box::new(e)));
         let context = SplitContext {
             split: split.split,
+            dataset_split: split.dataset_split.clone(),
             vocabulary: Arc::clone(&prepared.vocabulary),
             teacher: self.teacher.clone(),
             statistics: SharedStatistics::default(),
-            counters: Arc::new(Counters::default()),
+            meter: Arc::new(Counters::default()),
         };
         let specs =
             operators::for_split(&prepared.spec, &prepared.operators, &split.dataset_split, &prepared.vocabulary)?;

@@ -1,9 +1,13 @@
 //! Writing one shard: a stream of sequence batches into a Parquet file, hashed on its way to the store.
 //!
-//! Memory: one row group being encoded (`output.row_group_megabytes` before compression) and the upload's part
+//! Encoding and compressing happen where the batches are pulled, sending on the runtime of the requests ([`Sender`]), so that neither
+//! waits for the other's threads: what of a row group is encoded is sent while the next one is made.
+//!
+//! Memory: one row group being encoded (`output.row_group_megabytes` before compression), an encoded one on its way, and the upload's part
 //! buffers; never the shard.
 
 mod pages;
+mod sender;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +19,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use bytes::Bytes;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::memory_pool::MemoryReservation;
 use futures::{Stream, StreamExt};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
@@ -30,11 +35,13 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::pages::FooterRecord;
 use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
+use tokio::runtime::Handle;
 
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{Output, ShardUpload, Staged};
-use crate::stages::{Doing, Stage};
+use crate::engine::{Doing, NodeMetrics, StageState};
+use crate::output::{Output, Staged};
 use pages::PageSums;
+use sender::Sender;
 
 /// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
 const PAGE_TOKENS: usize = 8_192;
@@ -56,7 +63,7 @@ pub struct Written {
 
 /// How a shard is written.
 #[derive(Debug, Clone, Copy)]
-pub struct Writing<'a> {
+pub(crate) struct Writing<'a> {
     /// Sizes and compression.
     pub spec: &'a OutputSpec,
     /// What its rows must keep to.
@@ -65,8 +72,14 @@ pub struct Writing<'a> {
     pub context: &'a str,
     /// Ends the work when it is set.
     pub stop: &'a AtomicBool,
+    /// What the row group that is being encoded takes of the job's memory.
+    pub memory: &'a MemoryReservation,
+    /// The runtime that serves the store.
+    pub requests: &'a Handle,
     /// What its rows and time are counted for.
-    pub stage: &'a Stage,
+    pub metrics: &'a NodeMetrics,
+    /// Where it is told what it does.
+    pub stage: &'a StageState,
     /// Whether every page gets a checksum. A shard that is made again as it was gets none where it had none.
     pub checksums: bool,
 }
@@ -75,29 +88,28 @@ pub struct Writing<'a> {
 ///
 /// # Errors
 /// When a stage fails, the store does not take the bytes, or `stop` is set; nothing is left of the shard then.
-pub async fn write(
+pub(crate) async fn write(
     output: &Output,
     shard: &str,
     batches: SendableRecordBatchStream,
     how: Writing<'_>,
 ) -> Result<Written> {
-    let Writing { spec, limits, context, stop, stage, checksums } = how;
+    let Writing { spec, limits, context, stop, requests, metrics, .. } = how;
     let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
     let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
-    let mut upload = output.upload(shard).await?;
-    let encoded = match ShardWriter::new(&mut upload, batches.schema(), options, checksums) {
+    let mut sender = Sender::begin(requests, output, shard).await?;
+    let encoded = match ShardWriter::new(&mut sender, batches.schema(), options, how.checksums) {
         Ok(writer) => encode_all(writer, until(stop, batches), how, &failed).await,
         Err(e) => Err(failed(e)),
     };
     match encoded {
         Ok(Encoded { rows, tokens, column_bytes, footer }) => {
-            let began = Instant::now();
-            let staged = upload.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
-            stage.worked(began.elapsed());
+            let staged = sender.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
+            metrics.put_out(0, usize::try_from(staged.bytes).unwrap_or(usize::MAX));
             Ok(Written { staged, rows, tokens, column_bytes, footer })
         }
         Err(e) => {
-            upload.abort().await;
+            sender.abort().await;
             Err(e)
         }
     }
@@ -107,12 +119,12 @@ pub async fn write(
 struct ShardWriter<'a> {
     encoder: ArrowWriter<Vec<u8>>,
     sums: Option<Arc<PageSums>>,
-    upload: &'a mut ShardUpload,
+    sender: &'a mut Sender,
 }
 
 impl<'a> ShardWriter<'a> {
     fn new(
-        upload: &'a mut ShardUpload,
+        sender: &'a mut Sender,
         schema: Arc<Schema>,
         options: ArrowWriterOptions,
         checksums: bool,
@@ -122,25 +134,24 @@ impl<'a> ShardWriter<'a> {
             Some(sums) => options.with_page_store_factory(Arc::clone(sums) as _),
             None => options,
         };
-        Ok(Self { encoder: ArrowWriter::try_new_with_options(Vec::new(), schema, options)?, sums, upload })
+        Ok(Self { encoder: ArrowWriter::try_new_with_options(Vec::new(), schema, options)?, sums, sender })
     }
 
-    async fn end_row_group(&mut self) -> Result<(), ParquetError> {
+    fn encode_row_group(&mut self) -> Result<(), ParquetError> {
         self.encoder.flush()?;
         self.encoder.sync()?;
-        self.send().await.map(|_| ())
+        Ok(())
     }
 
-    /// Gives to the upload what is encoded.
+    /// Hands on what is encoded.
     async fn send(&mut self) -> Result<Bytes, ParquetError> {
         let bytes = Bytes::from(std::mem::take(self.encoder.inner_mut()));
-        self.upload.put(bytes.clone()).await.map_err(|e| ParquetError::External(Box::new(e)))?;
+        self.sender.send(bytes.clone()).await.map_err(|e| ParquetError::External(Box::new(e)))?;
         Ok(bytes)
     }
 
-    /// The last row group, and what comes behind it.
+    /// What comes behind the last row group.
     async fn finish(mut self) -> Result<(ParquetMetaData, Option<FooterRecord>), ParquetError> {
-        self.end_row_group().await?;
         let Some(sums) = self.sums.take() else {
             let metadata = self.encoder.finish()?;
             self.send().await?;
@@ -201,7 +212,7 @@ async fn encode_all(
     how: Writing<'_>,
     failed: &impl Fn(ParquetError) -> PipelineError,
 ) -> Result<Encoded> {
-    let Writing { spec, limits, context, stage, .. } = how;
+    let Writing { spec, limits, context, metrics, stage, .. } = how;
     tokio::pin!(batches);
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
@@ -211,27 +222,34 @@ async fn encode_all(
         stage.does(Doing::Works);
         let Some(batch) = next else { break };
         let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
-        let began = Instant::now();
         if cfg!(debug_assertions) {
             check_invariants(&batch, limits, context)?;
         }
         for batch in pieces(&batch, limit) {
+            let began = Instant::now();
             let size = logical_bytes(&batch);
             if group_bytes > 0 && group_bytes + size > limit {
-                writer.end_row_group().await.map_err(failed)?;
+                writer.encode_row_group().map_err(failed)?;
+                metrics.worked_since(began);
+                writer.send().await.map_err(failed)?;
                 group_bytes = 0;
             }
+            let began = Instant::now();
             group_bytes += size;
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
             writer.encoder.write(&batch).map_err(failed)?;
+            how.memory.try_resize(writer.encoder.memory_size()).map_err(|e| no_memory(e, context))?;
+            metrics.put_out(batch.num_rows(), 0);
             stage.put_out(batch.num_rows());
+            metrics.worked_since(began);
         }
-        stage.worked(began.elapsed());
     }
     let began = Instant::now();
+    writer.encode_row_group().map_err(failed)?;
+    metrics.worked_since(began);
+    writer.send().await.map_err(failed)?;
     let (metadata, footer) = writer.finish().await.map_err(failed)?;
-    stage.worked(began.elapsed());
     let mut column_bytes = BTreeMap::new();
     for group in metadata.row_groups() {
         for column in group.columns() {
@@ -240,6 +258,13 @@ async fn encode_all(
         }
     }
     Ok(Encoded { rows, tokens, column_bytes, footer })
+}
+
+fn no_memory(error: DataFusionError, context: &str) -> PipelineError {
+    let message = format!(
+        "{context}: no memory for a row group: raise `engine.memory_megabytes`, or lower `output.row_group_megabytes` or `engine.parallel_splits`"
+    );
+    PipelineError::caused(ErrorKind::Usage, message, error)
 }
 
 fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {
@@ -329,6 +354,7 @@ mod tests {
     use stillhouse_schemas::pages::parse;
 
     use super::*;
+    use crate::output::ShardUpload;
 
     /// Rows as a job makes them: an id, a list with a dictionary, a fixed list without one.
     fn rows(from: u64, count: u64) -> RecordBatch {
@@ -347,17 +373,19 @@ mod tests {
     /// A shard of three row groups, the second of which is the largest.
     async fn written(checksums: bool) -> (Bytes, Option<FooterRecord>) {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let mut upload = ShardUpload::to_disk(Arc::clone(&store), Path::from("shard"));
+        let upload = ShardUpload::to_disk(Arc::clone(&store), Path::from("shard"));
+        let mut sender = Sender::new(&Handle::current(), upload);
         let spec = serde_json::from_str(r#"{"path": "out"}"#).unwrap();
         let schema = rows(0, 1).schema();
         let options = ArrowWriterOptions::new().with_properties(properties(&schema, &spec, 1024).unwrap());
-        let mut writer = ShardWriter::new(&mut upload, schema, options, checksums).unwrap();
+        let mut writer = ShardWriter::new(&mut sender, schema, options, checksums).unwrap();
         for (from, count) in [(0, 20), (20, 900), (920, 9)] {
             writer.encoder.write(&rows(from, count)).unwrap();
-            writer.end_row_group().await.unwrap();
+            writer.encode_row_group().unwrap();
+            writer.send().await.unwrap();
         }
         let (_, footer) = writer.finish().await.unwrap();
-        upload.finish().await.unwrap();
+        sender.finish().await.unwrap();
         (store.get(&Path::from("shard")).await.unwrap().bytes().await.unwrap(), footer)
     }
 

@@ -328,10 +328,15 @@ impl Card {
 pub struct Engine {
     /// `local`: this process. `ballista`: a cluster.
     pub kind: EngineKind,
-    /// Splits worked on at once. Default: 1 with a teacher, else one per processor.
+    /// Splits worked on at once. Default: 2 with a teacher, else one per processor; fewer where `memory_megabytes` has no room for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub parallel_splits: Option<u32>,
+    /// Memory for the splits at work, in megabytes (10^6 bytes): each takes about three times `output.row_group_megabytes`. Default: no
+    /// bound but `parallel_splits`. The teacher is not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 1_048_576))]
+    pub memory_megabytes: Option<u32>,
     /// Memory for `input.sql`, in megabytes (10^6 bytes); what does not fit spills to disk.
     #[schemars(range(min = 16, max = 1_048_576))]
     pub sql_memory_megabytes: u32,
@@ -339,7 +344,7 @@ pub struct Engine {
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { kind: EngineKind::Local, parallel_splits: None, sql_memory_megabytes: 1024 }
+        Self { kind: EngineKind::Local, parallel_splits: None, memory_megabytes: None, sql_memory_megabytes: 1024 }
     }
 }
 

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
+use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::plan::{Plan, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
-use stillhouse_pipeline::{plan, sample};
+use stillhouse_pipeline::{plan, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
@@ -24,6 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   stillhouse plan job.yaml
   stillhouse plan job.yaml --sample 3       prepares three documents in memory, teacher and all, and shows the rows
+  stillhouse plan job.yaml --analyze        prepares the first split, throws it away, and shows what each node of the plan did
   stillhouse plan job.yaml --json | jq .splits";
 
 /// Show what a job would do: operators, splits, sizes; nothing is written
@@ -39,6 +41,9 @@ pub struct Args {
     /// Prepare the first N documents in memory and show their rows, noise included, as the job will store them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     sample: Option<u64>,
+    /// Prepare the first split into a temporary folder, teacher and all, and show the physical plan with the metrics of its nodes
+    #[arg(long)]
+    analyze: bool,
     /// Plan as for a run with --overwrite: the output may hold another job's data set
     #[arg(long)]
     overwrite: bool,
@@ -52,22 +57,28 @@ pub struct Args {
 /// Plans it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?;
-    let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });
+    let watch = Arc::new(Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown }));
     let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
     let made = |prepared: Prepared| {
-        let hash = plan::job_hash(&prepared, &watch)?;
-        let plan = plan::plan(&prepared, &hash, args.overwrite, &watch)?;
-        let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, &watch)).transpose()?;
-        Ok(Planned { plan, sample })
+        let hash = plan::job_hash(&prepared, watch.as_ref())?;
+        let plan = plan::plan(&prepared, &hash, args.overwrite, watch.as_ref())?;
+        let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, watch.as_ref())).transpose()?;
+        let observer = Arc::clone(&watch) as Arc<dyn Observer>;
+        let analyzed = match args.analyze {
+            true => runtime.block_on(run::analyze(Arc::new(prepared), observer))?.plan,
+            false => None,
+        };
+        Ok(Planned { plan, sample, analyzed })
     };
-    let planned = file.prepare(&watch).and_then(|prepared| made(prepared).map_err(|e| file.failure(e)));
+    let planned = file.prepare(watch.as_ref()).and_then(|prepared| made(prepared).map_err(|e| file.failure(e)));
     watch.close();
     let planned = planned?;
     if args.json {
         printer.json(&planned)?;
     } else {
         let mut page = render(&planned.plan, printer.view());
+        physical_plan(planned.analyzed.as_deref().unwrap_or(&planned.plan.physical_plan), &mut page);
         if let Some(sample) = &planned.sample {
             render_sample(sample, printer.view(), &mut page);
         }
@@ -82,6 +93,23 @@ struct Planned {
     plan: Plan,
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<Sample>,
+    /// The physical plan of the first split with the metrics of its nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    analyzed: Option<String>,
+}
+
+fn physical_plan(plan: &str, page: &mut Page) {
+    page.heading("Plan");
+    for line in plan.lines() {
+        page.line(Line::plain(format!("  {line}")));
+    }
+}
+
+/// A physical plan by itself.
+pub fn physical(plan: &str) -> Page {
+    let mut page = Page::new();
+    physical_plan(plan, &mut page);
+    page
 }
 
 /// Rows of a sample that are shown; `--json` has them all.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
-use stillhouse_pipeline::run::RunOptions;
+use stillhouse_pipeline::run::{Ran, RunOptions};
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::Threads;
+use crate::verbs::{Threads, plan};
 use crate::verbs::signals::until_told;
 
 const EXAMPLES: &str = "\
@@ -20,6 +20,7 @@ Examples:
   stillhouse run job.yaml                  progress bars on a terminal, log lines otherwise
   stillhouse run job.yaml                  again: goes on where it stopped, and ends with the same bytes
   stillhouse run job.yaml --check          finished already: reads every byte before it says so
+  stillhouse run job.yaml -v               and what each node of the plan did: rows, bytes, time
   stillhouse run job.yaml --overwrite      the folder holds another job's data set: replace it
   stillhouse run job.yaml --json | jq -c 'select(.event == \"split_committed\")'";
 
@@ -47,9 +48,12 @@ pub struct Args {
     /// Show errors only
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
+    /// Show the physical plan with the metrics of its nodes at the end
+    #[arg(long, short, conflicts_with_all = ["json", "quiet"])]
+    verbose: bool,
 }
 
-async fn prepare_and_run(file: &Arc<JobFile>, options: RunOptions, watch: &Arc<Watch>) -> Result<(), Failure> {
+async fn prepare_and_run(file: &Arc<JobFile>, options: RunOptions, watch: &Arc<Watch>) -> Result<Ran, Failure> {
     let (job, observer) = (Arc::clone(file), Arc::clone(watch));
     let prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())).await;
     let prepared = prepared.map_err(|e| Failure::System(format!("a worker stopped: {e}")))??;
@@ -85,11 +89,16 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     watch.close();
     // What still computes after an interruption is not waited for: nothing of it is visible until committed.
     runtime.shutdown_background();
-    result?;
+    let ran = result?;
     if mode == Mode::Shown
         && let Some(summary) = watch.summary()
     {
         printer.page(&summary)?;
+    }
+    if args.verbose
+        && let Some(plan) = &ran.plan
+    {
+        printer.page(&plan::physical(plan))?;
     }
     Ok(())
 }

@@ -178,7 +178,8 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
         Work::Run { file, folder, overwrite } => {
             let prepared = job::prepare_text(&file, &folder, &order.access, teller.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(teller) as _;
-            return runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite, check: false }, observer));
+            let ran = runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite, check: false }, observer));
+            return ran.map(|_| ());
         }
         Work::Report { file, folder, row } => {
             let output = output_of(&order.access, &file, &folder)?;

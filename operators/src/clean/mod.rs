@@ -26,7 +26,7 @@ use stillhouse_schemas::spec::Detokenizer;
 
 pub use rules::detokenize;
 
-use crate::operator::{Counters, Emit, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
+use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
 use crate::pieces::{pieces, place, unfinished};
 use stream::{Stream, TooLong};
 
@@ -52,7 +52,7 @@ impl CleanConfig {
             config: self.clone(),
             carried: None,
             statistics: context.statistics.clone(),
-            counters: context.counters.clone(),
+            meter: context.meter.clone(),
         }
     }
 }
@@ -63,7 +63,7 @@ pub struct Clean {
     config: CleanConfig,
     carried: Option<Carried>,
     statistics: SharedStatistics,
-    counters: Arc<Counters>,
+    meter: Arc<dyn Meter>,
 }
 
 /// A document that has not ended yet.
@@ -166,8 +166,8 @@ impl Operator for Clean {
                 self.take(piece.id, piece.text, piece.end, &mut tasks)?;
             }
         }
-        Counters::add(&self.counters.documents, documents);
-        Counters::add(&self.counters.text_bytes, bytes_in);
+        self.meter.add(Measure::Documents, documents);
+        self.meter.add(Measure::TextBytes, bytes_in);
         if self.config.detokenizer == Detokenizer::None {
             let mut statistics = self.statistics.lock();
             statistics.documents += documents;

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
+use crate::operator::Counters;
 use crate::testing::{context, cut, documents, drive, gpt2, joined, statistics};
 
 pub(super) fn vectors(json: &str) -> Vec<(Detokenizer, String, String)> {
@@ -81,12 +82,13 @@ fn unchanged_text_is_not_copied() {
 #[test]
 fn statistics_count_the_text_after_cleaning() {
     for (detokenizer, bytes) in [(Detokenizer::None, 6 + 2), (Detokenizer::Wikitext, 5 + 2)] {
-        let context = context(&gpt2());
+        let counters = Arc::new(Counters::default());
+        let context = SplitContext { meter: counters.clone(), ..context(&gpt2()) };
         let mut operator = CleanConfig { detokenizer, piece_bytes: 100 }.build(&context);
         drive(&mut operator, &[documents(&[(1, "a , b", false), (1, " ", true), (2, "cd", true)])]).unwrap();
         let statistics = statistics(&context);
         assert_eq!((statistics.documents, statistics.text_bytes), (2, bytes), "{detokenizer:?}");
-        assert_eq!(context.counters.text_bytes.load(std::sync::atomic::Ordering::Relaxed), 8);
+        assert_eq!(counters.get(Measure::TextBytes), 8);
     }
 }
 

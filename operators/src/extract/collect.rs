@@ -4,7 +4,6 @@
 //! columns do not depend on it. Work on the rows of a slice is parallel and its results are put together in row order.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use arrow::array::{ArrayRef, Float16Array, Float32Array, Int32Array, UInt8Array, UInt16Array, UInt32Array};
@@ -19,15 +18,15 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
-use super::pass::{Predicted, Sequence};
+use super::pass::{Predicted, Sequence, Slice};
 use super::{ExtractConfig, NAME, noise_error};
-use crate::operator::{Counters, OperatorError};
+use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
 /// Gathers the columns of one batch.
-pub(super) struct Collector<'a> {
-    config: &'a ExtractConfig,
-    sequences: &'a [Sequence],
+pub(super) struct Collector {
+    config: Arc<ExtractConfig>,
+    sequences: Arc<Vec<Sequence>>,
     /// Positions of each row, padding included, and where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
@@ -37,7 +36,7 @@ pub(super) struct Collector<'a> {
     dense: Option<Vec<f32>>,
     topk: Option<(Vec<i32>, Vec<f32>)>,
     statistics: Statistics,
-    nanos: &'a AtomicU64,
+    meter: Arc<dyn Meter>,
 }
 
 /// Corrections as they come, and where each list of (row, draw, position) is.
@@ -48,11 +47,11 @@ struct Replay {
     logprobs: Vec<f32>,
 }
 
-impl<'a> Collector<'a> {
+impl Collector {
     pub(super) fn new(
-        config: &'a ExtractConfig,
-        sequences: &'a [Sequence],
-        nanos: &'a AtomicU64,
+        config: &Arc<ExtractConfig>,
+        sequences: &Arc<Vec<Sequence>>,
+        meter: &Arc<dyn Meter>,
     ) -> Result<Self, OperatorError> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let starts: Vec<usize> = lengths
@@ -65,8 +64,8 @@ impl<'a> Collector<'a> {
             .collect();
         let positions: usize = lengths.iter().sum();
         let mut collector = Self {
-            config,
-            sequences,
+            config: Arc::clone(config),
+            sequences: Arc::clone(sequences),
             starts,
             keys: Vec::new(),
             logprob: vec![0.0; positions],
@@ -74,7 +73,7 @@ impl<'a> Collector<'a> {
             dense: None,
             topk: None,
             statistics: Statistics::default(),
-            nanos,
+            meter: Arc::clone(meter),
             lengths,
         };
         if let Some(noise) = &config.noise {
@@ -162,8 +161,8 @@ impl<'a> Collector<'a> {
         self.list(row, draw, position) * self.config.vocab_size
     }
 
-    /// Takes one slice: n positions and their logits [n, V].
-    pub(super) fn collect(&mut self, positions: &[Predicted], logits: &[f32]) -> Result<(), OperatorError> {
+    /// Takes one slice.
+    pub(super) fn collect(&mut self, Slice { positions, logits }: &Slice) -> Result<(), OperatorError> {
         let began = Instant::now();
         self.statistics.predicted_tokens += positions.len() as u64;
         let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
@@ -173,7 +172,8 @@ impl<'a> Collector<'a> {
         if self.replay.is_none() || self.topk.is_some() {
             self.collect_rows(positions, &tokens, logits)?;
         }
-        Counters::add(self.nanos, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        self.meter.add_since(Measure::ExtractNanos, began);
+        self.meter.add(Measure::TeacherTokens, positions.len() as u64);
         Ok(())
     }
 

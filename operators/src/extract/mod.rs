@@ -18,7 +18,7 @@ pub mod pass;
 #[cfg(test)]
 mod tests;
 
-pub use pass::Sequence;
+pub use pass::{Predicted, Sequence, Slice, Visit};
 
 use std::sync::Arc;
 
@@ -28,9 +28,10 @@ use serde::{Deserialize, Serialize};
 use stillhouse_noise::{NoiseError, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
-use stillhouse_teacher::Teacher;
+use stillhouse_schemas::manifest::Statistics;
+use stillhouse_teacher::{Teacher, TeacherInfo};
 
-use crate::operator::{Counters, Emit, Operator, OperatorError, SplitContext, extended};
+use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extended};
 use crate::rows::{ListRows, sequence_ids};
 use collect::Collector;
 use pass::TeacherPass;
@@ -125,18 +126,16 @@ impl ExtractConfig {
         fields
     }
 
-    /// Makes the operator.
+    /// Whether a teacher can serve this config.
     ///
     /// # Errors
-    /// Without a teacher, with one of another vocabulary, or with noise that cannot be stored.
-    pub fn build(&self, context: &SplitContext) -> Result<Extract, OperatorError> {
+    /// With a teacher of another vocabulary, or with noise that cannot be stored.
+    pub fn check(&self, teacher: &TeacherInfo) -> Result<(), OperatorError> {
         let config = |message: String| OperatorError::Config { operator: NAME, message };
-        let teacher = context.teacher.clone().ok_or_else(|| config("needs a teacher".into()))?;
-        if teacher.info().vocab_size != self.vocab_size {
+        if teacher.vocab_size != self.vocab_size {
             return Err(config(format!(
                 "the teacher has {} vocabulary entries, the job {}",
-                teacher.info().vocab_size,
-                self.vocab_size
+                teacher.vocab_size, self.vocab_size
             )));
         }
         if let Some(noise) = &self.noise {
@@ -148,11 +147,23 @@ impl ExtractConfig {
                 )));
             }
         }
-        Ok(Extract { config: self.clone(), teacher, context: context.clone() })
+        Ok(())
     }
 
-    /// Rows that are worked on at once: all of a batch, but for dense noise only what fits [`DENSE_BYTES`].
-    fn rows_at_once(&self) -> usize {
+    /// Makes the operator, which runs the teacher itself.
+    ///
+    /// # Errors
+    /// Without a teacher, and as [`ExtractConfig::check`].
+    pub fn build(&self, context: &SplitContext) -> Result<Extract, OperatorError> {
+        let none = || OperatorError::Config { operator: NAME, message: "needs a teacher".into() };
+        let teacher = context.teacher.clone().ok_or_else(none)?;
+        self.check(teacher.info())?;
+        let (statistics, meter) = (context.statistics.clone(), Arc::clone(&context.meter));
+        Ok(Extract { config: Arc::new(self.clone()), teacher, statistics, meter, logits: Vec::new() })
+    }
+
+    /// Rows that are worked on at once: all of a batch, but for dense noise only what fits 64 MB.
+    pub fn rows_at_once(&self) -> usize {
         match &self.noise {
             Some(noise) if noise.codec == NoiseCodec::Dense => {
                 (DENSE_BYTES / (noise.draws as usize * self.rows.length() * self.vocab_size * 4).max(1)).max(1)
@@ -162,47 +173,121 @@ impl ExtractConfig {
     }
 }
 
-/// The operator.
+/// A batch in parts of so many rows, in order.
+pub fn parts(batch: &RecordBatch, rows_at_once: usize) -> impl Iterator<Item = RecordBatch> + use<> {
+    let (batch, rows) = (batch.clone(), batch.num_rows());
+    let step = rows_at_once.min(rows).max(1);
+    (0..rows).step_by(step).map(move |start| batch.slice(start, step.min(rows - start)))
+}
+
+/// The operator, for engines in which nothing else owns the teacher.
 pub struct Extract {
-    config: ExtractConfig,
+    config: Arc<ExtractConfig>,
     teacher: Arc<dyn Teacher>,
-    context: SplitContext,
+    statistics: SharedStatistics,
+    meter: Arc<dyn Meter>,
+    logits: Vec<f32>,
 }
 
 impl Operator for Extract {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        let step = self.config.rows_at_once().min(batch.num_rows()).max(1);
-        for start in (0..batch.num_rows()).step_by(step) {
-            let part = batch.slice(start, step.min(batch.num_rows() - start));
-            emit(self.extract(&part)?)?;
+        for part in parts(batch, self.config.rows_at_once()) {
+            let forward = Forward::new(&self.config, &part, Arc::clone(&self.meter))?;
+            let mut columns = forward.columns(part)?;
+            let ran = forward.run(self.teacher.as_ref(), &mut self.logits, &mut |slice| {
+                columns.take(&slice)?;
+                Ok(slice.logits)
+            });
+            ran.map_err(|error| forward.origin(self.teacher.as_ref(), error))?;
+            let (batch, statistics) = columns.finish()?;
+            self.statistics.lock().add(&statistics);
+            emit(batch)?;
         }
         Ok(())
     }
 }
 
-impl Extract {
-    fn extract(&self, batch: &RecordBatch) -> Result<RecordBatch, OperatorError> {
-        let sequences = sequences(batch).map_err(OperatorError::arrow(NAME))?;
-        let counters = &self.context.counters;
-        let mut collector = Collector::new(&self.config, &sequences, &counters.extract_nanos)?;
-        let pass = TeacherPass {
-            teacher: self.teacher.as_ref(),
+/// The half of the work on a batch that needs the teacher. The other half, [`Columns`], may be done elsewhere at the same time.
+#[derive(Debug, Clone)]
+pub struct Forward {
+    config: Arc<ExtractConfig>,
+    sequences: Arc<Vec<Sequence>>,
+    meter: Arc<dyn Meter>,
+}
+
+impl Forward {
+    /// The work on a batch of packed sequences.
+    ///
+    /// # Errors
+    /// When the batch does not hold packed sequences.
+    pub fn new(config: &Arc<ExtractConfig>, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<Self, OperatorError> {
+        let sequences = Arc::new(sequences(batch).map_err(OperatorError::arrow(NAME))?);
+        Ok(Self { config: Arc::clone(config), sequences, meter })
+    }
+
+    /// The other half, for the same batch.
+    ///
+    /// # Errors
+    /// When noise cannot be made with this config.
+    pub fn columns(&self, batch: RecordBatch) -> Result<Columns, OperatorError> {
+        let collector = Collector::new(&self.config, &self.sequences, &self.meter)?;
+        Ok(Columns { config: Arc::clone(&self.config), batch, collector })
+    }
+
+    /// Runs the teacher over the batch; every predicted position comes in one slice. `logits` is the buffer of the first one.
+    ///
+    /// # Errors
+    /// When the teacher fails or `visit` does.
+    pub fn run(
+        &self,
+        teacher: &dyn Teacher,
+        logits: &mut Vec<f32>,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), OperatorError> {
+        self.pass(teacher).run(&self.sequences, logits, visit)
+    }
+
+    /// Where a logit that is no number comes from: see [`pass::TeacherPass::origin`]. Other errors stay what they are.
+    pub fn origin(&self, teacher: &dyn Teacher, error: OperatorError) -> OperatorError {
+        self.pass(teacher).origin(&self.sequences, error)
+    }
+
+    fn pass<'a>(&'a self, teacher: &'a dyn Teacher) -> TeacherPass<'a> {
+        TeacherPass {
+            teacher,
             bos: self.config.bos,
             context: self.config.context,
             batch_tokens: self.config.batch_tokens,
-            teacher_nanos: &counters.teacher_nanos,
-        };
-        let ran = pass.run(&sequences, &mut |positions, logits| {
-            collector.collect(positions, logits)?;
-            Counters::add(&counters.teacher_tokens, positions.len() as u64);
-            Ok(())
-        });
-        ran.map_err(|error| pass.origin(&sequences, error))?;
-        let (arrays, statistics) = collector.finish()?;
-        self.context.statistics.lock().add(&statistics);
-        let columns = batch.columns().iter().cloned().chain(arrays).collect();
-        let schema = extended(&batch.schema(), self.config.fields());
-        RecordBatch::try_new(schema, columns).map_err(OperatorError::arrow(NAME))
+            meter: self.meter.as_ref(),
+        }
+    }
+}
+
+/// The half that makes the columns.
+pub struct Columns {
+    config: Arc<ExtractConfig>,
+    batch: RecordBatch,
+    collector: Collector,
+}
+
+impl Columns {
+    /// Takes a slice of the batch's logits.
+    ///
+    /// # Errors
+    /// When a logit is no number, or what is extracted does not fit its column.
+    pub fn take(&mut self, slice: &Slice) -> Result<(), OperatorError> {
+        self.collector.collect(slice)
+    }
+
+    /// The batch with its new columns, once all slices were taken, and what is to be added to the statistics of its split.
+    ///
+    /// # Errors
+    /// When a value does not fit its column.
+    pub fn finish(self) -> Result<(RecordBatch, Statistics), OperatorError> {
+        let (arrays, statistics) = self.collector.finish()?;
+        let columns = self.batch.columns().iter().cloned().chain(arrays).collect();
+        let schema = extended(&self.batch.schema(), self.config.fields());
+        Ok((RecordBatch::try_new(schema, columns).map_err(OperatorError::arrow(NAME))?, statistics))
     }
 }
 

@@ -8,16 +8,16 @@
 //! not begin with BOS gets one put before it, so all of its positions are predicted; a run that does begin with BOS is
 //! taken as it is, and its first position is given. Padding is never predicted.
 //!
-//! Memory: the hidden states of a batch and one slice of about `SLICE_VALUES` logits; [B, L, V] never exists.
+//! Memory: the hidden states of a batch and one slice of about `SLICE_VALUES` logits, whose buffer `visit` takes and gives back (or
+//! another one, where slices are worked on elsewhere); [B, L, V] never exists.
 
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use candle_core::Tensor;
 use stillhouse_schemas::spec::TeacherContext;
 use stillhouse_teacher::{Teacher, TeacherError};
 
-use crate::operator::{Counters, OperatorError};
+use crate::operator::{Measure, Meter, OperatorError};
 
 /// Logits of one slice: 32 MB in f32.
 const SLICE_VALUES: usize = 8 << 20;
@@ -52,8 +52,17 @@ pub struct Predicted {
     pub position: usize,
 }
 
-/// Takes n predicted positions and their logits [n, V].
-pub type Visit<'a> = dyn FnMut(&[Predicted], &[f32]) -> Result<(), OperatorError> + 'a;
+/// Predicted positions with their logits.
+#[derive(Debug)]
+pub struct Slice {
+    /// The n positions.
+    pub positions: Vec<Predicted>,
+    /// Their logits [n, V].
+    pub logits: Vec<f32>,
+}
+
+/// Takes a slice and gives a buffer for the logits of the next one, whatever it holds.
+pub type Visit<'a> = dyn FnMut(Slice) -> Result<Vec<f32>, OperatorError> + 'a;
 
 /// How the pass runs.
 pub struct TeacherPass<'a> {
@@ -66,7 +75,7 @@ pub struct TeacherPass<'a> {
     /// Tokens of one forward pass.
     pub batch_tokens: usize,
     /// Where the teacher's time is counted.
-    pub teacher_nanos: &'a AtomicU64,
+    pub meter: &'a dyn Meter,
 }
 
 /// A stretch of a sequence that the teacher sees on its own.
@@ -78,20 +87,24 @@ struct Run {
 }
 
 impl TeacherPass<'_> {
-    /// Runs the teacher over the sequences and hands out every predicted position with its logits, once.
+    /// Runs the teacher over the sequences and hands out every predicted position with its logits, once; `logits` is a buffer, whatever it holds.
     ///
-    /// `visit` gets n positions and their logits [n, V]. Positions of one row come in ascending order within a run; the
+    /// Positions of one row come in ascending order within a run; the
     /// order of runs is fixed by the batch.
     ///
     /// # Errors
     /// When the teacher fails or `visit` does.
-    pub fn run(&self, sequences: &[Sequence], visit: &mut Visit<'_>) -> Result<(), OperatorError> {
+    pub fn run(
+        &self,
+        sequences: &[Sequence],
+        logits: &mut Vec<f32>,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), OperatorError> {
         let mut runs = self.runs(sequences);
         if self.context == TeacherContext::Document {
             // Documents of like length share a forward pass, so that little of it is padding.
             runs.sort_by_key(|run| (std::cmp::Reverse(run.length), run.row, run.start));
         }
-        let mut logits = Vec::new();
         let mut rest = runs.as_slice();
         while let Some(first) = rest.first() {
             let most = match self.context {
@@ -99,7 +112,7 @@ impl TeacherPass<'_> {
                 TeacherContext::Document => (self.batch_tokens / first.length.max(1)).clamp(1, rest.len()),
             };
             let (group, after) = rest.split_at(most);
-            self.forward(sequences, group, &mut logits, visit)?;
+            self.forward(sequences, group, logits, visit)?;
             rest = after;
         }
         Ok(())
@@ -139,7 +152,7 @@ impl TeacherPass<'_> {
         }
         let vocab = self.teacher.info().vocab_size;
         let mut found: Option<(u32, usize, f32)> = None;
-        self.run(&[piece], &mut |positions, logits| {
+        self.run(&[piece], &mut Vec::new(), &mut |Slice { positions, logits }| {
             for (p, row) in positions.iter().zip(logits.chunks_exact(vocab)) {
                 if found.is_none_or(|(position, ..)| position < p.position as u32)
                     && let Some(token) = row.iter().position(|l| !l.is_finite())
@@ -147,7 +160,7 @@ impl TeacherPass<'_> {
                     found = Some((p.position as u32, token, row[token]));
                 }
             }
-            Ok(())
+            Ok(logits)
         })?;
         Ok(found.map(|(position, token, value)| OperatorError::NotFinite {
             sequence_id: sequence.id,
@@ -188,15 +201,15 @@ impl TeacherPass<'_> {
         let (inputs, wanted) = self.inputs(sequences, group, length);
         let began = Instant::now();
         let hidden = self.teacher.hidden(&inputs, group.len(), length)?.flatten(0, 1).map_err(TeacherError::from)?;
-        self.count(began);
+        self.meter.add_since(Measure::TeacherNanos, began);
         let slice = (SLICE_VALUES / self.teacher.info().vocab_size).clamp(8, 512);
         for wanted in wanted.chunks(slice) {
             let began = Instant::now();
             let rows: Vec<u32> = wanted.iter().map(|(input, _)| *input).collect();
             self.teacher.logits_into(&select(&hidden, &rows)?, logits)?;
-            self.count(began);
-            let positions: Vec<Predicted> = wanted.iter().map(|(_, position)| *position).collect();
-            visit(&positions, logits)?;
+            self.meter.add_since(Measure::TeacherNanos, began);
+            let positions = wanted.iter().map(|(_, position)| *position).collect();
+            *logits = visit(Slice { positions, logits: std::mem::take(logits) })?;
         }
         Ok(())
     }
@@ -220,10 +233,6 @@ impl TeacherPass<'_> {
             );
         }
         (inputs, wanted)
-    }
-
-    fn count(&self, began: Instant) {
-        Counters::add(self.teacher_nanos, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
 }
 

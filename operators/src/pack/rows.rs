@@ -8,7 +8,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::SplitId;
 
 use super::{NAME, PackConfig};
-use crate::operator::{Counters, Emit, OperatorError, SharedStatistics, SplitContext};
+use crate::operator::{Emit, Measure, Meter, OperatorError, SharedStatistics, SplitContext};
 use crate::rows::list_column;
 
 /// Where a document begins in a row, and which.
@@ -33,7 +33,7 @@ pub(super) struct RowWriter {
     segments: Vec<Segment>,
     segment_counts: Vec<usize>,
     statistics: SharedStatistics,
-    counters: Arc<Counters>,
+    meter: Arc<dyn Meter>,
 }
 
 impl RowWriter {
@@ -49,7 +49,7 @@ impl RowWriter {
             segments: Vec::new(),
             segment_counts: Vec::new(),
             statistics: context.statistics.clone(),
-            counters: context.counters.clone(),
+            meter: context.meter.clone(),
         }
     }
 
@@ -86,7 +86,7 @@ impl RowWriter {
             message: format!("got {} rows, valid: up to 2^32 rows in a split", self.written),
         })?;
         let first = last - (rows - 1) as u32;
-        Counters::add(&self.counters.sequences, rows);
+        self.meter.add(Measure::Sequences, rows);
         let batch = self.batch(first..=last).map_err(OperatorError::arrow(NAME))?;
         emit(batch)
     }

@@ -1,12 +1,10 @@
-use std::sync::atomic::Ordering;
-
 use arrow::array::{AsArray, BooleanArray, ListArray, UInt64Array};
 use arrow::datatypes::{Int32Type, UInt64Type};
 use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
-use crate::operator::tokens_schema;
+use crate::operator::{Counters, Measure, tokens_schema};
 use crate::testing::{bert, context, drive, gpt2, statistics};
 
 fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainder) -> PackConfig {
@@ -87,9 +85,12 @@ fn whole(documents: &[Vec<u32>]) -> RecordBatch {
 
 fn pack(config: &PackConfig, batches: &[RecordBatch]) -> (Vec<Row>, SplitContext) {
     let context = context(&gpt2());
-    let mut operator = config.build(&context).unwrap();
-    let output = drive(operator.as_mut(), batches).unwrap();
-    (rows(&output, config), context)
+    (pack_in(&context, config, batches), context)
+}
+
+fn pack_in(context: &SplitContext, config: &PackConfig, batches: &[RecordBatch]) -> Vec<Row> {
+    let mut operator = config.build(context).unwrap();
+    rows(&drive(operator.as_mut(), batches).unwrap(), config)
 }
 
 #[derive(Deserialize)]
@@ -112,12 +113,14 @@ fn equals_the_official_code() {
             eos: Some(vector.eos),
             ..config(PackMode::Wrap, vector.length, Boundary::BosEos, Remainder::Drop)
         };
-        let (rows, context) = pack(&config, &[whole(&vector.documents)]);
+        let counters = Arc::new(Counters::default());
+        let context = SplitContext { meter: counters.clone(), ..context(&gpt2()) };
+        let rows = pack_in(&context, &config, &[whole(&vector.documents)]);
         assert_eq!(rows.iter().map(|row| row.tokens.clone()).collect::<Vec<_>>(), vector.sequences);
         let stream: usize = vector.documents.iter().map(|d| d.len() + 1).sum();
         let packed = vector.sequences.len() * (vector.length - 2);
         assert_eq!(statistics(&context).dropped_tokens, (stream - packed) as u64);
-        assert_eq!(context.counters.sequences.load(Ordering::Relaxed), vector.sequences.len() as u64);
+        assert_eq!(counters.get(Measure::Sequences), vector.sequences.len() as u64);
     }
 }
 

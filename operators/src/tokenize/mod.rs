@@ -21,7 +21,7 @@ use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::operator::{Counters, Emit, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
+use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
 use crate::pieces::{pieces, place, unfinished};
 use crate::rows::list_column;
 use crate::vocabulary::{Vocabulary, VocabularyError};
@@ -56,7 +56,7 @@ impl TokenizeConfig {
             vocabulary: context.vocabulary.clone(),
             carried: None,
             statistics: context.statistics.clone(),
-            counters: context.counters.clone(),
+            meter: context.meter.clone(),
         })
     }
 }
@@ -68,7 +68,7 @@ pub struct Tokenize {
     vocabulary: Arc<Vocabulary>,
     carried: Option<Carried>,
     statistics: SharedStatistics,
-    counters: Arc<Counters>,
+    meter: Arc<dyn Meter>,
 }
 
 /// The text of a document that has not ended yet and is not encoded yet.
@@ -152,7 +152,7 @@ impl Operator for Tokenize {
         let lengths: Vec<usize> = encoded.iter().map(Vec::len).collect();
         let total = lengths.iter().sum::<usize>() as u64;
         self.statistics.lock().text_tokens += total;
-        Counters::add(&self.counters.tokens, total);
+        self.meter.add(Measure::Tokens, total);
 
         let schema = tokens_schema();
         let ids = Arc::new(UInt32Array::from(encoded.concat()));

@@ -1,57 +1,62 @@
-//! The splits of a job at work: so many at once, each read, worked on, written and committed by itself.
+//! The splits of a job at work: the partitions of one plan, so many at once, each read, worked on, written and committed by itself.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{GreedyMemoryPool, TrackConsumersPool};
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::physical_plan::ExecutionPlan;
-use futures::{Stream, StreamExt};
-use stillhouse_operators::operator::{SharedStatistics, SplitContext};
+use futures::{Stream, StreamExt, TryStreamExt};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
-use tokio::runtime::Handle;
+use stillhouse_schemas::spec::{Engine, JobSpec};
 
 use super::Job;
+use crate::engine::pool::{Pool, Spawner};
+use crate::engine::session::{JobResources, SplitsAtWork, stages};
+use crate::engine::sink::{Shard, Shards, describe, records};
+use crate::engine::source::Corpus;
+use crate::engine::{self, state::SplitState};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Progress, StalledSplit};
-use crate::exec::{DocumentsExec, OperatorExec};
-use crate::shard::{self, Writing};
-use crate::stages::Stages;
+use crate::job::Prepared;
+use crate::source::InputFile;
 use crate::stall::{self, Stall, StallWatch};
 use crate::verdict::Tally;
-use crate::{operators, source, threads};
+use crate::{operators, source};
 
 const TICK: Duration = Duration::from_millis(250);
+/// Splits at work at once with a teacher, where the job does not say: while one is written and the next one begins, the device has work.
+const SPLITS_WITH_A_TEACHER: usize = 2;
+
+/// Row groups that a split has in memory: one that is encoded, with what the encoder needs beside it, and an encoded one on its way.
+const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
+/// Who has most of the memory, where there is not enough.
+const CONSUMERS_TOLD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
+
+/// A plan at work.
+struct Running<'a> {
+    plan: Arc<dyn ExecutionPlan>,
+    splits: Arc<Vec<SplitRecord>>,
+    context: Arc<TaskContext>,
+    resources: Arc<JobResources>,
+    tally: Tally<'a>,
+}
 
 impl Job {
-    pub(super) async fn run_splits(&self, mut pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
+    pub(super) async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
         self.held.check()?;
-        // a holdout that comes out empty is told before the work on all the rest
-        pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
-        let names = shard_names(&self.splits);
-        let wanted = match self.prepared.spec.engine.parallel_splits {
-            Some(n) => n as usize,
-            None if self.teacher.is_some() => 1,
-            None => rayon::current_num_threads(),
-        };
-        let tally = Tally::new(&self.prepared.spec, &self.splits, &self.done);
-        let splits = futures::stream::iter(pending)
-            .map(|split| {
-                let name = names.get(&split.split).cloned().unwrap_or_default();
-                let tally = &tally;
-                async move {
-                    if !self.stop.load(Ordering::Relaxed) {
-                        let record = self.run_split(&split, &name).await?;
-                        if let Some(message) = tally.committed(&record)? {
-                            self.observer.event(&Event::Warning { message });
-                        }
-                    }
-                    Ok::<_, PipelineError>(())
-                }
-            })
-            .buffer_unordered(threads::splits_at_once(wanted, self.stages.count()));
+        let pool = Pool::new(rayon::current_num_threads());
+        let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
+        let spawner = pool.spawner().map_err(PipelineError::output("the splits"))?;
+        let running = self.start_plan(pending, spawner)?;
+        let splits = futures::stream::iter(0..running.splits.len())
+            .map(|partition| self.run_split(&running, partition))
+            .buffer_unordered(splits_at_once(&self.prepared.spec));
         let work = self.until_one_fails(splits);
         tokio::pin!(work);
         let mut ticks = tokio::time::interval(TICK);
@@ -59,33 +64,63 @@ impl Job {
         loop {
             tokio::select! {
                 result = &mut work => {
-                    self.progress(began);
-                    if result.is_err() && tally.is_fruitless() {
+                    self.observer.event(&Event::Progress(self.progress(began)));
+                    if result.is_err() && running.tally.is_fruitless() {
                         self.output.remove().await?;
                     }
                     return result;
                 }
                 _ = ticks.tick() => {
-                    self.progress(began);
-                    self.look_for_a_stall(&mut watch);
+                    let progress = self.progress(began);
+                    self.look_for_a_stall(&mut watch, &progress, &running.resources.at_work);
+                    self.observer.event(&Event::Progress(progress));
                 }
             }
         }
     }
 
+    /// The plan over these splits, in a session with what this job works with.
+    fn start_plan(&self, mut pending: Vec<SplitRecord>, spawner: Spawner) -> Result<Running<'_>> {
+        // a holdout that comes out empty is told before the work on all the rest
+        pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
+        let prepared = &self.prepared;
+        let (names, splits) = (shard_names(&self.splits), Arc::new(pending));
+        let query_skipped = self.splits.first().map(|first| (first.split, self.skipped.clone()));
+        let corpus = Corpus { query_skipped, ..corpus(prepared, &self.files, &splits) };
+        let plan = engine::job_plan(corpus, &prepared.operators, shards(prepared, &splits, &names, &self.remade));
+        let plan = plan.map_err(PipelineError::of_plan)?;
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&plan));
+        let (of, specials) = (Arc::clone(prepared), prepared.vocabulary.special_tokens());
+        let resources = Arc::new(JobResources {
+            store: prepared.store.clone(),
+            vocabulary: Arc::clone(&prepared.vocabulary),
+            devices: self.devices.clone(),
+            output: self.output.clone(),
+            limits: Arc::new(move |split| operators::limits(&of.spec, of.vocab_size, &specials, split)),
+            spawner,
+            stop: Arc::clone(&self.stop),
+            stages: stages(&prepared.operators),
+            at_work: SplitsAtWork::default(),
+        });
+        let context = resources.session(runtime(&prepared.spec.engine)?).task_ctx();
+        let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
+        Ok(Running { plan, splits, context, resources, tally })
+    }
+
     /// Tells where everything stands when nothing has moved for a while.
-    fn look_for_a_stall(&self, watch: &mut StallWatch) {
-        let at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
-        let moved = self.stages.rows()
-            + self.committed.load(Ordering::Relaxed)
-            + self.counters.teacher_tokens.load(Ordering::Relaxed)
-            + self.prepared.storages.requests().sent;
-        let rows = at_work.iter().map(|(split, (_, stages))| (*split, stages.rows()));
+    fn look_for_a_stall(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
+        let moved = progress.stages.iter().map(|stage| stage.rows).sum::<u64>()
+            + progress.splits_done
+            + progress.teacher_tokens
+            + progress.store_requests;
+        let at_work: BTreeMap<SplitId, Arc<SplitState>> =
+            at_work.all().into_iter().map(|state| (state.split, state)).collect();
+        let rows = at_work.iter().map(|(split, state)| (*split, state.rows()));
         let Some(Stall { time, splits }) = watch.look(Instant::now(), moved, rows) else { return };
         let place = |(split, still): &(SplitId, Duration)| {
-            let (reads, stages) = at_work.get(split)?;
-            let (seconds, stages) = (still.as_secs_f64(), stages.places());
-            Some(StalledSplit { split: *split, reads: reads.clone(), seconds, stages })
+            let state = at_work.get(split)?;
+            let (seconds, stages) = (still.as_secs_f64(), state.places());
+            Some(StalledSplit { split: *split, reads: state.reads.clone(), seconds, stages })
         };
         self.observer.event(&Event::Stalled {
             seconds: time.as_secs_f64(),
@@ -109,127 +144,117 @@ impl Job {
         failure.map_or(Ok(()), Err)
     }
 
-    fn progress(&self, began: Instant) {
-        let c = &self.counters;
+    /// What the metrics of the plan say now.
+    fn progress(&self, began: Instant) -> Progress {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let requests = self.prepared.storages.requests();
-        self.observer.event(&Event::Progress(Progress {
+        let mut progress = Progress {
             seconds: began.elapsed().as_secs_f64(),
             splits_done: get(&self.committed),
             splits: self.splits.len() as u64,
-            documents: get(&c.documents),
-            text_bytes: get(&c.text_bytes),
-            tokens: get(&c.tokens),
-            sequences: get(&c.sequences),
-            teacher_tokens: get(&c.teacher_tokens),
-            teacher_seconds: get(&c.teacher_nanos) as f64 / 1e9,
-            extract_seconds: get(&c.extract_nanos) as f64 / 1e9,
-            stages: self.stages.progress(),
             store_requests: requests.sent,
             store_retries: requests.again,
             bytes: get(&self.bytes),
-        }));
-    }
-
-    async fn run_split(&self, split: &SplitRecord, shard: &str) -> Result<ShardRecord> {
-        let stages = Arc::new(self.stages.of_a_split());
-        let at_work = || self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
-        at_work()
-            .insert(split.split, (split.pieces.first().map(|p| p.file.clone()).unwrap_or_default(), stages.clone()));
-        let result = self.make(split, shard, &stages).await;
-        at_work().remove(&split.split);
-        result
+            ..Progress::default()
+        };
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        plans.iter().for_each(|plan| engine::add_progress(plan.as_ref(), &mut progress));
+        progress
     }
 
     /// One split from its piece of the input to its committed shard.
-    async fn make(&self, split: &SplitRecord, shard: &str, stages: &Stages) -> Result<ShardRecord> {
-        self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
-        let statistics = SharedStatistics::default();
-        if self.splits.first().is_some_and(|first| first.split == split.split) {
-            statistics.lock().skipped.clone_from(&self.skipped);
+    async fn run_split(&self, running: &Running<'_>, partition: usize) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Ok(());
         }
-        let context = SplitContext {
-            split: split.split,
-            vocabulary: Arc::clone(&self.prepared.vocabulary),
-            teacher: self.teacher.clone(),
-            statistics: statistics.clone(),
-            counters: Arc::clone(&self.counters),
-        };
-        let place = describe(split);
-        let read = Arc::new(Mutex::new(Vec::new()));
-        let plan = self.split_plan(split, &context, stages, &read)?;
-        let (output, spec, name) = (self.output.clone(), self.prepared.spec.output.clone(), shard.to_owned());
-        let specials = self.prepared.vocabulary.special_tokens();
-        let limits = operators::limits(&self.prepared.spec, self.prepared.vocab_size, &specials, split.split);
-        let (stop, stage) = (Arc::clone(&self.stop), Arc::clone(&stages.write));
-        let checksums = self.remade.get(&split.split).is_none_or(|was| was.footer.is_some());
-        let runtime = Handle::current();
-        // Encoding and compressing a shard is long work for an async worker, so the writer has a thread of its own, as each stage has.
-        let written = threads::start("write", move || {
-            runtime.block_on(async {
-                let stream = plan
-                    .execute(0, Arc::new(TaskContext::default()))
-                    .map_err(|e| PipelineError::from_stage(place.clone(), e))?;
-                let how =
-                    Writing { spec: &spec, limits: &limits, context: &place, stop: &stop, stage: &stage, checksums };
-                shard::write(&output, &name, stream, how).await
-            })
-        });
-        let written = written.map_err(PipelineError::output("the system gives no thread for the writer"))?;
-        let written = written
-            .await
-            .map_err(|_| PipelineError::new(ErrorKind::Output, "the writer stopped: a fault of this program"))??;
-        let record = ShardRecord {
-            path: format!("data/{shard}"),
-            dataset_split: split.dataset_split.clone(),
-            split: split.split,
-            rows: written.rows,
-            tokens: written.tokens,
-            bytes: written.staged.bytes,
-            sha256: written.staged.sha256.clone(),
-            footer: written.footer,
-            column_bytes: written.column_bytes,
-            input_sha256: read.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            statistics: statistics.lock().clone(),
-        };
-        let record = match self.remade.get(&split.split) {
-            Some(was) => {
-                self.output.replace(written.staged, &record, was).await?;
-                was.clone()
+        let split = &running.splits[partition];
+        self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
+        let (plan, context) = (Arc::clone(&running.plan), Arc::clone(&running.context));
+        let chain = async move { plan.execute(partition, context)?.try_collect::<Vec<_>>().await };
+        let stopped = || format!("{} stopped: a fault of this program", describe(split));
+        let made = running.resources.spawner.chain(chain).wait().await;
+        let batches = made
+            .map_err(|e| PipelineError::caused(ErrorKind::Output, stopped(), e))?
+            .map_err(PipelineError::of_plan)?;
+        for batch in &batches {
+            for record in records(batch).map_err(PipelineError::of_plan)? {
+                self.committed(&record)?;
+                if let Some(message) = running.tally.committed(&record)? {
+                    self.observer.event(&Event::Warning { message });
+                }
             }
-            None => self.output.commit(written.staged, record).await?,
-        };
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(split.split);
+        }
+        Ok(())
+    }
+
+    fn committed(&self, record: &ShardRecord) -> Result<()> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(record.split);
         self.committed.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
-        self.held.committed(&record)?;
+        self.held.committed(record)?;
         self.observer.event(&Event::SplitCommitted {
-            split: split.split,
+            split: record.split,
             shard: record.path.clone(),
             rows: record.rows,
             tokens: record.tokens,
             bytes: record.bytes,
         });
-        Ok(record)
+        Ok(())
     }
+}
 
-    fn split_plan(
-        &self,
-        split: &SplitRecord,
-        context: &SplitContext,
-        stages: &Stages,
-        read: &Arc<Mutex<Vec<String>>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let stage = Arc::clone(&stages.read);
-        let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone(), stage).noting(read);
-        let mut plan: Arc<dyn ExecutionPlan> = Arc::new(documents);
-        let (spec, operators) = (&self.prepared.spec, &self.prepared.operators);
-        let specs = operators::for_split(spec, operators, &split.dataset_split, &self.prepared.vocabulary)?;
-        for (spec, stage) in specs.into_iter().zip(&stages.operators) {
-            plan = Arc::new(OperatorExec::new(spec, context.clone(), Arc::clone(stage), plan));
+fn corpus(prepared: &Prepared, files: &Arc<Vec<InputFile>>, splits: &Arc<Vec<SplitRecord>>) -> Corpus {
+    let input = Arc::new(super::query_input(prepared));
+    Corpus { files: Arc::clone(files), input, splits: Arc::clone(splits), query_skipped: None }
+}
+
+fn shards(
+    prepared: &Prepared,
+    splits: &[SplitRecord],
+    names: &BTreeMap<SplitId, String>,
+    remade: &BTreeMap<SplitId, ShardRecord>,
+) -> Shards {
+    let shard = |split: &SplitRecord| Shard {
+        name: names.get(&split.split).cloned().unwrap_or_default(),
+        was: remade.get(&split.split).cloned(),
+    };
+    Shards { spec: prepared.spec.output.clone(), shards: Arc::new(splits.iter().map(shard).collect()) }
+}
+
+/// The plan of a job over these splits, for looking at it.
+pub(crate) fn physical_plan(
+    prepared: &Prepared,
+    files: &[InputFile],
+    splits: Vec<SplitRecord>,
+) -> datafusion::common::Result<Arc<dyn ExecutionPlan>> {
+    let names = shard_names(&splits);
+    let corpus = corpus(prepared, &Arc::new(files.to_vec()), &Arc::new(splits));
+    let shards = shards(prepared, &corpus.splits, &names, &BTreeMap::new());
+    engine::job_plan(corpus, &prepared.operators, shards)
+}
+
+/// How many splits may be at work at once.
+fn splits_at_once(spec: &JobSpec) -> usize {
+    let wanted = match spec.engine.parallel_splits {
+        Some(n) => n as usize,
+        None if spec.extract.is_some() => SPLITS_WITH_A_TEACHER,
+        None => rayon::current_num_threads(),
+    };
+    let room = spec.engine.memory_megabytes.map(|megabytes| megabytes / (ROW_GROUPS_OF_A_SPLIT * spec.output.row_group_megabytes));
+    wanted.min(room.map_or(usize::MAX, |room| room as usize)).max(1)
+}
+
+/// What the nodes of a plan share of this machine: the memory of the job.
+fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
+    let builder = RuntimeEnvBuilder::new();
+    let builder = match engine.memory_megabytes {
+        Some(megabytes) => {
+            let pool = GreedyMemoryPool::new(megabytes as usize * 1_000_000);
+            builder.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, CONSUMERS_TOLD)))
         }
-        Ok(plan)
-    }
+        None => builder,
+    };
+    builder.build_arc().map_err(PipelineError::of_plan)
 }
 
 /// `train-00003-of-00042.parquet` for each split.
@@ -247,14 +272,6 @@ pub(crate) fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
         *number += 1;
     }
     names
-}
-
-fn describe(split: &SplitRecord) -> String {
-    let place = split.pieces.first().map_or_else(String::new, |p| match split.pieces.len() {
-        1 => format!(" ({})", p.file),
-        n => format!(" ({} and {} more)", p.file, n - 1),
-    });
-    format!("split {}{place}", split.split.0)
 }
 
 #[cfg(test)]

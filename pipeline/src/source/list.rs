@@ -13,6 +13,7 @@ use std::path::{Component, PathBuf};
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use serde::{Deserialize, Serialize};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 use stillhouse_schemas::storage::split_url;
@@ -25,16 +26,31 @@ use crate::names::Names;
 use crate::storage::{Place, StoreUrl, explain};
 
 /// A file of the input.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputFile {
     /// As users and the manifest see it: as the job's path or glob yields it; what was relative stays relative.
     pub path: String,
     /// Where the store has it.
+    #[serde(with = "location")]
     pub location: Path,
     /// Bytes, compressed as it is.
     pub size: u64,
     /// What the store said of it in the listing.
     pub state: FileState,
+}
+
+/// A location as its text.
+mod location {
+    use object_store::path::Path;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(path.as_ref())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Path, D::Error> {
+        Path::parse(String::deserialize(from)?).map_err(de::Error::custom)
+    }
 }
 
 impl InputFile {

@@ -6,17 +6,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use arrow::array::RecordBatch;
 use rayon::prelude::*;
 use stillhouse_noise::{
     Correction, DrawKey, Judged, NoiseError, NoiseStream, Softmax, StoredToken, judge, judge_dense,
 };
-use stillhouse_operators::extract::pass::{Predicted, Sequence, TeacherPass};
+use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
-use stillhouse_operators::operator::OperatorError;
+use stillhouse_operators::operator::{Counters, OperatorError};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use stillhouse_schemas::paths::{Part, parts};
@@ -198,17 +197,17 @@ impl Recomputed<'_> {
                 None => None,
             },
         };
-        let nanos = AtomicU64::new(0);
+        let counters = Counters::default();
         let pass = TeacherPass {
             teacher: self.teacher.as_ref(),
             bos: self.bos,
             context: self.extract.context,
             batch_tokens: self.extract.teacher.batch_tokens as usize,
-            teacher_nanos: &nanos,
+            meter: &counters,
         };
         let mut predicted: Vec<Vec<bool>> = sequences.iter().map(|s| vec![false; s.tokens.len()]).collect();
         check.sequences += sequences.len() as u64;
-        pass.run(&sequences, &mut |positions, logits| {
+        pass.run(&sequences, &mut Vec::new(), &mut |Slice { positions, logits }| {
             let vocab = self.teacher.info().vocab_size;
             let results: Result<Vec<TokenCheck>, NoiseError> = positions
                 .par_iter()
@@ -225,7 +224,7 @@ impl Recomputed<'_> {
                 check.tokens += 1;
                 self.judge(*p, &result, check, variation_sum, found);
             }
-            Ok(())
+            Ok(logits)
         })?;
         self.check_certain(&sequences, &stored, &predicted, found);
         Ok(())

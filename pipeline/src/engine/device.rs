@@ -1,0 +1,201 @@
+//! The owner of a device: the one thread that runs the teacher there, for all splits, and its helper that makes columns of the logits.
+//!
+//! ```text
+//!   splits ──[QUEUE requests]──► forward: pass, logits ──[1 slice of 32 MB]──► columns: log-probabilities, noise, top-k ──► the split
+//!                                   ▲                                             │
+//!                                   └───────────── the slice's buffer ────────────┘
+//! ```
+//!
+//! While the columns of one batch are made, the pass of the next one runs; two buffers of logits are all there are. Requests come from any
+//! split and are served in their order; what is in one does not depend on the others, so neither do the bytes of a shard.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice};
+use stillhouse_operators::operator::{Meter, OperatorError};
+use stillhouse_schemas::manifest::Statistics;
+use stillhouse_teacher::{Teacher, TeacherInfo};
+use tokio::sync::{mpsc, oneshot};
+
+/// Requests that wait for a device; more wait with their splits.
+const QUEUE: usize = 2;
+/// Buffers of logits of a device.
+const BUFFERS: usize = 2;
+
+/// A batch with its new columns.
+#[derive(Debug)]
+pub struct Done {
+    /// The batch.
+    pub batch: RecordBatch,
+    /// What is to be added to the statistics of its split.
+    pub statistics: Statistics,
+    /// How long the device was at work on it.
+    pub busy: Duration,
+}
+
+/// What a split asks of a device.
+enum Request {
+    Extract { forward: Forward, batch: RecordBatch, reply: oneshot::Sender<Result<Done, OperatorError>> },
+    /// Where an error comes from.
+    Origin { forward: Forward, error: OperatorError, reply: oneshot::Sender<OperatorError> },
+}
+
+/// Hands requests to a device; its owner ends when the last one of these is dropped.
+#[derive(Clone)]
+pub struct DeviceQueue {
+    requests: mpsc::Sender<Request>,
+    info: Arc<TeacherInfo>,
+}
+
+/// The answer to a request, when it is there.
+pub struct Answer {
+    forward: Forward,
+    reply: oneshot::Receiver<Result<Done, OperatorError>>,
+}
+
+fn stopped() -> OperatorError {
+    OperatorError::Config { operator: "extract", message: "the device stopped: a fault of this program".into() }
+}
+
+impl DeviceQueue {
+    /// Starts the owner of the device that a teacher is on.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start(teacher: Arc<dyn Teacher>) -> io::Result<Self> {
+        let info = Arc::new(teacher.info().clone());
+        let (requests, received) = mpsc::channel(QUEUE);
+        let (parts, to_columns) = sync_channel(1);
+        let (buffers, free) = sync_channel(BUFFERS);
+        // one is with the owner, the others circulate; there is room for all of them
+        for _ in 1..BUFFERS {
+            let _ = buffers.try_send(Vec::new());
+        }
+        Builder::new().name(format!("{} columns", info.device)).spawn(move || make_columns(&to_columns, &buffers))?;
+        Builder::new()
+            .name(format!("{} forward", info.device))
+            .spawn(move || own(teacher.as_ref(), received, &parts, &free))?;
+        Ok(Self { requests, info })
+    }
+
+    /// The teacher on this device.
+    pub fn info(&self) -> &TeacherInfo {
+        &self.info
+    }
+
+    /// Hands in a batch; waits while the queue is full.
+    ///
+    /// # Errors
+    /// When the batch does not hold packed sequences.
+    pub async fn submit(
+        &self,
+        config: &Arc<ExtractConfig>,
+        batch: RecordBatch,
+        meter: Arc<dyn Meter>,
+    ) -> Result<Answer, OperatorError> {
+        let forward = Forward::new(config, &batch, meter)?;
+        let (reply, answer) = oneshot::channel();
+        let request = Request::Extract { forward: forward.clone(), batch, reply };
+        self.requests.send(request).await.map_err(|_| stopped())?;
+        Ok(Answer { forward, reply: answer })
+    }
+}
+
+impl Answer {
+    /// The batch with its columns.
+    ///
+    /// # Errors
+    /// When the teacher fails, or gives logits that are no numbers.
+    pub async fn wait(self, device: &DeviceQueue) -> Result<Done, OperatorError> {
+        let error = match self.reply.await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(error @ OperatorError::NotFinite { .. })) => error,
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(stopped()),
+        };
+        let (reply, origin) = oneshot::channel();
+        let request = Request::Origin { forward: self.forward, error, reply };
+        device.requests.send(request).await.map_err(|_| stopped())?;
+        Err(origin.await.unwrap_or_else(|_| stopped()))
+    }
+}
+
+/// What goes from the owner to its helper, batch after batch.
+enum Part {
+    Begin { forward: Forward, batch: RecordBatch, failed: Arc<AtomicBool> },
+    Logits(Slice),
+    End { ran: Result<(), OperatorError>, busy: Duration, reply: oneshot::Sender<Result<Done, OperatorError>> },
+}
+
+fn own(
+    teacher: &dyn Teacher,
+    mut requests: mpsc::Receiver<Request>,
+    parts: &SyncSender<Part>,
+    free: &Receiver<Vec<f32>>,
+) {
+    let mut logits = Vec::new();
+    while let Some(request) = requests.blocking_recv() {
+        match request {
+            // whose split has ended meanwhile
+            Request::Extract { reply, .. } if reply.is_closed() => {}
+            Request::Extract { forward, batch, reply } => {
+                let began = Instant::now();
+                let failed = Arc::new(AtomicBool::new(false));
+                let begin = Part::Begin { forward: forward.clone(), batch, failed: Arc::clone(&failed) };
+                if parts.send(begin).is_err() {
+                    return;
+                }
+                let ran = forward.run(teacher, &mut logits, &mut |slice| {
+                    parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
+                    let buffer = free.recv().map_err(|_| OperatorError::Stopped)?;
+                    // the rest of a batch that has failed is of no use
+                    if failed.load(Ordering::Relaxed) { Err(OperatorError::Stopped) } else { Ok(buffer) }
+                });
+                if parts.send(Part::End { ran, busy: began.elapsed(), reply }).is_err() {
+                    return;
+                }
+            }
+            Request::Origin { forward, error, reply } => {
+                let _ = reply.send(forward.origin(teacher, error));
+            }
+        }
+    }
+}
+
+fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Vec<f32>>) {
+    let mut columns: Result<Columns, OperatorError> = Err(stopped());
+    let mut has_failed = Arc::new(AtomicBool::new(false));
+    for part in parts {
+        match part {
+            Part::Begin { forward, batch, failed } => {
+                columns = forward.columns(batch);
+                has_failed = failed;
+            }
+            Part::Logits(slice) => {
+                if let Ok(taken) = &mut columns
+                    && let Err(e) = taken.take(&slice)
+                {
+                    columns = Err(e);
+                }
+                has_failed.store(columns.is_err(), Ordering::Relaxed);
+                let _ = buffers.try_send(slice.logits);
+            }
+            Part::End { ran, busy, reply } => {
+                let made = std::mem::replace(&mut columns, Err(stopped()));
+                let done = made.and_then(|columns| {
+                    ran?;
+                    let (batch, statistics) = columns.finish()?;
+                    Ok(Done { batch, statistics, busy })
+                });
+                // nobody may be left to take it
+                let _ = reply.send(done);
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The engine: a job as one physical plan of DataFusion, its splits as partitions.
+//!
+//! ```text
+//!   ShardSinkExec            one row per partition: path, rows, tokens, bytes, sha256, statistics
+//!     OperatorExec           partitions
+//!       OperatorExec         extract            ◄──► the owner of the device ([`device`])
+//!         OperatorExec       pack
+//!           OperatorExec     tokenize
+//!             OperatorExec   clean
+//!               SplitsExec   one partition per split; reads a batch ahead ([`source`])
+//! ```
+//!
+//! A partition is pulled from the top, a batch at a time, on one worker of the job's pool ([`pool`], where all threads are counted); it holds
+//! no thread while it waits. Overlap comes from several partitions at work, from readers that make the next batch, and from the owners of
+//! devices. Nodes hold what a plan says and metrics, nothing else: teacher, tokenizer, stores and the sums of a split are found in the
+//! session ([`session`]), so a plan can be sent to another process ([`codec`]).
+//!
+//! Memory of a split at work: a batch of documents being made and one being worked on, what came of it at each operator, two batches at
+//! the device, one row group, and what of the shard is on its way to the store.
+
+pub mod codec;
+pub mod device;
+mod node;
+pub mod operator;
+pub mod pool;
+pub mod session;
+pub mod sink;
+pub mod source;
+pub mod state;
+
+use std::sync::Arc;
+
+use datafusion::common::Result;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::metrics::{MetricValue, MetricsSet};
+use stillhouse_operators::operator::{Measure, OperatorSpec};
+use stillhouse_schemas::manifest::SplitRecord;
+
+pub(crate) use self::node::NodeMetrics;
+use self::operator::OperatorExec;
+use self::sink::{ShardSinkExec, Shards};
+use self::source::{Corpus, SplitsExec};
+pub(crate) use self::state::{Doing, StageState};
+use crate::events::{Progress, StageProgress};
+
+/// The plan of a job: these splits, through these operators, into these shards.
+///
+/// # Errors
+/// When there are not as many shards as splits.
+pub fn job_plan(corpus: Corpus, operators: &[OperatorSpec], shards: Shards) -> Result<Arc<dyn ExecutionPlan>> {
+    let mut plan: Arc<dyn ExecutionPlan> = Arc::new(SplitsExec::new(corpus));
+    for spec in operators {
+        plan = Arc::new(OperatorExec::new(spec.clone(), plan));
+    }
+    Ok(Arc::new(ShardSinkExec::new(shards, plan)?))
+}
+
+/// The splits at the bottom of a plan.
+pub fn splits_of(plan: &dyn ExecutionPlan) -> Option<Arc<Vec<SplitRecord>>> {
+    match plan.downcast_ref::<SplitsExec>() {
+        Some(source) => Some(Arc::clone(&source.corpus().splits)),
+        None => splits_of(plan.children().first()?.as_ref()),
+    }
+}
+
+fn stage_name(plan: &dyn ExecutionPlan) -> &'static str {
+    match plan.downcast_ref::<OperatorExec>() {
+        Some(operator) => operator.spec().name(),
+        None if plan.downcast_ref::<SplitsExec>().is_some() => "read",
+        None => "write",
+    }
+}
+
+fn count(metrics: &MetricsSet, name: &str) -> u64 {
+    metrics.sum_by_name(name).map_or(0, |value: MetricValue| value.as_usize() as u64)
+}
+
+/// Adds what the nodes of a plan have counted so far to a progress.
+pub fn add_progress(plan: &dyn ExecutionPlan, progress: &mut Progress) {
+    if let Some(input) = plan.children().first() {
+        add_progress(input.as_ref(), progress);
+    }
+    let Some(metrics) = plan.metrics() else { return };
+    let sum = |what: Measure| count(&metrics, what.name());
+    progress.documents += sum(Measure::Documents);
+    progress.text_bytes += sum(Measure::TextBytes);
+    progress.tokens += sum(Measure::Tokens);
+    progress.sequences += sum(Measure::Sequences);
+    progress.teacher_tokens += sum(Measure::TeacherTokens);
+    progress.teacher_seconds += sum(Measure::TeacherNanos) as f64 / 1e9;
+    progress.extract_seconds += sum(Measure::ExtractNanos) as f64 / 1e9;
+    let (name, rows) = (stage_name(plan), metrics.output_rows().unwrap_or(0) as u64);
+    let busy_seconds = metrics.elapsed_compute().unwrap_or(0) as f64 / 1e9;
+    match progress.stages.iter_mut().find(|stage| stage.name == name) {
+        Some(stage) => {
+            stage.rows += rows;
+            stage.busy_seconds += busy_seconds;
+        }
+        None => progress.stages.push(StageProgress { name: name.to_owned(), rows, busy_seconds }),
+    }
+}

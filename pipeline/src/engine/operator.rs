@@ -1,0 +1,234 @@
+//! The one adapter between operators and DataFusion: pulled, a batch at a time, on the thread of whoever pulls.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result, internal_err};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use futures::StreamExt;
+use futures::stream::try_unfold;
+use stillhouse_operators::extract::{self, ExtractConfig};
+use stillhouse_operators::operator::{Meter, Operator, OperatorError, OperatorSpec, SplitContext};
+use stillhouse_schemas::manifest::SplitRecord;
+
+use super::device::{Answer, DeviceQueue};
+use super::node::{NodeMetrics, depth, node_basics, properties};
+use super::session::JobResources;
+use super::splits_of;
+use super::state::{Doing, StageState};
+
+/// Batches of a split that are with the device or wait for it: one is worked on while the next one is made.
+const AT_THE_DEVICE: usize = 2;
+
+/// Runs any operator over its input, partition by partition.
+#[derive(Debug)]
+pub struct OperatorExec {
+    spec: OperatorSpec,
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+    metrics: Arc<NodeMetrics>,
+}
+
+impl OperatorExec {
+    /// Puts an operator over an input.
+    pub fn new(spec: OperatorSpec, input: Arc<dyn ExecutionPlan>) -> Self {
+        let partitions = input.properties().output_partitioning().partition_count();
+        let properties = properties(spec.output_schema(&input.schema()), partitions);
+        Self { spec, input, properties, metrics: NodeMetrics::new() }
+    }
+
+    /// The operator.
+    pub fn spec(&self) -> &OperatorSpec {
+        &self.spec
+    }
+
+    fn split(&self, partition: usize) -> Result<SplitRecord> {
+        match splits_of(self.input.as_ref()).and_then(|splits| splits.get(partition).cloned()) {
+            Some(split) => Ok(split),
+            None => internal_err!("OperatorExec: no split of partition {partition} below it"),
+        }
+    }
+}
+
+impl DisplayAs for OperatorExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OperatorExec: {}", self.spec.name())
+    }
+}
+
+fn external(error: OperatorError) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+/// What the chain of one split has at this operator.
+struct Node {
+    input: SendableRecordBatchStream,
+    metrics: Arc<NodeMetrics>,
+    stage: StageState,
+}
+
+impl Node {
+    async fn next_input(&mut self) -> Result<Option<RecordBatch>> {
+        self.stage.does(Doing::WaitsForInput);
+        let next = self.input.next().await.transpose();
+        self.stage.does(Doing::Works);
+        next
+    }
+
+    fn put_out(&self, batch: &RecordBatch) {
+        self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
+        self.stage.put_out(batch.num_rows());
+    }
+}
+
+/// An operator that works where it is pulled.
+struct Pulled {
+    node: Node,
+    operator: Box<dyn Operator>,
+    /// What came out of the last input batch and is not handed on yet.
+    ready: VecDeque<RecordBatch>,
+    ended: bool,
+}
+
+impl Pulled {
+    async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
+        loop {
+            if let Some(batch) = self.ready.pop_front() {
+                self.node.put_out(&batch);
+                return Ok(Some((batch, self)));
+            }
+            if self.ended {
+                self.node.stage.does(Doing::Done);
+                return Ok(None);
+            }
+            let input = self.node.next_input().await?;
+            let began = Instant::now();
+            let ready = &mut self.ready;
+            let mut emit = |batch| {
+                ready.push_back(batch);
+                Ok(())
+            };
+            match input {
+                Some(batch) => self.operator.process(&batch, &mut emit),
+                None => {
+                    self.ended = true;
+                    self.operator.finish(&mut emit)
+                }
+            }
+            .map_err(external)?;
+            self.node.metrics.worked_since(began);
+        }
+    }
+}
+
+/// An operator whose work is done by the owner of a device.
+struct AtDevice {
+    node: Node,
+    config: Arc<ExtractConfig>,
+    device: DeviceQueue,
+    /// Parts of the last input batch that are still to be handed in.
+    parts: Box<dyn Iterator<Item = RecordBatch> + Send>,
+    under_way: VecDeque<Answer>,
+    ended: bool,
+}
+
+impl AtDevice {
+    async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
+        loop {
+            if self.under_way.len() < AT_THE_DEVICE && !self.ended {
+                match self.parts.next() {
+                    Some(part) => {
+                        self.node.stage.does(Doing::WaitsForDevice);
+                        let meter = Arc::clone(&self.node.metrics) as Arc<dyn Meter>;
+                        let answer = self.device.submit(&self.config, part, meter).await.map_err(external)?;
+                        self.under_way.push_back(answer);
+                    }
+                    None => match self.node.next_input().await? {
+                        Some(batch) => self.parts = Box::new(extract::parts(&batch, self.config.rows_at_once())),
+                        None => self.ended = true,
+                    },
+                }
+                continue;
+            }
+            let Some(answer) = self.under_way.pop_front() else {
+                self.node.stage.does(Doing::Done);
+                return Ok(None);
+            };
+            self.node.stage.does(Doing::WaitsForDevice);
+            let done = answer.wait(&self.device).await.map_err(external)?;
+            self.node.stage.split().statistics.lock().add(&done.statistics);
+            self.node.metrics.worked(done.busy);
+            self.node.put_out(&done.batch);
+            return Ok(Some((done.batch, self)));
+        }
+    }
+}
+
+impl ExecutionPlan for OperatorExec {
+    node_basics!();
+
+    fn name(&self) -> &str {
+        "OperatorExec"
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match (children.pop(), children.is_empty()) {
+            (Some(input), true) => Ok(Arc::new(Self::new(self.spec.clone(), input))),
+            _ => internal_err!("OperatorExec takes one input"),
+        }
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let resources = JobResources::of(&context)?;
+        let split = self.split(partition)?;
+        let state = resources.state_of(&split);
+        let input = self.input.execute(partition, context)?;
+        let stage = StageState::new(&state, 1 + depth(&self.input));
+        let node = Node { input, metrics: Arc::clone(&self.metrics), stage };
+        if let OperatorSpec::Extract(config) = &self.spec {
+            let device = resources.device_of(partition).map_err(external)?;
+            config.check(device.info()).map_err(external)?;
+            let config = Arc::new(config.clone());
+            let (parts, under_way) = (Box::new(std::iter::empty()), VecDeque::new());
+            let at_device = AtDevice { node, config, device, parts, under_way, ended: false };
+            let stream = try_unfold(at_device, AtDevice::next);
+            return Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)));
+        }
+        let context = SplitContext {
+            split: split.split,
+            dataset_split: split.dataset_split,
+            vocabulary: Arc::clone(&resources.vocabulary),
+            teacher: None,
+            statistics: state.statistics.clone(),
+            meter: Arc::clone(&self.metrics) as Arc<dyn Meter>,
+        };
+        let operator = self.spec.build(&context).map_err(external)?;
+        let stream = try_unfold(Pulled { node, operator, ready: VecDeque::new(), ended: false }, Pulled::next);
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
+    }
+}

@@ -1,0 +1,97 @@
+//! The threads of a job: counted when it begins, whatever the number of its splits.
+//!
+//! ```text
+//!   workers   N            pull the chains of splits: clean, tokenize, pack, …, encode            (this pool)
+//!   readers   max(N, 2)    one step of a split at a time: its next batch of documents             (this pool)
+//!   products  N            rayon: the parts of an operator's or a teacher's work on one batch     (the process's)
+//!   device    2 each       forward pass and logits; columns made of them                          ([`super::device`])
+//!   requests               stores, files, commits: the runtime of the program
+//! ```
+//!
+//! A split holds no thread while it waits: for a step of its reader, for the device, for a request. What a worker does ends by itself, and
+//! a step of a reader waits for nothing but files and requests, which are served by other threads. So however many splits are at work, on
+//! however few threads, something always moves.
+
+use std::future::Future;
+use std::io;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{JoinError, JoinHandle};
+
+/// The workers and readers of a job; they end with this value.
+#[derive(Debug)]
+pub struct Pool(Option<Runtime>);
+
+/// Starts work in a pool.
+#[derive(Debug, Clone)]
+pub struct Spawner(Handle);
+
+impl Pool {
+    /// A pool of so many workers (one at least).
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn new(workers: usize) -> io::Result<Self> {
+        let workers = workers.max(1);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(workers)
+            .max_blocking_threads(workers.max(2))
+            .thread_name("split")
+            .enable_all()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    /// For starting work in it.
+    ///
+    /// # Errors
+    /// When the pool has ended.
+    pub fn spawner(&self) -> io::Result<Spawner> {
+        let ended = || io::Error::other("the pool of the job has ended");
+        self.0.as_ref().map(|runtime| Spawner(runtime.handle().clone())).ok_or_else(ended)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // a pool may be dropped where nothing may wait; what is left of its work ends by itself
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Spawner {
+    /// Runs a chain on a worker.
+    pub fn chain<F>(&self, chain: F) -> Task<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        Task(self.0.spawn(chain))
+    }
+
+    /// Runs a step on a reader's thread.
+    pub fn step<T: Send + 'static>(&self, step: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+        Task(self.0.spawn_blocking(step))
+    }
+}
+
+/// Work in a pool; it is not waited for any more when this value is dropped, and a chain ends at its next wait.
+#[derive(Debug)]
+pub struct Task<T>(JoinHandle<T>);
+
+impl<T> Task<T> {
+    /// What came out of it.
+    ///
+    /// # Errors
+    /// When it panicked, or its pool has ended.
+    pub async fn wait(mut self) -> Result<T, JoinError> {
+        (&mut self.0).await
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,243 @@
+//! The sink at the top of the plan: writes the shard of a partition, commits it, and gives its record.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result, internal_err};
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+use stillhouse_schemas::spec::Output as OutputSpec;
+
+use super::node::{NodeMetrics, depth, node_basics, properties};
+use super::session::JobResources;
+use super::splits_of;
+use super::state::{Doing, StageState};
+use crate::error::{ErrorKind, PipelineError};
+use crate::shard::{self, Writing};
+
+/// The shards of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shards {
+    /// Sizes and compression.
+    pub spec: OutputSpec,
+    /// The shard of each partition.
+    pub shards: Arc<Vec<Shard>>,
+}
+
+/// The shard of one partition.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Its name under `data/`.
+    pub name: String,
+    /// The record of a shard that is made again, and must come out with these bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub was: Option<ShardRecord>,
+}
+
+/// Writes and commits a shard per partition; one row per shard.
+#[derive(Debug)]
+pub struct ShardSinkExec {
+    shards: Shards,
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+    metrics: Arc<NodeMetrics>,
+}
+
+/// What a sink gives of each shard: `split` uint32, `dataset_split`, `path` utf8, `rows`, `tokens`, `bytes` uint64, `sha256` utf8,
+/// `statistics` (JSON) and `record` (the whole record of the commit, JSON).
+fn record_schema() -> SchemaRef {
+    let text = |name| Field::new(name, DataType::Utf8, false);
+    let number = |name| Field::new(name, DataType::UInt64, false);
+    Arc::new(Schema::new(vec![
+        Field::new("split", DataType::UInt32, false),
+        text("dataset_split"),
+        text("path"),
+        number("rows"),
+        number("tokens"),
+        number("bytes"),
+        text("sha256"),
+        text("statistics"),
+        text("record"),
+    ]))
+}
+
+fn row(shard: &ShardRecord) -> Result<RecordBatch> {
+    let json = |value: std::result::Result<String, serde_json::Error>| {
+        value.map_err(|e| DataFusionError::External(Box::new(e)))
+    };
+    let text = |value: String| Arc::new(StringArray::from(vec![value])) as ArrayRef;
+    let number = |value: u64| Arc::new(UInt64Array::from(vec![value])) as ArrayRef;
+    let columns = vec![
+        Arc::new(UInt32Array::from(vec![shard.split.0])) as ArrayRef,
+        text(shard.dataset_split.clone()),
+        text(shard.path.clone()),
+        number(shard.rows),
+        number(shard.tokens),
+        number(shard.bytes),
+        text(shard.sha256.clone()),
+        text(json(serde_json::to_string(&shard.statistics))?),
+        text(json(serde_json::to_string(shard))?),
+    ];
+    Ok(RecordBatch::try_new(record_schema(), columns)?)
+}
+
+/// The records in a batch that a sink gave.
+///
+/// # Errors
+/// When it is no such batch.
+pub fn records(batch: &RecordBatch) -> Result<Vec<ShardRecord>> {
+    let column = batch.column_by_name("record").and_then(|c| c.as_any().downcast_ref::<StringArray>());
+    let Some(column) = column else { return internal_err!("a batch of shards has no column `record` of text") };
+    let parse = |text: Option<&str>| serde_json::from_str(text.unwrap_or_default());
+    column.iter().map(|text| parse(text).map_err(|e| DataFusionError::External(Box::new(e)))).collect()
+}
+
+impl ShardSinkExec {
+    /// Puts a sink over an input of as many partitions as there are shards.
+    ///
+    /// # Errors
+    /// When there are more or fewer.
+    pub fn new(shards: Shards, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+        let partitions = input.properties().output_partitioning().partition_count();
+        if partitions != shards.shards.len() {
+            return internal_err!("{} shards over {partitions} partitions", shards.shards.len());
+        }
+        let properties = properties(record_schema(), partitions);
+        Ok(Self { shards, input, properties, metrics: NodeMetrics::new() })
+    }
+
+    /// The shards.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
+    }
+}
+
+impl DisplayAs for ShardSinkExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shards { spec, shards } = &self.shards;
+        write!(f, "ShardSinkExec: shards={}, zstd={}, row_group={} MB", shards.len(), spec.zstd_level, spec.row_group_megabytes)
+    }
+}
+
+/// One shard on its way.
+struct Making {
+    shard: Shard,
+    split: SplitRecord,
+    spec: OutputSpec,
+    resources: Arc<JobResources>,
+    stage: StageState,
+    metrics: Arc<NodeMetrics>,
+    memory: MemoryReservation,
+}
+
+impl Making {
+    async fn make(self, batches: SendableRecordBatchStream) -> Result<ShardRecord, PipelineError> {
+        let place = describe(&self.split);
+        let Self { shard, split, spec, resources, stage, metrics, memory } = self;
+        let how = Writing {
+            spec: &spec,
+            limits: &(resources.limits)(split.split),
+            context: &place,
+            stop: &resources.stop,
+            memory: &memory,
+            requests: &resources.store.handle,
+            metrics: &metrics,
+            stage: &stage,
+            // a shard that is made again as it was gets none where it had none
+            checksums: shard.was.as_ref().is_none_or(|was| was.footer.is_some()),
+        };
+        let written = shard::write(&resources.output, &shard.name, batches, how).await?;
+        memory.free();
+        let record = ShardRecord {
+            path: format!("data/{}", shard.name),
+            dataset_split: split.dataset_split,
+            split: split.split,
+            rows: written.rows,
+            tokens: written.tokens,
+            bytes: written.staged.bytes,
+            sha256: written.staged.sha256.clone(),
+            footer: written.footer,
+            column_bytes: written.column_bytes,
+            input_sha256: stage.split().input_sha256(),
+            statistics: stage.split().statistics.lock().clone(),
+        };
+        let output = resources.output.clone();
+        let commit = async move {
+            match shard.was {
+                Some(was) => output.replace(written.staged, &record, &was).await.map(|()| was),
+                None => output.commit(written.staged, record).await,
+            }
+        };
+        let committed = resources.store.handle.spawn(commit).await;
+        let record = committed
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "the commit stopped: a fault of this program"))??;
+        stage.does(Doing::Done);
+        Ok(record)
+    }
+}
+
+/// A split in words, for messages.
+pub(crate) fn describe(split: &SplitRecord) -> String {
+    let place = split.pieces.first().map_or_else(String::new, |p| match split.pieces.len() {
+        1 => format!(" ({})", p.file),
+        n => format!(" ({} and {} more)", p.file, n - 1),
+    });
+    format!("split {}{place}", split.split.0)
+}
+
+impl ExecutionPlan for ShardSinkExec {
+    node_basics!();
+
+    fn name(&self) -> &str {
+        "ShardSinkExec"
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match (children.pop(), children.is_empty()) {
+            (Some(input), true) => Ok(Arc::new(Self::new(self.shards.clone(), input)?)),
+            _ => internal_err!("ShardSinkExec takes one input"),
+        }
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let resources = JobResources::of(&context)?;
+        let split = splits_of(self.input.as_ref()).and_then(|splits| splits.get(partition).cloned());
+        let (Some(split), Some(shard)) = (split, self.shards.shards.get(partition).cloned()) else {
+            return internal_err!("ShardSinkExec has {} partitions, asked for {partition}", self.shards.shards.len());
+        };
+        let stage = StageState::new(&resources.state_of(&split), 1 + depth(&self.input));
+        let memory = MemoryConsumer::new(format!("ShardSinkExec[{partition}]")).register(context.memory_pool());
+        let batches = self.input.execute(partition, context)?;
+        let (spec, metrics) = (self.shards.spec.clone(), Arc::clone(&self.metrics));
+        let making = Making { shard, split, spec, resources, stage, metrics, memory };
+        let made = async move {
+            let split = making.split.split;
+            let record = making.make(batches).await;
+            let record = record.map_err(|e| DataFusionError::External(Box::new(e.of_split(split))))?;
+            row(&record)
+        };
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), futures::stream::once(made))))
+    }
+}

@@ -1,0 +1,168 @@
+//! The source of the plan: its partitions are the splits of the job.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result, internal_err};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use futures::stream::try_unfold;
+use serde::{Deserialize, Serialize};
+use stillhouse_operators::operator::documents_schema;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::SplitRecord;
+use stillhouse_schemas::spec::Input;
+
+use super::node::{NodeMetrics, node_basics, properties};
+use super::pool::{Spawner, Task};
+use super::session::JobResources;
+use super::state::{Doing, StageState};
+use crate::source::{InputFile, SourceError, SplitReader};
+
+/// What the splits of a job read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Corpus {
+    /// The files of the job.
+    pub files: Arc<Vec<InputFile>>,
+    /// How to read them.
+    pub input: Arc<Input>,
+    /// The splits, one partition each.
+    pub splits: Arc<Vec<SplitRecord>>,
+    /// Bad records that `input.sql` met, by reason, and the split that they are counted with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_skipped: Option<(SplitId, BTreeMap<String, u64>)>,
+}
+
+/// Reads the documents of the splits.
+#[derive(Debug)]
+pub struct SplitsExec {
+    corpus: Corpus,
+    properties: Arc<PlanProperties>,
+    metrics: Arc<NodeMetrics>,
+}
+
+impl SplitsExec {
+    /// A source over these splits.
+    pub fn new(corpus: Corpus) -> Self {
+        let properties = properties(documents_schema(), corpus.splits.len());
+        Self { corpus, properties, metrics: NodeMetrics::new() }
+    }
+
+    /// What it reads.
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+}
+
+impl DisplayAs for SplitsExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Corpus { files, input, splits, .. } = &self.corpus;
+        match input.sql.is_some() && splits.is_empty() {
+            true => write!(f, "SplitsExec: rows of input.sql over {} files, split once it has run", files.len()),
+            false => {
+                write!(f, "SplitsExec: splits={}, files={}, format={:?}", splits.len(), files.len(), input.format())
+            }
+        }
+    }
+}
+
+/// One split while it is read: a step makes its next batch on a reader's thread while the chain is at work on the one before.
+struct Reading {
+    step: Option<Task<Step>>,
+    spawner: Spawner,
+    metrics: Arc<NodeMetrics>,
+    stage: StageState,
+}
+
+type Step = (SplitReader, Result<Option<RecordBatch>, SourceError>);
+
+impl Reading {
+    fn begin(&mut self, mut reader: SplitReader) {
+        let (metrics, stage) = (Arc::clone(&self.metrics), self.stage.clone());
+        self.step = Some(self.spawner.step(move || {
+            stage.does(Doing::Works);
+            let began = Instant::now();
+            let batch = reader.next_batch();
+            metrics.worked_since(began);
+            stage.does(Doing::Nothing);
+            (reader, batch)
+        }));
+    }
+
+    async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
+        let Some(step) = self.step.take() else { return Ok(None) };
+        let stopped = |_| DataFusionError::Execution("reading stopped: a fault of this program".into());
+        let (reader, batch) = step.wait().await.map_err(stopped)?;
+        match batch.map_err(|e| DataFusionError::External(Box::new(e)))? {
+            Some(batch) => {
+                self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
+                self.stage.put_out(batch.num_rows());
+                self.begin(reader);
+                Ok(Some((batch, self)))
+            }
+            None => {
+                self.stage.does(Doing::Done);
+                let summary = reader.summary();
+                self.stage.split().note_input(summary.sha256.clone());
+                let mut statistics = self.stage.split().statistics.lock();
+                for (reason, n) in &summary.skipped {
+                    *statistics.skipped.entry(reason.clone()).or_default() += n;
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl ExecutionPlan for SplitsExec {
+    node_basics!();
+
+    fn name(&self) -> &str {
+        "SplitsExec"
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let Corpus { files, input, splits, .. } = &self.corpus;
+        let Some(split) = splits.get(partition) else {
+            return internal_err!("SplitsExec has {} partitions, asked for {partition}", splits.len());
+        };
+        let resources = JobResources::of(&context)?;
+        let state = resources.state_of(split);
+        if let Some((first, skipped)) = &self.corpus.query_skipped
+            && *first == split.split
+        {
+            state.statistics.lock().skipped.clone_from(skipped);
+        }
+        let stage = StageState::new(&state, 0);
+        let reader = SplitReader::new(&resources.store, files, split.clone(), Arc::clone(input));
+        let (spawner, metrics) = (resources.spawner.clone(), Arc::clone(&self.metrics));
+        let stream = try_unfold((Some(reader), Reading { step: None, spawner, metrics, stage }), async |(new, mut reading)| {
+            // nothing is read before somebody asks for it
+            if let Some(reader) = new {
+                reading.begin(reader);
+            }
+            Ok(reading.next().await?.map(|(batch, reading)| (batch, (None, reading))))
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
+    }
+}

@@ -1,0 +1,132 @@
+//! Where the splits at work stand: what each stage of them is doing, for the report of a stall, and the sums that their operators share.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stillhouse_operators::operator::SharedStatistics;
+use stillhouse_schemas::ids::SplitId;
+
+use crate::events::StagePlace;
+
+/// What a stage of a split is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Doing {
+    /// It has not begun.
+    Nothing,
+    /// It computes, reads or writes.
+    Works,
+    /// It waits for a batch of the stage before it.
+    WaitsForInput,
+    /// It waits for the device.
+    WaitsForDevice,
+    /// It has come to its end.
+    Done,
+}
+
+impl Doing {
+    const ALL: [Self; 5] = [Self::Nothing, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::Done];
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Nothing => "has not begun",
+            Self::Works => "is at work",
+            Self::WaitsForInput => "waits for the stage before it",
+            Self::WaitsForDevice => "waits for the device",
+            Self::Done => "has ended",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Stage {
+    name: &'static str,
+    rows: AtomicU64,
+    doing: AtomicU8,
+}
+
+/// A split at work. Its nodes find it in the session by the split's number; it lasts as long as one of their streams does.
+#[derive(Debug)]
+pub struct SplitState {
+    /// Which split.
+    pub split: SplitId,
+    /// What it reads.
+    pub reads: String,
+    /// Sums for the shard's record.
+    pub statistics: SharedStatistics,
+    /// The checksums of what was read, once all is.
+    input_sha256: Mutex<Vec<String>>,
+    stages: Vec<Stage>,
+}
+
+impl SplitState {
+    pub(super) fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
+        let stage = |name: &&'static str| Stage {
+            name,
+            rows: AtomicU64::new(0),
+            doing: AtomicU8::new(Doing::Nothing as u8),
+        };
+        Self {
+            split,
+            reads,
+            statistics: SharedStatistics::default(),
+            input_sha256: Mutex::default(),
+            stages: stages.iter().map(stage).collect(),
+        }
+    }
+
+    pub(super) fn note_input(&self, sha256: Vec<String>) {
+        *self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner) = sha256;
+    }
+
+    pub(super) fn input_sha256(&self) -> Vec<String> {
+        self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Rows that came out of all stages: grows as long as anything moves.
+    pub fn rows(&self) -> u64 {
+        self.stages.iter().map(|stage| stage.rows.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Where each stage is, in order.
+    pub fn places(&self) -> Vec<StagePlace> {
+        let place = |stage: &Stage| StagePlace {
+            name: stage.name.to_owned(),
+            rows: stage.rows.load(Ordering::Relaxed),
+            doing: Doing::ALL
+                .get(usize::from(stage.doing.load(Ordering::Relaxed)))
+                .map_or("", |doing| doing.words())
+                .to_owned(),
+        };
+        self.stages.iter().map(place).collect()
+    }
+}
+
+/// The part of a stage's own in the state of its split.
+#[derive(Debug, Clone)]
+pub(crate) struct StageState {
+    split: Arc<SplitState>,
+    stage: usize,
+}
+
+impl StageState {
+    pub fn new(split: &Arc<SplitState>, stage: usize) -> Self {
+        Self { split: Arc::clone(split), stage }
+    }
+
+    pub fn does(&self, doing: Doing) {
+        if let Some(stage) = self.split.stages.get(self.stage) {
+            stage.doing.store(doing as u8, Ordering::Relaxed);
+        }
+    }
+
+    pub fn put_out(&self, rows: usize) {
+        if let Some(stage) = self.split.stages.get(self.stage) {
+            stage.rows.fetch_add(rows as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub fn split(&self) -> &Arc<SplitState> {
+        &self.split
+    }
+}

@@ -1,0 +1,97 @@
+//! Sends a shard while more of it is encoded: one piece is on its way, on the runtime of the requests.
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::{Output, ShardUpload, Staged};
+
+type Sent = (ShardUpload, object_store::Result<()>);
+
+/// A shard on its way.
+pub(super) struct Sender {
+    requests: Handle,
+    state: State,
+}
+
+enum State {
+    Idle(ShardUpload),
+    Sending(JoinHandle<Sent>),
+    /// The upload went with a task that panicked.
+    Lost,
+}
+
+impl Sender {
+    /// Begins the upload of a shard.
+    pub async fn begin(requests: &Handle, output: &Output, shard: &str) -> Result<Self> {
+        let (output, shard) = (output.clone(), shard.to_owned());
+        let begun = requests.spawn(async move { output.upload(&shard).await }).await;
+        let upload = begun
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "an upload stopped: a fault of this program"))??;
+        Ok(Self::new(requests, upload))
+    }
+
+    pub fn new(requests: &Handle, upload: ShardUpload) -> Self {
+        Self { requests: requests.clone(), state: State::Idle(upload) }
+    }
+
+    /// The upload, once nothing of it is under way.
+    async fn upload(&mut self) -> object_store::Result<ShardUpload> {
+        match std::mem::replace(&mut self.state, State::Lost) {
+            State::Idle(upload) => Ok(upload),
+            State::Sending(task) => {
+                let (upload, sent) = task.await.map_err(|source| object_store::Error::JoinError { source })?;
+                match sent {
+                    Ok(()) => Ok(upload),
+                    Err(e) => {
+                        self.state = State::Idle(upload);
+                        Err(e)
+                    }
+                }
+            }
+            State::Lost => {
+                Err(object_store::Error::Generic { store: "upload", source: "it has ended: a fault of this program".into() })
+            }
+        }
+    }
+
+    /// Sends bytes; waits for those before them. An error may be of those.
+    pub async fn send(&mut self, bytes: Bytes) -> object_store::Result<()> {
+        let mut upload = self.upload().await?;
+        self.state = State::Sending(self.requests.spawn(async move {
+            let sent = upload.put(bytes).await;
+            (upload, sent)
+        }));
+        Ok(())
+    }
+
+    /// Sends what is left; after it the shard waits for its commit.
+    pub async fn finish(mut self) -> object_store::Result<Staged> {
+        match self.upload().await {
+            Ok(upload) => {
+                let finished = self.requests.spawn(upload.finish()).await;
+                finished.map_err(|source| object_store::Error::JoinError { source })?
+            }
+            Err(e) => {
+                self.abort().await;
+                Err(e)
+            }
+        }
+    }
+
+    /// Takes back what was sent.
+    pub async fn abort(mut self) {
+        // what it says was said to whoever sends, or does not matter any more
+        let upload = match self.upload().await {
+            Ok(upload) => Some(upload),
+            Err(_) => match self.state {
+                State::Idle(upload) => Some(upload),
+                State::Sending(_) | State::Lost => None,
+            },
+        };
+        if let Some(upload) = upload {
+            let _ = self.requests.spawn(upload.abort()).await;
+        }
+    }
+}
