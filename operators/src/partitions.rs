@@ -32,13 +32,15 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Float32Array, RecordBatch};
-use arrow::datatypes::{DataType, Field};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{self, Sampling, Schedule};
 
-use crate::operator::{Emit, Operator, OperatorError, extended};
+use crate::declaration::{Declaration, JobFacts};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 const NAME: &str = "partitions";
@@ -134,6 +136,23 @@ fn groups(config: &PartitionsConfig, sequence_id: u64, view: u32, t: f32, mask: 
         }
     }
     groups
+}
+
+impl Declaration for PartitionsConfig {
+    const NAME: &'static str = NAME;
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let section = facts.spec.partitions.as_ref();
+        Ok(section.map(|section| Self::new(section, facts.spec.seed, facts.rows())))
+    }
+
+    fn output_schema(&self, input: &Schema) -> SchemaRef {
+        extended(input, self.fields())
+    }
+
+    fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build()?))
+    }
 }
 
 impl PartitionsConfig {

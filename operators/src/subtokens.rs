@@ -13,11 +13,13 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, UInt8Array, UInt16Array};
-use arrow::datatypes::{DataType, Field};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
 
-use crate::operator::{Emit, Operator, OperatorError, extended};
+use crate::declaration::{Declaration, JobFacts};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 const NAME: &str = "subtokens";
@@ -69,6 +71,24 @@ pub struct SubtokensConfig {
     pub base: u32,
     /// Whether the columns of the data set are fixed-size lists.
     pub rows: Rows,
+}
+
+impl Declaration for SubtokensConfig {
+    const NAME: &'static str = NAME;
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let Some(section) = &facts.spec.subtokens else { return Ok(None) };
+        let made = Self::new(facts.vocab_size, section.length, facts.rows());
+        made.map(Some).map_err(|e| Problem::new("subtokens.length", section.length, e.to_string()))
+    }
+
+    fn output_schema(&self, input: &Schema) -> SchemaRef {
+        extended(input, self.fields())
+    }
+
+    fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build()?))
+    }
 }
 
 impl SubtokensConfig {

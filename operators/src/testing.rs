@@ -43,6 +43,7 @@ pub fn bert() -> Arc<Vocabulary> {
 pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
     SplitContext {
         split: SplitId(3),
+        dataset_split: "train".into(),
         vocabulary: vocabulary.clone(),
         teacher: None,
         statistics: SharedStatistics::default(),

@@ -14,6 +14,7 @@
 //! per vocabulary entry and draw. Memory: hidden states of a batch, one slice of logits, the columns of a batch.
 
 mod collect;
+mod declaration;
 pub mod pass;
 #[cfg(test)]
 mod tests;

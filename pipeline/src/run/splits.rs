@@ -150,6 +150,7 @@ impl Job {
         }
         let context = SplitContext {
             split: split.split,
+            dataset_split: split.dataset_split.clone(),
             vocabulary: Arc::clone(&self.prepared.vocabulary),
             teacher: self.teacher.clone(),
             statistics: statistics.clone(),
@@ -223,10 +224,8 @@ impl Job {
         let stage = Arc::clone(&stages.read);
         let documents = DocumentsExec::new(self.corpus.clone(), split.clone(), context.clone(), stage).noting(read);
         let mut plan: Arc<dyn ExecutionPlan> = Arc::new(documents);
-        let (spec, operators) = (&self.prepared.spec, &self.prepared.operators);
-        let specs = operators::for_split(spec, operators, &split.dataset_split, &self.prepared.vocabulary)?;
-        for (spec, stage) in specs.into_iter().zip(&stages.operators) {
-            plan = Arc::new(OperatorExec::new(spec, context.clone(), Arc::clone(stage), plan));
+        for (spec, stage) in self.prepared.operators.iter().zip(&stages.operators) {
+            plan = Arc::new(OperatorExec::new(spec.clone(), context.clone(), Arc::clone(stage), plan));
         }
         Ok(plan)
     }
