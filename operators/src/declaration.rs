@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stillhouse_schemas::columns::Rows;
@@ -15,7 +17,8 @@ use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
-use crate::operator::{Operator, OperatorError, SplitContext};
+use crate::invariants::{Broken, Limits};
+use crate::operator::{Operator, OperatorError, SplitContext, extended};
 use crate::vocabulary::{Role, Vocabulary};
 
 /// Sequences of one batch in a job without a teacher.
@@ -26,20 +29,111 @@ pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeO
     /// Name in plans, metrics and errors.
     const NAME: &'static str;
 
+    /// The columns that it may add, in order.
+    const COLUMNS: &'static [Column] = &[];
+
+    /// The statistics that it may add to a shard's record, beside those that every data set has.
+    const STATISTICS: &'static [StatisticKind] = &[];
+
     /// The config of a job; `None` where the job does not ask for the operator.
     ///
     /// # Errors
     /// When the job asks for what this vocabulary cannot give: the field with what was got and what is valid.
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem>;
 
+    /// The columns that it adds for this config, among [`Declaration::COLUMNS`].
+    fn fields(&self) -> Vec<Field> {
+        Vec::new()
+    }
+
     /// Schema of the output, from the schema of the input.
-    fn output_schema(&self, input: &Schema) -> SchemaRef;
+    fn output_schema(&self, input: &Schema) -> SchemaRef {
+        extended(input, self.fields())
+    }
+
+    /// Checks its columns: every row that breaks a rule goes to `broken`. `verify` asks where rows are read, debug builds where they are
+    /// written.
+    ///
+    /// # Errors
+    /// When a column is missing or has another type than the format says.
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        let _ = (batch, limits, broken);
+        Ok(())
+    }
+
+    /// Estimated bytes per token of the data set with its columns, given those `before` it: for sizing splits and for `plan`.
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        let _ = vocab_size;
+        before
+    }
+
+    /// What `inspect` and the page show of the only row of a batch; `None` for nothing but its columns.
+    ///
+    /// # Errors
+    /// When a column is missing or has another type than the format says.
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        let _ = row;
+        Ok(None)
+    }
 
     /// Makes the operator for one split.
     ///
     /// # Errors
     /// When the config cannot work with these resources.
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
+}
+
+/// A column, in words: the table of docs/FORMAT.md and the data set card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    /// Name.
+    pub name: &'static str,
+    /// Type of the values and the list that they are in; what the choice depends on.
+    pub dtype: &'static str,
+    /// Which jobs have it.
+    pub when: &'static str,
+    /// Shape of a row, such as `[L, k]`; empty for one value.
+    pub shape: &'static str,
+    /// What a reader of the format may rely on; may be empty where name and shape say it.
+    pub contract: &'static str,
+    /// What it is, for somebody who has nothing but the data set.
+    pub meaning: &'static str,
+}
+
+/// A statistic of an operator: [`stillhouse_schemas::manifest::Statistic`] says how two add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatisticKind {
+    /// Its key in the manifest.
+    pub name: &'static str,
+    /// What it counts, in words and with its unit, as `inspect` shows it.
+    pub meaning: &'static str,
+}
+
+/// What is shown of a row beside its columns, the same on a terminal and on the page.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct OperatorView {
+    /// The operator.
+    pub operator: String,
+    /// Facts about the row: what, and its value.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub facts: Vec<(String, String)>,
+    /// A text for every token; empty for none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<String>,
+}
+
+/// A batch with more columns: the arrays of the fields, in their order.
+///
+/// # Errors
+/// When an array does not fit its field or the batch.
+pub fn with_columns(batch: &RecordBatch, fields: Vec<Field>, arrays: Vec<ArrayRef>) -> Result<RecordBatch, ArrowError> {
+    let arrays = batch.columns().iter().cloned().chain(arrays).collect();
+    RecordBatch::try_new(extended(&batch.schema(), fields), arrays)
+}
+
+/// Bits that a token takes at most, log2 V: for estimates.
+pub fn bits(vocab_size: usize) -> f64 {
+    (vocab_size.max(2) as f64).log2()
 }
 
 /// What the config of an operator is made from: the job, and what is known of its vocabulary.

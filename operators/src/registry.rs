@@ -3,16 +3,19 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::{Schema, SchemaRef};
+use arrow::error::ArrowError;
 use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use stillhouse_schemas::problems::Problem;
 
-use crate::declaration::{Declaration, JobFacts};
+use crate::declaration::{Column, Declaration, JobFacts, OperatorView, StatisticKind};
+use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 
 /// The operators that every job is looked through for, in the order in which they run.
@@ -30,20 +33,73 @@ pub const OPERATORS: &[&dyn Kind] = &[
 /// # Errors
 /// Everything that this vocabulary cannot give.
 pub fn of_job(facts: &JobFacts<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
+    let (specs, problems) = resolved(facts);
+    if problems.is_empty() { Ok(specs) } else { Err(problems) }
+}
+
+/// The operators of a job as far as their configs can be made, in order, and why others cannot.
+pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let (mut specs, mut problems) = (Vec::new(), Vec::new());
-    for kind in OPERATORS {
+    for kind in operators() {
         match kind.of_job(facts) {
             Ok(spec) => specs.extend(spec),
             Err(problem) => problems.push(problem),
         }
     }
-    if problems.is_empty() { Ok(specs) } else { Err(problems) }
+    (specs, problems)
+}
+
+static IN_USE: OnceLock<Vec<&'static dyn Kind>> = OnceLock::new();
+
+/// All operators, in the order in which they run: [`OPERATORS`], and behind them what was [`install`]ed.
+pub fn operators() -> &'static [&'static dyn Kind] {
+    IN_USE.get_or_init(|| OPERATORS.to_vec())
+}
+
+/// Adds operators of a program that uses these crates as a library, behind those of the registry.
+///
+/// # Errors
+/// With the names that are in use, when the operators were asked for before or something was installed already.
+pub fn install(more: &[&'static dyn Kind]) -> Result<(), Vec<&'static str>> {
+    let names = |kinds: Vec<&'static dyn Kind>| kinds.iter().map(|kind| kind.name()).collect();
+    IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(names)
+}
+
+/// Every column that an operator may add, in the order of a data set.
+pub fn columns() -> impl Iterator<Item = &'static Column> {
+    operators().iter().flat_map(|kind| kind.columns())
+}
+
+/// What a statistic of an operator counts.
+pub fn statistic(name: &str) -> Option<&'static StatisticKind> {
+    operators().iter().flat_map(|kind| kind.statistics()).find(|kind| kind.name == name)
+}
+
+/// The columns as docs/FORMAT.md has them, a table of Markdown.
+pub fn columns_table() -> String {
+    let mut table = String::from("| column | type | when | shape and meaning |\n|---|---|---|---|\n");
+    for c in columns() {
+        let parts: Vec<&str> = [c.shape, c.contract].into_iter().filter(|part| !part.is_empty()).collect();
+        table += &format!("| `{}` | {} | {} | {} |\n", c.name, c.dtype, c.when, parts.join(", "));
+    }
+    table
+}
+
+/// Estimated bytes per token of a data set with the columns of these operators: measured figures of BENCHMARKS.md.
+pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
+    operators.iter().fold(0.0, |before, operator| operator.0.bytes_per_token(before, vocab_size))
 }
 
 /// An operator as the registry has it: what its [`Declaration`] says, whatever its config is.
 pub trait Kind: fmt::Debug + Sync {
     /// Name in plans, metrics and errors.
     fn name(&self) -> &'static str;
+
+    /// The columns that it may add, in order.
+    fn columns(&self) -> &'static [Column];
+
+    /// The statistics that it may add.
+    fn statistics(&self) -> &'static [StatisticKind];
 
     /// The operator with its config for a job; `None` where the job does not ask for it.
     ///
@@ -77,6 +133,14 @@ impl<T: Declaration> Kind for Of<T> {
         T::NAME
     }
 
+    fn columns(&self) -> &'static [Column] {
+        T::COLUMNS
+    }
+
+    fn statistics(&self) -> &'static [StatisticKind] {
+        T::STATISTICS
+    }
+
     fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem> {
         Ok(T::of_job(facts)?.map(OperatorSpec::from))
     }
@@ -94,6 +158,9 @@ pub struct OperatorSpec(Arc<dyn Config>);
 trait Config: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn output_schema(&self, input: &Schema) -> SchemaRef;
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError>;
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
     fn value(&self) -> Result<Value, serde_json::Error>;
     fn equals(&self, other: &dyn Config) -> bool;
@@ -107,6 +174,18 @@ impl<T: Declaration> Config for T {
 
     fn output_schema(&self, input: &Schema) -> SchemaRef {
         Declaration::output_schema(self, input)
+    }
+
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        Declaration::check(self, batch, limits, broken)
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        Declaration::bytes_per_token(self, before, vocab_size)
+    }
+
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        Declaration::view(self, row)
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
@@ -135,6 +214,22 @@ impl OperatorSpec {
     /// Schema of the output, from the schema of the input.
     pub fn output_schema(&self, input: &Schema) -> SchemaRef {
         self.0.output_schema(input)
+    }
+
+    /// Checks its columns, as [`Declaration::check`].
+    ///
+    /// # Errors
+    /// When a column is missing or has another type than the format says.
+    pub fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        self.0.check(batch, limits, broken)
+    }
+
+    /// What is shown of the only row of a batch, as [`Declaration::view`].
+    ///
+    /// # Errors
+    /// When a column is missing or has another type than the format says.
+    pub fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        self.0.view(row)
     }
 
     /// Makes the operator for one split.
@@ -186,10 +281,13 @@ impl<'de> Deserialize<'de> for OperatorSpec {
         let mut value = Value::deserialize(deserializer)?;
         let name = value.as_object_mut().and_then(|fields| fields.remove(OPERATOR));
         let name = name.as_ref().and_then(Value::as_str).ok_or_else(|| D::Error::missing_field(OPERATOR))?;
-        let kind = OPERATORS.iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let valid: Vec<&str> = OPERATORS.iter().map(|kind| kind.name()).collect();
+        let kind = operators().iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let valid: Vec<&str> = operators().iter().map(|kind| kind.name()).collect();
             D::Error::custom(format!("operator: got {name:?}, valid: {}", valid.join(", ")))
         })?;
         kind.read(value).map_err(D::Error::custom)
     }
 }
+
+#[cfg(test)]
+mod tests;

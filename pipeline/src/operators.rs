@@ -5,13 +5,10 @@ use std::collections::BTreeMap;
 use stillhouse_operators::declaration::{JobFacts, SpecialIds};
 pub use stillhouse_operators::declaration::{rows, rows_per_batch};
 use stillhouse_operators::invariants::Limits;
-use stillhouse_operators::pack::Breaks;
-use stillhouse_operators::partitions::PartitionsConfig;
 use stillhouse_operators::registry::{self, OperatorSpec};
-use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::SpecialToken;
+use stillhouse_schemas::manifest::{Manifest, SpecialToken};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
 
@@ -30,16 +27,20 @@ pub fn limits(
     special_tokens: &BTreeMap<String, SpecialToken>,
     split: SplitId,
 ) -> Limits {
-    let rows = rows(job);
-    let subtokens = job.subtokens.as_ref().and_then(|s| SubtokensConfig::new(vocab_size, s.length, rows).ok());
-    Limits {
-        vocab_size,
-        length: job.pack.length as usize,
-        split,
-        draws: job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws as usize),
-        topk: job.extract.as_ref().map_or(0, |e| e.topk as usize),
-        subtokens: subtokens.map(|s| (s.base, s.length)),
-        breaks: Breaks::of(&SpecialIds::recorded(special_tokens, job.tokenizer.special_tokens)),
-        partitions: job.partitions.as_ref().map(|p| PartitionsConfig::new(p, job.seed, rows)),
-    }
+    let (operators, _) = recorded(job, vocab_size, special_tokens);
+    Limits { vocab_size, length: job.pack.length as usize, split, operators }
+}
+
+/// The operators that made a data set, as far as its manifest says enough, and why others cannot be known.
+pub fn of_manifest(manifest: &Manifest) -> (Vec<OperatorSpec>, Vec<Problem>) {
+    recorded(&manifest.job, manifest.vocab_size as usize, &manifest.tokenizer.special_tokens)
+}
+
+fn recorded(
+    spec: &JobSpec,
+    vocab_size: usize,
+    special_tokens: &BTreeMap<String, SpecialToken>,
+) -> (Vec<OperatorSpec>, Vec<Problem>) {
+    let special_ids = SpecialIds::recorded(special_tokens, spec.tokenizer.special_tokens);
+    registry::resolved(&JobFacts { spec, vocab_size, special_ids })
 }

@@ -15,6 +15,7 @@
 
 mod collect;
 mod declaration;
+mod invariants;
 pub mod pass;
 #[cfg(test)]
 mod tests;

@@ -23,6 +23,7 @@
 //! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, however long the documents are.
 
 mod breaks;
+mod invariants;
 mod pad;
 mod rows;
 mod wrap;
@@ -32,13 +33,15 @@ use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
-use crate::declaration::{Declaration, JobFacts, SpecialIds, rows_per_batch};
+use crate::declaration::{Column, Declaration, JobFacts, SpecialIds, bits, rows_per_batch};
+use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::pieces::{place, typed, unfinished};
 use crate::rows::ListRows;
@@ -176,6 +179,48 @@ impl PackConfig {
 
 impl Declaration for PackConfig {
     const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[
+        Column {
+            name: columns::SEQUENCE_ID,
+            dtype: "uint64",
+            when: "always",
+            shape: "",
+            contract: "unique; key of all replayed randomness",
+            meaning: "number of the sequence, unique in the data set; the key of all its randomness",
+        },
+        Column {
+            name: columns::INPUT_IDS,
+            dtype: "fixed list int32",
+            when: "always",
+            shape: "[L]",
+            contract: "",
+            meaning: "ids of the tokens, of `tokenizer.json`",
+        },
+        Column {
+            name: columns::ATTENTION_MASK,
+            dtype: "fixed list bool",
+            when: "mode `pad`, remainder `pad`",
+            shape: "[L]",
+            contract: "false on padding, which is at the end",
+            meaning: "true where there is a token, false on padding, which is at the end",
+        },
+        Column {
+            name: columns::DOCUMENT_OFFSETS,
+            dtype: "list int32",
+            when: "always",
+            shape: "[*]",
+            contract: "where documents (or segments of one, see below) begin in the row; the first is 0, they cut the row into segments",
+            meaning: "positions where documents begin; the first is 0, also where a document goes on from the row before",
+        },
+        Column {
+            name: columns::DOCUMENT_IDS,
+            dtype: "list uint64",
+            when: "always",
+            shape: "[*]",
+            contract: "in the order of the offsets; ascending, and equal for segments of one document",
+            meaning: "which documents these are, in the order of the offsets",
+        },
+    ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         let spec = facts.spec;
@@ -187,6 +232,14 @@ impl Declaration for PackConfig {
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
         self.schema()
+    }
+
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        invariants::check(self, batch, limits, broken)
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        before + bits(vocab_size) / 8.0
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
