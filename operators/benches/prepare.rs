@@ -10,6 +10,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stillhouse_operators::clean::CleanConfig;
+use stillhouse_operators::declaration::SpecialIds;
 use stillhouse_operators::operator::{Counters, Operator, OperatorSpec, SharedStatistics, SplitContext, documents_schema};
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
@@ -91,9 +92,10 @@ fn bench(c: &mut Criterion) -> Result<(), AnyError> {
             remainder: Remainder::Drop,
         };
         let rows = Rows::Fixed(length as usize);
-        let pack = OperatorSpec::Pack(PackConfig::new(&pack, pack.remainder, rows, false, 64, &context.vocabulary)?);
-        let clean = |detokenizer| OperatorSpec::Clean(CleanConfig { detokenizer, piece_bytes: 1_000_000 });
-        let tokenize = OperatorSpec::Tokenize(TokenizeConfig { piece_bytes: 1_000_000 });
+        let pack =
+            OperatorSpec::from(PackConfig::new(&pack, [], rows, false, 64, &SpecialIds::of(&context.vocabulary))?);
+        let clean = |detokenizer| OperatorSpec::from(CleanConfig { detokenizer, piece_bytes: 1_000_000 });
+        let tokenize = OperatorSpec::from(TokenizeConfig { piece_bytes: 1_000_000 });
 
         let tokens = run(std::slice::from_ref(&tokenize), &context, &documents)?;
         let count = context.statistics.lock().text_tokens;

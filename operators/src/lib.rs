@@ -5,16 +5,18 @@
 //!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence, more columns at each step]
 //! ```
 //!
-//! An operator knows nothing of engines, files or tasks: see [`operator::Operator`]. A new operator is
-//! one new file and one arm of [`operator::OperatorSpec`].
+//! An operator knows nothing of engines, files or tasks: see [`operator::Operator`]. A new operator is one new file, in which it
+//! declares itself ([`declaration::Declaration`]), and one line of [`registry::OPERATORS`].
 
 pub mod clean;
+pub mod declaration;
 pub mod extract;
 pub mod invariants;
 pub mod operator;
 pub mod pack;
 pub mod partitions;
 mod pieces;
+pub mod registry;
 pub mod rows;
 pub mod subtokens;
 #[cfg(test)]

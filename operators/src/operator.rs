@@ -12,17 +12,11 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_teacher::Teacher;
 
-use crate::clean::CleanConfig;
-use crate::extract::ExtractConfig;
-use crate::pack::PackConfig;
-use crate::partitions::PartitionsConfig;
-use crate::subtokens::SubtokensConfig;
-use crate::tokenize::TokenizeConfig;
+pub use crate::registry::OperatorSpec;
 use crate::vocabulary::Vocabulary;
 
 /// What can go wrong in an operator. None of it gets better by trying again on the same input.
@@ -102,82 +96,6 @@ pub trait Operator: Send {
     fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let _ = emit;
         Ok(())
-    }
-}
-
-/// Whether an operator may see its batches in any order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BatchOrder {
-    /// Every row on its own.
-    Stateless,
-    /// In order, per split.
-    Stateful,
-}
-
-/// Every operator, by its config. Serializable, so that a cluster can ship it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "operator", rename_all = "snake_case")]
-pub enum OperatorSpec {
-    /// Detokenizers.
-    Clean(CleanConfig),
-    /// Text to token ids.
-    Tokenize(TokenizeConfig),
-    /// Documents to sequences of L tokens.
-    Pack(PackConfig),
-    /// The teacher pass.
-    Extract(ExtractConfig),
-    /// Base-b digits.
-    Subtokens(SubtokensConfig),
-    /// Two-group partitions.
-    Partitions(PartitionsConfig),
-}
-
-impl OperatorSpec {
-    /// Name in plans, metrics and errors.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Clean(_) => "clean",
-            Self::Tokenize(_) => "tokenize",
-            Self::Pack(_) => "pack",
-            Self::Extract(_) => "extract",
-            Self::Subtokens(_) => "subtokens",
-            Self::Partitions(_) => "partitions",
-        }
-    }
-
-    /// Whether batches may come in any order.
-    pub fn ordering(&self) -> BatchOrder {
-        match self {
-            Self::Clean(_) | Self::Tokenize(_) | Self::Pack(_) => BatchOrder::Stateful,
-            Self::Extract(_) | Self::Subtokens(_) | Self::Partitions(_) => BatchOrder::Stateless,
-        }
-    }
-
-    /// Schema of the output, from the schema of the input.
-    pub fn output_schema(&self, input: &Schema) -> SchemaRef {
-        match self {
-            Self::Clean(_) => documents_schema(),
-            Self::Tokenize(_) => tokens_schema(),
-            Self::Pack(config) => config.schema(),
-            Self::Extract(config) => extended(input, config.fields()),
-            Self::Subtokens(config) => extended(input, config.fields()),
-            Self::Partitions(config) => extended(input, config.fields()),
-        }
-    }
-
-    /// Makes the operator for one split.
-    ///
-    /// # Errors
-    /// When the config cannot work with these resources.
-    pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        Ok(match self {
-            Self::Clean(config) => Box::new(config.build(context)),
-            Self::Tokenize(config) => Box::new(config.build(context)?),
-            Self::Pack(config) => config.build(context)?,
-            Self::Extract(config) => Box::new(config.build(context)?),
-            Self::Subtokens(config) => Box::new(config.build()?),
-            Self::Partitions(config) => Box::new(config.build()?),
-        })
     }
 }
 

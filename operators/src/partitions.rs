@@ -33,12 +33,16 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
+use arrow::error::ArrowError;
 use serde::{Deserialize, Serialize};
 use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{self, Sampling, Schedule};
 
-use crate::operator::{Emit, Operator, OperatorError, extended};
+use crate::declaration::{Column, Declaration, JobFacts};
+use crate::invariants::{Broken, Limits, float_column};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 const NAME: &str = "partitions";
@@ -136,6 +140,70 @@ fn groups(config: &PartitionsConfig, sequence_id: u64, view: u32, t: f32, mask: 
     groups
 }
 
+impl Declaration for PartitionsConfig {
+    const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[
+        Column {
+            name: columns::PARTITION,
+            dtype: "fixed list bool",
+            when: "`partitions`",
+            shape: "[views, L]",
+            contract: "true = group 1, padding false",
+            meaning: "the group of each token, true for group 1, in each of several views (Partition Generative Modeling)",
+        },
+        Column {
+            name: columns::PARTITION_T,
+            dtype: "fixed list float32",
+            when: "`partitions`",
+            shape: "[views]",
+            contract: "",
+            meaning: "the t that each view was drawn with",
+        },
+    ];
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let section = facts.spec.partitions.as_ref();
+        Ok(section.map(|section| Self::new(section, facts.spec.seed, facts.rows())))
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![self.partition_field(), self.t_field()]
+    }
+
+    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        let groups = ListRows::of(batch, columns::PARTITION)?;
+        let group_values = groups.values::<BooleanArray>(columns::PARTITION)?;
+        let times = float_column(batch, columns::PARTITION_T)?;
+        let sequences = crate::extract::sequences(batch)?;
+        for (row, sequence) in sequences.iter().enumerate() {
+            let length = sequence.tokens.len();
+            let mask: Vec<bool> = (0..length).map(|i| i < sequence.valid).collect();
+            let stored: Vec<bool> = groups.range(row).map(|i| group_values.value(i)).collect();
+            let expected = partition_row(self, sequence.id, &mask);
+            let same = expected.iter().flat_map(|p| &p.groups).eq(stored.iter())
+                && expected.iter().map(|p| p.t).eq(times.row(row).iter().copied());
+            if !same {
+                broken.push(Broken::new(row, "partitions are not those of the seed"));
+            }
+            for (view, stored) in stored.chunks(length.max(1)).enumerate() {
+                let ones = stored.iter().filter(|&&g| g).count();
+                if sequence.valid >= 2 && (ones == 0 || ones == sequence.valid) {
+                    broken.push(Broken::new(row, format!("view {view}: a group is empty")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes_per_token(&self, before: f64, _: usize) -> f64 {
+        before + f64::from(self.views) / 8.0
+    }
+
+    fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build()?))
+    }
+}
+
 impl PartitionsConfig {
     /// The config of a job.
     pub fn new(spec: &spec::Partitions, seed: u64, rows: Rows) -> Self {
@@ -148,11 +216,6 @@ impl PartitionsConfig {
             seed,
             rows,
         }
-    }
-
-    /// The columns that are added.
-    pub fn fields(&self) -> Vec<Field> {
-        vec![self.partition_field(), self.t_field()]
     }
 
     fn partition_field(&self) -> Field {

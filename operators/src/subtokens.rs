@@ -14,10 +14,14 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, UInt8Array, UInt16Array};
 use arrow::datatypes::{DataType, Field};
+use arrow::error::ArrowError;
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
 
-use crate::operator::{Emit, Operator, OperatorError, extended};
+use crate::declaration::{Column, Declaration, JobFacts, bits};
+use crate::invariants::{Broken, Limits, unsigned_column};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 const NAME: &str = "subtokens";
@@ -71,6 +75,53 @@ pub struct SubtokensConfig {
     pub rows: Rows,
 }
 
+impl Declaration for SubtokensConfig {
+    const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[Column {
+        name: columns::SUBTOKENS,
+        dtype: "fixed list uint8 (b ≤ 256) / uint16",
+        when: "`subtokens`",
+        shape: "[L, ℓ]",
+        contract: "base-b digits, most significant first",
+        meaning: "each token's id as digits, the most significant first (MDM-Prime)",
+    }];
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let Some(section) = &facts.spec.subtokens else { return Ok(None) };
+        let made = Self::new(facts.vocab_size, section.length, facts.rows());
+        made.map(Some).map_err(|e| Problem::new("subtokens.length", section.length, e.to_string()))
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![self.field()]
+    }
+
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+        let ids = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
+        let digits = unsigned_column(batch, columns::SUBTOKENS)?;
+        for row in 0..batch.num_rows() {
+            let row_ids = &ids[tokens.range(row)];
+            let decoded = digits.row(row).chunks(self.length).map(|d| {
+                let d: Vec<u16> = d.iter().map(|&v| v as u16).collect();
+                decode(&d, self.base, limits.vocab_size).map(|id| id as i32)
+            });
+            if !decoded.eq(row_ids.iter().map(|&id| Some(id))) {
+                broken.push(Broken::new(row, "subtokens do not decode to input_ids"));
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        before + bits(vocab_size) / 8.0
+    }
+
+    fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build()?))
+    }
+}
+
 impl SubtokensConfig {
     /// The config for a vocabulary, with its base.
     ///
@@ -93,11 +144,6 @@ impl SubtokensConfig {
                 })
             }
         }
-    }
-
-    /// The columns that are added.
-    pub fn fields(&self) -> Vec<Field> {
-        vec![self.field()]
     }
 
     fn field(&self) -> Field {

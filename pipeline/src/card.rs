@@ -4,11 +4,8 @@
 
 use std::fmt::Write as _;
 
-use stillhouse_schemas::columns::{
-    ATTENTION_MASK, DOCUMENT_IDS, DOCUMENT_OFFSETS, INPUT_IDS, LOGPROB, NOISE, NOISE_COUNT, NOISE_INDEX, NOISE_LOGPROB,
-    PARTITION, PARTITION_T, SEQUENCE_ID, SUBTOKENS, TOPK_INDEX, TOPK_LOGPROB,
-};
-use stillhouse_schemas::manifest::{Manifest, Totals};
+use stillhouse_operators::registry;
+use stillhouse_schemas::manifest::{Manifest, Statistic, Totals};
 use stillhouse_schemas::spec::{Noise, NoiseCodec};
 
 /// How the noise of one token is made again with numpy alone.
@@ -138,6 +135,13 @@ fn what_went_in(manifest: &Manifest, text: &mut String) {
     if s.predicted_tokens > 0 {
         line("Tokens that the teacher predicted", counted(s.predicted_tokens));
     }
+    for (name, statistic) in &s.operators {
+        let value = match statistic {
+            Statistic::Sum(n) => counted(*n),
+            Statistic::Max(n) => format!("{n} at most"),
+        };
+        line(registry::statistic(name).map_or(&cell(name), |kind| kind.meaning), value);
+    }
     text.push('\n');
 }
 
@@ -166,38 +170,9 @@ fn dtype(data_type: &str) -> &str {
     item.split_once('>').map_or(item, |(item, _)| item)
 }
 
-/// What a column holds, in words.
+/// What a column holds, in words; nothing for one of an operator that this program does not have.
 fn meaning(column: &str) -> &'static str {
-    match column {
-        SEQUENCE_ID => "number of the sequence, unique in the data set; the key of all its randomness",
-        INPUT_IDS => "ids of the tokens, of `tokenizer.json`",
-        ATTENTION_MASK => "true where there is a token, false on padding, which is at the end",
-        DOCUMENT_OFFSETS => {
-            "positions where documents begin; the first is 0, also where a document goes on from the row before"
-        }
-        DOCUMENT_IDS => "which documents these are, in the order of the offsets",
-        LOGPROB => {
-            "natural logarithm of the probability that the teacher gave to each token, from what stands before it"
-        }
-        NOISE_COUNT => "number of corrections of each token, by draw and position",
-        NOISE_INDEX => {
-            "the corrections: ids of vocabulary entries; draw 0 position 0 first, then position 1, …, then draw 1"
-        }
-        NOISE_LOGPROB => {
-            "natural logarithm of the probability of each correction; values of one entry add up as probabilities"
-        }
-        NOISE => {
-            "posterior Gumbel noise ξ of each vocabulary entry: argmax(l + ξ) is the token, l being the teacher's logits"
-        }
-        TOPK_INDEX => "the likeliest vocabulary entries at each position, the likeliest first",
-        TOPK_LOGPROB => "natural logarithms of their probabilities",
-        SUBTOKENS => "each token's id as digits, the most significant first (MDM-Prime)",
-        PARTITION => {
-            "the group of each token, true for group 1, in each of several views (Partition Generative Modeling)"
-        }
-        PARTITION_T => "the t that each view was drawn with",
-        _ => "",
-    }
+    registry::columns().find(|c| c.name == column).map_or("", |c| c.meaning)
 }
 
 fn loading(manifest: &Manifest, text: &mut String) {
@@ -329,25 +304,8 @@ mod tests {
 
     #[test]
     fn every_column_has_its_meaning() {
-        let all = [
-            SEQUENCE_ID,
-            INPUT_IDS,
-            ATTENTION_MASK,
-            DOCUMENT_OFFSETS,
-            DOCUMENT_IDS,
-            LOGPROB,
-            NOISE_COUNT,
-            NOISE_INDEX,
-            NOISE_LOGPROB,
-            NOISE,
-            TOPK_INDEX,
-            TOPK_LOGPROB,
-            SUBTOKENS,
-            PARTITION,
-            PARTITION_T,
-        ];
-        let meanings: BTreeMap<&str, &str> = all.iter().map(|name| (meaning(name), *name)).collect();
-        assert_eq!(meanings.len(), all.len());
+        let meanings: BTreeMap<&str, &str> = registry::columns().map(|c| (meaning(c.name), c.name)).collect();
+        assert_eq!(meanings.len(), registry::columns().count());
         assert!(!meanings.contains_key(""));
     }
 

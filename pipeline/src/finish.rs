@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use arrow::datatypes::Schema;
-use stillhouse_operators::operator::{OperatorSpec, documents_schema};
+use stillhouse_operators::operator::documents_schema;
+use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::{FORMAT_VERSION, SHAPE};
 use stillhouse_schemas::manifest::{
     ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord, TokenizerRecord,
@@ -41,10 +43,8 @@ pub fn manifest(
     }
     let spec = &prepared.spec;
     let has_noise = spec.extract.as_ref().is_some_and(|e| e.noise.is_some());
-    let subtokens = prepared.operators.iter().find_map(|o| match o {
-        OperatorSpec::Subtokens(c) => Some(SubtokenRecord { base: c.base, length: c.length as u32 }),
-        _ => None,
-    });
+    let subtokens = prepared.operators.iter().find_map(|o| o.config::<SubtokensConfig>());
+    let subtokens = subtokens.map(|c| SubtokenRecord { base: c.base, length: c.length as u32 });
     Ok(Manifest {
         format_version: FORMAT_VERSION,
         job: spec.clone(),

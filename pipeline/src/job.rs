@@ -9,8 +9,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use stillhouse_operators::operator::OperatorSpec;
-use stillhouse_operators::subtokens::SubtokensConfig;
+use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -150,7 +149,7 @@ fn checked(
         _ => None,
     };
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
-    let operators = operators::from_job(&spec, &vocabulary, teacher.as_ref(), vocab_size)?;
+    let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
     Ok(Prepared {
         base: base.to_path_buf(),
         output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
@@ -512,7 +511,7 @@ impl Checks<'_> {
         }
     }
 
-    /// Tokenizer and teacher must fit; sub-tokens must fit their type.
+    /// Tokenizer and teacher must fit, and every operator the vocabulary.
     fn vocabularies(
         &mut self,
         vocabulary: &Vocabulary,
@@ -524,10 +523,8 @@ impl Checks<'_> {
             vocab = config.vocab_size as u64;
             self.fit(vocabulary, config.vocab_size, own);
         }
-        if let Some(subtokens) = &self.spec.subtokens
-            && let Err(e) = SubtokensConfig::new(vocab as usize, subtokens.length, operators::rows(self.spec))
-        {
-            self.push(Problem::new("subtokens.length", subtokens.length, e.to_string()));
+        if let Err(problems) = operators::from_job(self.spec, vocabulary, vocab as usize) {
+            problems.into_iter().for_each(|problem| self.push(problem));
         }
         let dense = self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).filter(|n| n.codec == NoiseCodec::Dense);
         if let Some(noise) = dense {

@@ -10,9 +10,10 @@ use datafusion::physical_plan::displayable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use stillhouse_operators::registry::bytes_per_token;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
-use stillhouse_schemas::spec::{JobSpec, NoiseCodec};
+use stillhouse_schemas::spec::JobSpec;
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -129,7 +130,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         None => splits(prepared, &prepared.files, observer)?,
     };
     let physical = run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
-    let per_token = bytes_per_token(&prepared.spec, prepared.vocab_size);
+    let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let text = text_bytes(&splits);
     let tokens = (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64);
     Ok(Plan {
@@ -154,7 +155,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
 /// When the input cannot be scanned.
 pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
-    let target = split_bytes(&prepared.spec, prepared.vocab_size);
+    let target = split_bytes(prepared);
     source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, prepared.spec.seed, &|_| {})
         .map_err(|e| PipelineError::source("input", e))
 }
@@ -175,35 +176,14 @@ pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
 }
 
 /// Size of a split so that its shard comes out at about `output.shard_megabytes`.
-fn split_bytes(spec: &JobSpec, vocab_size: usize) -> u64 {
+fn split_bytes(prepared: &Prepared) -> u64 {
+    let spec = &prepared.spec;
+    let per_token = || bytes_per_token(&prepared.operators, prepared.vocab_size);
     let bytes = match spec.input.split_megabytes {
         Some(megabytes) => megabytes * 1e6,
-        None => spec.output.shard_megabytes * 1e6 / bytes_per_token(spec, vocab_size) * TEXT_BYTES_PER_TOKEN,
+        None => spec.output.shard_megabytes * 1e6 / per_token() * TEXT_BYTES_PER_TOKEN,
     };
     (bytes as u64).max(1)
-}
-
-/// Estimated bytes per token of the data set: measured figures of BENCHMARKS.md, for sizing splits and for `plan`.
-fn bytes_per_token(spec: &JobSpec, vocab_size: usize) -> f64 {
-    let bits = (vocab_size.max(2) as f64).log2();
-    let mut bytes = bits / 8.0;
-    if let Some(extract) = &spec.extract {
-        bytes += 3.6 + f64::from(extract.topk) * (bits / 8.0 + 3.6);
-        if let Some(noise) = &extract.noise {
-            let draws = f64::from(noise.draws);
-            let width = match noise.resolved_precision() {
-                stillhouse_schemas::spec::NoisePrecision::F16 => 2.0,
-                stillhouse_schemas::spec::NoisePrecision::F32 => 4.0,
-            };
-            bytes += draws
-                * match noise.codec {
-                    NoiseCodec::Dense => vocab_size as f64 * width,
-                    NoiseCodec::Replay => 0.5 + (1e-3 / noise.tolerance).powf(1.2) * (bits / 8.0 + width),
-                };
-        }
-    }
-    bytes += spec.subtokens.as_ref().map_or(0.0, |_| bits / 8.0);
-    bytes + spec.partitions.as_ref().map_or(0.0, |p| f64::from(p.views) / 8.0)
 }
 
 /// The hash of a job, and what went into it.

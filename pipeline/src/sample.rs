@@ -27,7 +27,7 @@ use crate::inspect::{InspectOptions, RowView, decode};
 use crate::job::Prepared;
 use crate::plan::{self, JobHash};
 use crate::source::{self, InputFile, SourceError, Stopped};
-use crate::{finish, functions, operators, run};
+use crate::{finish, functions, run};
 
 /// Most rows that a sample decodes, however long its documents are.
 pub const MOST_ROWS: usize = 256;
@@ -142,10 +142,12 @@ impl Sampler<'_> {
             statistics: SharedStatistics::default(),
             meter: Arc::new(Counters::default()),
         };
-        let specs =
-            operators::for_split(&prepared.spec, &prepared.operators, &split.dataset_split, &prepared.vocabulary)?;
-        let mut chain: Vec<Box<dyn Operator>> =
-            specs.iter().map(|spec| spec.build(&context)).collect::<Result<_, _>>().map_err(of_operator)?;
+        let mut chain: Vec<Box<dyn Operator>> = prepared
+            .operators
+            .iter()
+            .map(|spec| spec.build(&context))
+            .collect::<Result<_, _>>()
+            .map_err(of_operator)?;
         let mut rows = Rows {
             most: self.left,
             documents: BTreeSet::new(),

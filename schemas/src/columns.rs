@@ -3,19 +3,8 @@
 //! One row is one packed sequence of L positions. D is `draws`, V the vocabulary, k `topk`, ℓ `subtokens.length`.
 //! Shapes are stored in the field metadata under [`SHAPE`], such as `[1024,4]`; a `*` is a length that varies.
 //!
-//! | column | Arrow type | shape |
-//! |---|---|---|
-//! | `sequence_id` | uint64 | |
-//! | `input_ids` | fixed list int32 | \[L\] |
-//! | `attention_mask` | fixed list bool | \[L\] |
-//! | `document_offsets`, `document_ids` | list int32, list uint64 | \[*\] |
-//! | `logprob` | fixed list float32 | \[L\] |
-//! | `noise_count` | fixed list uint8, uint16 or uint32 (`noise_count_type`) | \[D, L\] |
-//! | `noise_index`, `noise_logprob` | list uint16 (V ≤ 65,536) or uint32; list float16 or float32 | \[*\] |
-//! | `noise` | list float16 or float32 | \[D, L, V\] |
-//! | `topk_index`, `topk_logprob` | fixed list int32, float32 | \[L, k\] |
-//! | `subtokens` | fixed list uint8 (b ≤ 256) or uint16 | \[L, ℓ\] |
-//! | `partition`, `partition_t` | fixed list bool, float32 | \[views, L\], \[views\] |
+//! Which operator adds which column, with type, shape and meaning, stands in docs/FORMAT.md, whose table is made from what the operators
+//! declare.
 //!
 //! With `pack.remainder: keep` rows may be shorter than L, and "fixed list" becomes "list".
 

@@ -285,6 +285,30 @@ pub struct Statistics {
     /// Largest total variation that the encoder left, over all tokens and draws.
     #[serde(default)]
     pub total_variation_max: f64,
+    /// What operators count beside that, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub operators: BTreeMap<String, Statistic>,
+}
+
+/// A statistic of an operator: a number that says how two of it become one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Statistic {
+    /// They are added.
+    Sum(u64),
+    /// The largest counts.
+    Max(f64),
+}
+
+impl Statistic {
+    /// Both as one; of two kinds the first stays.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Sum(a), Self::Sum(b)) => Self::Sum(a + b),
+            (Self::Max(a), Self::Max(b)) => Self::Max(a.max(b)),
+            (one, _) => one,
+        }
+    }
 }
 
 impl Statistics {
@@ -309,6 +333,17 @@ impl Statistics {
         }
         self.corrections_max = self.corrections_max.max(other.corrections_max);
         self.total_variation_max = self.total_variation_max.max(other.total_variation_max);
+        for (name, statistic) in &other.operators {
+            self.count(name, *statistic);
+        }
+    }
+
+    /// Adds to a statistic of an operator.
+    pub fn count(&mut self, name: &str, more: Statistic) {
+        match self.operators.get_mut(name) {
+            Some(sum) => *sum = sum.and(more),
+            None => drop(self.operators.insert(name.to_owned(), more)),
+        }
     }
 
     /// Records skipped, for whatever reason.
@@ -353,5 +388,21 @@ mod tests {
         t.add(&s);
         t.add(&s);
         assert_eq!((t.corrections, t.corrections_max), (50, 8));
+    }
+
+    #[test]
+    fn statistics_of_operators_add_up_as_they_say() {
+        let one = |sum, max| {
+            let mut s = Statistics::default();
+            s.count("tokens", Statistic::Sum(sum));
+            s.count("longest", Statistic::Max(max));
+            s
+        };
+        let mut all = one(3, 0.5);
+        all.add(&one(4, 0.25));
+        assert_eq!(all, one(7, 0.5));
+        let json = serde_json::to_value(&all).unwrap();
+        assert_eq!(json["operators"], serde_json::json!({"longest": {"max": 0.5}, "tokens": {"sum": 7}}));
+        assert!(serde_json::to_value(Statistics::default()).unwrap().get("operators").is_none());
     }
 }

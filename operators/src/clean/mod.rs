@@ -20,12 +20,15 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
+use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Detokenizer;
 
 pub use rules::detokenize;
 
+use crate::declaration::{Declaration, JobFacts};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
 use crate::pieces::{pieces, place, unfinished};
 use stream::{Stream, TooLong};
@@ -43,6 +46,23 @@ pub struct CleanConfig {
     pub detokenizer: Detokenizer,
     /// Longest text that is cleaned at once, in bytes (`input.piece_kilobytes` · 1000). No byte of the output depends on it.
     pub piece_bytes: usize,
+}
+
+impl Declaration for CleanConfig {
+    const NAME: &'static str = NAME;
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let piece_bytes = facts.spec.input.piece_kilobytes as usize * 1000;
+        Ok(Some(Self { detokenizer: facts.spec.clean.detokenizer, piece_bytes }))
+    }
+
+    fn output_schema(&self, _: &Schema) -> SchemaRef {
+        documents_schema()
+    }
+
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build(context)))
+    }
 }
 
 impl CleanConfig {

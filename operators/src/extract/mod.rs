@@ -14,6 +14,8 @@
 //! per vocabulary entry and draw. Memory: hidden states of a batch, one slice of logits, the columns of a batch.
 
 mod collect;
+mod declaration;
+mod invariants;
 pub mod pass;
 #[cfg(test)]
 mod tests;

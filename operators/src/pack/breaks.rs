@@ -5,9 +5,9 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
-use stillhouse_schemas::spec::SpecialTokens;
 
-use crate::vocabulary::{Role, Vocabulary};
+use crate::declaration::SpecialIds;
+use crate::vocabulary::Role;
 
 /// The tokens at which a document is cut into segments. None of them: a document is one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -30,23 +30,15 @@ pub(super) struct Stretch<'a> {
 
 impl Breaks {
     /// Those of a tokenizer: none where special tokens in a text are text.
-    pub fn of(vocabulary: &Vocabulary) -> Self {
-        let after = vocabulary.parsed(Role::Eos);
-        Self { before: vocabulary.parsed(Role::Bos).filter(|bos| Some(*bos) != after), after }
+    pub fn of(special_ids: &SpecialIds) -> Self {
+        let after = special_ids.parsed(Role::Eos);
+        Self { before: special_ids.parsed(Role::Bos).filter(|bos| Some(*bos) != after), after }
     }
 
     /// Whether a segment may begin at `start` within a document.
     pub(crate) fn is_at(self, tokens: &[i32], start: usize) -> bool {
         let is = |id: Option<u32>, at: usize| id.is_some() && tokens.get(at).and_then(|t| u32::try_from(*t).ok()) == id;
         is(self.before, start) || (start > 0 && is(self.after, start - 1))
-    }
-
-    /// Those of a finished data set: `bos` and `eos` as its manifest names them.
-    pub fn recorded(special_tokens: SpecialTokens, bos: Option<u32>, eos: Option<u32>) -> Self {
-        match special_tokens {
-            SpecialTokens::Text => Self::default(),
-            SpecialTokens::Parse => Self { before: bos.filter(|_| bos != eos), after: eos },
-        }
     }
 
     /// Cuts tokens into stretches.
@@ -65,13 +57,21 @@ impl Breaks {
 
 #[cfg(test)]
 mod tests {
+    use stillhouse_schemas::manifest::SpecialToken;
+    use stillhouse_schemas::spec::SpecialTokens;
+
     use super::*;
 
     #[test]
     fn a_document_may_be_cut_where_a_parsed_token_is() {
-        let text = Breaks::recorded(SpecialTokens::Text, Some(1), Some(2));
-        let parsed = Breaks::recorded(SpecialTokens::Parse, Some(1), Some(2));
-        let one = Breaks::recorded(SpecialTokens::Parse, Some(2), Some(2));
+        let recorded = |mode, bos, eos| {
+            let token = |id| SpecialToken { token: String::new(), id };
+            let tokens = [("bos".to_owned(), token(bos)), ("eos".to_owned(), token(eos))].into();
+            Breaks::of(&SpecialIds::recorded(&tokens, mode))
+        };
+        let text = recorded(SpecialTokens::Text, 1, 2);
+        let parsed = recorded(SpecialTokens::Parse, 1, 2);
+        let one = recorded(SpecialTokens::Parse, 2, 2);
         let tokens = [7, 2, 5, 1, 6];
         let places = |breaks: Breaks| (0..=tokens.len()).filter(|&at| breaks.is_at(&tokens, at)).collect::<Vec<_>>();
         assert_eq!((places(text), places(parsed), places(one)), (vec![], vec![2, 3], vec![2]));

@@ -23,23 +23,29 @@
 //! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, however long the documents are.
 
 mod breaks;
+mod invariants;
 mod pad;
 mod rows;
 mod wrap;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
+use crate::declaration::{Column, Declaration, JobFacts, SpecialIds, bits, rows_per_batch};
+use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::pieces::{place, typed, unfinished};
 use crate::rows::ListRows;
-use crate::vocabulary::{Role, Vocabulary, VocabularyError};
+use crate::vocabulary::Role;
 
 pub use breaks::Breaks;
 
@@ -64,6 +70,9 @@ pub struct PackConfig {
     pub pad: Option<u32>,
     /// What happens to the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
+    /// The same for the holdouts whose rule is another one, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub holdout_remainders: BTreeMap<String, Remainder>,
     /// Where a document is cut into segments by special tokens of its text.
     pub breaks: Breaks,
     /// Whether the columns of the data set are fixed-size lists.
@@ -75,35 +84,47 @@ pub struct PackConfig {
 }
 
 impl PackConfig {
-    /// The config of a job, for one data set split: `remainder`, `rows` and `has_mask` from
-    /// [`spec::JobSpec::remainder_of`], [`spec::JobSpec::has_short_rows`] and [`spec::JobSpec::has_padding`].
+    /// The config of a job with these `pack` settings. `holdouts` are the remainder rules of its holdouts by name, `rows` and `has_mask`
+    /// from [`spec::JobSpec::has_short_rows`] and [`spec::JobSpec::has_padding`].
     ///
     /// # Errors
-    /// When the job needs a special token that the vocabulary does not know.
+    /// When the job needs a special token that is not known: which, and what needs it.
     pub fn new(
         pack: &spec::Pack,
-        remainder: Remainder,
+        holdouts: impl IntoIterator<Item = (String, Remainder)>,
         rows: Rows,
         has_mask: bool,
         rows_per_batch: usize,
-        vocabulary: &Vocabulary,
-    ) -> Result<Self, VocabularyError> {
-        let needed = |role, needed: bool| needed.then(|| vocabulary.require(role)).transpose();
+        special_ids: &SpecialIds,
+    ) -> Result<Self, MissingToken> {
+        let needed = |role, by: &'static str, needed: bool| {
+            needed.then(|| special_ids.id(role).ok_or(MissingToken { role, by })).transpose()
+        };
         let ends = pack.boundary == Boundary::BosEos;
+        let holdouts = holdouts.into_iter().filter(|(_, remainder)| *remainder != pack.remainder);
+        let holdout_remainders: BTreeMap<String, Remainder> = holdouts.collect();
+        let some_rows_are_padded = pack.mode == PackMode::Pad
+            || holdout_remainders.values().chain([&pack.remainder]).any(|remainder| *remainder == Remainder::Pad);
         Ok(Self {
             mode: pack.mode,
             length: pack.length as usize,
-            separator: needed(Role::Eos, pack.separator == Separator::Eos)?,
+            separator: needed(Role::Eos, "pack.separator eos", pack.separator == Separator::Eos)?,
             boundary: pack.boundary,
-            bos: needed(Role::Bos, ends)?,
-            eos: needed(Role::Eos, ends)?,
-            pad: needed(Role::Pad, pack.mode == PackMode::Pad || remainder == Remainder::Pad)?,
-            remainder,
-            breaks: Breaks::of(vocabulary),
+            bos: needed(Role::Bos, "pack.boundary bos_eos", ends)?,
+            eos: needed(Role::Eos, "pack.boundary bos_eos", ends)?,
+            pad: needed(Role::Pad, "padding", some_rows_are_padded)?,
+            remainder: pack.remainder,
+            holdout_remainders,
+            breaks: Breaks::of(special_ids),
             rows,
             has_mask,
             rows_per_batch,
         })
+    }
+
+    /// What happens to the remainder of a data set split: `train`, or a holdout by its name.
+    pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
+        self.holdout_remainders.get(dataset_split).copied().unwrap_or(self.remainder)
     }
 
     /// Schema of the output.
@@ -128,7 +149,8 @@ impl PackConfig {
     pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
         let writer = rows::RowWriter::new(self, context);
         let ends = self.ends()?;
-        let padded = self.mode == PackMode::Pad || self.remainder == Remainder::Pad;
+        let remainder = self.remainder_of(&context.dataset_split);
+        let padded = self.mode == PackMode::Pad || remainder == Remainder::Pad;
         if padded && !self.has_mask {
             return Err(config_error("has_mask: got false, valid: true where rows may have padding"));
         }
@@ -136,14 +158,14 @@ impl PackConfig {
             let got = self.rows.length();
             return Err(config_error(format!("rows: got length {got}, valid: {}, as `length`", self.length)));
         }
-        if self.remainder == Remainder::Keep && self.mode == PackMode::Wrap && matches!(self.rows, Rows::Fixed(_)) {
+        if remainder == Remainder::Keep && self.mode == PackMode::Wrap && matches!(self.rows, Rows::Fixed(_)) {
             return Err(config_error("rows: got fixed, valid: up_to where rows may be short (remainder keep)"));
         }
         let pad = if padded { Some(required("pad", self.pad)?) } else { None };
         let separator = self.separator.map(|id| int32("separator", id)).transpose()?;
         Ok(match (self.mode, pad) {
             (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self, ends, separator, pad, writer)?),
-            _ => Box::new(wrap::Wrap::new(self, ends, separator, pad.unwrap_or(0), writer)?),
+            _ => Box::new(wrap::Wrap::new(self, remainder, ends, separator, pad.unwrap_or(0), writer)?),
         })
     }
 
@@ -153,6 +175,86 @@ impl PackConfig {
             Boundary::BosEos => Ok(Some(Ends { bos: required("bos", self.bos)?, eos: required("eos", self.eos)? })),
         }
     }
+}
+
+impl Declaration for PackConfig {
+    const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[
+        Column {
+            name: columns::SEQUENCE_ID,
+            dtype: "uint64",
+            when: "always",
+            shape: "",
+            contract: "unique; key of all replayed randomness",
+            meaning: "number of the sequence, unique in the data set; the key of all its randomness",
+        },
+        Column {
+            name: columns::INPUT_IDS,
+            dtype: "fixed list int32",
+            when: "always",
+            shape: "[L]",
+            contract: "",
+            meaning: "ids of the tokens, of `tokenizer.json`",
+        },
+        Column {
+            name: columns::ATTENTION_MASK,
+            dtype: "fixed list bool",
+            when: "mode `pad`, remainder `pad`",
+            shape: "[L]",
+            contract: "false on padding, which is at the end",
+            meaning: "true where there is a token, false on padding, which is at the end",
+        },
+        Column {
+            name: columns::DOCUMENT_OFFSETS,
+            dtype: "list int32",
+            when: "always",
+            shape: "[*]",
+            contract: "where documents (or segments of one, see below) begin in the row; the first is 0, they cut the row into segments",
+            meaning: "positions where documents begin; the first is 0, also where a document goes on from the row before",
+        },
+        Column {
+            name: columns::DOCUMENT_IDS,
+            dtype: "list uint64",
+            when: "always",
+            shape: "[*]",
+            contract: "in the order of the offsets; ascending, and equal for segments of one document",
+            meaning: "which documents these are, in the order of the offsets",
+        },
+    ];
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let spec = facts.spec;
+        let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
+        let batch = rows_per_batch(spec);
+        let made = Self::new(&spec.pack, holdouts, facts.rows(), spec.has_padding(), batch, &facts.special_ids);
+        made.map(Some).map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))
+    }
+
+    fn output_schema(&self, _: &Schema) -> SchemaRef {
+        self.schema()
+    }
+
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        invariants::check(self, batch, limits, broken)
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        before + bits(vocab_size) / 8.0
+    }
+
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        self.build(context)
+    }
+}
+
+/// A special token that sequences need and nobody names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("needed by {by}, and none is known")]
+pub struct MissingToken {
+    /// Which.
+    pub role: Role,
+    /// What needs it.
+    pub by: &'static str,
 }
 
 /// What stands at both ends of a row.

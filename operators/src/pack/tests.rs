@@ -18,6 +18,7 @@ fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainde
         eos: Some(901),
         pad: Some(902),
         remainder,
+        holdout_remainders: BTreeMap::new(),
         breaks: Breaks::default(),
         rows: if keep { Rows::UpTo(length) } else { Rows::Fixed(length) },
         has_mask: mode == PackMode::Pad || remainder == Remainder::Pad,
@@ -203,11 +204,29 @@ fn special_tokens_are_required_where_they_are_used() {
         boundary,
         remainder: Remainder::Drop,
     };
-    let new = |pack: &spec::Pack| PackConfig::new(pack, pack.remainder, Rows::Fixed(8), false, 4, &bert());
+    let new = |pack: &spec::Pack| PackConfig::new(pack, [], Rows::Fixed(8), false, 4, &SpecialIds::of(&bert()));
     let config = new(&pack(Boundary::BosEos, Separator::Eos)).unwrap();
     assert_eq!((config.bos, config.eos, config.separator, config.pad), (Some(101), Some(102), Some(102), None));
     let config = new(&pack(Boundary::None, Separator::None)).unwrap();
     assert_eq!((config.bos, config.eos, config.separator, config.pad), (None, None, None, None));
+}
+
+#[test]
+fn each_data_set_split_has_its_own_rule_for_the_remainder() {
+    let config = PackConfig {
+        holdout_remainders: [("validation".to_owned(), Remainder::Pad)].into(),
+        has_mask: true,
+        ..config(PackMode::Wrap, 5, Boundary::BosEos, Remainder::Drop)
+    };
+    assert_eq!(config.remainder_of("validation"), Remainder::Pad);
+    // with its separator seven tokens: two rows of three, and one that is left
+    let of_six = [whole(&[vec![1, 2, 3, 4, 5, 6]])];
+    let rows_of = |dataset_split: &str| {
+        let context = SplitContext { dataset_split: dataset_split.into(), ..context(&gpt2()) };
+        let mut operator = config.build(&context).unwrap();
+        rows(&drive(operator.as_mut(), &of_six).unwrap(), &config).len()
+    };
+    assert_eq!(["train", "validation", "test"].map(rows_of), [2, 3, 2]);
 }
 
 #[test]

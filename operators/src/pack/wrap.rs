@@ -32,6 +32,7 @@ pub(super) struct Wrap {
 impl Wrap {
     pub(super) fn new(
         config: &PackConfig,
+        remainder: Remainder,
         ends: Option<Ends>,
         separator: Option<i32>,
         pad: i32,
@@ -47,7 +48,7 @@ impl Wrap {
             full: length - usize::from(ends.is_some()),
             ends,
             separator,
-            remainder: config.remainder,
+            remainder,
             pad,
             breaks: config.breaks,
             row: Vec::with_capacity(length),

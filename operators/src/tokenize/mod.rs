@@ -18,9 +18,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
+use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use stillhouse_schemas::problems::Problem;
 
+use crate::declaration::{Declaration, JobFacts};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
 use crate::pieces::{pieces, place, unfinished};
 use crate::rows::list_column;
@@ -37,6 +40,22 @@ const SMALLEST_LIMIT: usize = 64 * 1024;
 pub struct TokenizeConfig {
     /// Longest text that is encoded at once where it can be helped, in bytes (`input.piece_kilobytes` · 1000).
     pub piece_bytes: usize,
+}
+
+impl Declaration for TokenizeConfig {
+    const NAME: &'static str = NAME;
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        Ok(Some(Self { piece_bytes: facts.spec.input.piece_kilobytes as usize * 1000 }))
+    }
+
+    fn output_schema(&self, _: &Schema) -> SchemaRef {
+        tokens_schema()
+    }
+
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build(context)?))
+    }
 }
 
 impl TokenizeConfig {

@@ -13,7 +13,7 @@ use datafusion_proto::bytes::{
 };
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
 use serde::{Deserialize, Serialize};
-use stillhouse_operators::operator::OperatorSpec;
+use stillhouse_operators::registry::OperatorSpec;
 
 use super::operator::OperatorExec;
 use super::sink::{ShardSinkExec, Shards};

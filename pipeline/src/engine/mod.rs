@@ -33,7 +33,8 @@ use std::sync::Arc;
 use datafusion::common::Result;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::metrics::{MetricValue, MetricsSet};
-use stillhouse_operators::operator::{Measure, OperatorSpec};
+use stillhouse_operators::operator::Measure;
+use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
 
 pub(crate) use self::node::NodeMetrics;

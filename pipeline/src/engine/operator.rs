@@ -17,7 +17,8 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Pla
 use futures::StreamExt;
 use futures::stream::try_unfold;
 use stillhouse_operators::extract::{self, ExtractConfig};
-use stillhouse_operators::operator::{Meter, Operator, OperatorError, OperatorSpec, SplitContext};
+use stillhouse_operators::operator::{Meter, Operator, OperatorError, SplitContext};
+use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
 
 use super::device::{Answer, DeviceQueue};
@@ -210,7 +211,7 @@ impl ExecutionPlan for OperatorExec {
         let input = self.input.execute(partition, context)?;
         let stage = StageState::new(&state, 1 + depth(&self.input));
         let node = Node { input, metrics: Arc::clone(&self.metrics), stage };
-        if let OperatorSpec::Extract(config) = &self.spec {
+        if let Some(config) = self.spec.config::<ExtractConfig>() {
             let device = resources.device_of(partition).map_err(external)?;
             config.check(device.info()).map_err(external)?;
             let config = Arc::new(config.clone());

@@ -6,7 +6,10 @@ mod values;
 pub(crate) use self::row::decode;
 
 use serde::Serialize;
-use stillhouse_schemas::manifest::{Manifest, Statistics, Totals};
+use stillhouse_operators::registry;
+use stillhouse_schemas::manifest::{Manifest, Statistic, Statistics, Totals};
+
+pub use stillhouse_operators::declaration::OperatorView;
 
 use crate::dataset::Dataset;
 use crate::error::Result;
@@ -53,6 +56,9 @@ pub struct Inspection {
     pub totals: std::collections::BTreeMap<String, Totals>,
     /// Statistics over the data set.
     pub statistics: Statistics,
+    /// The statistics of operators, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub operator_statistics: Vec<StatisticView>,
     /// Perplexity under the teacher.
     pub perplexity: Option<f64>,
     /// Mean corrections per predicted token and draw.
@@ -64,6 +70,18 @@ pub struct Inspection {
     /// Values of the row in the columns that were asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<ColumnValues>,
+}
+
+/// A statistic of an operator.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StatisticView {
+    /// Its key in the manifest.
+    pub name: String,
+    /// What it counts, with its unit; its key where this program does not know it.
+    pub meaning: String,
+    /// The sum, or the largest value.
+    #[serde(flatten)]
+    pub value: Statistic,
 }
 
 /// The values of one row in one column.
@@ -113,6 +131,9 @@ pub struct RowView {
     pub subtoken_base: Option<u32>,
     /// Noise blueprints of some positions.
     pub blueprints: Vec<Blueprint>,
+    /// What other operators show of the row.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub operators: Vec<OperatorView>,
 }
 
 /// A document of a row.
@@ -219,11 +240,21 @@ pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Insp
         perplexity: statistics.perplexity(),
         corrections_mean: (manifest.noise_seed.is_some() && drawn > 0 && !statistics.corrections_histogram.is_empty())
             .then(|| statistics.corrections as f64 / drawn as f64),
+        operator_statistics: operator_statistics(&statistics),
         statistics,
         columns: columns(manifest, tokens),
         row,
         values,
     })
+}
+
+fn operator_statistics(statistics: &Statistics) -> Vec<StatisticView> {
+    let view = |(name, value): (&String, &Statistic)| StatisticView {
+        name: name.clone(),
+        meaning: registry::statistic(name).map_or(name.as_str(), |kind| kind.meaning).to_owned(),
+        value: *value,
+    };
+    statistics.operators.iter().map(view).collect()
 }
 
 fn columns(manifest: &Manifest, tokens: u64) -> Vec<ColumnSummary> {

@@ -10,9 +10,10 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
-use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, RowView, TokenView};
+use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, OperatorView, RowView, TokenView};
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::operators;
 use crate::output::TOKENIZER;
 
 /// Blueprints that are shown where no position was asked for.
@@ -130,7 +131,14 @@ impl Decoder<'_> {
             tokens,
             subtoken_base: self.manifest.subtokens.map(|s| s.base),
             blueprints,
+            operators: self.operators()?,
         })
+    }
+
+    fn operators(&self) -> Fallible<Vec<OperatorView>> {
+        let (operators, _) = operators::of_manifest(self.manifest);
+        let views = operators.iter().map(|operator| operator.view(self.batch));
+        Ok(views.filter_map(Result::transpose).collect::<std::result::Result<_, _>>()?)
     }
 
     fn documents(&self, sequence: &Sequence) -> Fallible<Vec<DocumentView>> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures::TryStreamExt;
 use stillhouse_operators::invariants;
-use stillhouse_schemas::ids::SplitId;
+use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
 
 use super::Verification;
@@ -135,8 +135,11 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
             format!("noise_seed is {}, the job's is {}", told(manifest.noise_seed.as_ref()), told(seed.as_ref())),
         );
     }
-    let specials = &manifest.tokenizer.special_tokens;
-    let expected = operators::limits(job, manifest.vocab_size as usize, specials, SplitId(0)).subtokens;
+    let (made_by, problems) = operators::of_manifest(manifest);
+    for problem in problems {
+        found.fault("manifest.json", problem.to_string());
+    }
+    let expected = made_by.iter().find_map(|o| o.config::<SubtokensConfig>()).map(|s| (s.base, s.length));
     let stored = manifest.subtokens.map(|s| (s.base, s.length as usize));
     if stored != expected {
         let pair =

@@ -76,6 +76,7 @@ export function resultView({ job, signal }) {
         ['Documents without a token', s.empty_documents ? count(s.empty_documents) : null],
         ['Tokens dropped by packing', s.dropped_tokens == null ? null : count(s.dropped_tokens)],
         ['Records skipped', s.skipped == null ? '0' : `${count(Object.values(s.skipped).reduce((n, m) => n + m, 0))}: ${Object.entries(s.skipped).map(([reason, n]) => `${count(n)} ${reason}`).join(', ')}`, s.skipped == null ? null : 'long'],
+        ...(report.operator_statistics ?? []).map((o) => [o.meaning, 'sum' in o ? count(o.sum) : `${fixed(o.max, 4)} at most`]),
         ['Size', bytes(size)], ['Sequence length', count(report.length)], ['Took', job.result ? duration(job.result.seconds) : null],
         ['Tokenizer', report.tokenizer, 'long'], ['Teacher', report.teacher, 'long'],
       ], { class: 'facts tiles', 'data-testid': 'result-facts' }),
@@ -98,22 +99,24 @@ const groupOf = (token) => (token.group == null ? null : Number(token.group));
 // What cannot be seen is drawn; line breaks also break the line.
 const visible = (text) => (text === '' ? '∅' : text.replace(/\t/g, '⇥\t').replace(/\r/g, '␍').replace(/\n/g, '⏎\n'));
 
-function details(token, i) {
+function details(token, i, views) {
   return [['Position', count(i)], ['Token', h('code.token-text', null, visible(token.text))], ['Id', String(token.id)],
     ['Group', groupOf(token) == null ? null : String(groupOf(token))],
     ['Log-probability', token.logprob == null ? null : fixed(token.logprob, 4)],
     ['Probability', token.logprob == null ? null : share(Math.exp(token.logprob))],
     ['Corrections', token.corrections == null ? null : count(token.corrections)],
-    ['Sub-tokens', token.subtokens?.join(' ') || null], ['Valid', token.valid === false ? 'no' : null]];
+    ['Sub-tokens', token.subtokens?.join(' ') || null], ['Valid', token.valid === false ? 'no' : null],
+    ...views.filter((v) => v.tokens?.[i]).map((v) => [v.operator, v.tokens[i]])];
 }
 
 function sequenceView(report) {
   const { row } = report;
   const tokens = row.tokens ?? [];
+  const views = row.operators ?? []; // what operators show that the page knows nothing else of
   const grouped = tokens.some((t) => t.group != null);
   const panel = h('div.inspect', { testid: 'token-details' });
   const hint = 'Point at a token, or go through them with the arrow keys.';
-  const describe = (i) => panel.replaceChildren(i == null ? h('p.muted', null, hint) : facts(details(tokens[i], i)));
+  const describe = (i) => panel.replaceChildren(i == null ? h('p.muted', null, hint) : facts(details(tokens[i], i, views)));
   let active = 0;
 
   const box = h('div.tokens', {
@@ -153,7 +156,8 @@ function sequenceView(report) {
   const ones = tokens.filter((t) => groupOf(t) === 1).length;
   return h('div', { testid: 'sequence' },
     facts([['Shard', h('code', null, row.shard), 'long'], ['Row in the shard', count(row.row)], ['Sequence id', String(row.sequence_id)],
-      ['Documents', count(row.documents?.length)], ['Partition at t', row.partition_t == null ? null : fixed(row.partition_t, 4)]]),
+      ['Documents', count(row.documents?.length)], ['Partition at t', row.partition_t == null ? null : fixed(row.partition_t, 4)],
+      ...views.flatMap((v) => v.facts ?? [])]),
     grouped && h('p.legend', null, h('span.token', { 'data-group': 0 }, 'group 0'), ` plain, ${counted(tokens.length - ones, 'token')} `, h('span.token', { 'data-group': 1 }, 'group 1'), ` underlined, ${counted(ones, 'token')}`),
     h('div', null, panel, box), more, documents(row), blueprints(row)); // the panel sticks beside its tokens only
 }

@@ -1,7 +1,7 @@
 //! Header, totals, statistics and columns of a data set.
 
 use stillhouse_pipeline::inspect::Inspection;
-use stillhouse_schemas::manifest::Totals;
+use stillhouse_schemas::manifest::{Statistic, Totals};
 
 use crate::page::{Line, Page, Tone, View};
 use crate::table::Table;
@@ -88,6 +88,13 @@ fn statistics(inspection: &Inspection, page: &mut Page) {
         table.row(fact("noise", format!("largest total variation {}", units::small(s.total_variation_max))));
         let most = units::count(s.corrections_max);
         table.row(fact("corrections", format!("{mean:.2} per token on average, {most} at most")));
+    }
+    for statistic in &inspection.operator_statistics {
+        let value = match statistic.value {
+            Statistic::Sum(n) => units::count(n),
+            Statistic::Max(n) => format!("{} at most", units::small(n)),
+        };
+        table.row(fact(&statistic.meaning, value));
     }
     page.facts(table);
 }

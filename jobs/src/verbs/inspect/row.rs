@@ -31,7 +31,15 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
         page.line(legend(row, view_number, t, view));
     }
     text(&row.tokens, view, page);
+    operator_facts(row, page);
     tokens(row, view, page);
+}
+
+/// What operators say of the row, a line each.
+fn operator_facts(row: &RowView, page: &mut Page) {
+    for (name, value) in row.operators.iter().flat_map(|operator| &operator.facts) {
+        page.line(Line::plain("  ").with(Tone::Dim, format!("{name}: ")).with(Tone::Plain, value));
+    }
 }
 
 fn documents(documents: &[DocumentView], page: &mut Page) {
@@ -167,6 +175,11 @@ fn tokens(row: &RowView, view: View, page: &mut Page) {
         columns.push('l');
         names.push(base);
     }
+    let of_operators: Vec<_> = row.operators.iter().filter(|operator| !operator.tokens.is_empty()).collect();
+    for operator in &of_operators {
+        columns.push('l');
+        names.push(&operator.operator);
+    }
     let mut table = Table::new(&columns).header(&names);
     let mut next = 0;
     for position in chosen {
@@ -191,6 +204,7 @@ fn tokens(row: &RowView, view: View, page: &mut Page) {
             let digits: Vec<String> = token.subtokens.iter().map(u32::to_string).collect();
             cells.push(digits.join(" "));
         }
+        cells.extend(of_operators.iter().map(|operator| operator.tokens.get(position).cloned().unwrap_or_default()));
         table.texts(cells);
     }
     page.heading("Tokens");

@@ -47,6 +47,7 @@ fn row() -> RowView {
         partition_t: Some(0.3456),
         tokens,
         subtoken_base: Some(15),
+        operators: Vec::new(),
         blueprints: vec![blueprint(10, 470, " \u{9b}31m", 0.25, 2), blueprint(11, 507, " worst", 0.00002, 1234)],
     }
 }
@@ -73,6 +74,7 @@ fn inspection() -> Inspection {
         corrections_histogram: vec![700_000, 200_000, 250_000, 100_000, 12_382],
         corrections_max: 13,
         total_variation_max: 9.98e-4,
+        operators: BTreeMap::new(),
     };
     Inspection {
         name: "demo".into(),
@@ -82,6 +84,7 @@ fn inspection() -> Inspection {
         vocab_size: 50_257,
         length: 1024,
         totals: BTreeMap::from([("train".into(), totals(2, 1200)), ("validation".into(), totals(1, 34))]),
+        operator_statistics: Vec::new(),
         perplexity: statistics.perplexity(),
         corrections_mean: Some(1.03),
         statistics,

@@ -1,0 +1,127 @@
+//! What `extract` declares of itself.
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::Field;
+use arrow::error::ArrowError;
+use stillhouse_schemas::columns;
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
+
+use super::{ExtractConfig, NAME, NoiseConfig, invariants};
+use crate::declaration::{Column, Declaration, JobFacts, bits};
+use crate::invariants::{Broken, Limits};
+use crate::operator::{Operator, OperatorError, SplitContext};
+use crate::vocabulary::Role;
+
+impl Declaration for ExtractConfig {
+    const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[
+        Column {
+            name: columns::LOGPROB,
+            dtype: "fixed list float32",
+            when: "teacher",
+            shape: "[L]",
+            contract: "ln p(x_i given what the teacher saw), natural log; the nearest f32, below −64 the next one down",
+            meaning: "natural logarithm of the probability that the teacher gave to each token, from what stands before it",
+        },
+        Column {
+            name: columns::NOISE_COUNT,
+            dtype: "fixed list uint8 (V ≤ 85) / uint16 / uint32 (V > 21,845 and a tolerance below 2e-4)",
+            when: "codec `replay`",
+            shape: "[D, L]",
+            contract: "corrections of each token",
+            meaning: "number of corrections of each token, by draw and position",
+        },
+        Column {
+            name: columns::NOISE_INDEX,
+            dtype: "list uint16 (V ≤ 65,536) / uint32",
+            when: "codec `replay`",
+            shape: "[*]",
+            contract: "corrections of draw 0 position 0, 1, …, then draw 1 …",
+            meaning: "the corrections: ids of vocabulary entries; draw 0 position 0 first, then position 1, …, then draw 1",
+        },
+        Column {
+            name: columns::NOISE_LOGPROB,
+            dtype: "list float16 / float32",
+            when: "codec `replay`",
+            shape: "[*]",
+            contract: "ln p of each",
+            meaning: "natural logarithm of the probability of each correction; values of one entry add up as probabilities",
+        },
+        Column {
+            name: columns::NOISE,
+            dtype: "list float16 / float32",
+            when: "codec `dense`",
+            shape: "[D, L, V]",
+            contract: "ξ",
+            meaning: "posterior Gumbel noise ξ of each vocabulary entry: argmax(l + ξ) is the token, l being the teacher's logits",
+        },
+        Column {
+            name: columns::TOPK_INDEX,
+            dtype: "fixed list int32",
+            when: "`topk` > 0",
+            shape: "[L, k]",
+            contract: "the k likeliest entries, descending, ties by lower index",
+            meaning: "the likeliest vocabulary entries at each position, the likeliest first",
+        },
+        Column {
+            name: columns::TOPK_LOGPROB,
+            dtype: "fixed list float32",
+            when: "`topk` > 0",
+            shape: "[L, k]",
+            contract: "ln p of each",
+            meaning: "natural logarithms of their probabilities",
+        },
+    ];
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let Some(extract) = &facts.spec.extract else { return Ok(None) };
+        let eos = facts.special_ids.id(Role::Eos);
+        let bos = facts.require(Role::Bos, "the teacher").or_else(|missing| eos.ok_or(missing))?;
+        Ok(Some(Self {
+            vocab_size: facts.vocab_size,
+            bos,
+            context: extract.context,
+            batch_tokens: extract.teacher.batch_tokens as usize,
+            noise: extract.noise.as_ref().map(|noise| NoiseConfig {
+                codec: noise.codec,
+                tolerance: noise.tolerance,
+                condition: noise.condition,
+                draws: noise.draws,
+                precision: noise.resolved_precision(),
+                seed: facts.spec.noise_seed(),
+            }),
+            topk: extract.topk as usize,
+            rows: facts.rows(),
+        }))
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        Self::fields(self)
+    }
+
+    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        invariants::check(self, batch, broken)
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        let bits = bits(vocab_size);
+        let mut bytes = before + (3.6 + self.topk as f64 * (bits / 8.0 + 3.6));
+        if let Some(noise) = &self.noise {
+            let width = match noise.precision {
+                NoisePrecision::F16 => 2.0,
+                NoisePrecision::F32 => 4.0,
+            };
+            let of_a_draw = match noise.codec {
+                NoiseCodec::Dense => vocab_size as f64 * width,
+                NoiseCodec::Replay => 0.5 + (1e-3 / noise.tolerance).powf(1.2) * (bits / 8.0 + width),
+            };
+            bytes += f64::from(noise.draws) * of_a_draw;
+        }
+        bytes
+    }
+
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build(context)?))
+    }
+}

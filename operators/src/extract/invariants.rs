@@ -1,0 +1,132 @@
+//! What must hold of the columns of `extract`.
+
+use arrow::array::{Float32Array, Int32Array, RecordBatch};
+use arrow::error::ArrowError;
+use stillhouse_schemas::columns;
+
+use super::ExtractConfig;
+use crate::invariants::{Broken, float_column, unsigned_column};
+use crate::rows::ListRows;
+
+pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    check_logprobs(batch, broken)?;
+    check_noise(config, batch, broken)?;
+    check_topk(config, batch, broken)
+}
+
+fn check_logprobs(batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    let Some(column) = batch.column_by_name(columns::LOGPROB) else { return Ok(()) };
+    let rows = ListRows::new(columns::LOGPROB, column)?;
+    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let values = rows.values::<Float32Array>(columns::LOGPROB)?.values();
+    for row in 0..rows.len() {
+        if rows.range(row).len() != tokens.range(row).len() {
+            broken.push(Broken::new(
+                row,
+                format!("{} log-probabilities for {} tokens", rows.range(row).len(), tokens.range(row).len()),
+            ));
+        }
+        if let Some(bad) = values[rows.range(row)].iter().find(|v| !v.is_finite() || **v > 0.0) {
+            broken.push(Broken::new(row, format!("logprob {bad}, valid: finite, at most 0")));
+        }
+    }
+    Ok(())
+}
+
+fn check_noise(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    let draws = config.noise.as_ref().map_or(1, |noise| noise.draws as usize);
+    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let ids = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
+    if batch.column_by_name(columns::NOISE).is_some() {
+        let noise = float_column(batch, columns::NOISE)?;
+        for row in 0..batch.num_rows() {
+            let expected = draws * tokens.range(row).len() * config.vocab_size;
+            if noise.row(row).len() != expected || noise.row(row).iter().any(|v| v.is_nan()) {
+                broken.push(Broken::new(
+                    row,
+                    format!("noise has {} values, valid: {expected}, none NaN", noise.row(row).len()),
+                ));
+            }
+        }
+    }
+    if batch.column_by_name(columns::NOISE_COUNT).is_none() {
+        return Ok(());
+    }
+    let counts = unsigned_column(batch, columns::NOISE_COUNT)?;
+    let indices = unsigned_column(batch, columns::NOISE_INDEX)?;
+    let logprobs = float_column(batch, columns::NOISE_LOGPROB)?;
+    for row in 0..batch.num_rows() {
+        let (counts, indices, logprobs) = (counts.row(row), indices.row(row), logprobs.row(row));
+        let row_ids = &ids[tokens.range(row)];
+        let sum: usize = counts.iter().map(|&c| c as usize).sum();
+        if counts.len() != draws * row_ids.len() || sum != indices.len() || sum != logprobs.len() {
+            broken.push(Broken::new(
+                row,
+                format!(
+                    "{} counts that add up to {sum}, {} indices, {} values, for {} draws of {} tokens",
+                    counts.len(),
+                    indices.len(),
+                    logprobs.len(),
+                    draws,
+                    row_ids.len()
+                ),
+            ));
+            continue;
+        }
+        let mut rest = indices;
+        for (i, &count) in counts.iter().enumerate() {
+            let (list, after) = rest.split_at(count as usize);
+            rest = after;
+            let token = row_ids[i % row_ids.len()] as u32;
+            // an entry may occur more than once: its values add up
+            let sound = list.is_sorted_by(|a, b| a <= b)
+                && list.iter().all(|&k| (k as usize) < config.vocab_size && k != token);
+            if !sound {
+                broken.push(Broken::new(
+                    row,
+                    format!(
+                        "corrections {list:?} of position {} are not in ascending order below {} without {token}",
+                        i % row_ids.len(),
+                        config.vocab_size
+                    ),
+                ));
+            }
+        }
+        if let Some(bad) = logprobs.iter().find(|v| !v.is_finite() || **v > 0.0) {
+            broken.push(Broken::new(row, format!("noise_logprob {bad}, valid: finite, at most 0")));
+        }
+    }
+    Ok(())
+}
+
+fn check_topk(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    if batch.column_by_name(columns::TOPK_INDEX).is_none() {
+        return Ok(());
+    }
+    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let indices = ListRows::of(batch, columns::TOPK_INDEX)?;
+    let index_values = indices.values::<Int32Array>(columns::TOPK_INDEX)?.values();
+    let logprobs = float_column(batch, columns::TOPK_LOGPROB)?;
+    for row in 0..batch.num_rows() {
+        let (list, values) = (&index_values[indices.range(row)], logprobs.row(row));
+        let expected = tokens.range(row).len() * config.topk;
+        if list.len() != expected || values.len() != expected {
+            broken.push(Broken::new(
+                row,
+                format!("{} top-k entries, {} values, valid: {expected}", list.len(), values.len()),
+            ));
+            continue;
+        }
+        for (indices, values) in list.chunks(config.topk).zip(values.chunks(config.topk)) {
+            let in_range = indices.iter().all(|&i| i >= 0 && (i as usize) < config.vocab_size);
+            if !in_range || !values.is_sorted_by(|a, b| a >= b) || values.iter().any(|v| *v > 0.0) {
+                broken.push(Broken::new(
+                    row,
+                    format!("top-k entries {indices:?} {values:?} do not descend within the vocabulary"),
+                ));
+                break;
+            }
+        }
+    }
+    Ok(())
+}

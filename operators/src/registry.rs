@@ -1,0 +1,293 @@
+//! The operators, in the order of the pipeline: one line each. Everything else about an operator is declared in its own file.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{Schema, SchemaRef};
+use arrow::error::ArrowError;
+use serde::de::Error as _;
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use stillhouse_schemas::problems::Problem;
+
+use crate::declaration::{Column, Declaration, JobFacts, OperatorView, StatisticKind};
+use crate::invariants::{Broken, Limits};
+use crate::operator::{Operator, OperatorError, SplitContext};
+
+/// The operators that every job is looked through for, in the order in which they run.
+pub const OPERATORS: &[&dyn Kind] = &[
+    &Of::<crate::clean::CleanConfig>::KIND,
+    &Of::<crate::tokenize::TokenizeConfig>::KIND,
+    &Of::<crate::pack::PackConfig>::KIND,
+    &Of::<crate::extract::ExtractConfig>::KIND,
+    &Of::<crate::subtokens::SubtokensConfig>::KIND,
+    &Of::<crate::partitions::PartitionsConfig>::KIND,
+];
+
+/// The operators of a job, in order.
+///
+/// # Errors
+/// Everything that this vocabulary cannot give.
+pub fn of_job(facts: &JobFacts<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
+    let (specs, problems) = resolved(facts);
+    if problems.is_empty() { Ok(specs) } else { Err(problems) }
+}
+
+/// The operators of a job as far as their configs can be made, in order, and why others cannot.
+pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
+    let (mut specs, mut problems) = (Vec::new(), Vec::new());
+    for kind in operators() {
+        match kind.of_job(facts) {
+            Ok(spec) => specs.extend(spec),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    (specs, problems)
+}
+
+static IN_USE: OnceLock<Vec<&'static dyn Kind>> = OnceLock::new();
+
+/// All operators, in the order in which they run: [`OPERATORS`], and behind them what was [`install`]ed.
+pub fn operators() -> &'static [&'static dyn Kind] {
+    IN_USE.get_or_init(|| OPERATORS.to_vec())
+}
+
+/// Adds operators of a program that uses these crates as a library, behind those of the registry.
+///
+/// # Errors
+/// With the names that are in use, when the operators were asked for before or something was installed already.
+pub fn install(more: &[&'static dyn Kind]) -> Result<(), Vec<&'static str>> {
+    let names = |kinds: Vec<&'static dyn Kind>| kinds.iter().map(|kind| kind.name()).collect();
+    IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(names)
+}
+
+/// Every column that an operator may add, in the order of a data set.
+pub fn columns() -> impl Iterator<Item = &'static Column> {
+    operators().iter().flat_map(|kind| kind.columns())
+}
+
+/// What a statistic of an operator counts.
+pub fn statistic(name: &str) -> Option<&'static StatisticKind> {
+    operators().iter().flat_map(|kind| kind.statistics()).find(|kind| kind.name == name)
+}
+
+/// The columns as docs/FORMAT.md has them, a table of Markdown.
+pub fn columns_table() -> String {
+    let mut table = String::from("| column | type | when | shape and meaning |\n|---|---|---|---|\n");
+    for c in columns() {
+        let parts: Vec<&str> = [c.shape, c.contract].into_iter().filter(|part| !part.is_empty()).collect();
+        table += &format!("| `{}` | {} | {} | {} |\n", c.name, c.dtype, c.when, parts.join(", "));
+    }
+    table
+}
+
+/// Estimated bytes per token of a data set with the columns of these operators: measured figures of BENCHMARKS.md.
+pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
+    operators.iter().fold(0.0, |before, operator| operator.0.bytes_per_token(before, vocab_size))
+}
+
+/// An operator as the registry has it: what its [`Declaration`] says, whatever its config is.
+pub trait Kind: fmt::Debug + Sync {
+    /// Name in plans, metrics and errors.
+    fn name(&self) -> &'static str;
+
+    /// The columns that it may add, in order.
+    fn columns(&self) -> &'static [Column];
+
+    /// The statistics that it may add.
+    fn statistics(&self) -> &'static [StatisticKind];
+
+    /// The operator with its config for a job; `None` where the job does not ask for it.
+    ///
+    /// # Errors
+    /// As [`Declaration::of_job`].
+    fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem>;
+
+    /// The operator with a config that was serialized.
+    ///
+    /// # Errors
+    /// When it is no config of this operator.
+    fn read(&self, config: Value) -> Result<OperatorSpec, serde_json::Error>;
+}
+
+/// The operator whose config is `T`.
+pub struct Of<T>(PhantomData<fn() -> T>);
+
+impl<T> Of<T> {
+    /// Its line in the registry.
+    pub const KIND: Self = Self(PhantomData);
+}
+
+impl<T: Declaration> fmt::Debug for Of<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::NAME)
+    }
+}
+
+impl<T: Declaration> Kind for Of<T> {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        T::COLUMNS
+    }
+
+    fn statistics(&self) -> &'static [StatisticKind] {
+        T::STATISTICS
+    }
+
+    fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem> {
+        Ok(T::of_job(facts)?.map(OperatorSpec::from))
+    }
+
+    fn read(&self, config: Value) -> Result<OperatorSpec, serde_json::Error> {
+        serde_json::from_value::<T>(config).map(OperatorSpec::from)
+    }
+}
+
+/// An operator with its config. Serializable, so that a plan can be shipped: the config with the key `operator`, its name.
+#[derive(Clone)]
+pub struct OperatorSpec(Arc<dyn Config>);
+
+/// A config whose type is not known here.
+trait Config: fmt::Debug + Send + Sync {
+    fn name(&self) -> &'static str;
+    fn output_schema(&self, input: &Schema) -> SchemaRef;
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError>;
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
+    fn value(&self) -> Result<Value, serde_json::Error>;
+    fn equals(&self, other: &dyn Config) -> bool;
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl<T: Declaration> Config for T {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+
+    fn output_schema(&self, input: &Schema) -> SchemaRef {
+        Declaration::output_schema(self, input)
+    }
+
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        Declaration::check(self, batch, limits, broken)
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        Declaration::bytes_per_token(self, before, vocab_size)
+    }
+
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        Declaration::view(self, row)
+    }
+
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Declaration::operator(self, context)
+    }
+
+    fn value(&self) -> Result<Value, serde_json::Error> {
+        serde_json::to_value(self)
+    }
+
+    fn equals(&self, other: &dyn Config) -> bool {
+        other.as_any().downcast_ref::<T>() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl OperatorSpec {
+    /// Name in plans, metrics and errors.
+    pub fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    /// Schema of the output, from the schema of the input.
+    pub fn output_schema(&self, input: &Schema) -> SchemaRef {
+        self.0.output_schema(input)
+    }
+
+    /// Checks its columns, as [`Declaration::check`].
+    ///
+    /// # Errors
+    /// When a column is missing or has another type than the format says.
+    pub fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        self.0.check(batch, limits, broken)
+    }
+
+    /// What is shown of the only row of a batch, as [`Declaration::view`].
+    ///
+    /// # Errors
+    /// When a column is missing or has another type than the format says.
+    pub fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        self.0.view(row)
+    }
+
+    /// Makes the operator for one split.
+    ///
+    /// # Errors
+    /// When the config cannot work with these resources.
+    pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        self.0.operator(context)
+    }
+
+    /// The config, where it is one of this type.
+    pub fn config<T: Declaration>(&self) -> Option<&T> {
+        self.0.as_any().downcast_ref()
+    }
+}
+
+impl<T: Declaration> From<T> for OperatorSpec {
+    fn from(config: T) -> Self {
+        Self(Arc::new(config))
+    }
+}
+
+impl fmt::Debug for OperatorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for OperatorSpec {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(other.0.as_ref())
+    }
+}
+
+/// The key that names the operator beside its config.
+const OPERATOR: &str = "operator";
+
+impl Serialize for OperatorSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut value = self.0.value().map_err(S::Error::custom)?;
+        let fields = value.as_object_mut().ok_or_else(|| S::Error::custom("the config of an operator is no object"))?;
+        fields.insert(OPERATOR.into(), self.name().into());
+        value.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for OperatorSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut value = Value::deserialize(deserializer)?;
+        let name = value.as_object_mut().and_then(|fields| fields.remove(OPERATOR));
+        let name = name.as_ref().and_then(Value::as_str).ok_or_else(|| D::Error::missing_field(OPERATOR))?;
+        let kind = operators().iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let valid: Vec<&str> = operators().iter().map(|kind| kind.name()).collect();
+            D::Error::custom(format!("operator: got {name:?}, valid: {}", valid.join(", ")))
+        })?;
+        kind.read(value).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

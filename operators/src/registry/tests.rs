@@ -1,0 +1,234 @@
+//! What follows from the declarations: documents, invariants, and that a config survives the way to another process.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float16Array, Float32Array, Int32Array, ListArray,
+    PrimitiveArray, RecordBatch, UInt16Array,
+};
+use arrow::datatypes::{
+    ArrowPrimitiveType, DataType, Field, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt64Type,
+};
+use serde_json::json;
+use stillhouse_schemas::columns as names;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::spec::JobSpec;
+
+use super::*;
+use crate::declaration::SpecialIds;
+use crate::invariants;
+use crate::rows::list_column;
+use crate::testing::{context, documents, drive, gpt2, repository};
+
+const JOB: &str = r#"{
+    "version": 1, "name": "small", "seed": 7, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8, "remainder": "pad"},
+    "extract": {"teacher": {"path": "t"}, "topk": 2, "noise": {"draws": 2}}, "subtokens": {"length": 4}, "partitions": {"views": 2},
+    "output": {"path": "out"}
+}"#;
+
+fn job(patch: &str) -> Vec<OperatorSpec> {
+    let mut value: Value = serde_json::from_str(JOB).unwrap();
+    if patch == "packing" {
+        value.as_object_mut().unwrap().retain(|key, _| key != "extract");
+    }
+    let spec: JobSpec = serde_json::from_value(value).unwrap();
+    of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids: SpecialIds::of(&gpt2()) }).unwrap()
+}
+
+#[test]
+fn a_job_has_its_operators_in_order() {
+    let names = |specs: Vec<OperatorSpec>| specs.iter().map(OperatorSpec::name).collect::<Vec<_>>();
+    assert_eq!(names(job("")), ["clean", "tokenize", "pack", "extract", "subtokens", "partitions"]);
+    assert_eq!(names(job("packing")), ["clean", "tokenize", "pack", "subtokens", "partitions"]);
+}
+
+#[test]
+fn every_config_survives_the_way_to_another_process() {
+    let specs = job("");
+    let text = serde_json::to_string(&specs).unwrap();
+    let read: Vec<OperatorSpec> = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, specs);
+    assert!(text.contains(r#""operator":"pack""#), "{text}");
+    let unknown = serde_json::from_value::<OperatorSpec>(json!({"operator": "distil"})).unwrap_err().to_string();
+    assert!(unknown.contains("got \"distil\", valid: clean, tokenize, pack"), "{unknown}");
+    let wrong = serde_json::from_value::<OperatorSpec>(json!({"operator": "tokenize"})).unwrap_err().to_string();
+    assert!(wrong.contains("piece_bytes"), "{wrong}");
+}
+
+/// What is declared in words is what the schema has, and the other way round.
+#[test]
+fn the_columns_of_a_job_are_those_that_its_operators_declare() {
+    let mut declared: BTreeSet<&str> = BTreeSet::new();
+    for column in columns() {
+        assert!(declared.insert(column.name), "{} is declared twice", column.name);
+        assert!(!column.dtype.is_empty() && !column.when.is_empty() && !column.meaning.is_empty(), "{}", column.name);
+    }
+    let mut schema: SchemaRef = Arc::new(Schema::empty());
+    for spec in job("") {
+        schema = spec.output_schema(&schema);
+    }
+    for field in schema.fields() {
+        let column = columns().find(|c| c.name == field.name()).unwrap_or_else(|| panic!("{}", field.name()));
+        let (list, item) = match field.data_type() {
+            DataType::FixedSizeList(item, _) => ("fixed list ", item.data_type()),
+            DataType::List(item) => ("list ", item.data_type()),
+            single => ("", single),
+        };
+        let item = match item {
+            DataType::Boolean => "bool".to_owned(),
+            other => other.to_string().to_lowercase(),
+        };
+        let words = column.dtype.strip_prefix(list).unwrap_or_else(|| panic!("{}: {list}", column.dtype));
+        assert!(words.split([' ', '/']).any(|word| word == item), "{}: {item} is not in {}", column.name, column.dtype);
+        let dimensions = |shape: &str| shape.split(',').filter(|part| !part.is_empty()).count();
+        let stored = field.metadata().get(names::SHAPE).map_or("", String::as_str);
+        assert_eq!(dimensions(stored), dimensions(column.shape), "{}: {stored}", column.name);
+    }
+}
+
+/// To bring it up to date: `cargo run -p stillhouse -- schema --columns`, put between the marks.
+#[test]
+fn the_table_of_the_format_is_that_of_the_code() {
+    let text = std::fs::read_to_string(repository("docs/FORMAT.md")).unwrap();
+    let (_, rest) = text.split_once("<!-- columns").unwrap();
+    let (_, rest) = rest.split_once("-->\n\n").unwrap();
+    let (kept, _) = rest.split_once("\n<!-- end of columns -->").unwrap();
+    assert!(
+        kept == columns_table(),
+        "docs/FORMAT.md is out of date; between its marks it should say:\n\n{}",
+        columns_table()
+    );
+}
+
+/// The package names the columns for type checkers; it reads every column of a manifest all the same.
+#[test]
+fn the_reader_of_trainers_names_the_same_columns() {
+    let text = std::fs::read_to_string(repository("python/stillhouse/batch.py")).unwrap();
+    for (list, ragged) in [("DenseColumn", false), ("RaggedColumn", true)] {
+        let (_, rest) = text.split_once(&format!("{list} = Literal[")).unwrap();
+        let (names, _) = rest.split_once(']').unwrap();
+        for name in names.split(',').map(|name| name.trim().trim_matches('"')).filter(|name| !name.is_empty()) {
+            let column = columns().find(|c| c.name == name).unwrap_or_else(|| panic!("{list}: no operator has {name}"));
+            assert_eq!(column.shape == "[*]", ragged, "{list}: {name}");
+        }
+    }
+}
+
+fn limits(operators: Vec<OperatorSpec>) -> Limits {
+    Limits { vocab_size: 50_257, length: 8, split: SplitId(3), operators }
+}
+
+/// Rows of a job without a teacher, and the same with every column of a teacher, all certain.
+fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
+    let context = context(&gpt2());
+    let packing = job("packing");
+    let mut batches = vec![documents(&[(3 << 32, "one two three four five six seven eight nine", true)])];
+    for spec in &packing {
+        batches = drive(spec.build(&context).unwrap().as_mut(), &batches).unwrap();
+    }
+    let batch = batches.remove(0);
+    let n = batch.num_rows();
+    let specs = job("");
+    let extract = specs.iter().find(|spec| spec.name() == "extract").unwrap();
+    let fields = extract.config::<crate::extract::ExtractConfig>().unwrap().fields();
+    let arrays: Vec<ArrayRef> = fields
+        .iter()
+        .map(|field| match (field.name().as_str(), field.data_type()) {
+            (names::NOISE_INDEX, _) => empty(field, Arc::new(UInt16Array::from(Vec::<u16>::new())), n),
+            (names::NOISE_LOGPROB, _) => empty(field, Arc::new(Float16Array::from(Vec::<half::f16>::new())), n),
+            (names::TOPK_INDEX, DataType::FixedSizeList(_, width)) => {
+                let width = *width as usize;
+                list_column(field, Arc::new(Int32Array::from(vec![0; n * width])), &vec![width; n]).unwrap()
+            }
+            (names::NOISE_COUNT, DataType::FixedSizeList(_, width)) => {
+                let width = *width as usize;
+                let counts = UInt16Array::from(vec![0; n * width]);
+                list_column(field, Arc::new(counts), &vec![width; n]).unwrap()
+            }
+            (_, DataType::FixedSizeList(_, width)) => {
+                let width = *width as usize;
+                list_column(field, Arc::new(Float32Array::from(vec![0.0; n * width])), &vec![width; n]).unwrap()
+            }
+            (name, other) => panic!("{name}: {other}"),
+        })
+        .collect();
+    (specs, crate::declaration::with_columns(&batch, fields, arrays).unwrap())
+}
+
+fn empty(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
+    list_column(field, values, &vec![0; rows]).unwrap()
+}
+
+/// The column with its values replaced, its lists as they were.
+fn with_values(batch: &RecordBatch, name: &str, change: impl Fn(&ArrayRef) -> ArrayRef) -> RecordBatch {
+    let at = batch.schema().index_of(name).unwrap();
+    let mut arrays = batch.columns().to_vec();
+    arrays[at] = match batch.column(at).data_type() {
+        DataType::FixedSizeList(item, width) => {
+            let list = batch.column(at).as_any().downcast_ref::<FixedSizeListArray>().unwrap();
+            Arc::new(FixedSizeListArray::try_new(item.clone(), *width, change(list.values()), None).unwrap())
+        }
+        DataType::List(item) => {
+            let list = batch.column(at).as_any().downcast_ref::<ListArray>().unwrap();
+            Arc::new(ListArray::try_new(item.clone(), list.offsets().clone(), change(list.values()), None).unwrap())
+        }
+        _ => change(batch.column(at)),
+    };
+    RecordBatch::try_new(batch.schema(), arrays).unwrap()
+}
+
+fn shifted<T: ArrowPrimitiveType>(array: &ArrayRef, by: T::Native) -> ArrayRef
+where
+    T::Native: std::ops::Add<Output = T::Native>,
+{
+    let values = array.as_primitive::<T>();
+    Arc::new(PrimitiveArray::<T>::from_iter_values(values.values().iter().map(|v| *v + by)))
+}
+
+#[test]
+fn the_invariants_of_every_operator_fail_on_a_broken_row() {
+    let (specs, good) = rows();
+    let limits = limits(specs.clone());
+    assert_eq!(invariants::check(&good, &limits).unwrap(), []);
+    let negated = |array: &ArrayRef| -> ArrayRef {
+        let values: Vec<bool> = array.as_boolean().values().iter().map(|v| !v).collect();
+        Arc::new(BooleanArray::from(values))
+    };
+    let broken: Vec<(&str, &str, RecordBatch)> = vec![
+        ("pack", "sequence_id", with_values(&good, names::SEQUENCE_ID, |a| shifted::<UInt64Type>(a, 1 << 32))),
+        ("pack", "token", with_values(&good, names::INPUT_IDS, |a| shifted::<Int32Type>(a, 50_257))),
+        ("pack", "attention_mask is not a prefix", with_values(&good, names::ATTENTION_MASK, negated)),
+        ("pack", "document_offsets", with_values(&good, names::DOCUMENT_OFFSETS, |a| shifted::<Int32Type>(a, 1))),
+        ("extract", "logprob", with_values(&good, names::LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
+        ("extract", "counts", with_values(&good, names::NOISE_COUNT, |a| shifted::<UInt16Type>(a, 1))),
+        ("extract", "top-k", with_values(&good, names::TOPK_LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
+        ("subtokens", "do not decode", with_values(&good, names::SUBTOKENS, |a| shifted::<UInt8Type>(a, 1))),
+        ("partitions", "not those of the seed", with_values(&good, names::PARTITION, negated)),
+        (
+            "partitions",
+            "not those of the seed",
+            with_values(&good, names::PARTITION_T, |a| shifted::<Float32Type>(a, 0.1)),
+        ),
+    ];
+    for (operator, says, batch) in &broken {
+        let spec = specs.iter().find(|spec| spec.name() == *operator).unwrap();
+        let mut told = Vec::new();
+        spec.check(batch, &limits, &mut told).unwrap();
+        assert!(told.iter().any(|b| b.message.contains(says)), "{operator}: {says}: {told:?}");
+    }
+    let checked: BTreeSet<&str> = broken.iter().map(|(operator, ..)| *operator).collect();
+    let with_columns = operators().iter().filter(|kind| !kind.columns().is_empty()).map(|kind| kind.name());
+    assert_eq!(checked, with_columns.collect(), "an operator with columns and no broken row in this test");
+}
+
+#[test]
+fn an_estimate_grows_with_every_operator() {
+    let (all, packing) = (job(""), job("packing"));
+    let estimate = |specs: &[OperatorSpec]| bytes_per_token(specs, 50_257);
+    let of_ids = 50_257f64.log2() / 8.0;
+    assert_eq!(estimate(&packing[..3]), of_ids);
+    assert_eq!(estimate(&packing), of_ids + of_ids + 2.0 / 8.0);
+    assert!(estimate(&all) > estimate(&packing) + 2.0 * 0.5);
+    assert_eq!(estimate(&[]), 0.0);
+}
