@@ -9,28 +9,24 @@ use arrow::datatypes::SchemaRef;
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::DocumentId;
 
-use super::error::{SourceError, Stopped};
+use super::error::SourceError;
 
 const ROWS: usize = 1024;
 const FULL_BYTES: usize = 1 << 20;
 const LARGEST_BYTES: usize = 4 << 20;
 
-/// Takes a batch to the next stage; blocks while that stage is busy.
-pub(crate) type Emit<'a> = dyn FnMut(RecordBatch) -> Result<(), Stopped> + 'a;
-
-/// Collects pieces and emits batches.
-pub(crate) struct Batches<'a, 'b> {
+/// Collects pieces until they are a batch.
+pub(crate) struct Batches {
     schema: SchemaRef,
     ids: UInt64Builder,
     texts: StringBuilder,
     ends: BooleanBuilder,
     rows: usize,
     bytes: usize,
-    emit: &'a mut Emit<'b>,
 }
 
-impl<'a, 'b> Batches<'a, 'b> {
-    pub fn new(emit: &'a mut Emit<'b>) -> Self {
+impl Batches {
+    pub fn new() -> Self {
         Self {
             schema: documents_schema(),
             ids: UInt64Builder::new(),
@@ -38,36 +34,41 @@ impl<'a, 'b> Batches<'a, 'b> {
             ends: BooleanBuilder::new(),
             rows: 0,
             bytes: 0,
-            emit,
         }
     }
 
-    pub fn push(&mut self, id: DocumentId, text: &str, end: bool) -> Result<(), SourceError> {
-        if self.rows > 0 && self.bytes + text.len() > LARGEST_BYTES {
-            self.flush()?;
-        }
+    /// Adds a piece; gives the batch before it where both together would be too large. It must not be full.
+    pub fn push(&mut self, id: DocumentId, text: &str, end: bool) -> Result<Option<RecordBatch>, SourceError> {
+        let before = if self.bytes + text.len() > LARGEST_BYTES { self.close()? } else { None };
         self.ids.append_value(id.0);
         self.texts.append_value(text);
         self.ends.append_value(end);
         self.rows += 1;
         self.bytes += text.len();
-        if self.rows >= ROWS || self.bytes >= FULL_BYTES {
-            self.flush()?;
-        }
-        Ok(())
+        Ok(before)
     }
 
-    /// Emits what is held.
-    pub fn flush(&mut self) -> Result<(), SourceError> {
+    /// Whether the batch takes no further piece.
+    pub fn is_full(&self) -> bool {
+        self.rows >= ROWS || self.bytes >= FULL_BYTES
+    }
+
+    /// Bytes of text that are held.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The batch of what is held; none where that is nothing.
+    pub fn close(&mut self) -> Result<Option<RecordBatch>, SourceError> {
         if self.rows == 0 {
-            return Ok(());
+            return Ok(None);
         }
         (self.rows, self.bytes) = (0, 0);
         let columns: Vec<arrow::array::ArrayRef> =
             vec![Arc::new(self.ids.finish()), Arc::new(self.texts.finish()), Arc::new(self.ends.finish())];
         let batch =
             RecordBatch::try_new(self.schema.clone(), columns).map_err(|e| SourceError::corrupt("documents", e))?;
-        (self.emit)(batch)?;
-        Ok(())
+        Ok(Some(batch))
     }
 }

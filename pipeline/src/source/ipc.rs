@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
 use arrow::buffer::{Buffer, NullBuffer};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Fields, SchemaRef};
@@ -21,7 +21,8 @@ use stillhouse_schemas::spec::InputFormat;
 
 use super::error::SourceError;
 use super::list::InputFile;
-use super::parquet_rows::{EachCell, RowGroup};
+use super::parquet_rows::{Cell, RowGroup};
+use super::range::Rows;
 use super::sniff;
 use super::store::{Chunks, FIRST_CHUNK, Store};
 
@@ -206,27 +207,79 @@ pub(crate) fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceE
     Ok(!get(store, file, 0, file.size.min(8))?.starts_with(MAGIC))
 }
 
-/// Reads the text cells of the rows from `start` to `end`, in order.
-pub(crate) fn read_rows(
-    store: &Store,
-    file: &InputFile,
-    text: &str,
-    (start, end): (u64, u64),
-    each: &mut EachCell<'_>,
-) -> Result<(), SourceError> {
-    let index = index(store, file)?;
-    let path = path_to(index.schema.fields(), text).ok_or_else(|| {
-        let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
-        SourceError::corrupt(
-            &file.path,
-            format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
-        )
-    })?;
-    let (column, inside) = (path[0], &path[1..]);
-    batches(store, file, &index, vec![column], (start, end), &mut |first, from, to, batch| {
-        cells(batch, inside, (from - first) as usize, (to - first) as usize, first, each)
-            .map_err(|e| e.unwrap_or_else(|e| wrong(file, e)))
-    })
+/// The text cells of a range of rows, in order, a record batch at a time.
+pub(crate) struct IpcRows {
+    batches: Batches,
+    /// The indexes that lead to the text inside of the column.
+    inside: Vec<usize>,
+    /// The wanted rows of a batch, and which of them are there.
+    column: ArrayRef,
+    nulls: Option<NullBuffer>,
+    /// The number of the first of them, and how many were passed; the present row is among them.
+    first: u64,
+    passed: usize,
+}
+
+impl IpcRows {
+    /// Opens a file to read the rows from `start` to `end` of a column.
+    pub fn open(store: &Store, file: &InputFile, text: &str, range: (u64, u64)) -> Result<Self, SourceError> {
+        let index = index(store, file)?;
+        let path = path_to(index.schema.fields(), text).ok_or_else(|| {
+            let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
+            SourceError::corrupt(
+                &file.path,
+                format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+            )
+        })?;
+        let (column, inside) = (path[0], path[1..].to_vec());
+        let batches = Batches::new(store, file, index, vec![column], range);
+        Ok(Self { batches, inside, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
+    }
+}
+
+impl Rows for IpcRows {
+    fn next(&mut self) -> Result<Option<u64>, SourceError> {
+        while self.passed == self.column.len() {
+            // let go first, so that there is one batch in memory
+            (self.column, self.nulls) = (new_empty_array(&DataType::Utf8), None);
+            self.passed = 0;
+            let Some(part) = self.batches.next()? else { return Ok(None) };
+            self.first = part.from;
+            (self.column, self.nulls) = text_of(&part, &self.inside).map_err(|e| wrong(&self.batches.file, e))?;
+        }
+        self.passed += 1;
+        Ok(Some(self.first + self.passed as u64 - 1))
+    }
+
+    fn cell(&self) -> Cell<'_> {
+        let (i, column) = (self.passed.checked_sub(1)?, &self.column);
+        let there = self.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
+        there.then(|| match column.data_type() {
+            DataType::Utf8 => column.as_string::<i32>().value(i).as_bytes(),
+            DataType::LargeUtf8 => column.as_string::<i64>().value(i).as_bytes(),
+            DataType::Utf8View => column.as_string_view().value(i).as_bytes(),
+            DataType::Binary => column.as_binary::<i32>().value(i),
+            DataType::LargeBinary => column.as_binary::<i64>().value(i),
+            _ => column.as_binary_view().value(i),
+        })
+    }
+}
+
+/// The wanted rows of the text, and which of them are there.
+fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
+    let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
+    let mut column = part.batch.column(0).slice(from, to - from);
+    let mut nulls = column.logical_nulls();
+    for field in inside {
+        let fields = column.as_struct_opt().ok_or_else(|| ArrowError::SchemaError("not a struct".into()))?;
+        column = Arc::clone(fields.column(*field));
+        nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());
+    }
+    let column = match column.data_type() {
+        DataType::Dictionary(_, value) => cast(&column, value)?,
+        _ => column,
+    };
+    Ok((column, nulls))
 }
 
 /// The schema of a file.
@@ -241,78 +294,66 @@ pub(crate) fn read_columns(
     columns: Vec<usize>,
     each: &mut dyn FnMut(&RecordBatch) -> Result<(), SourceError>,
 ) -> Result<(), SourceError> {
-    let index = index(store, file)?;
-    batches(store, file, &index, columns, (0, u64::MAX), &mut |_, _, _, batch| each(batch))
-}
-
-/// Takes a batch: the number of its first row, and which of its rows are wanted.
-type EachBatch<'a> = dyn FnMut(u64, u64, u64, &RecordBatch) -> Result<(), SourceError> + 'a;
-
-fn batches(
-    store: &Store,
-    file: &InputFile,
-    index: &Index,
-    columns: Vec<usize>,
-    (start, end): (u64, u64),
-    each: &mut EachBatch<'_>,
-) -> Result<(), SourceError> {
-    let mut decoder = FileDecoder::new(index.schema.clone(), index.version).with_projection(columns);
-    let mut first = 0;
-    for message in &index.messages {
-        let (from, to) = (start.max(first), end.min(first + message.rows));
-        if !message.dictionary && from >= to {
-            first += message.rows;
-            continue;
-        }
-        if first >= end {
-            break;
-        }
-        let bytes = body(store, file, &message.block)?;
-        if message.dictionary {
-            decoder.read_dictionary(&message.block, &bytes).map_err(|e| wrong(file, e))?;
-            continue;
-        }
-        let rows = format!("rows {first} to {}", first + message.rows);
-        let batch = decoder
-            .read_record_batch(&message.block, &bytes)
-            .and_then(|b| b.ok_or_else(|| ArrowError::IpcError("an empty message".into())))
-            .map_err(|e| wrong(file, format_args!("{rows}: {e}")))?;
-        each(first, from, to, &batch)?;
-        first += message.rows;
+    let mut batches = Batches::new(store, file, index(store, file)?, columns, (0, u64::MAX));
+    while let Some(part) = batches.next()? {
+        each(&part.batch)?;
     }
     Ok(())
 }
 
-fn cells(
-    batch: &RecordBatch,
-    inside: &[usize],
-    from: usize,
-    to: usize,
+/// A record batch, the number of its first row, and from which to which row it is wanted.
+struct Part {
+    batch: RecordBatch,
     first: u64,
-    each: &mut EachCell<'_>,
-) -> Result<(), Result<SourceError, ArrowError>> {
-    let mut column = batch.column(0).slice(from, to - from);
-    let mut nulls = column.logical_nulls();
-    for field in inside {
-        let fields = column.as_struct_opt().ok_or_else(|| Err(ArrowError::SchemaError("not a struct".into())))?;
-        column = Arc::clone(fields.column(*field));
-        nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());
+    from: u64,
+    to: u64,
+}
+
+/// Some columns of the record batches that hold rows of a range.
+struct Batches {
+    store: Store,
+    file: InputFile,
+    decoder: FileDecoder,
+    messages: std::vec::IntoIter<Message>,
+    /// The first row of the next batch.
+    first: u64,
+    range: (u64, u64),
+}
+
+impl Batches {
+    fn new(store: &Store, file: &InputFile, index: Index, columns: Vec<usize>, range: (u64, u64)) -> Self {
+        let decoder = FileDecoder::new(index.schema, index.version).with_projection(columns);
+        let messages = index.messages.into_iter();
+        Self { store: store.clone(), file: file.clone(), decoder, messages, first: 0, range }
     }
-    let column = match column.data_type() {
-        DataType::Dictionary(_, value) => cast(&column, value).map_err(Err)?,
-        _ => column,
-    };
-    for i in 0..column.len() {
-        let there = nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
-        let cell = there.then(|| match column.data_type() {
-            DataType::Utf8 => column.as_string::<i32>().value(i).as_bytes(),
-            DataType::LargeUtf8 => column.as_string::<i64>().value(i).as_bytes(),
-            DataType::Utf8View => column.as_string_view().value(i).as_bytes(),
-            DataType::Binary => column.as_binary::<i32>().value(i),
-            DataType::LargeBinary => column.as_binary::<i64>().value(i),
-            _ => column.as_binary_view().value(i),
-        });
-        each(first + (from + i) as u64, cell).map_err(Ok)?;
+
+    fn next(&mut self) -> Result<Option<Part>, SourceError> {
+        let (start, end) = self.range;
+        for message in self.messages.by_ref() {
+            let first = self.first;
+            let (from, to) = (start.max(first), end.min(first + message.rows));
+            if !message.dictionary && from >= to {
+                self.first += message.rows;
+                continue;
+            }
+            if first >= end {
+                break;
+            }
+            let file = &self.file;
+            let bytes = body(&self.store, file, &message.block)?;
+            if message.dictionary {
+                self.decoder.read_dictionary(&message.block, &bytes).map_err(|e| wrong(file, e))?;
+                continue;
+            }
+            self.first += message.rows;
+            let rows = format!("rows {first} to {}", self.first);
+            let batch = self
+                .decoder
+                .read_record_batch(&message.block, &bytes)
+                .and_then(|b| b.ok_or_else(|| ArrowError::IpcError("an empty message".into())))
+                .map_err(|e| wrong(file, format_args!("{rows}: {e}")))?;
+            return Ok(Some(Part { batch, first, from, to }));
+        }
+        Ok(None)
     }
-    Ok(())
 }

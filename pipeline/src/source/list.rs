@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, PathBuf};
+use std::sync::Arc;
 
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
@@ -57,6 +58,35 @@ impl InputFile {
     fn listed(store: &Store, path: String, meta: ObjectMeta) -> Self {
         let state = FileState::of(&meta, store.shown(&meta.location).1);
         Self { path, size: meta.size, state, location: meta.location }
+    }
+}
+
+/// The files of a job in its order, also found by their path. A clone shares them: many splits read from one listing.
+#[derive(Debug, Clone)]
+pub struct Listing {
+    files: Arc<Vec<InputFile>>,
+    /// Places in `files`, by path.
+    by_path: Arc<[usize]>,
+}
+
+impl Listing {
+    /// Cost: a sort of the paths.
+    pub fn new(files: Arc<Vec<InputFile>>) -> Self {
+        let mut by_path: Vec<usize> = (0..files.len()).collect();
+        by_path.sort_by(|a, b| files[*a].path.cmp(&files[*b].path));
+        Self { files, by_path: by_path.into() }
+    }
+
+    /// The files, in the job's order.
+    pub fn files(&self) -> &Arc<Vec<InputFile>> {
+        &self.files
+    }
+
+    /// The file with this path; cost: a binary search.
+    pub fn get(&self, path: &str) -> Option<&InputFile> {
+        let after = self.by_path.partition_point(|i| self.files[*i].path.as_str() <= path);
+        let last = &self.files[self.by_path[after.checked_sub(1)?]];
+        (last.path == path).then_some(last)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The corpus: from the job's paths to documents in pieces, for every format, without ever holding a document.
 //!
 //! ```text
-//!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► read_split ─► documents_schema batches
+//!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► SplitReader ─► documents_schema batches
 //!                   │                        ▲                               │
 //!                   └─► stage_sql ─► Parquet parts (where the job has sql)   ├─ lines, json, csv: Cursor ─► Spool
 //!                                                                            └─ parquet, ipc: ranged reads of one column
@@ -41,6 +41,7 @@ mod lines;
 mod list;
 mod parquet_rows;
 mod plan;
+mod range;
 mod read;
 mod records;
 mod router;
@@ -53,10 +54,10 @@ mod store;
 pub(crate) use check::check_columns;
 pub use error::{Place, SourceError, Stopped};
 pub use first::{FirstRecords, first_records};
-pub use list::{InputFile, NotListed};
+pub use list::{InputFile, Listing, NotListed};
 pub(crate) use list::{list, literal};
 pub use plan::{PlanProgress, plan_splits};
-pub use read::{ReadSummary, TRAIN, digests, read_split};
+pub use read::{ReadSummary, SplitReader, TRAIN, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
 pub use state::{Changed, FileState};
 pub use store::Store;

@@ -4,8 +4,8 @@
 //! dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a failed batch; nothing is copied.
 
 use parquet::basic::{ConvertedType, LogicalType, Type as PhysicalType};
-use parquet::column::reader::ColumnReader;
-use parquet::data_type::ByteArray;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -15,6 +15,7 @@ use stillhouse_schemas::spec::InputFormat;
 
 use super::error::SourceError;
 use super::list::InputFile;
+use super::range::Rows;
 use super::sniff;
 use super::store::{Chunks, Store};
 
@@ -31,9 +32,6 @@ pub(crate) struct RowGroup {
 
 /// A cell as the file has it.
 pub(crate) type Cell<'a> = Option<&'a [u8]>;
-
-/// Takes the cells of one row after another.
-pub(crate) type EachCell<'a> = dyn FnMut(u64, Cell<'_>) -> Result<(), SourceError> + 'a;
 
 pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
     match error {
@@ -124,60 +122,134 @@ pub(crate) fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<
         .collect())
 }
 
-/// Reads the text cells of the rows from `start` to `end`, in order.
-pub(crate) fn read_rows(
-    store: &Store,
-    file: &InputFile,
-    text: &str,
-    (start, end): (u64, u64),
-    each: &mut EachCell<'_>,
-) -> Result<(), SourceError> {
-    let reader = open(store, file)?;
-    let column = text_column(&reader, &file.path, text)?;
-    let wrong = |e| fault(&file.path, e);
-    let groups: Vec<_> = reader.metadata().row_groups().to_vec();
-    let mut first = 0_u64;
-    for (index, group) in groups.iter().enumerate() {
-        let rows = group.num_rows().max(0) as u64;
-        let (from, to) = (start.max(first), end.min(first + rows));
-        let skip = from.saturating_sub(first);
-        first += rows;
-        if from >= to {
-            continue;
+/// The text cells of a range of rows, in order: a column of one row group at a time, of that as many rows as are about 1 MB.
+pub(crate) struct ParquetRows {
+    file: String,
+    text: String,
+    reader: SerializedFileReader<Chunks>,
+    column: usize,
+    /// The row after the range.
+    end: u64,
+    /// The row group that is opened next, and its first row.
+    group: (usize, u64),
+    /// What is read next.
+    row: u64,
+    open: Option<Column>,
+    cells: Cells,
+}
+
+/// The text column of a row group.
+struct Column {
+    values: ColumnReaderImpl<ByteArrayType>,
+    /// The definition level of a value that is there.
+    most: i16,
+    /// Rows that are decoded at a time.
+    batch: u64,
+    /// The row after those that are wanted of the group.
+    to: u64,
+}
+
+/// Decoded cells.
+#[derive(Default)]
+struct Cells {
+    levels: Vec<i16>,
+    /// The cells that are no nulls.
+    values: Vec<ByteArray>,
+    rows: usize,
+    most: i16,
+    /// Rows, and values of them, that were passed; the present row is among them.
+    passed: (usize, usize),
+    is_null: bool,
+}
+
+impl Cells {
+    fn read(&mut self, column: &mut Column, want: usize) -> Result<(), ParquetError> {
+        self.levels.clear();
+        self.values.clear();
+        let (rows, _, _) = column.values.read_records(want, Some(&mut self.levels), None, &mut self.values)?;
+        (self.rows, self.most, self.passed) = (rows, column.most, (0, 0));
+        Ok(())
+    }
+
+    fn next(&mut self) -> bool {
+        let (row, value) = self.passed;
+        if row == self.rows {
+            return false;
         }
-        let group_reader = reader.get_row_group(index).map_err(wrong)?;
-        let ColumnReader::ByteArrayColumnReader(mut values) = group_reader.get_column_reader(column).map_err(wrong)?
-        else {
-            return Err(SourceError::corrupt(&file.path, format!("column {text:?} does not hold strings")));
-        };
-        if skip > 0 {
-            values.skip_records(skip as usize).map_err(wrong)?;
+        self.is_null = self.most > 0 && self.levels.get(row) != Some(&self.most);
+        self.passed = (row + 1, value + usize::from(!self.is_null));
+        true
+    }
+}
+
+impl ParquetRows {
+    /// Opens a file to read the rows from `start` to `end` of a column.
+    pub fn open(store: &Store, file: &InputFile, text: &str, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let reader = open(store, file)?;
+        let column = text_column(&reader, &file.path, text)?;
+        let (file, text) = (file.path.clone(), text.to_owned());
+        Ok(Self { file, text, reader, column, end, group: (0, 0), row: start, open: None, cells: Cells::default() })
+    }
+
+    /// The column of the next row group with rows of the range.
+    fn next_column(&mut self) -> Result<Option<Column>, SourceError> {
+        let wrong = |e| fault(&self.file, e);
+        let groups = self.reader.metadata().row_groups();
+        while let Some(group) = groups.get(self.group.0) {
+            let (index, first) = self.group;
+            let rows = group.num_rows().max(0) as u64;
+            self.group = (index + 1, first + rows);
+            let to = self.end.min(first + rows);
+            if self.row >= to {
+                continue;
+            }
+            let column = self.reader.get_row_group(index).and_then(|group| group.get_column_reader(self.column));
+            let ColumnReader::ByteArrayColumnReader(mut values) = column.map_err(wrong)? else {
+                return Err(SourceError::corrupt(&self.file, format!("column {:?} does not hold strings", self.text)));
+            };
+            if self.row > first {
+                values.skip_records((self.row - first) as usize).map_err(wrong)?;
+            }
+            let most = group.schema_descr().column(self.column).max_def_level();
+            let batch = (BATCH_BYTES * rows / text_bytes(group, self.column).max(1)).clamp(1, BATCH_ROWS);
+            return Ok(Some(Column { values, most, batch, to }));
         }
-        let most = group.schema_descr().column(column).max_def_level();
-        let batch = (BATCH_BYTES * rows / text_bytes(group, column).max(1)).clamp(1, BATCH_ROWS);
-        let (mut levels, mut cells): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
-        let mut row = from;
-        while row < to {
-            levels.clear();
-            cells.clear();
-            let want = batch.min(to - row) as usize;
-            let (records, _, _) = values.read_records(want, Some(&mut levels), None, &mut cells).map_err(wrong)?;
-            if records == 0 {
-                return Err(SourceError::corrupt(
-                    &file.path,
-                    format!("ends at row {row}; its footer says {to} rows or more"),
-                ));
+        Ok(None)
+    }
+}
+
+impl Rows for ParquetRows {
+    fn next(&mut self) -> Result<Option<u64>, SourceError> {
+        while !self.cells.next() {
+            match &mut self.open {
+                Some(column) if self.row < column.to => {
+                    let want = column.batch.min(column.to - self.row) as usize;
+                    self.cells.read(column, want).map_err(|e| fault(&self.file, e))?;
+                    if self.cells.rows == 0 {
+                        let (row, to) = (self.row, column.to);
+                        let message = format!("ends at row {row}; its footer says {to} rows or more");
+                        return Err(SourceError::corrupt(&self.file, message));
+                    }
+                }
+                _ => {
+                    self.open = None;
+                    self.open = self.next_column()?;
+                    if self.open.is_none() {
+                        return Ok(None);
+                    }
+                }
             }
-            let mut filled = cells.iter();
-            for i in 0..records {
-                let there = most == 0 || levels.get(i) == Some(&most);
-                let cell = if there { filled.next().map(ByteArray::data) } else { None };
-                each(row, cell)?;
-                row += 1;
-            }
+        }
+        self.row += 1;
+        Ok(Some(self.row - 1))
+    }
+
+    fn cell(&self) -> Cell<'_> {
+        match self.cells.is_null {
+            true => None,
+            false => self.cells.values.get(self.cells.passed.1.checked_sub(1)?).map(ByteArray::data),
         }
     }
-    Ok(())
 }
 
 /// Rows of groups or batches cut and joined into ranges of about `target` bytes: start, end, bytes.

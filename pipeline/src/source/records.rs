@@ -47,7 +47,7 @@ impl From<io::Error> for Fault {
 }
 
 /// Records of a file, in order. After each [`Records::next`] comes one [`Records::read`] or [`Records::skip`].
-pub(crate) trait Records {
+pub(crate) trait Records: Send {
     /// Goes to the next record.
     fn next(&mut self) -> io::Result<Option<Start>>;
 

@@ -25,11 +25,11 @@ impl Key {
         Self(Sha256::new().chain_update(b"holdout").chain_update(seed.to_le_bytes()))
     }
 
-    pub fn add(&mut self, text: &str) {
+    pub fn add(&mut self, text: impl AsRef<[u8]>) {
         self.0.update(text);
     }
 
-    pub fn with(mut self, text: &str) -> Self {
+    pub fn with(mut self, text: impl AsRef<[u8]>) -> Self {
         self.add(text);
         self
     }
@@ -49,6 +49,10 @@ pub(crate) struct Spool {
     partial: [u8; 4],
     partial_length: usize,
     buffer: Vec<u8>,
+    /// Bytes at the start of the buffer that were handed on.
+    handed_on: usize,
+    /// Bytes that have not been read again yet.
+    left: u64,
     /// How many documents went to disk.
     pub rolled: u64,
 }
@@ -64,6 +68,8 @@ impl Spool {
             partial: [0; 4],
             partial_length: 0,
             buffer: Vec::new(),
+            handed_on: 0,
+            left: 0,
             rolled: 0,
         }
     }
@@ -155,29 +161,47 @@ impl Spool {
         error: impl Fn(io::Error) -> E,
         emit: &mut dyn FnMut(&str, bool) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.file.rewind().map_err(&error)?;
-        let mut left = self.length;
-        self.buffer.clear();
+        self.rewind().map_err(&error)?;
         loop {
-            let want = left.min((self.piece - self.buffer.len()) as u64);
-            let had = self.buffer.len();
-            self.buffer.resize(had + want as usize, 0);
-            self.file.read_exact(&mut self.buffer[had..]).map_err(&error)?;
-            left -= want;
-            let cut = if left == 0 { self.buffer.len() } else { whole_characters(&self.buffer) };
-            let text = std::str::from_utf8(&self.buffer[..cut])
-                .map_err(|e| error(io::Error::new(io::ErrorKind::InvalidData, e)))?;
-            emit(text, left == 0)?;
-            if left == 0 {
+            let (text, end) = self.next_piece().map_err(&error)?;
+            emit(text, end)?;
+            if end {
                 return Ok(());
             }
-            self.buffer.drain(..cut);
         }
+    }
+
+    /// Goes to the start of the text, to hand it on.
+    pub fn rewind(&mut self) -> io::Result<()> {
+        self.buffer.clear();
+        (self.handed_on, self.left) = (0, self.length);
+        self.file.rewind()
+    }
+
+    /// The next piece, after [`Spool::rewind`], cut between characters; true with the last one. An empty text is one empty piece.
+    pub fn next_piece(&mut self) -> io::Result<(&str, bool)> {
+        self.buffer.drain(..self.handed_on);
+        let had = self.buffer.len();
+        let want = self.left.min((self.piece - had) as u64);
+        self.buffer.resize(had + want as usize, 0);
+        self.file.read_exact(&mut self.buffer[had..])?;
+        self.left -= want;
+        let end = self.left == 0;
+        self.handed_on = if end { self.buffer.len() } else { whole_characters(&self.buffer) };
+        let text = std::str::from_utf8(&self.buffer[..self.handed_on])
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        Ok((text, end))
+    }
+
+    /// Bytes of text that are in memory to be handed on.
+    #[cfg(test)]
+    pub fn buffered(&self) -> usize {
+        self.buffer.len()
     }
 }
 
 /// Length of the part of valid UTF-8 that ends with a whole character.
-fn whole_characters(bytes: &[u8]) -> usize {
+pub(crate) fn whole_characters(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3);
     for at in (tail..bytes.len()).rev() {
         let width = match bytes[at] {
@@ -190,15 +214,4 @@ fn whole_characters(bytes: &[u8]) -> usize {
         return if at + width <= bytes.len() { bytes.len() } else { at };
     }
     bytes.len()
-}
-
-/// Cuts text that is in memory into pieces of at most `piece` bytes, as [`Spool::pieces`] does.
-pub(crate) fn cut<E>(text: &str, piece: usize, emit: &mut dyn FnMut(&str, bool) -> Result<(), E>) -> Result<(), E> {
-    let mut rest = text;
-    while rest.len() > piece {
-        let (head, tail) = rest.split_at(rest.floor_char_boundary(piece));
-        emit(head, false)?;
-        rest = tail;
-    }
-    emit(rest, true)
 }
