@@ -25,7 +25,7 @@ use super::node::{NodeMetrics, node_basics, properties};
 use super::pool::{Spawner, Task};
 use super::session::JobResources;
 use super::state::{Doing, StageState};
-use crate::source::{InputFile, SourceError, SplitReader};
+use crate::source::{InputFile, Listing, SourceError, SplitReader};
 
 /// What the splits of a job read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,6 +45,7 @@ pub struct Corpus {
 #[derive(Debug)]
 pub struct SplitsExec {
     corpus: Corpus,
+    listing: Listing,
     properties: Arc<PlanProperties>,
     metrics: Arc<NodeMetrics>,
 }
@@ -53,7 +54,8 @@ impl SplitsExec {
     /// A source over these splits.
     pub fn new(corpus: Corpus) -> Self {
         let properties = properties(documents_schema(), corpus.splits.len());
-        Self { corpus, properties, metrics: NodeMetrics::new() }
+        let listing = Listing::new(Arc::clone(&corpus.files));
+        Self { corpus, listing, properties, metrics: NodeMetrics::new() }
     }
 
     /// What it reads.
@@ -90,7 +92,7 @@ impl Reading {
         self.step = Some(self.spawner.step(move || {
             stage.does(Doing::Works);
             let began = Instant::now();
-            let batch = reader.next_batch();
+            let batch = reader.next().transpose();
             metrics.worked_since(began);
             stage.does(Doing::Nothing);
             (reader, batch)
@@ -142,7 +144,7 @@ impl ExecutionPlan for SplitsExec {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let Corpus { files, input, splits, .. } = &self.corpus;
+        let Corpus { input, splits, .. } = &self.corpus;
         let Some(split) = splits.get(partition) else {
             return internal_err!("SplitsExec has {} partitions, asked for {partition}", splits.len());
         };
@@ -154,7 +156,7 @@ impl ExecutionPlan for SplitsExec {
             state.statistics.lock().skipped.clone_from(skipped);
         }
         let stage = StageState::new(&state, 0);
-        let reader = SplitReader::new(&resources.store, files, split.clone(), Arc::clone(input));
+        let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));
         let (spawner, metrics) = (resources.spawner.clone(), Arc::clone(&self.metrics));
         let stream = try_unfold((Some(reader), Reading { step: None, spawner, metrics, stage }), async |(new, mut reading)| {
             // nothing is read before somebody asks for it
