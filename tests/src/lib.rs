@@ -17,6 +17,7 @@ pub mod s3;
 pub mod seaweed;
 pub mod server;
 pub mod service;
+pub mod watched;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

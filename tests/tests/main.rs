@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod engine;
 mod input;
 mod integrity;
 mod job_files;

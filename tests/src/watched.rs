@@ -1,0 +1,101 @@
+//! A run that is watched from outside: how many threads it has, how much memory, and whether it ends at all.
+//!
+//! ```text
+//!   command ─► process, stdout and stderr into files ─► every few ms: /proc/PID/status ─► its end, or SIGKILL at the deadline
+//! ```
+
+use std::fs::{self, File};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Ran;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(3);
+
+/// What a run did, and the most that it took.
+#[derive(Debug)]
+pub struct Seen {
+    /// What it said.
+    pub ran: Ran,
+    /// Most threads at any look.
+    pub threads: u64,
+    /// Largest resident memory, in bytes (`VmHWM`).
+    pub memory: u64,
+}
+
+impl Seen {
+    /// The events of `--json` of one kind, in order.
+    pub fn events(&self, kind: &str) -> Vec<Value> {
+        let lines = self.ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter(|event| event["event"] == kind).collect()
+    }
+}
+
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a command to its end, which has to come before the deadline.
+#[track_caller]
+pub fn watch(command: &mut Command, deadline: Duration) -> Seen {
+    watch_and(command, deadline, |_, _| {})
+}
+
+/// The same; `act` is called at every look with the number of the process and what it has written to stdout so far.
+///
+/// # Panics
+/// When it has not ended by the deadline: with what it said, and what every thread waits for.
+#[track_caller]
+pub fn watch_and(command: &mut Command, deadline: Duration, mut act: impl FnMut(i32, &str)) -> Seen {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, err) = (folder.path().join("stdout"), folder.path().join("stderr"));
+    command.stdin(Stdio::null()).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+    let began = Instant::now();
+    let mut child = Running(command.spawn().unwrap());
+    let process = child.0.id().cast_signed();
+    let (mut threads, mut memory) = (0, 0);
+    let said = |path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+    let status = loop {
+        if let Some(status) = child.0.try_wait().unwrap() {
+            break status;
+        }
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        threads = threads.max(field(&status, "Threads:"));
+        memory = memory.max(field(&status, "VmHWM:") * 1024);
+        act(process, &said(&out));
+        if began.elapsed() > deadline {
+            let (out, err) = (said(&out), said(&err));
+            let last = out.lines().last().unwrap_or_default();
+            panic!("not ended after {deadline:?}: {threads} threads, {}\n{last}\n{err}", waits(process));
+        }
+        sleep(LOOK);
+    };
+    Seen { ran: Ran { code: status.code(), stdout: said(&out), stderr: said(&err) }, threads, memory }
+}
+
+fn field(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    line.split_whitespace().next().map_or(0, |number| number.parse().unwrap())
+}
+
+/// How many threads of each name are in which state: `write: 73 S, tokio-rt-worker: 2 S`.
+fn waits(process: i32) -> String {
+    let mut states = std::collections::BTreeMap::<String, u64>::new();
+    for task in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(") ")) else { continue };
+        *states.entry(format!("{name} {}", &rest[..1])).or_default() += 1;
+    }
+    let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} × {state}")).collect();
+    states.join(", ")
+}

@@ -1,0 +1,245 @@
+//! However many splits at once and threads a job asks for: it ends, with the same bytes, within the threads and the memory that it may have.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::service::signal;
+use stillhouse_tests::watched::{Seen, watch, watch_and};
+use stillhouse_tests::{Scratch, job, nano_teacher, s3, shards, with};
+
+use crate::stores::shards_in;
+
+/// A run that has not ended by then hangs: it takes seconds on a quiet machine.
+const DEADLINE: Duration = Duration::from_secs(150);
+/// A run that was told to stop has not heard it.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+/// Threads for each thread to compute with: it, and what it may keep busy.
+const THREADS_EACH: u64 = 3;
+/// Threads of the runtime for I/O, and those that are there once.
+const THREADS_OF_IO: u64 = 40;
+/// Owners of devices: one CPU.
+const DEVICES: u64 = 1;
+/// Memory of a run over tiny splits, in bytes: tokenizer, program and libraries…
+const MEMORY: u64 = 300_000_000;
+/// … and for each thread a split in flight: its stack, batches, and the encoders of a row group.
+const MEMORY_EACH: u64 = 3_000_000;
+
+/// Lines of 1 kB, each of which is a split where a split is 1 kB.
+fn lines(count: usize) -> Vec<String> {
+    (0..count).map(|i| json!({"text": format!("word{i:04} and some more text, ").repeat(40)}).to_string()).collect()
+}
+
+/// A scratch folder with so many splits in `corpus.jsonl`.
+fn scratch(splits: usize) -> Scratch {
+    let scratch = Scratch::new();
+    scratch.write("corpus.jsonl", &(lines(splits).join("\n") + "\n"));
+    scratch
+}
+
+/// A job with a split for every line and no teacher.
+fn plain() -> Value {
+    let more = json!({"input": {"split_megabytes": 0.001}, "tokenizer": {"path": nano_teacher()}, "extract": null});
+    with(job(), &more)
+}
+
+/// The same with a teacher, which sees the beginning of every line.
+fn taught(length: u32) -> Value {
+    with(plain(), &json!({"extract": job()["extract"], "pack": {"mode": "pad", "length": length}}))
+}
+
+/// Writes the job as `NAME.yaml` with `NAME` for its output, and runs it under watch.
+#[track_caller]
+fn run(scratch: &Scratch, job: &Value, name: &str, splits: Option<u64>, threads: u64) -> Seen {
+    let patch = json!({"engine": {"parallel_splits": splits}, "output": {"path": name}});
+    let file = format!("{name}.yaml");
+    scratch.job(&file, &with(job.clone(), &patch));
+    watch(&mut scratch.command(&["run", &file, "--json", "--threads", &threads.to_string()]), DEADLINE)
+}
+
+/// The shards of a run that ended well.
+#[track_caller]
+fn made_by(scratch: &Scratch, seen: Seen, name: &str) -> BTreeMap<String, String> {
+    seen.ran.expect(0);
+    shards(&scratch.path(name))
+}
+
+/// The run ended well, within its threads and memory.
+#[track_caller]
+fn assert_bounds(seen: &Seen, threads: u64, what: &str) {
+    assert_eq!(seen.ran.code, Some(0), "{what}: {}", seen.ran.stderr);
+    let most = THREADS_EACH * threads + DEVICES + THREADS_OF_IO;
+    assert!(seen.threads <= most, "{what}: {} threads; at most {most}", seen.threads);
+    let most = MEMORY + MEMORY_EACH * threads;
+    assert!(seen.memory <= most, "{what}: {} bytes of memory; at most {most}", seen.memory);
+    // a look every few milliseconds has seen something
+    assert!(seen.threads > 1 && seen.memory > 10_000_000, "{what}: {} threads, {} bytes", seen.threads, seen.memory);
+}
+
+/// Runs with so many splits at once and threads; each gives these bytes.
+#[track_caller]
+fn assert_same(scratch: &Scratch, job: &Value, expected: &BTreeMap<String, String>, runs: &[(Option<u64>, u64)]) {
+    for &(splits, threads) in runs {
+        let what = format!("{splits:?} splits at once, {threads} threads");
+        let seen = run(scratch, job, "at-once", splits, threads);
+        assert_eq!(seen.ran.code, Some(0), "{what}: {}", seen.ran.stderr);
+        assert!(shards(&scratch.path("at-once")) == *expected, "{what}: other bytes");
+        fs::remove_dir_all(scratch.path("at-once")).unwrap();
+        assert_bounds(&seen, threads, &what);
+        assert_eq!(seen.events("stalled"), [Value::Null; 0], "{what}");
+    }
+}
+
+/// What one split at a time gives.
+#[track_caller]
+fn one_at_a_time(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
+    let seen = run(scratch, job, "one-at-a-time", Some(1), 1);
+    assert_bounds(&seen, 1, "one split at a time, one thread");
+    shards(&scratch.path("one-at-a-time"))
+}
+
+/// What a run left behind is whole shards of these bytes; gives how many.
+#[track_caller]
+fn assert_whole(dataset: &Path, expected: &BTreeMap<String, String>) -> usize {
+    let made = shards(dataset);
+    for (name, sha256) in &made {
+        assert_eq!(Some(sha256), expected.get(name), "data/{name}");
+    }
+    for name in ["_SUCCESS", "manifest.json"] {
+        assert!(!dataset.join(name).exists(), "{name}");
+    }
+    made.len()
+}
+
+/// A run that has ended by itself has put away what was half made.
+#[track_caller]
+fn assert_tidy(dataset: &Path, shards: usize) {
+    let staging = fs::read_dir(dataset.join("_stillhouse/staging"));
+    let staged: Vec<_> = staging.into_iter().flatten().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(staged.is_empty(), "half made: {staged:?}");
+    let records = fs::read_dir(dataset.join("_stillhouse/splits")).unwrap().count();
+    assert_eq!(records, shards, "each shard has its record");
+}
+
+#[test]
+fn splits_at_once_and_threads_end_within_their_bounds() {
+    let scratch = scratch(221);
+    let expected = one_at_a_time(&scratch, &plain());
+    assert!(expected.len() > 200, "{}", expected.len());
+    // without a number of splits there are as many as threads: what a machine of 128 cores does by itself
+    let runs = [(Some(1), 128), (Some(120), 1), (Some(120), 128), (None, 128), (Some(1024), 2)];
+    assert_same(&scratch, &plain(), &expected, &runs);
+}
+
+#[test]
+fn splits_at_once_with_a_teacher_end_within_their_bounds() {
+    let scratch = scratch(130);
+    let expected = one_at_a_time(&scratch, &taught(32));
+    assert!(expected.len() > 120, "{}", expected.len());
+    assert_same(&scratch, &taught(32), &expected, &[(Some(120), 1), (Some(1024), 128)]);
+}
+
+#[test]
+fn a_thousand_splits_at_once_end_within_their_bounds() {
+    let scratch = scratch(1060);
+    // four at a time: as one, see above, in less time
+    let seen = run(&scratch, &plain(), "four-at-a-time", Some(4), 2);
+    assert_bounds(&seen, 2, "four splits at a time");
+    let expected = shards(&scratch.path("four-at-a-time"));
+    assert!(expected.len() >= 1024, "{}", expected.len());
+    assert_same(&scratch, &plain(), &expected, &[(Some(1024), 1), (Some(1024), 128)]);
+}
+
+/// A query's rows and a store's uploads: what a split waits for there never waits for a split.
+#[test]
+fn splits_at_once_from_a_query_into_a_store_end() {
+    let scratch = scratch(221);
+    let job = with(plain(), &json!({"input": {"sql": "SELECT text FROM input"}}));
+    let expected = one_at_a_time(&scratch, &job);
+    assert!(expected.len() > 120, "{}", expected.len());
+    let weed = Seaweed::start();
+    weed.create_bucket("shards");
+    for (splits, threads) in [(120, 1), (1024, 128)] {
+        let folder = format!("{splits}-{threads}");
+        let patch = json!({"engine": {"parallel_splits": splits}, "output": {"path": format!("s3://shards/{folder}")}});
+        scratch.job("store.yaml", &with(job.clone(), &patch));
+        let mut command = scratch.command(&["run", "store.yaml", "--json", "--threads", &threads.to_string()]);
+        s3::environment(&mut command, weed.endpoint(), s3::ADMIN);
+        let seen = watch(&mut command, DEADLINE);
+        assert_bounds(&seen, threads, &format!("{splits} splits at once into a store, {threads} threads"));
+        assert!(shards_in(&weed.s3(), "shards", &folder) == expected, "{folder}: other bytes");
+        assert_eq!(weed.s3().list_multipart_uploads("shards"), []);
+    }
+}
+
+#[test]
+fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
+    let scratch = scratch(221);
+    let expected = made_by(&scratch, run(&scratch, &taught(64), "whole", Some(2), 2), "whole");
+    for (signal_number, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        let patch = json!({"engine": {"parallel_splits": 120}, "output": {"path": "stopped"}});
+        scratch.job("job.yaml", &with(taught(64), &patch));
+        let mut told = false;
+        let seen = watch_and(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
+            if !told && said.contains("split_committed") {
+                signal(process, signal_number);
+                told = true;
+            }
+        });
+        assert_eq!(seen.ran.code, Some(code), "{}", seen.ran.stderr);
+        let last: Value = serde_json::from_str(seen.ran.stdout.lines().last().unwrap()).unwrap();
+        assert!(last["error"].as_str().unwrap().starts_with("interrupted"), "{last}");
+        let made = assert_whole(&scratch.path("stopped"), &expected);
+        assert!((1..expected.len()).contains(&made), "{made} of {}: it was not stopped in mid-run", expected.len());
+        let says = format!(" of {} splits are done and stay: run the same command again to go on", expected.len());
+        assert!(seen.ran.stderr.contains(&says), "{}", seen.ran.stderr);
+        // a shard whose record was not yet there is made again
+        let records = fs::read_dir(scratch.path("stopped/_stillhouse/splits")).unwrap().count();
+
+        let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
+        assert_eq!(resumed.ran.code, Some(0), "{}", resumed.ran.stderr);
+        assert_eq!(resumed.events("job_started")[0]["splits_done"], records);
+        assert!(shards(&scratch.path("stopped")) == expected, "other bytes after a resume");
+        fs::remove_dir_all(scratch.path("stopped")).unwrap();
+    }
+}
+
+#[test]
+fn a_split_that_fails_among_a_thousand_ends_the_run() {
+    const BROKEN: usize = 5;
+    let scratch = scratch(1060);
+    let expected = made_by(&scratch, run(&scratch, &plain(), "whole", Some(4), 2), "whole");
+
+    let mended = lines(1060);
+    let mut broken = mended.clone();
+    // as long as it was, so that all splits are where they were
+    broken[BROKEN] = broken[BROKEN].replace("{\"text\":", "{\"text\",");
+    scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
+    for (splits, threads) in [(120, 1), (1024, 128)] {
+        let seen = run(&scratch, &plain(), "failed", Some(splits), threads);
+        assert_eq!(seen.ran.code, Some(1), "{}", seen.ran.stderr);
+        let said = &seen.ran.stderr;
+        for part in ["error: split ", "corpus.jsonl", &format!("line {}: broken JSON", BROKEN + 1)] {
+            assert!(said.contains(part), "{part:?} is not in {said:?}");
+        }
+        assert_eq!(said.lines().filter(|line| line.contains("error")).count(), 1, "{said}");
+        // the first failure is the error, and the last word
+        let last: Value = serde_json::from_str(seen.ran.stdout.lines().last().unwrap()).unwrap();
+        assert!(last["error"].as_str().unwrap().contains("broken JSON"), "{last}");
+        let made = assert_whole(&scratch.path("failed"), &expected);
+        assert_tidy(&scratch.path("failed"), made);
+        assert_eq!(seen.events("split_committed").len(), made);
+        let started = seen.events("split_started").len();
+        assert!(started < expected.len(), "{started} splits began, though an early one failed");
+
+        // the broken line mended: the same job goes on, for nothing that is committed read it
+        scratch.write("corpus.jsonl", &(mended.join("\n") + "\n"));
+        let resumed = run(&scratch, &plain(), "failed", Some(splits), threads);
+        assert!(made_by(&scratch, resumed, "failed") == expected, "other bytes after a resume");
+        fs::remove_dir_all(scratch.path("failed")).unwrap();
+        scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
+    }
+}
