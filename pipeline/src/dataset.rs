@@ -41,7 +41,7 @@ impl Dataset {
     /// When there is none, when it is unfinished, when its format is newer than this program's.
     pub async fn open(output: Output) -> Result<Self> {
         let shown = output.shown("");
-        if output.folder().is_some_and(|folder| !folder.is_dir()) {
+        if !output.has_folder().await {
             return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no such folder")));
         }
         let version = output.get_json::<serde_json::Value>(MANIFEST).await.map_err(|e| match e.kind {

@@ -97,7 +97,7 @@ pub async fn export(
     let small = small_files(&dataset).await?;
     let manifest_sha256 = digest(small.iter().find(|s| s.name == MANIFEST).map_or(&[][..], |s| &s.bytes));
     check_destination(&destination, &manifest_sha256).await?;
-    let made_folder = destination.folder().is_some_and(|folder| !folder.exists());
+    let made_folder = !destination.has_folder().await;
     let (destination, lock) = match options.dry_run {
         true => (destination, None),
         false => {

@@ -157,7 +157,7 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
 /// When the data set is another job's; when its input is another by now; when a shard comes out with other bytes than it had, which is
 /// then not published; when the store fails.
 pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
-    if output.folder().is_some_and(|folder| !folder.is_dir()) || !output.has_state().await? {
+    if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }

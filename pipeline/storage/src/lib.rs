@@ -12,6 +12,7 @@
 //! No secret leaves this room: not by `Debug`, not in an error, not in a log.
 
 pub mod addresses;
+pub mod blocking;
 pub mod disk_cache;
 pub mod explain;
 pub mod failure;
@@ -27,9 +28,10 @@ pub mod url;
 mod tests;
 
 pub use addresses::is_public;
+pub use blocking::blocking;
 pub use disk_cache::{DiskCache, DiskCacheOptions};
 pub use explain::{explain, explain_cause, is_retryable};
-pub use failure::{Outcome, TransportError, find_failure};
+pub use failure::{Outcome, TransportError, find_cause, find_failure};
 pub use guard::Guard;
 pub use open::{Opened, Requests, StorageError, Storages};
 pub use profile::Environment;
