@@ -1,5 +1,7 @@
 //! `clean`: what a run or an export that died left behind, and nothing that anybody still needs.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use serde::Serialize;
 
 use crate::error::{ErrorKind, PipelineError, Result};

@@ -1,5 +1,7 @@
 //! Opening a finished data set and reading its shards, column-pruned and ranged, from a folder.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use arrow::array::RecordBatch;
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;

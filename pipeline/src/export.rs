@@ -11,6 +11,8 @@
 //!
 //! Memory: per file under way two ranges read ahead and the parts of its upload (`storage.parts_at_once` + 1).
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -9,6 +9,8 @@
 //! The records of the commits, and the manifest that was made of them, stay the truth. What comes out otherwise is no repair but another
 //! data set. A shard is replaced whole, in one step, so readers see the old file or the new one.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,5 @@
 //! One suite of what an output must do, over every ground it can stand on: memory, disk, a real S3 server.
 
-#![allow(clippy::disallowed_methods, reason = "nothing else waits for the thread of a test")]
-
 mod links;
 
 use std::sync::Arc;

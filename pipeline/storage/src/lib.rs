@@ -11,6 +11,8 @@
 //! object_store's own retries are off: those of [`transport`] see every request, of every store, and the credentials' as well.
 //! No secret leaves this room: not by `Debug`, not in an error, not in a log.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod addresses;
 pub mod blocking;
 pub mod disk_cache;

@@ -2,6 +2,8 @@
 //!
 //! A claim is a lock on one of a fixed number of files, so the kernel takes it back from a process that dies, and no file is left over.
 
+#![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
+
 use std::fs::{File, TryLockError};
 use std::io;
 use std::time::{Duration, Instant};
