@@ -1,5 +1,7 @@
 //! `clean`: what a run or an export that died left behind, and nothing that anybody still needs.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use serde::Serialize;
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -22,7 +24,7 @@ pub struct Cleaned {
 /// # Errors
 /// When a run is at work there, when there is no data set, when the store fails.
 pub async fn clean(output: Output, dry_run: bool, observer: &dyn Observer) -> Result<Cleaned> {
-    if output.folder().is_some_and(|folder| !folder.is_dir()) {
+    if !output.has_folder().await {
         return Err(PipelineError::new(ErrorKind::DataSet, format!("{output}: no such folder")));
     }
     if !output.has_state().await? {

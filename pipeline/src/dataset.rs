@@ -1,5 +1,7 @@
 //! Opening a finished data set and reading its shards, column-pruned and ranged, from a folder.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use arrow::array::RecordBatch;
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
@@ -41,7 +43,7 @@ impl Dataset {
     /// When there is none, when it is unfinished, when its format is newer than this program's.
     pub async fn open(output: Output) -> Result<Self> {
         let shown = output.shown("");
-        if output.folder().is_some_and(|folder| !folder.is_dir()) {
+        if !output.has_folder().await {
             return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: no such folder")));
         }
         let version = output.get_json::<serde_json::Value>(MANIFEST).await.map_err(|e| match e.kind {

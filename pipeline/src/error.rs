@@ -238,6 +238,13 @@ impl From<StorageError> for PipelineError {
     }
 }
 
+/// Work on another thread that panicked, or that the end of the runtime stopped.
+impl From<tokio::task::JoinError> for PipelineError {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::caused(ErrorKind::Output, "file work on a thread of its own did not end", error)
+    }
+}
+
 impl From<Problems> for PipelineError {
     fn from(problems: Problems) -> Self {
         let message = problems.to_string();

@@ -11,6 +11,8 @@
 //!
 //! Memory: per file under way two ranges read ahead and the parts of its upload (`storage.parts_at_once` + 1).
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -97,7 +99,7 @@ pub async fn export(
     let small = small_files(&dataset).await?;
     let manifest_sha256 = digest(small.iter().find(|s| s.name == MANIFEST).map_or(&[][..], |s| &s.bytes));
     check_destination(&destination, &manifest_sha256).await?;
-    let made_folder = destination.folder().is_some_and(|folder| !folder.exists());
+    let made_folder = !destination.has_folder().await;
     let (destination, lock) = match options.dry_run {
         true => (destination, None),
         false => {

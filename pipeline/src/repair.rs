@@ -9,6 +9,8 @@
 //! The records of the commits, and the manifest that was made of them, stay the truth. What comes out otherwise is no repair but another
 //! data set. A shard is replaced whole, in one step, so readers see the old file or the new one.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -157,7 +159,7 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
 /// When the data set is another job's; when its input is another by now; when a shard comes out with other bytes than it had, which is
 /// then not published; when the store fails.
 pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
-    if output.folder().is_some_and(|folder| !folder.is_dir()) || !output.has_state().await? {
+    if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }

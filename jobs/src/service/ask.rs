@@ -96,13 +96,17 @@ struct Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            worker.kill();
-            // reaped in the background
-            tokio::spawn(worker.wait());
-        }
-        if let Err(e) = std::fs::remove_dir_all(&self.scratch) {
-            tracing::warn!("cannot remove {}: {e}", self.scratch.display());
-        }
+        let Some(worker) = self.worker.take() else { return };
+        worker.kill();
+        let scratch = std::mem::take(&mut self.scratch);
+        // reaped in the background; its folder goes when nothing writes into it any more
+        tokio::spawn(async move {
+            if let Err(e) = worker.wait().await {
+                tracing::warn!("the end of a worker was not seen: {e}");
+            }
+            if let Err(e) = tokio::fs::remove_dir_all(&scratch).await {
+                tracing::warn!("cannot remove {}: {e}", scratch.display());
+            }
+        });
     }
 }

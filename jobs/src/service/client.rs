@@ -32,6 +32,8 @@ pub enum ClientError {
     Usage(String),
     /// It could not be asked, or broke off; asking again may help.
     Connection(String),
+    /// Nobody listens where it should be.
+    NobodyListens(String),
     /// It refused.
     Refused(Box<Refusal>),
 }
@@ -50,7 +52,7 @@ pub struct Refusal {
 impl std::fmt::Display for ClientError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Usage(message) | Self::Connection(message) => f.write_str(message),
+            Self::Usage(message) | Self::Connection(message) | Self::NobodyListens(message) => f.write_str(message),
             Self::Refused(refusal) => {
                 write!(f, "{}", refusal.detail)?;
                 for problem in &refusal.problems {
@@ -211,13 +213,15 @@ impl Client {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(Broken::Take(e)) => return Err(e),
-                Err(Broken::Client(ClientError::Connection(message))) if at.connected => {
+                Err(Broken::Client(lost @ (ClientError::Connection(_) | ClientError::NobodyListens(_))))
+                    if at.connected =>
+                {
                     let now = Instant::now();
                     if at.lost.is_none() {
-                        take(Followed::Note(&format!("{message}; trying again")))?;
+                        take(Followed::Note(&format!("{lost}; trying again")))?;
                     }
                     if at.lost.get_or_insert(now).elapsed() > PATIENCE {
-                        return Err(ClientError::Connection(message).into());
+                        return Err(lost.into());
                     }
                 }
                 // the numbers are another service's, or what they stand for is gone
@@ -326,14 +330,15 @@ impl Client {
     }
 
     fn broken(&self, error: &ureq::Error) -> ClientError {
-        let hint = match error {
-            ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-                "nobody listens there; `stillhouse serve` starts a service, --url names another one".to_owned()
-            }
-            other => other.to_string(),
-        };
         let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
-        ClientError::Connection(format!("{service}: {hint}"))
+        match error {
+            ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+                ClientError::NobodyListens(format!(
+                    "{service}: nobody listens there; `stillhouse serve` starts a service, --url names another one"
+                ))
+            }
+            other => ClientError::Connection(format!("{service}: {other}")),
+        }
     }
 }
 

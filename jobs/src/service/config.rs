@@ -291,6 +291,7 @@ impl Config {
     ///
     /// # Errors
     /// What cannot be read, with file, line and key.
+    #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
     pub fn read(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read the configuration {shown}: {e}"))?;
@@ -315,6 +316,7 @@ impl Config {
     }
 
     /// Everything wrong with the values.
+    #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.access.check();
         problems.iter_mut().for_each(|p| p.field.insert_str(0, "access."));

@@ -4,11 +4,17 @@
 //!   logs/<id>.log.1   older lines       each line: time, attempt, text
 //!   logs/<id>.log     newer ones; becomes the older file when it is full
 //! ```
+//!
+//! Reading blocks, and is for threads that may; what adds lines or removes files is `async` and waits elsewhere.
+
+#![allow(clippy::disallowed_methods, reason = "called through `blocking`, here or by who reads")]
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use stillhouse_pipeline::storage::blocking;
 
 use super::model::{JobId, Time};
 
@@ -46,11 +52,14 @@ impl Logs {
     ///
     /// # Errors
     /// When the file cannot be opened.
-    pub fn write_to(&self, id: &JobId, attempt: u32) -> io::Result<LogWriter> {
-        let (newer, older) = (self.newer(id), self.older(id));
-        let file = append(&newer)?;
-        let size = file.metadata()?.len();
-        Ok(LogWriter { newer, older, file, size, most: self.most / 2, attempt, lost: 0 })
+    pub async fn write_to(&self, id: &JobId, attempt: u32) -> io::Result<LogWriter> {
+        let (newer, older, most) = (self.newer(id), self.older(id), self.most / 2);
+        blocking(move || {
+            let file = append(&newer)?;
+            let size = file.metadata()?.len();
+            Ok(LogWriter { newer, older, file, size, most, attempt, lost: 0 })
+        })
+        .await
     }
 
     /// Reads a job's log from its oldest line, in pieces.
@@ -59,12 +68,13 @@ impl Logs {
     }
 
     /// Removes a job's log.
-    pub fn remove(&self, id: &JobId) {
+    pub async fn remove(&self, id: &JobId) {
         for path in [self.newer(id), self.older(id)] {
-            if let Err(e) = fs::remove_file(&path)
+            let shown = path.display().to_string();
+            if let Err(e) = blocking(move || fs::remove_file(path)).await
                 && e.kind() != io::ErrorKind::NotFound
             {
-                tracing::warn!("cannot remove {}: {e}", path.display());
+                tracing::warn!("cannot remove {shown}: {e}");
             }
         }
     }
@@ -87,11 +97,20 @@ pub struct LogWriter {
 }
 
 impl LogWriter {
-    /// Adds a line. Control characters are escaped: a line is one line, whatever a file's name or a document says.
+    /// Adds a line; gives the log back. Control characters are escaped: a line is one line, whatever a file's name or a document says.
     ///
     /// # Errors
-    /// When it cannot be written; the first time. Once a line can be written again, one before it says how many are missing.
-    pub fn line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
+    /// The inner one when it cannot be written; the first time. Once a line can be written again, one before it says how many are missing.
+    /// The outer one when the log is gone with the thread that wrote it.
+    pub async fn add(mut self, text: Vec<u8>, now: Time) -> io::Result<(Self, io::Result<()>)> {
+        blocking(move || {
+            let added = self.line(&text, now);
+            Ok((self, added))
+        })
+        .await
+    }
+
+    fn line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
         let missing = (self.lost > 0).then(|| format!("{} lines are missing: they could not be written", self.lost));
         let written = match missing {
             Some(missing) => self.write(missing.as_bytes(), now).and_then(|()| self.write(text, now)),
@@ -247,14 +266,14 @@ mod tests {
         }
     }
 
-    #[test]
-    fn lines_are_lines_and_old_ones_go() {
+    #[tokio::test]
+    async fn lines_are_lines_and_old_ones_go() {
         let folder = tempfile::tempdir().unwrap();
         let logs = Logs::new(folder.path(), 4000).unwrap();
         let id = JobId::new().unwrap();
         let mut reader = logs.read(&id);
         assert_eq!(all(&mut reader), "");
-        let mut writer = logs.write_to(&id, 2).unwrap();
+        let mut writer = logs.write_to(&id, 2).await.unwrap();
         writer.line(b"first\nforged\x1b[2J\n", Time(0)).unwrap();
         assert_eq!(all(&mut reader), "1970-01-01T00:00:00.000Z attempt 2: first\\u{a}forged\\u{1b}[2J\n");
         for n in 0..200 {
@@ -273,16 +292,16 @@ mod tests {
             let expected: Vec<&str> = kept.lines().skip(count.saturating_sub(lines)).collect();
             assert_eq!(tail.lines().collect::<Vec<_>>(), expected, "{lines}");
         }
-        logs.remove(&id);
+        logs.remove(&id).await;
         assert_eq!(all(&mut logs.read(&id)), "");
     }
 
-    #[test]
-    fn lines_that_could_not_be_written_are_counted_in_their_place() {
+    #[tokio::test]
+    async fn lines_that_could_not_be_written_are_counted_in_their_place() {
         let folder = tempfile::tempdir().unwrap();
         let logs = Logs::new(folder.path(), 4000).unwrap();
         let id = JobId::new().unwrap();
-        let mut writer = logs.write_to(&id, 1).unwrap();
+        let mut writer = logs.write_to(&id, 1).await.unwrap();
         writer.line(b"first", Time(0)).unwrap();
         let whole = std::mem::replace(&mut writer.file, File::options().write(true).open("/dev/full").unwrap());
         assert!(writer.line(b"lost", Time(0)).is_err());

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use stillhouse_pipeline::events::Progress;
+use stillhouse_pipeline::storage::blocking;
 
 use super::model::Slot;
 use super::store::{Result, jobs};
@@ -146,7 +147,8 @@ pub async fn render(service: &Arc<Service>) -> Result<String> {
             gauge!(format!("stillhouse_slots{name}"), "kind" => slots.kind.clone()).set(f64::from(n));
         }
     }
-    match process::free_bytes(&service.config.data) {
+    let data = service.config.data.clone();
+    match blocking(move || process::free_bytes(&data)).await {
         Ok(bytes) => gauge!("stillhouse_data_free_bytes").set(bytes as f64),
         Err(e) => tracing::warn!("the disk of {}: {e}", service.config.data.display()),
     }

@@ -14,6 +14,8 @@
 //! Bounds: connections, streams, bodies, waiting jobs, log and events of a job by [`config::Limits`]; a worker's messages by a queue
 //! of 64, where they wait while the disk is full; a watcher that is slow reads what it missed from the store.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod api;
 pub mod ask;
 pub mod bounds;
@@ -97,9 +99,9 @@ impl Service {
     }
 
     /// Removes what workers of an earlier service left; they have ended, or write it no more.
-    pub fn clear_scratch(&self) {
+    pub async fn clear_scratch(&self) {
         let scratch = self.config.data.join(SCRATCH);
-        match fs::remove_dir_all(&scratch) {
+        match tokio::fs::remove_dir_all(&scratch).await {
             Err(e) if e.kind() != io::ErrorKind::NotFound => tracing::warn!("cannot remove {}: {e}", scratch.display()),
             _ => {}
         }
@@ -117,6 +119,7 @@ const SCRATCH: &str = "scratch";
 ///
 /// # Errors
 /// When it cannot be made.
+#[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
 pub fn make_data_folder(path: &Path) -> Result<(), String> {
     let said = |e: io::Error| format!("cannot make the data folder {}: {e}", path.display());
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(said)?;
@@ -127,6 +130,7 @@ pub fn make_data_folder(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
+#[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
 fn lock(data: &Path) -> Result<File, String> {
     make_data_folder(data)?;
     let path = data.join("lock");

@@ -32,6 +32,7 @@ pub fn signal_group(leader: i32, signal: i32) -> io::Result<()> {
 
 /// When the kernel says that a process began, in ticks since the machine did; `None` where there is no such process, or only
 /// what is left of it. With the number it names a process that number alone does not: numbers are given out again.
+#[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
 pub fn began(process: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // the name may hold anything, brackets and spaces too
@@ -95,7 +96,7 @@ pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Re
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Bytes that this user may still write on the disk that a path is on.
+/// Bytes that this user may still write on the disk that a path is on. It waits for that disk.
 ///
 /// # Errors
 /// When the system does not say.

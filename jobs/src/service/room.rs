@@ -9,6 +9,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use stillhouse_pipeline::storage::blocking;
+
 use super::{Service, process};
 
 /// What is known of the room in a data folder.
@@ -84,7 +86,8 @@ pub async fn watch(service: Arc<Service>) {
     let mut looks = tokio::time::interval(LOOK);
     loop {
         looks.tick().await;
-        match process::free_bytes(&service.config.data) {
+        let data = service.config.data.clone();
+        match blocking(move || process::free_bytes(&data)).await {
             Ok(free) => service.store.room.free(free, reserve),
             Err(e) => tracing::debug!("the disk of the data folder: {e}"),
         }

@@ -132,7 +132,7 @@ impl Attempt {
     async fn run(&mut self) -> Result<Outcome, String> {
         let id = self.task.whose.id.clone();
         histogram!(figures::QUEUE_WAIT).record(self.task.waited.max(0) as f64 / 1e3);
-        match self.service.logs.write_to(&id, self.task.whose.attempt) {
+        match self.service.logs.write_to(&id, self.task.whose.attempt).await {
             Ok(log) => self.log = Some(log),
             Err(e) => tracing::error!(job = %id, "cannot write its log: {e}"),
         }
@@ -333,9 +333,12 @@ impl Attempt {
     async fn take(&mut self, said: FromWorker) {
         match said {
             FromWorker::Log(line) => {
-                if let Some(log) = &mut self.log
-                    && let Err(e) = log.line(&line, Time::now())
-                {
+                let Some(log) = self.log.take() else { return };
+                let added = log.add(line, Time::now()).await.and_then(|(log, added)| {
+                    self.log = Some(log);
+                    added
+                });
+                if let Err(e) = added {
                     // once; how many lines are missing stands in the log itself when it goes on
                     tracing::error!(job = %self.task.whose.id, "cannot write its log: {e}");
                 }

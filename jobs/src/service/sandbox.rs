@@ -8,6 +8,8 @@
 //! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores where the job asks one |
 //! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
 
+#![allow(clippy::disallowed_methods, reason = "in a worker, before its work: it has no runtime yet that could wait")]
+
 use std::path::{Path, PathBuf};
 
 use landlock::{

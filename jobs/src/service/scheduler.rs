@@ -221,7 +221,11 @@ async fn forget_old(service: &Arc<Service>) {
         Ok(old)
     });
     match forgotten.await {
-        Ok(old) => old.iter().for_each(|id| service.logs.remove(id)),
+        Ok(old) => {
+            for id in &old {
+                service.logs.remove(id).await;
+            }
+        }
         Err(e) => tracing::error!("old jobs could not be forgotten: {e}"),
     }
 }
@@ -268,7 +272,7 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
         let id = changed.await.map_err(|e| e.to_string())?;
         tracing::info!(job = %id, "an earlier service left it running");
     }
-    service.clear_scratch();
+    service.clear_scratch().await;
     Ok(())
 }
 

@@ -74,6 +74,7 @@ impl Worker {
     ///
     /// # Errors
     /// When the system refuses.
+    #[expect(clippy::disallowed_methods, reason = "called through `spawn_blocking`, as it starts a process")]
     pub fn start(start: &Start) -> io::Result<Self> {
         std::fs::create_dir_all(&start.order.scratch)?;
         let mut command = Command::new(&start.program);

@@ -144,7 +144,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
     let mut sends = 1;
     loop {
         match client.json(&ask) {
-            Err(ClientError::Connection(message)) if sends < SENDS && !message.contains("nobody listens") => {
+            Err(ClientError::Connection(_)) if sends < SENDS => {
                 std::thread::sleep(Duration::from_millis(250 << sends));
                 sends += 1;
             }

@@ -6,22 +6,28 @@
 //! ```
 //!
 //! Candidates are tried from the end of the text back, likely ones first: before the one space between two letters, before
-//! a space between other characters, before and after a line break, where letters meet other characters. Each is verified
-//! with the tokenizer, on up to [`CONTEXT`] bytes to both sides. That is as good as the whole text, since a tokenizer finds
-//! its words again within a few of them: what is further away does not reach across the cut, with or without it.
+//! a space between other characters, before and after a line break, where letters meet other characters. Each is checked
+//! with the tokenizer, on up to [`CONTEXT`] bytes to both sides.
+//!
+//! What that is worth depends on the tokenizer. Where its pre-tokenizer ends a word at the cut whatever stands further away, the check says
+//! the same as one on the whole text would: merges never cross words, and what a pattern matches is decided by the characters of a word and
+//! the one after it. So it is with the patterns of GPT-2, Llama 3 and Qwen, which break between a letter and a space before a letter, and with
+//! BERT, which breaks at every space. It is no proof for a tokenizer without such words: a BPE without a pre-tokenizer could merge a run of one
+//! letter by twos from its beginning, so that a beginning more than [`CONTEXT`] bytes away decides what is left at its end. No tokenizer that
+//! is known to us has a merge that would show it at a cut between words, and tests compare cut and uncut texts with long runs of everything.
 //!
 //! Tokenizers that put a prefix before every text (Llama 2: `▁`) see one space too many in the tail; for them the space at the cut
-//! is left out, verified the same way.
+//! is left out, checked the same way.
 //!
 //! Cost: two encodings of 2 · [`CONTEXT`] bytes for every candidate tried, usually one.
 
 use crate::vocabulary::{Vocabulary, VocabularyError};
 
-/// Bytes on each side that a cut is verified with, at most.
+/// Bytes on each side that a cut is checked with, at most.
 const CONTEXT: usize = 4096;
-/// Bytes that must follow a cut, so that the verification sees what comes.
+/// Bytes that must follow a cut, so that the check sees what comes.
 pub(super) const CONTEXT_AFTER: usize = 1024;
-/// Candidates of each kind that are verified before giving up.
+/// Candidates of each kind that are checked before giving up.
 const TRIES: usize = 64;
 
 /// A place to cut: the head is `..head`, the tail `tail..`; a single space may lie between them.
@@ -31,7 +37,7 @@ pub(super) struct Cut {
     pub tail: usize,
 }
 
-/// The last safe cut of a text; `None` where no candidate is one.
+/// The last cut of a text that passes the check; `None` where no candidate does.
 pub(super) fn find(text: &str, vocabulary: &Vocabulary) -> Result<Option<Cut>, VocabularyError> {
     let limit = text.floor_char_boundary(text.len().saturating_sub(CONTEXT_AFTER));
     for kind in [spaces_between_letters, spaces, before_lines, after_lines, edges_of_letters] {

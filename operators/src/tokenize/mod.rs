@@ -1,13 +1,13 @@
 //! `tokenize`: text to token ids, on all cores, in order.
 //!
 //! ```text
-//!  [document_id, text, end] ──► documents that fit one piece: encoded whole ─────────────┐
-//!                     └───────► longer ones: buffered, cut where a cut changes no token ─┴─► [document_id, tokens, end]
+//!  [document_id, text, end] ──► documents that fit one piece: encoded whole ──────────────┐
+//!                     └───────► longer ones: buffered, cut where a check finds no change ─┴─► [document_id, tokens, end]
 //! ```
 //!
 //! The ids of a document are those of its whole text, whatever pieces it comes in and however many threads work: a long
-//! document is cut only where the tokenizer itself says, on some kilobytes to both sides, that the cut changes nothing
-//! (see `cut.rs`). No special tokens are added; `pack` does that.
+//! document is cut only where the tokenizer gives the same ids with and without the cut, on 4 KiB to both sides. `cut.rs` says for which
+//! tokenizers that decides it and for which it is a check only. No special tokens are added; `pack` does that.
 //!
 //! Cost: the tokenizer's own (a few MB of text per second and core), and for long documents about 1 % of it for the cuts.
 //! Memory: one input batch, its ids (u32), and one piece carried over.

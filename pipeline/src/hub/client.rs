@@ -14,6 +14,7 @@ use url::Url;
 use super::config::{HubConfig, Token};
 use super::reference::{HubRef, is_commit};
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::storage::{self, Backoff};
 
 const MAX_REDIRECTS: usize = 8;
 /// A list of files is text: this is about 400,000 of them.
@@ -90,7 +91,7 @@ pub(super) struct Client {
     endpoint: Url,
     token: Option<Token>,
     pub(super) attempts: u32,
-    backoff: Duration,
+    backoff: Backoff,
 }
 
 impl Client {
@@ -131,7 +132,7 @@ impl Client {
             endpoint: config.endpoint.clone(),
             token: config.token.clone(),
             attempts: config.attempts.max(1),
-            backoff: config.backoff,
+            backoff: Backoff { first: config.backoff, largest: MAX_WAIT },
         })
     }
 
@@ -178,11 +179,11 @@ impl Client {
     /// Waits, longer after every failure in a row, unless it is time to give up: then that is the error.
     pub(super) fn pause(&self, failure: Failure, failures: u32, attempts: u32) -> Result<()> {
         let asked = match failure.again {
-            Again::Later(asked) if failures < attempts => asked.unwrap_or_default().min(MAX_ASKED_WAIT),
-            Again::Afresh if failures < attempts => Duration::ZERO,
+            Again::Later(asked) if failures < attempts => asked.map(|asked| asked.min(MAX_ASKED_WAIT)),
+            Again::Afresh if failures < attempts => None,
             _ => return Err(failure.error),
         };
-        let wait = self.backoff.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_WAIT).max(asked);
+        let wait = self.backoff.wait(failures, asked);
         tracing::info!(error = %failure.error, ?wait, failures, "the hub failed, trying again");
         thread::sleep(wait);
         Ok(())
@@ -370,12 +371,13 @@ fn error_code(headers: &HeaderMap) -> &str {
     headers.get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default()
 }
 
-/// `Retry-After: 30`, or the hub's `RateLimit: "api";r=0;t=30`.
+/// `Retry-After`, or the hub's `RateLimit: "api";r=0;t=30`.
 fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let limit = || {
-        let parts: Vec<_> = text("ratelimit")?.split(';').map(str::trim).collect();
-        parts.contains(&"r=0").then(|| parts.iter().find_map(|part| part.strip_prefix("t=")))?
+        let text = headers.get("ratelimit")?.to_str().ok()?;
+        let parts: Vec<_> = text.split(';').map(str::trim).collect();
+        let seconds = parts.contains(&"r=0").then(|| parts.iter().find_map(|part| part.strip_prefix("t=")))??;
+        seconds.trim().parse().ok().map(Duration::from_secs)
     };
-    text("retry-after").or_else(limit)?.trim().parse().ok().map(Duration::from_secs)
+    storage::asked_wait(headers).or_else(limit)
 }

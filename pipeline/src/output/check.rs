@@ -8,6 +8,7 @@ use super::lease::holder;
 use super::{Ground, Output, STATE};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::storage::blocking;
 
 impl Output {
     /// Makes sure that a run could write here now, and that no other run does.
@@ -19,7 +20,11 @@ impl Output {
     /// When it cannot be written to, or when another run is at work here.
     pub async fn check(&self, observer: &dyn Observer) -> Result<()> {
         match &self.ground {
-            Ground::Disk(root) => self.check_folder(root),
+            Ground::Disk(root) => {
+                let root = root.clone();
+                let free = blocking(move || check_folder(&root)).await?;
+                if free { Ok(()) } else { Err(self.busy()) }
+            }
             Ground::Web(_) => Err(self.read_only()),
             Ground::Store(_) => {
                 self.clone().create(observer).await?;
@@ -35,47 +40,40 @@ impl Output {
             }
         }
     }
+}
 
-    fn check_folder(&self, root: &FsPath) -> Result<()> {
-        let wrong = |message: String| PipelineError::new(ErrorKind::Output, message);
-        let here = FsPath::new(".");
-        let named = |folder: &FsPath| if folder.as_os_str().is_empty() { here } else { folder }.to_owned();
-        let mut there = here.to_owned();
-        for folder in root.ancestors().map(named) {
-            match fs::symlink_metadata(&folder) {
-                Ok(_) => {
-                    there = folder;
-                    break;
-                }
-                Err(e) if matches!(e.kind(), ErrorOf::NotFound | ErrorOf::NotADirectory) => {}
-                Err(e) => {
-                    let what = format!("output.path: {} cannot be made", folder.display());
-                    return Err(PipelineError::caused(ErrorKind::Output, what, e));
-                }
+/// Makes sure that a folder can be written to, or made; false where another run holds its lock.
+#[expect(clippy::disallowed_methods, reason = "called through `blocking`")]
+fn check_folder(root: &FsPath) -> Result<bool> {
+    let wrong = |message: String| PipelineError::new(ErrorKind::Output, message);
+    let here = FsPath::new(".");
+    let named = |folder: &FsPath| if folder.as_os_str().is_empty() { here } else { folder }.to_owned();
+    let mut there = here.to_owned();
+    for folder in root.ancestors().map(named) {
+        match fs::symlink_metadata(&folder) {
+            Ok(_) => {
+                there = folder;
+                break;
             }
-        }
-        if !there.is_dir() {
-            return Err(wrong(format!(
-                "output.path: {} is a file; valid: a folder, or a path in one",
-                there.display()
-            )));
-        }
-        let mut folders = vec![there.clone()];
-        if there == named(root) {
-            folders.extend([root.join(STATE), root.join("data")].into_iter().filter(|folder| folder.exists()));
-        }
-        for folder in folders {
-            tempfile::tempfile_in(&folder)
-                .map_err(PipelineError::output(format!("cannot write to {}", folder.display())))?;
-        }
-        let lock = root.join(STATE).join("lock");
-        let busy =
-            File::open(&lock).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)));
-        match busy {
-            true => {
-                Err(wrong(format!("{self}: another run is working on this output; wait for it or stop it")).retryable())
+            Err(e) if matches!(e.kind(), ErrorOf::NotFound | ErrorOf::NotADirectory) => {}
+            Err(e) => {
+                let what = format!("output.path: {} cannot be made", folder.display());
+                return Err(PipelineError::caused(ErrorKind::Output, what, e));
             }
-            false => Ok(()),
         }
     }
+    if !there.is_dir() {
+        return Err(wrong(format!("output.path: {} is a file; valid: a folder, or a path in one", there.display())));
+    }
+    let mut folders = vec![there.clone()];
+    if there == named(root) {
+        folders.extend([root.join(STATE), root.join("data")].into_iter().filter(|folder| folder.exists()));
+    }
+    for folder in folders {
+        tempfile::tempfile_in(&folder)
+            .map_err(PipelineError::output(format!("cannot write to {}", folder.display())))?;
+    }
+    let lock = root.join(STATE).join("lock");
+    let busy = File::open(&lock).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)));
+    Ok(!busy)
 }

@@ -1,7 +1,7 @@
 //! What a commit is, on a disk and on an object store.
 //!
 //! ```text
-//!   disk    staged file ── sync, rename ──► data/X ──► splits/N.json                            record last
+//!   disk    staged file ── sync, link ──► data/X ── sync of data/ ──► splits/N.json             record last
 //!   store   parts of X uploaded ──► splits/N.json (If-None-Match: *) ── complete upload ──► data/X   record first
 //! ```
 //!
@@ -10,6 +10,7 @@
 //! comes. A crash between record and completion is settled by whoever looks next: the record holds all it takes to
 //! complete the upload.
 
+use std::io;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
@@ -79,16 +80,10 @@ impl Output {
 
     async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
         let name = split_record(shard.split);
-        self.sync(staged.as_ref())?;
-        let to = Path::from(shard.path.as_str());
-        let moved = match self.store.rename_if_not_exists(staged, &to).await {
-            Err(e @ object_store::Error::AlreadyExists { .. }) => Err(e),
-            // a file system without hard links has only the plain rename
-            Err(_) => self.store.rename(staged, &to).await,
-            moved => moved,
-        };
-        match moved {
+        self.sync(staged.as_ref()).await?;
+        match self.move_in(staged, &Path::from(shard.path.as_str())).await {
             Ok(()) => {
+                self.sync_name(&shard.path).await?;
                 let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: None };
                 self.put_json(&name, &record).await?;
                 Ok(record.shard)
@@ -105,6 +100,22 @@ impl Output {
                 Err(PipelineError::new(ErrorKind::Output, message).retryable())
             }
             Err(e) => Err(self.failed(&e, "commit", &shard.path)),
+        }
+    }
+
+    /// Gives a staged file its name, where nothing has it.
+    ///
+    /// A hard link is refused where the name is taken. Where the file system has no hard links, the name is looked up and the file
+    /// renamed: of two that do both at the same instant the later one replaces the file of the other. They would have to be two processes
+    /// that both hold this output's lock, and splits of one job, so the bytes are the same.
+    async fn move_in(&self, staged: &Path, to: &Path) -> object_store::Result<()> {
+        match self.store.rename_if_not_exists(staged, to).await {
+            Err(e) if has_no_links(&e) => match self.store.head(to).await {
+                Ok(_) => Err(object_store::Error::AlreadyExists { path: to.to_string(), source: Box::new(e) }),
+                Err(object_store::Error::NotFound { .. }) => self.store.rename(staged, to).await,
+                Err(e) => Err(e),
+            },
+            moved => moved,
         }
     }
 
@@ -173,8 +184,12 @@ impl Output {
         self.still_ours().await?;
         let done = match (&staged.kind, &self.ground) {
             (StagedKind::Disk(staged), _) => {
-                self.sync(staged.as_ref())?;
-                self.store.rename(staged, &Path::from(record.path.as_str())).await
+                self.sync(staged.as_ref()).await?;
+                let moved = self.store.rename(staged, &Path::from(record.path.as_str())).await;
+                if moved.is_ok() {
+                    self.sync_name(&record.path).await?;
+                }
+                moved
             }
             // without a condition: what is there is damaged, and the record says what has to be
             (StagedKind::Store { path, upload }, Ground::Store(bucket)) => {
@@ -271,6 +286,14 @@ impl Output {
             )),
         }
     }
+}
+
+/// Whether an error of a hard link says that this file system, or this file of it, can have none: EPERM (what Linux says for file systems
+/// without links, and where links to files of others are forbidden), EOPNOTSUPP and ENOSYS (network and FUSE file systems), EMLINK.
+/// EXDEV is not among them: a rename across file systems fails as well.
+pub(super) fn has_no_links(error: &object_store::Error) -> bool {
+    let Some(number) = storage::find_cause::<io::Error>(error).and_then(io::Error::raw_os_error) else { return false };
+    [libc::EPERM, libc::EOPNOTSUPP, libc::ENOTSUP, libc::ENOSYS, libc::EMLINK].contains(&number)
 }
 
 /// The upload is gone: ended, aborted or never there.

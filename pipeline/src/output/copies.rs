@@ -47,8 +47,12 @@ impl Output {
     pub async fn place(&self, staged: Staged, name: &str) -> Result<()> {
         let done = match (&staged.kind, &self.ground) {
             (StagedKind::Disk(staged), _) => {
-                self.sync(staged.as_ref())?;
-                self.store.rename(staged, &Path::from(name)).await
+                self.sync(staged.as_ref()).await?;
+                let moved = self.store.rename(staged, &Path::from(name)).await;
+                if moved.is_ok() {
+                    self.sync_name(name).await?;
+                }
+                moved
             }
             (StagedKind::Store { path, upload }, Ground::Store(bucket)) => match &bucket.uploads {
                 Some(uploads) if self.conditional => {
@@ -84,16 +88,14 @@ impl Output {
     /// When the store does not take it.
     pub async fn put_copy(&self, name: &str, bytes: Bytes, sha256: &str) -> Result<()> {
         self.still_ours().await?;
-        let mut attributes = Attributes::new();
-        if self.folder().is_none() {
-            attributes.insert(Attribute::Metadata(SHA256.into()), AttributeValue::from(sha256.to_owned()));
+        if self.folder().is_some() {
+            // a disk has no place for the checksum
+            return self.put(name, bytes.into()).await;
         }
-        let options = PutOptions { attributes, ..PutOptions::default() };
-        self.store
-            .put_opts(&Path::from(name), PutPayload::from(bytes), options)
-            .await
-            .map_err(|e| self.failed(&e, "write", name))?;
-        self.sync(name)
+        let sha256 = (Attribute::Metadata(SHA256.into()), AttributeValue::from(sha256.to_owned()));
+        let options = PutOptions { attributes: Attributes::from_iter([sha256]), ..PutOptions::default() };
+        let put = self.store.put_opts(&Path::from(name), PutPayload::from(bytes), options).await;
+        put.map(drop).map_err(|e| self.failed(&e, "write", name))
     }
 
     /// What is there under a name: its size, and the checksum that was put beside it.

@@ -1,7 +1,6 @@
 //! Small files of an output, and lists of files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -11,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
-use super::Output;
+use super::{Output, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::shard::hex;
 
@@ -19,13 +18,16 @@ const PIECE: u64 = 8 << 20;
 const PIECES_AT_ONCE: usize = 2;
 
 impl Output {
-    /// Puts a file whole, synced where it is a disk.
+    /// Puts a file whole; on a disk it is durable then, and its bytes are before its name.
     ///
     /// # Errors
     /// When the store does not take it.
     pub async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
-        self.store.put(&Path::from(name), PutPayload::from(bytes)).await.map_err(|e| self.failed(&e, "write", name))?;
-        self.sync(name)
+        let put = match self.folder() {
+            Some(root) => disk::put(root.join(name), bytes).await.map_err(of_disk),
+            None => self.store.put(&Path::from(name), PutPayload::from(bytes)).await.map(drop),
+        };
+        put.map_err(|e| self.failed(&e, "write", name))
     }
 
     /// Puts a value as JSON.
@@ -171,22 +173,30 @@ impl Output {
             self.delete(&name).await?;
         }
         let Some(root) = self.folder() else { return Ok(()) };
-        match fs::remove_dir_all(root.join(folder)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(PipelineError::caused(ErrorKind::Output, format!("cannot clear {}", self.shown(folder)), e))
-            }
-            _ => Ok(()),
-        }
+        let removed = disk::remove_folder(root.join(folder)).await;
+        removed.map_err(|e| PipelineError::caused(ErrorKind::Output, format!("cannot clear {}", self.shown(folder)), e))
     }
 
-    /// Makes a file durable before something says that it is there.
-    pub(super) fn sync(&self, name: &str) -> Result<()> {
+    /// Makes the bytes of a file on a disk durable before it gets the name under which it counts.
+    pub(super) async fn sync(&self, name: &str) -> Result<()> {
+        let Some(root) = self.folder() else { return Ok(()) };
+        let context = format!("cannot sync {}", self.shown(name));
+        disk::sync_file(root.join(name)).await.map_err(PipelineError::output(context))
+    }
+
+    /// Makes the name of a file on a disk durable before something says that it is there.
+    pub(super) async fn sync_name(&self, name: &str) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
         let path = root.join(name);
-        File::open(&path)
-            .and_then(|f| f.sync_all())
-            .map_err(PipelineError::output(format!("cannot sync {}", path.display())))
+        let folder = path.parent().unwrap_or(root).to_owned();
+        let context = format!("cannot sync {}", folder.display());
+        disk::sync_folder(folder).await.map_err(PipelineError::output(context))
     }
+}
+
+/// As the store of a disk tells it.
+pub(super) fn of_disk(error: std::io::Error) -> object_store::Error {
+    object_store::Error::Generic { store: "LocalFileSystem", source: error.into() }
 }
 
 fn json<T: Serialize>(name: &str, value: &T) -> Result<Vec<u8>> {

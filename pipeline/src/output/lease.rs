@@ -76,6 +76,7 @@ struct LeaseRecord {
 }
 
 impl LeaseRecord {
+    #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory, once for a lease")]
     fn mine() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let process = std::process::id();
@@ -109,6 +110,7 @@ pub(super) fn unique() -> String {
 }
 
 /// When a process of this machine started, in clock ticks since the boot; `None` where there is no such process.
+#[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
 fn started(process: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // the name of the program, in parentheses, may hold anything

@@ -16,9 +16,12 @@
 //! The records stay when the data set is finished: a worker that wakes up late still finds that it has lost, and what is damaged later
 //! can be made again and compared ([`crate::repair`]).
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod check;
 pub mod commit;
 mod copies;
+mod disk;
 mod files;
 mod lease;
 mod look;
@@ -29,7 +32,6 @@ mod upload;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, File};
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -60,7 +62,7 @@ use crate::events::{Event, Observer};
 use crate::plan::PlannedFile;
 use crate::repair;
 use crate::shard::hex;
-use crate::storage::{Opened, Place, Storages, StoreUrl, Uploads};
+use crate::storage::{Opened, Place, Storages, StoreUrl, Uploads, blocking};
 
 const STATE: &str = "_stillhouse";
 const PLAN: &str = "_stillhouse/plan.json";
@@ -157,6 +159,10 @@ impl Output {
     ///
     /// # Errors
     /// When there is something that is not a folder.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "three looks at one name, once for a command: it is opened before its work begins"
+    )]
     pub fn on_disk(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
         if root.is_file() {
@@ -236,10 +242,10 @@ impl Output {
     pub async fn create(self, observer: &dyn Observer) -> Result<Self> {
         match &self.ground {
             Ground::Disk(root) => {
-                let state = root.join(STATE);
-                fs::create_dir_all(&state)
-                    .map_err(PipelineError::output(format!("cannot make {}", state.display())))?;
-                Self::on_disk(root)
+                let (state, root) = (root.join(STATE), root.clone());
+                let context = format!("cannot make {}", state.display());
+                disk::make_folder(state).await.map_err(PipelineError::output(context))?;
+                blocking(move || Self::on_disk(root)).await
             }
             Ground::Web(_) => Err(self.read_only()),
             Ground::Store(_) => {
@@ -278,6 +284,14 @@ impl Output {
         match &self.ground {
             Ground::Disk(root) => Some(root),
             Ground::Store(_) | Ground::Web(_) => None,
+        }
+    }
+
+    /// False where the output is a folder that is not there.
+    pub async fn has_folder(&self) -> bool {
+        match self.folder() {
+            Some(root) => disk::is_folder(root.to_owned()).await.unwrap_or(false),
+            None => true,
         }
     }
 
@@ -328,17 +342,15 @@ impl Output {
             }
         };
         let path = root.join(STATE).join("lock");
-        let context = || format!("cannot lock {}", path.display());
-        let file = File::create(&path).map_err(PipelineError::output(context()))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Lock(Held::File(file))),
-            Err(fs::TryLockError::WouldBlock) => Err(PipelineError::new(
-                ErrorKind::Output,
-                format!("{self}: another run is working on this output; wait for it or stop it"),
-            )
-            .retryable()),
-            Err(fs::TryLockError::Error(e)) => Err(PipelineError::caused(ErrorKind::Output, context(), e)),
-        }
+        let context = format!("cannot lock {}", path.display());
+        let locked = disk::lock(path).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
+        locked.map(|file| Lock(Held::File(file))).ok_or_else(|| self.busy())
+    }
+
+    /// What is told where another process holds the lock.
+    fn busy(&self) -> PipelineError {
+        let message = format!("{self}: another run is working on this output; wait for it or stop it");
+        PipelineError::new(ErrorKind::Output, message).retryable()
     }
 
     /// Asks the store whether the lease that this process took is still its own: before every step that would harm
@@ -460,12 +472,9 @@ impl Output {
             tracing::debug!("{self}: {e}");
         }
         if let Some(root) = self.folder() {
-            let _ = fs::remove_file(root.join(STATE).join("lock"));
             let folders = [root.join(STATE), root.join("data"), root.to_owned()];
-            for folder in folders.iter().take(if made_folder { 3 } else { 2 }) {
-                // only what is empty goes
-                let _ = fs::remove_dir(folder);
-            }
+            let folders = folders.into_iter().take(if made_folder { 3 } else { 2 }).collect();
+            disk::tidy(Some(root.join(STATE).join("lock")), folders).await;
         }
     }
 
@@ -506,7 +515,7 @@ impl Output {
         }
         if let Some(root) = self.folder() {
             // only where nothing of anybody else is in it
-            let _ = fs::remove_dir(root.join("data"));
+            disk::tidy(None, vec![root.join("data")]).await;
         }
         for folder in ["_stillhouse/staging", "_stillhouse/input"] {
             self.remove_under(folder).await?;
@@ -535,10 +544,7 @@ impl Output {
     /// The job file, where it is still there.
     pub async fn job_file(&self) -> Option<PathBuf> {
         let plan = self.plan().await.ok()??;
-        let file = self.folder()?.join(plan.job_folder).join(plan.job_file).canonicalize().ok()?;
-        let here = std::env::current_dir().ok().and_then(|here| here.canonicalize().ok());
-        let short = here.and_then(|here| file.strip_prefix(here).ok().map(FsPath::to_path_buf));
-        file.is_file().then(|| short.unwrap_or(file))
+        disk::found(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
     }
 
     /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine.
@@ -584,6 +590,7 @@ fn marker(manifest: &[u8]) -> Vec<u8> {
 }
 
 /// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.
+#[expect(clippy::disallowed_methods, reason = "two names are looked up, once when a job begins")]
 pub fn relative(from: &FsPath, to: &FsPath) -> Option<PathBuf> {
     let (from, to) = (from.canonicalize().ok()?, to.canonicalize().ok()?);
     let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();

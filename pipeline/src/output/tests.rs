@@ -1,5 +1,7 @@
 //! One suite of what an output must do, over every ground it can stand on: memory, disk, a real S3 server.
 
+mod links;
+
 use std::sync::Arc;
 
 use bytes::Bytes;

@@ -132,7 +132,7 @@ pub fn find_failure<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Transpor
 }
 
 /// The first error of a kind among an error and its causes.
-pub(super) fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+pub fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref::<T>() {

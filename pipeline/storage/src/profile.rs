@@ -20,6 +20,8 @@ use object_store::client::CredentialProvider;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
+use crate::blocking;
+
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Keys that come with a session token run out; whoever wrote them writes new ones.
 const REREAD_AFTER: Duration = Duration::from_secs(300);
@@ -172,6 +174,7 @@ impl Profile {
 
 type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
+#[expect(clippy::disallowed_methods, reason = "called through `blocking`, and once when a store is opened")]
 fn sections(file: Option<PathBuf>) -> Result<Sections, String> {
     let Some(file) = file else { return Ok(Sections::new()) };
     match fs::read_to_string(&file) {
@@ -312,7 +315,9 @@ impl CredentialProvider for ProfileProvider {
         {
             return Ok(credential.clone());
         }
-        let profile = Profile::load(&self.environment).map_err(CredentialError)?;
+        let environment = self.environment.clone();
+        let load = move || Profile::load(&environment).map_err(|why| object_store::Error::from(CredentialError(why)));
+        let profile = blocking(load).await?;
         let profile = profile.ok_or_else(|| CredentialError("the AWS profile is gone from its files".into()))?;
         let (credential, until) = profile.credentials().await.map_err(CredentialError)?;
         let credential = Arc::new(credential);

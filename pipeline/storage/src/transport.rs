@@ -17,10 +17,8 @@
 //! Memory: an answer is held whole, so callers read objects in bounded ranges; more than 1 GiB is refused. Nothing is spawned: a
 //! dropped call is a cancelled request.
 
-use std::collections::hash_map::RandomState;
 use std::error::Error;
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,9 +26,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use chrono::{DateTime, Utc};
 use futures::StreamExt;
-use http::header::{CONTENT_LENGTH, RETRY_AFTER};
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Method, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -41,6 +38,7 @@ use stillhouse_schemas::storage::{RetryLimits, Scheme};
 
 use super::failure::{Asked, Breakage, Outcome, Refusal, Target, TransportError, element, find_cause};
 use super::guard::{Guard, Guarded};
+use super::retry::{Backoff, asked_wait};
 
 const LARGEST_BODY: u64 = 1 << 30;
 /// Memory is taken ahead for no more than this, whatever the answer says its length is.
@@ -211,8 +209,8 @@ impl Transport {
         if !fault.again || attempts >= most {
             return None;
         }
-        let doubled = self.limits.first_backoff.saturating_mul(1 << (attempts - 1).min(20));
-        let wait = jitter(doubled.min(self.limits.largest_backoff)).max(fault.wait.unwrap_or_default());
+        let backoff = Backoff { first: self.limits.first_backoff, largest: self.limits.largest_backoff };
+        let wait = backoff.wait(attempts, fault.wait);
         // a service may ask for any number of seconds
         (started.elapsed().saturating_add(wait) < self.limits.longest).then_some(wait)
     }
@@ -365,18 +363,4 @@ fn broken(error: &HttpError) -> Fault {
 fn is_machine_service(service: &str) -> bool {
     let host = service.split("://").last().unwrap_or_default();
     ["169.254.", "[fd00:ec2::", "metadata.google.internal"].iter().any(|machine| host.starts_with(machine))
-}
-
-/// A random time up to a limit.
-fn jitter(limit: Duration) -> Duration {
-    // the keys of a RandomState are random; nothing here needs a better source
-    let random = RandomState::new().build_hasher().finish();
-    limit.mul_f64(random as f64 / u64::MAX as f64)
-}
-
-/// `Retry-After`, in seconds or as a date.
-fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let until = || (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();
-    text.parse().ok().map(Duration::from_secs).or_else(until)
 }

@@ -134,6 +134,7 @@ fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "checks of a job file run on a thread that may block")]
 fn folder_problem(root: &Path) -> Option<String> {
     use std::io::ErrorKind::{NotADirectory, NotFound};
 

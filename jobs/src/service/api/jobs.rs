@@ -187,7 +187,7 @@ pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
     to_the_end(async move {
         let job_id = id.clone();
         service.store.write(move |t, _| jobs::delete(t, &job_id)).await?;
-        service.logs.remove(&id);
+        service.logs.remove(&id).await;
         Ok(StatusCode::NO_CONTENT)
     })
     .await

@@ -2,10 +2,14 @@
 //!
 //! A claim is a lock on one of a fixed number of files, so the kernel takes it back from a process that dies, and no file is left over.
 
+#![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
+
 use std::fs::{File, TryLockError};
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::room::{Room, open_lock};
+use crate::blocking;
 
 /// Files. Two segments may share one: then one waits without need.
 const CLAIMS: u32 = 4096;
@@ -25,10 +29,13 @@ impl Claim {
     }
 
     async fn take_within(room: &Room, number: u32, patience: Duration) -> Option<Self> {
-        let file = open_lock(&room.claim(number % CLAIMS)).ok()?;
+        let path = room.claim(number % CLAIMS);
+        let mut file = blocking(move || open_lock(&path)).await.ok()?;
         let (start, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {
-            match file.try_lock() {
+            let tried = blocking(move || Ok::<_, io::Error>((file.try_lock(), file))).await.ok()?;
+            file = tried.1;
+            match tried.0 {
                 Ok(()) => return Some(Self(file)),
                 Err(TryLockError::WouldBlock) if start.elapsed() < patience => {
                     tokio::time::sleep(pause).await;

@@ -8,6 +8,8 @@
 //! whatever a killed process, a power cut or a bad disk leaves behind (a slot without its bytes, torn bytes, a flipped bit) is a
 //! unit that does not have its sum: it counts as missing, and is overwritten when it has been fetched again.
 
+#![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;

@@ -42,7 +42,7 @@ use object_store::{
 use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore};
 
-use crate::StorageError;
+use crate::{StorageError, blocking};
 use claim::Claim;
 use entry::{Entry, UNIT, bytes_of, runs, units_of};
 use room::{Room, Stored};
@@ -276,7 +276,11 @@ impl Cached {
             let _permit = self.cache.on_the_way.acquire_many(permits).await;
             let bytes = self.fetch(object, bytes_of(&part, size)).await?;
             let (cache, of, data, first) = (Arc::clone(&self.cache), Arc::clone(object), bytes.clone(), part.start);
-            blocking(move || cache.store(&of, first, &data)).await?;
+            blocking(move || {
+                cache.store(&of, first, &data);
+                Ok::<_, Error>(())
+            })
+            .await?;
             units.extend(part.map(|unit| {
                 let start = ((unit - first) * UNIT) as usize;
                 (unit, bytes.slice(start..bytes.len().min(start + UNIT as usize)))
@@ -288,7 +292,7 @@ impl Cached {
 
     async fn read(&self, object: &Arc<Object>, ranges: Vec<Range<u64>>) -> Result<Vec<Option<Bytes>>> {
         let (cache, object) = (Arc::clone(&self.cache), Arc::clone(object));
-        blocking(move || cache.read(&object, &ranges)).await
+        blocking(move || Ok(cache.read(&object, &ranges))).await
     }
 
     /// A range from the store, which must be of the version that was found.
@@ -386,10 +390,6 @@ fn hash(parts: &[&str]) -> String {
     let sum =
         parts.iter().fold(Sha256::new(), |sum, part| sum.chain_update(part.len().to_le_bytes()).chain_update(part));
     sum.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|source| Error::JoinError { source })
 }
 
 impl fmt::Display for Cached {

@@ -7,6 +7,8 @@
 //! everything once in random order, so to drop what was used least recently of the data set that is being read would drop what is still
 //! to come: with room for half of it, (1 - ln 2) / 2 = 15 % would be found. Left alone, half is found, and nothing is written in vain.
 
+#![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;

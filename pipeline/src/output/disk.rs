@@ -1,0 +1,118 @@
+//! What an output asks of a disk's file system itself, beside what its object store does: durable files, locks, empty folders.
+//!
+//! All of it blocks, so it runs through [`blocking`]; the lint `disallowed_methods` holds the rest of [`super`] to that. What must be
+//! durable in which order is decided in [`super::commit`]:
+//!
+//! ```text
+//!   bytes of a file ── sync_file ──► its name ── sync_folder ──► what says that it is there
+//! ```
+
+#![allow(clippy::disallowed_methods, reason = "every function here runs its work through `blocking`")]
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::storage::blocking;
+
+/// Files that this process began to write: for names that no other writer has.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+
+/// Makes a file's bytes durable.
+pub(super) async fn sync_file(path: PathBuf) -> io::Result<()> {
+    blocking(move || File::open(path)?.sync_all()).await
+}
+
+/// Makes the names in a folder durable, where the file system can do that to a folder.
+pub(super) async fn sync_folder(path: PathBuf) -> io::Result<()> {
+    blocking(move || sync_names(&path)).await
+}
+
+/// Puts a file whole: bytes, name and folder are durable when it is back, and a crash leaves the old file or the new one.
+///
+/// What is under way has a name that object_store hides from lists (`X#N`).
+pub(super) async fn put(path: PathBuf, bytes: Vec<u8>) -> io::Result<()> {
+    blocking(move || {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        let mut hidden = path.clone().into_os_string();
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        hidden.push(format!("#{}{number:010}", std::process::id()));
+        let written = File::create(&hidden).and_then(|mut file| {
+            io::Write::write_all(&mut file, &bytes)?;
+            file.sync_all()
+        });
+        if let Err(e) = written.and_then(|()| fs::rename(&hidden, &path)) {
+            let _ = fs::remove_file(&hidden);
+            return Err(e);
+        }
+        sync_names(folder)
+    })
+    .await
+}
+
+fn sync_names(folder: &Path) -> io::Result<()> {
+    match File::open(folder)?.sync_all() {
+        // network file systems have no such call for folders: names are durable there when the server says so
+        Err(e) if matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        synced => synced,
+    }
+}
+
+pub(super) async fn is_folder(path: PathBuf) -> io::Result<bool> {
+    blocking(move || Ok(path.is_dir())).await
+}
+
+pub(super) async fn make_folder(path: PathBuf) -> io::Result<()> {
+    blocking(move || fs::create_dir_all(path)).await
+}
+
+/// Removes a folder with all that is in it, where it is there.
+pub(super) async fn remove_folder(path: PathBuf) -> io::Result<()> {
+    blocking(move || match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    })
+    .await
+}
+
+/// Removes a file, then those folders that are empty then, in order; what cannot go stays.
+pub(super) async fn tidy(file: Option<PathBuf>, folders: Vec<PathBuf>) {
+    let work = move || {
+        if let Some(file) = file {
+            let _ = fs::remove_file(file);
+        }
+        for folder in folders {
+            let _ = fs::remove_dir(folder);
+        }
+        Ok::<_, io::Error>(())
+    };
+    if let Err(e) = blocking(work).await {
+        tracing::debug!("empty folders stay: {e}");
+    }
+}
+
+/// Locks a file, which is made where it is not there; `None` where another process has it.
+pub(super) async fn lock(path: PathBuf) -> io::Result<Option<File>> {
+    blocking(move || {
+        let file = File::create(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(e)) => Err(e),
+        }
+    })
+    .await
+}
+
+/// A file by its real path, or as seen from the working directory where it is below that; `None` where it is not there.
+pub(super) async fn found(path: PathBuf) -> Option<PathBuf> {
+    let look = move || {
+        let file = path.canonicalize()?;
+        let here = std::env::current_dir().and_then(|here| here.canonicalize()).ok();
+        let short = here.and_then(|here| file.strip_prefix(here).ok().map(Path::to_path_buf));
+        Ok::<_, io::Error>(file.is_file().then(|| short.unwrap_or(file)))
+    };
+    blocking(look).await.ok().flatten()
+}

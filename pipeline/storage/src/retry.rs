@@ -1,0 +1,59 @@
+//! How long to wait before something is tried again, for stores and for the hub of models alike.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use http::HeaderMap;
+use http::header::RETRY_AFTER;
+
+/// A random time up to a limit that doubles with every failure in a row: many that failed together do not come back together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// The limit after the first failure.
+    pub first: Duration,
+    /// The largest limit.
+    pub largest: Duration,
+}
+
+impl Backoff {
+    /// The wait after so many failures in a row, and not less than the service asked for.
+    pub fn wait(&self, failures: u32, asked: Option<Duration>) -> Duration {
+        let limit = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.largest);
+        // the keys of a RandomState are random; nothing here needs a better source
+        let random = RandomState::new().build_hasher().finish();
+        limit.mul_f64(random as f64 / u64::MAX as f64).max(asked.unwrap_or_default())
+    }
+}
+
+/// What `Retry-After` asks for, in seconds or as a date.
+pub fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let until = || (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();
+    text.parse().ok().map(Duration::from_secs).or_else(until)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_double_up_to_the_largest_and_a_service_may_ask_for_more() {
+        let backoff = Backoff { first: Duration::from_millis(100), largest: Duration::from_secs(1) };
+        let longest = |failures| (0..300).map(|_| backoff.wait(failures, None)).max().unwrap();
+        for (failures, limit) in [(0, 100), (1, 100), (2, 200), (4, 800), (5, 1000), (u32::MAX, 1000)] {
+            let (longest, limit) = (longest(failures), Duration::from_millis(limit));
+            assert!(longest <= limit && longest > limit / 2, "{failures}: {longest:?}");
+        }
+        assert_eq!(backoff.wait(9, Some(Duration::from_secs(30))), Duration::from_secs(30));
+    }
+
+    #[test]
+    fn services_ask_in_seconds_and_by_date() {
+        let asked = |text: &str| asked_wait(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]));
+        assert_eq!(asked(" 7"), Some(Duration::from_secs(7)));
+        assert!(asked(&(Utc::now() + Duration::from_secs(90)).to_rfc2822()).unwrap() > Duration::from_secs(60));
+        assert_eq!((asked("soon"), asked("Wed, 21 Oct 2015 07:28:00 GMT")), (None, None));
+    }
+}
