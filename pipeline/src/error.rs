@@ -1,7 +1,9 @@
 //! Errors of the pipeline: what failed, where, whether trying again can help.
 
 use std::fmt;
+use std::sync::Arc;
 
+use arrow::error::ArrowError;
 use datafusion::common::DataFusionError;
 use serde::{Deserialize, Serialize};
 use stillhouse_operators::operator::OperatorError;
@@ -132,7 +134,7 @@ impl PipelineError {
 
     /// An error that DataFusion carried out of a stage, in the words of the stage.
     pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
-        let cause = match error {
+        let cause = match unwrapped(error) {
             DataFusionError::External(e) => e,
             other => Box::new(other),
         };
@@ -149,12 +151,11 @@ impl PipelineError {
 
     /// An error that came out of the plan of a job: a node's own, or one of DataFusion.
     pub fn of_plan(error: DataFusionError) -> Self {
-        match error {
+        match unwrapped(error) {
             DataFusionError::External(cause) => match cause.downcast::<Self>() {
                 Ok(own) => *own,
                 Err(other) => Self::from_stage("the plan of the job", DataFusionError::External(other)),
             },
-            DataFusionError::Context(_, inner) => Self::of_plan(*inner),
             other => Self::from_stage("the plan of the job", other),
         }
     }
@@ -195,6 +196,30 @@ impl From<Failure> for PipelineError {
 impl fmt::Display for PipelineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&with_causes(self.message.clone(), self.source.as_deref().map(|e| e as &dyn std::error::Error)))
+    }
+}
+
+/// An error without what DataFusion and Arrow put around those of others on the way up.
+fn unwrapped(error: DataFusionError) -> DataFusionError {
+    match error {
+        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrapped(*inner),
+        DataFusionError::ArrowError(inner, trace) => match *inner {
+            ArrowError::ExternalError(cause) => unwrapped(DataFusionError::External(cause)),
+            other => DataFusionError::ArrowError(Box::new(other), trace),
+        },
+        DataFusionError::Shared(inner) => match Arc::try_unwrap(inner) {
+            Ok(inner) => unwrapped(inner),
+            Err(shared) => DataFusionError::Shared(shared),
+        },
+        DataFusionError::Collection(errors) => match errors.into_iter().next() {
+            Some(first) => unwrapped(first),
+            None => DataFusionError::Internal("an error of several without one".into()),
+        },
+        DataFusionError::External(cause) => match cause.downcast::<DataFusionError>() {
+            Ok(inner) => unwrapped(*inner),
+            Err(other) => DataFusionError::External(other),
+        },
+        other => other,
     }
 }
 
@@ -282,5 +307,29 @@ mod tests {
         assert_eq!(of_stage(data), ("input", false));
         let teacher = stillhouse_teacher::TeacherError::Io { path: "p".into(), source: disk() };
         assert_eq!(of_stage(OperatorError::Teacher(teacher)), ("model", false));
+    }
+
+    #[test]
+    fn a_failure_keeps_its_kind_through_everything_that_engines_put_around_it() {
+        let own = || PipelineError::new(ErrorKind::Output, "data/x: no room").retryable().of_split(SplitId(7));
+        let external = || DataFusionError::External(Box::new(own()));
+        let wrapped = [
+            external(),
+            external().context("partition 7"),
+            DataFusionError::Shared(Arc::new(external())),
+            DataFusionError::ArrowError(Box::new(ArrowError::ExternalError(Box::new(external()))), None),
+            DataFusionError::External(Box::new(external())),
+            DataFusionError::Collection(vec![external(), DataFusionError::Execution("later".into())]),
+        ];
+        for error in wrapped {
+            let told = PipelineError::of_plan(error);
+            // and over a wire
+            let sent = serde_json::to_string(&Failure::from(&told)).unwrap();
+            let got = PipelineError::from(serde_json::from_str::<Failure>(&sent).unwrap());
+            for error in [told, got] {
+                assert_eq!((error.kind, error.retryable, error.split), (ErrorKind::Output, true, Some(SplitId(7))));
+                assert_eq!(error.to_string(), "data/x: no room");
+            }
+        }
     }
 }

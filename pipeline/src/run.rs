@@ -9,6 +9,8 @@
 //!
 //! Memory is that of a split times the splits at work; threads do not depend on them ([`crate::engine`]).
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub(crate) mod splits;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +39,7 @@ use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
 use crate::source::{self, Staged};
+use crate::storage::blocking as blocking_call;
 use crate::verdict;
 
 /// How to run.
@@ -70,7 +73,10 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
         return Err(e);
     }
     let fresh = output.is_nothing().await?;
-    let made_folder = output.folder().is_some_and(|folder| !folder.exists());
+    let made_folder = match output.folder().map(Path::to_owned) {
+        Some(folder) => blocking_call(move || Ok::<_, PipelineError>(!folder.exists())).await?,
+        None => false,
+    };
     let output = output.create(observer.as_ref()).await?.for_job(&hash.hash);
     let lock = output.lock(observer.as_ref()).await?;
     let result = run_locked(prepared, hash, &output, options, observer, began).await;
@@ -133,13 +139,13 @@ async fn find(
     let splits = plan.splits_of(&hash.files);
     output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
     if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
-        remove_staged(&folder);
+        remove_staged(&folder).await;
     }
     Ok(found)
 }
 
-fn remove_staged(folder: &Path) {
-    if let Err(e) = std::fs::remove_dir_all(folder) {
+async fn remove_staged(folder: &Path) {
+    if let Err(e) = tokio::fs::remove_dir_all(folder).await {
         tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
     }
 }
@@ -341,7 +347,7 @@ impl Job {
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state
-            remove_staged(&self.output.sql_folder(&self.hash.hash)?);
+            remove_staged(&self.output.sql_folder(&self.hash.hash)?).await;
         }
         finish::report(&self.output, &manifest, began.elapsed().as_secs_f64(), false, self.observer.as_ref());
         Ok(ran)
@@ -388,11 +394,15 @@ impl Job {
 pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Result<Ran> {
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
-    let folder = tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split"))?;
+    let folder = blocking_call(|| {
+        tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split"))
+    });
+    let folder = folder.await?;
     let output = Output::on_disk(folder.path())?.create(observer.as_ref()).await?.for_job(&hash.hash);
     let job = Job::start(prepared, hash, output, BTreeMap::new(), observer).await?;
     let first = job.splits.first().cloned();
     job.run_splits(first.into_iter().collect(), began).await?;
+    blocking_call(move || folder.close().map_err(PipelineError::output("the temporary folder of the first split"))).await?;
     Ok(job.ran())
 }
 

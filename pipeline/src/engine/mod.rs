@@ -18,6 +18,8 @@
 //! Memory of a split at work: a batch of documents being made and one being worked on, what came of it at each operator, two batches at
 //! the device, one row group, and what of the shard is on its way to the store.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod codec;
 pub mod device;
 mod node;

@@ -79,6 +79,7 @@ impl Output {
     }
 
     async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
+        self.still_ours().await?;
         let name = split_record(shard.split);
         self.sync(staged.as_ref()).await?;
         match self.move_in(staged, &Path::from(shard.path.as_str())).await {

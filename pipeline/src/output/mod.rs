@@ -23,6 +23,7 @@ pub mod commit;
 mod copies;
 mod disk;
 mod files;
+mod join;
 mod lease;
 mod look;
 mod probe;
@@ -52,6 +53,7 @@ use stillhouse_schemas::storage::{ConditionalPut, Storage};
 use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
+pub use self::join::Ticket;
 pub use self::lease::Lock;
 use self::lease::{Held, Lease, Timing};
 pub use self::look::Differs;
@@ -115,6 +117,8 @@ pub struct Output {
     lost: Arc<AtomicBool>,
     /// Who holds the lease for this process, once it is taken.
     holder: Arc<OnceLock<String>>,
+    /// Whether this is a worker's, of a run in another process that holds the output.
+    joined: bool,
     /// Hash of the job that writes here; empty for exports and readers.
     job_hash: String,
     /// Parts of all shards on their way at once.
@@ -215,6 +219,7 @@ impl Output {
             conditional: true,
             lost: Arc::default(),
             holder: Arc::default(),
+            joined: false,
             job_hash: String::new(),
             parts: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
         }
@@ -359,6 +364,9 @@ impl Output {
     /// # Errors
     /// When another run has it, or the store cannot say.
     pub async fn still_ours(&self) -> Result<()> {
+        if self.joined {
+            self.is_locked().await?;
+        }
         let Some(holder) = self.holder.get() else { return Ok(()) };
         let held = !self.lost.load(Ordering::Relaxed)
             && lease::is_held_by(&self.store, holder).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::{Engine, JobSpec};
 
 use super::Job;
+use crate::engine::device::DeviceQueue;
 use crate::engine::pool::{Pool, Spawner};
 use crate::engine::session::{JobResources, SplitsAtWork, stages};
 use crate::engine::sink::{Shard, Shards, describe, records};
@@ -24,6 +25,7 @@ use crate::engine::{self, state::SplitState};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Progress, StalledSplit};
 use crate::job::Prepared;
+use crate::output::Output;
 use crate::source::InputFile;
 use crate::stall::{self, Stall, StallWatch};
 use crate::verdict::Tally;
@@ -39,8 +41,8 @@ const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
 const CONSUMERS_TOLD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
 
 /// A plan at work.
-struct Running<'a> {
-    plan: Arc<dyn ExecutionPlan>,
+pub(crate) struct Running<'a> {
+    pub plan: Arc<dyn ExecutionPlan>,
     splits: Arc<Vec<SplitRecord>>,
     context: Arc<TaskContext>,
     resources: Arc<JobResources>,
@@ -80,7 +82,7 @@ impl Job {
     }
 
     /// The plan over these splits, in a session with what this job works with.
-    fn start_plan(&self, mut pending: Vec<SplitRecord>, spawner: Spawner) -> Result<Running<'_>> {
+    pub(crate) fn start_plan(&self, mut pending: Vec<SplitRecord>, spawner: Spawner) -> Result<Running<'_>> {
         // a holdout that comes out empty is told before the work on all the rest
         pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
         let prepared = &self.prepared;
@@ -90,18 +92,7 @@ impl Job {
         let plan = engine::job_plan(corpus, &prepared.operators, shards(prepared, &splits, &names, &self.remade));
         let plan = plan.map_err(PipelineError::of_plan)?;
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&plan));
-        let (of, specials) = (Arc::clone(prepared), prepared.vocabulary.special_tokens());
-        let resources = Arc::new(JobResources {
-            store: prepared.store.clone(),
-            vocabulary: Arc::clone(&prepared.vocabulary),
-            devices: self.devices.clone(),
-            output: self.output.clone(),
-            limits: Arc::new(move |split| operators::limits(&of.spec, of.vocab_size, &specials, split)),
-            spawner,
-            stop: Arc::clone(&self.stop),
-            stages: stages(&prepared.operators),
-            at_work: SplitsAtWork::default(),
-        });
+        let resources = Arc::new(resources(prepared, &self.output, &self.devices, spawner, &self.stop));
         let context = resources.session(runtime(&prepared.spec.engine)?).task_ctx();
         let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
         Ok(Running { plan, splits, context, resources, tally })
@@ -200,6 +191,28 @@ impl Job {
             bytes: record.bytes,
         });
         Ok(())
+    }
+}
+
+/// What the plan of a job works with in this process.
+pub(crate) fn resources(
+    prepared: &Arc<Prepared>,
+    output: &Output,
+    devices: &[DeviceQueue],
+    spawner: Spawner,
+    stop: &Arc<AtomicBool>,
+) -> JobResources {
+    let (of, specials) = (Arc::clone(prepared), prepared.vocabulary.special_tokens());
+    JobResources {
+        store: prepared.store.clone(),
+        vocabulary: Arc::clone(&prepared.vocabulary),
+        devices: devices.to_vec(),
+        output: output.clone(),
+        limits: Arc::new(move |split| operators::limits(&of.spec, of.vocab_size, &specials, split)),
+        spawner,
+        stop: Arc::clone(stop),
+        stages: stages(&prepared.operators),
+        at_work: SplitsAtWork::default(),
     }
 }
 
