@@ -8,7 +8,7 @@ use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::{self, Prepared};
-use stillhouse_schemas::parse::Parsed;
+use stillhouse_pipeline::operators::job_format;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
@@ -68,7 +68,8 @@ impl JobFile {
 
     /// Checks it with everything that it names, as a person's own job.
     pub fn prepare(&self, observer: &dyn Observer) -> Result<Prepared, Failure> {
-        let parsed = if self.json { Parsed::from_json(&self.text) } else { Parsed::from_yaml(&self.text) };
+        let format = job_format();
+        let parsed = if self.json { format.parse_json(&self.text) } else { format.parse(&self.text) };
         let prepared = job::prepare_parsed(parsed, &self.folder, &Access::everything(), observer);
         let mut prepared = prepared.map_err(|e| self.failure(e))?;
         prepared.file.clone_from(&self.path);

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use stillhouse_schemas::columns::Rows;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sections::{Section, SectionKind};
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
 use crate::invariants::{Broken, Limits};
@@ -28,6 +29,9 @@ const ROWS_PER_BATCH: usize = 64;
 pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Name in plans, metrics and errors.
     const NAME: &'static str;
+
+    /// Its section of the job file, where it has one that the house does not know itself.
+    const SECTION: Option<SectionKind> = None;
 
     /// The columns that it may add, in order.
     const COLUMNS: &'static [Column] = &[];
@@ -151,6 +155,14 @@ impl JobFacts<'_> {
     /// Shape of the rows.
     pub fn rows(&self) -> Rows {
         rows(self.spec)
+    }
+
+    /// The section of a type; `None` where the job has none.
+    ///
+    /// # Errors
+    /// When it is no value of this type, as in a data set of another version of the operator.
+    pub fn section<T: Section>(&self) -> Result<Option<T>, Problem> {
+        self.spec.sections.get()
     }
 
     /// The id of the special token of a role.

@@ -12,7 +12,9 @@ use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use stillhouse_schemas::parse::JobFormat;
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sections::SectionKind;
 
 use crate::declaration::{Column, Declaration, JobFacts, OperatorView, StatisticKind};
 use crate::invariants::{Broken, Limits};
@@ -46,6 +48,9 @@ pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
             Err(problem) => problems.push(problem),
         }
     }
+    let known = |key: &str| operators().iter().any(|kind| kind.section().is_some_and(|section| section.key == key));
+    let unknown = facts.spec.sections.keys().filter(|key| !known(key));
+    problems.extend(unknown.map(|key| Problem::missing(key, "is of an operator that this program does not have")));
     (specs, problems)
 }
 
@@ -63,6 +68,12 @@ pub fn operators() -> &'static [&'static dyn Kind] {
 pub fn install(more: &[&'static dyn Kind]) -> Result<(), Vec<&'static str>> {
     let names = |kinds: Vec<&'static dyn Kind>| kinds.iter().map(|kind| kind.name()).collect();
     IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(names)
+}
+
+/// What a job file may say, with the sections of all operators.
+pub fn job_format() -> &'static JobFormat {
+    static FORMAT: OnceLock<JobFormat> = OnceLock::new();
+    FORMAT.get_or_init(|| JobFormat::new(operators().iter().filter_map(|kind| kind.section()).collect()))
 }
 
 /// Every column that an operator may add, in the order of a data set.
@@ -94,6 +105,9 @@ pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
 pub trait Kind: fmt::Debug + Sync {
     /// Name in plans, metrics and errors.
     fn name(&self) -> &'static str;
+
+    /// Its section of the job file, where it has one that the house does not know itself.
+    fn section(&self) -> Option<SectionKind>;
 
     /// The columns that it may add, in order.
     fn columns(&self) -> &'static [Column];
@@ -131,6 +145,10 @@ impl<T: Declaration> fmt::Debug for Of<T> {
 impl<T: Declaration> Kind for Of<T> {
     fn name(&self) -> &'static str {
         T::NAME
+    }
+
+    fn section(&self) -> Option<SectionKind> {
+        T::SECTION
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -90,7 +90,7 @@ impl Prepared {
 /// # Errors
 /// Of kind [`ErrorKind::Usage`] with all problems, each with its field and its place.
 pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
-    prepare_parsed(Parsed::from_yaml(text), base, access, observer)
+    prepare_parsed(operators::job_format().parse(text), base, access, observer)
 }
 
 /// Checks a job file that was read, as [`prepare_text`].

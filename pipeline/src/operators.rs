@@ -6,6 +6,7 @@ use stillhouse_operators::declaration::{JobFacts, SpecialIds};
 pub use stillhouse_operators::declaration::{rows, rows_per_batch};
 use stillhouse_operators::invariants::Limits;
 use stillhouse_operators::registry::{self, OperatorSpec};
+pub use stillhouse_operators::registry::{columns_table, job_format};
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, SpecialToken};

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     fn spec(max_skipped: f64) -> JobSpec {
-        JobSpec::from_yaml(&format!(
+        crate::operators::job_format().read(&format!(
             "{{version: 1, name: a, input: {{format: jsonl, paths: [a], on_error: skip, max_skipped: {max_skipped}}}, tokenizer: {{path: t}}, pack: {{length: 8}}, output: {{path: o}}}}"
         ))
         .unwrap()

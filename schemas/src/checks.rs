@@ -286,15 +286,21 @@ fn tokenizer_source(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::parse::Parsed;
+    use crate::parse::JobFormat;
+
+    fn format() -> &'static JobFormat {
+        static FORMAT: std::sync::LazyLock<JobFormat> = std::sync::LazyLock::new(|| JobFormat::new(Vec::new()));
+        &FORMAT
+    }
 
     fn problems(extra: &str, pack: &str) -> String {
-        Parsed::from_yaml(&format!(
-            "version: 1\nname: a\ninput: {{format: jsonl, paths: [x.jsonl]}}\ntokenizer: {{path: t.json}}\n\
+        format()
+            .parse(&format!(
+                "version: 1\nname: a\ninput: {{format: jsonl, paths: [x.jsonl]}}\ntokenizer: {{path: t.json}}\n\
              pack: {pack}\noutput: {{path: out}}\n{extra}"
-        ))
-        .problems
-        .to_string()
+            ))
+            .problems
+            .to_string()
     }
 
     #[test]
@@ -304,12 +310,13 @@ mod tests {
     }
 
     fn places(input: &str, output: &str, more: &str) -> String {
-        Parsed::from_yaml(&format!(
-            "version: 1\nname: a\ninput: {{format: jsonl, paths: ['{input}']}}\ntokenizer: {{path: t}}\n\
+        format()
+            .parse(&format!(
+                "version: 1\nname: a\ninput: {{format: jsonl, paths: ['{input}']}}\ntokenizer: {{path: t}}\n\
              pack: {{length: 8}}\noutput: {{path: '{output}'}}\n{more}"
-        ))
-        .problems
-        .to_string()
+            ))
+            .problems
+            .to_string()
     }
 
     #[test]
@@ -357,7 +364,7 @@ mod tests {
     }
 
     fn inputs(input: &str) -> String {
-        Parsed::from_yaml(&format!(
+        format().parse(&format!(
             "version: 1\nname: a\ninput: {input}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n"
         ))
         .problems

@@ -12,7 +12,7 @@
 //! checked where data is written and where it is read.
 //!
 //! ```
-//! let job = stillhouse_schemas::spec::JobSpec::from_yaml(
+//! let job = stillhouse_schemas::parse::JobFormat::new(Vec::new()).read(
 //!     "version: 1\nname: demo\ninput: {format: text, paths: [a.txt]}\n\
 //!      tokenizer: {path: tokenizer.json}\npack: {length: 128}\noutput: {path: out}\n",
 //! )?;
@@ -35,6 +35,8 @@ pub mod parse;
 pub mod paths;
 #[cfg(feature = "job")]
 pub mod problems;
+#[cfg(feature = "job")]
+pub mod sections;
 #[cfg(feature = "job")]
 pub mod spec;
 pub mod storage;

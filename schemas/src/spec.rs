@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 pub use self::extract::{Dtype, Extract, ExtractMode, Noise, NoiseCodec, NoisePrecision, TeacherContext, TeacherSpec};
 pub use self::input::{Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument};
 
+use crate::sections::Sections;
 use crate::storage::Storage;
 
 /// A batch job: raw corpora in, training shards out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[schemars(deny_unknown_fields)]
 pub struct JobSpec {
     /// Version of the job file format. This program reads version 1.
     #[schemars(range(min = 1, max = 1))]
@@ -58,6 +59,10 @@ pub struct JobSpec {
     /// What runs the job. Never changes a byte of the shards.
     #[serde(default)]
     pub engine: Engine,
+    /// Sections of operators; which there may be, and what may stand in them, says [`crate::parse::JobFormat`].
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub sections: Sections,
 }
 
 /// Rules applied to the text.

@@ -16,9 +16,9 @@ use serde_json::Value;
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Event;
 
+use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::storage::StoreUrl;
 use stillhouse_schemas::paths::alternatives;
-use stillhouse_schemas::spec::JobSpec;
 
 use super::model::FieldProblem;
 
@@ -89,7 +89,7 @@ impl Work {
         | Self::Report { file, .. }
         | Self::Finished { file, .. }
         | Self::Manifest { file, .. }) = self;
-        let Ok(spec) = JobSpec::from_yaml(file) else { return false };
+        let Ok(spec) = job_format().read(file) else { return false };
         let inputs = spec.input.all_paths().flat_map(|(_, path)| alternatives(path).unwrap_or_default());
         let mut places = inputs.chain([spec.output.path.clone()]);
         places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_web()))

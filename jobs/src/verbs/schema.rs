@@ -1,6 +1,6 @@
 //! `stillhouse schema`: the JSON Schema of the job file.
 
-use stillhouse_schemas::spec::JobSpec;
+use stillhouse_pipeline::operators::{columns_table, job_format};
 
 use crate::cli::Failure;
 use crate::printer::Printer;
@@ -18,11 +18,17 @@ pub struct Args {
     /// Print the OpenAPI document of the service instead
     #[arg(long)]
     openapi: bool,
+    /// Print the columns of a data set as a table instead: type, shape and meaning of each
+    #[arg(long, conflicts_with = "openapi")]
+    columns: bool,
 }
 
 /// Prints it.
 pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
-    let document = if args.openapi { crate::service::api::openapi::document() } else { JobSpec::json_schema() };
+    if args.columns {
+        return Ok(printer.text(&columns_table())?);
+    }
+    let document = if args.openapi { crate::service::api::openapi::document() } else { job_format().json_schema() };
     Ok(printer.json(&document)?)
 }
 
@@ -34,7 +40,7 @@ mod tests {
     #[test]
     fn it_is_a_schema_with_the_sections_of_a_job() {
         let (printer, out, _) = captured();
-        call(&Args { openapi: false }, &printer).unwrap();
+        call(&Args { openapi: false, columns: false }, &printer).unwrap();
         let schema: serde_json::Value = serde_json::from_str(&out.text()).unwrap();
         for section in ["input", "tokenizer", "pack", "extract", "output"] {
             assert!(schema["properties"].get(section).is_some(), "{section}");

@@ -10,12 +10,12 @@ use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::finish;
 use stillhouse_pipeline::inspect::{InspectOptions, inspect};
 use stillhouse_pipeline::names::Names;
+use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions};
 use stillhouse_pipeline::storage::{Place, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::JobSpec;
 use tokio::runtime::Builder;
 
 use crate::cli::Failure;
@@ -208,7 +208,7 @@ fn as_printed(value: &impl serde::Serialize) -> serde_json::Result<serde_json::V
 
 /// The output of a job, without looking at anything else of it.
 fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &Path) -> Result<Output, PipelineError> {
-    let spec = JobSpec::from_yaml(file)?;
+    let spec = job_format().read(file)?;
     let refused: Vec<_> =
         access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
     stillhouse_schemas::problems::Problems(refused).into_result()?;

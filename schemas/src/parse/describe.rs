@@ -3,11 +3,17 @@
 use jsonschema::error::ValidationErrorKind;
 use serde_json::Value;
 
-use super::{MOST_PROBLEMS, schema};
+use super::{JobFormat, MOST_PROBLEMS};
 use crate::problems::{Problem, Problems};
 
 /// Tells what the schema found at a field.
-pub(super) fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, problems: &mut Problems) {
+pub(super) fn describe(
+    format: &JobFormat,
+    field: &str,
+    got: &Value,
+    kind: &ValidationErrorKind,
+    problems: &mut Problems,
+) {
     use ValidationErrorKind as K;
     // somebody may have tried to give a secret there
     let hidden = field.split('.').any(|part| part == "storage");
@@ -18,10 +24,10 @@ pub(super) fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, pro
     let at = |message: String| problem(field.to_owned(), shown(got), message);
     match kind {
         K::AdditionalProperties { unexpected } => {
-            let known = schema::keys(field);
+            let known = format.keys(field);
             for key in unexpected.iter().take(MOST_PROBLEMS) {
                 let value = got.get(key).map(shown).unwrap_or_default();
-                problems.push(problem(join(field, key), value, unknown_key(key, &known)));
+                problems.push(problem(join(field, key), value, unknown_key(format, key, &known)));
             }
         }
         K::Required { property } => {
@@ -51,14 +57,15 @@ pub(super) fn describe(field: &str, got: &Value, kind: &ValidationErrorKind, pro
 }
 
 /// A key that nobody knows, with what was meant where that can be guessed: one that is spelt like it, or one of another section.
-fn unknown_key(key: &str, known: &[&str]) -> String {
-    let elsewhere = || match schema::fields_named(key).as_slice() {
+fn unknown_key(format: &JobFormat, key: &str, known: &[&str]) -> String {
+    let elsewhere = || match format.fields_named(key).as_slice() {
         [only] => Some(only.clone()),
         _ => None,
     };
     let guess = nearest(key, known).map(str::to_owned).or_else(elsewhere);
     let meant = guess.as_deref().map(meant).unwrap_or_default();
-    format!("unknown key{meant}; valid keys here: {}", known.join(", "))
+    let valid = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    format!("unknown key{meant}; valid keys here: {valid}")
 }
 
 fn meant(guess: &str) -> String {

@@ -14,7 +14,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -22,6 +22,7 @@ use self::describe::{describe, field_path};
 use crate::checks;
 use crate::document::Document;
 use crate::problems::{Problem, Problems};
+use crate::sections::SectionKind;
 use crate::spec::JobSpec;
 
 /// A job file that was read as far as it could be: the job, where one can be made, and what is wrong.
@@ -50,37 +51,6 @@ impl Places {
 }
 
 impl Parsed {
-    /// Parses YAML or JSON and runs all checks that need no I/O. JSON is what begins with a brace and is JSON.
-    ///
-    /// Cost: linear in the text. What would take more (deep nesting, aliases of aliases) is refused where it is met.
-    pub fn from_yaml(text: &str) -> Self {
-        Self::of(Document::read(text))
-    }
-
-    /// Parses JSON, and nothing else.
-    pub fn from_json(text: &str) -> Self {
-        Self::of(Document::read_json(text))
-    }
-
-    fn of(read: Result<Document, Problem>) -> Self {
-        match read {
-            Err(problem) => Self { spec: None, problems: Problems(vec![problem]), places: Places::default() },
-            Ok(document) => {
-                let (spec, mut problems) = check(document.value(), document.twice(MOST_PROBLEMS));
-                let places = Places(Some(Arc::new(document)));
-                places.locate(&mut problems);
-                problems.sort();
-                Self { spec, problems, places }
-            }
-        }
-    }
-
-    /// Checks a value tree, of which no text is known.
-    pub fn from_value(value: Value) -> Self {
-        let (spec, problems) = check(value, Vec::new());
-        Self { spec, problems, places: Places::default() }
-    }
-
     /// The job, when nothing is wrong.
     ///
     /// # Errors
@@ -94,48 +64,141 @@ impl Parsed {
     }
 }
 
-impl JobSpec {
+/// What a job file may say: the keys of the house, and the sections that operators declare.
+#[derive(Debug)]
+pub struct JobFormat {
+    sections: Vec<SectionKind>,
+    /// The schema that values are held against, once lists of one are lists: it gives one message for one mistake.
+    schema: Value,
+    validator: Result<jsonschema::Validator, String>,
+}
+
+impl JobFormat {
+    /// The format with these sections of operators.
+    pub fn new(sections: Vec<SectionKind>) -> Self {
+        let schema = schema::strict(&sections);
+        let validator = jsonschema::validator_for(&schema).map_err(|e| e.to_string());
+        Self { sections, schema, validator }
+    }
+
+    /// Parses YAML or JSON and runs all checks that need no I/O. JSON is what begins with a brace and is JSON.
+    ///
+    /// Cost: linear in the text. What would take more (deep nesting, aliases of aliases) is refused where it is met.
+    pub fn parse(&self, text: &str) -> Parsed {
+        self.checked(Document::read(text))
+    }
+
+    /// Parses JSON, and nothing else.
+    pub fn parse_json(&self, text: &str) -> Parsed {
+        self.checked(Document::read_json(text))
+    }
+
     /// Parses and checks a job file, without I/O.
     ///
     /// # Errors
     /// All problems, each with its field and its place.
-    pub fn from_yaml(text: &str) -> Result<Self, Problems> {
-        Parsed::from_yaml(text).into_result()
+    pub fn read(&self, text: &str) -> Result<JobSpec, Problems> {
+        self.parse(text).into_result()
     }
-}
 
-/// The job, as far as one can be made, and everything that is wrong, after what was `found` before.
-fn check(mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
-    drop_nulls(&mut value);
-    schema::listed(&mut value);
-    let mut problems = structural_problems(&value);
-    for problem in &problems.0 {
-        remove(&mut value, whole(&problem.field));
+    /// The JSON Schema of the job file (draft 2020-12), as editors take it: where a list of text is meant, one text is taken too.
+    pub fn json_schema(&self) -> Value {
+        let mut schema = self.schema.clone();
+        schema::one_or_more(&mut schema);
+        schema
     }
-    problems.0.splice(0..0, found);
-    fill_required(&mut value);
-    let mut spec = serde_json::from_value::<JobSpec>(value).ok();
-    if let Some(spec) = &mut spec {
-        if let Some(problem) = checks::too_many_alternatives(spec) {
-            problems.push(problem);
-            spec.input.paths.clear();
-            spec.input.tables.clear();
+
+    fn checked(&self, read: Result<Document, Problem>) -> Parsed {
+        match read {
+            Err(problem) => Parsed { spec: None, problems: Problems(vec![problem]), places: Places::default() },
+            Ok(document) => {
+                let (spec, mut problems) = self.check(document.value(), document.twice(MOST_PROBLEMS));
+                let places = Places(Some(Arc::new(document)));
+                places.locate(&mut problems);
+                problems.sort();
+                Parsed { spec, problems, places }
+            }
         }
-        for problem in checks::all(spec) {
-            if problems.0.len() >= MOST_PROBLEMS {
-                if !problems.touches("") {
-                    problems.push(there_may_be_more());
+    }
+
+    /// The job, as far as one can be made, and everything that is wrong, after what was `found` before.
+    fn check(&self, mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
+        drop_nulls(&mut value);
+        self.list_ones(&mut value);
+        let mut problems = self.structural_problems(&value);
+        for problem in &problems.0 {
+            remove(&mut value, whole(&problem.field));
+        }
+        problems.0.splice(0..0, found);
+        fill_required(&mut value);
+        let mut spec = serde_json::from_value::<JobSpec>(value).ok();
+        if let Some(spec) = &mut spec {
+            self.complete_sections(spec, &mut problems);
+            if let Some(problem) = checks::too_many_alternatives(spec) {
+                problems.push(problem);
+                spec.input.paths.clear();
+                spec.input.tables.clear();
+            }
+            for problem in self.problems_of(spec) {
+                if problems.0.len() >= MOST_PROBLEMS {
+                    if !problems.touches("") {
+                        problems.push(there_may_be_more());
+                    }
+                    break;
                 }
+                if !problems.touches(&problem.field) {
+                    problems.push(problem);
+                }
+            }
+        } else if problems.0.is_empty() {
+            problems.push(Problem::missing("", "could not be read as a job"));
+        }
+        (spec, problems)
+    }
+
+    /// Fills in the defaults of the sections. One that cannot be read goes; the schema has said why, or this does.
+    fn complete_sections(&self, spec: &mut JobSpec, problems: &mut Problems) {
+        for kind in &self.sections {
+            let is_below = |field: &str| field == kind.key || field.starts_with(&format!("{}.", kind.key));
+            if let Err(e) = spec.sections.complete(kind)
+                && !problems.0.iter().any(|p| is_below(&p.field))
+            {
+                problems.push(Problem::missing(kind.key, e.to_string()));
+            }
+        }
+    }
+
+    fn problems_of(&self, spec: &JobSpec) -> Vec<Problem> {
+        let mut problems = checks::all(spec);
+        for kind in &self.sections {
+            (kind.check)(spec, &mut problems);
+        }
+        problems
+    }
+
+    fn structural_problems(&self, value: &Value) -> Problems {
+        let mut problems = Problems::default();
+        let validator = match &self.validator {
+            Ok(validator) => validator,
+            Err(e) => {
+                problems.push(Problem::missing("", format!("the schema of this program is broken: {e}")));
+                return problems;
+            }
+        };
+        for error in validator.iter_errors(value) {
+            let field = field_path(error.instance_path().as_str());
+            describe(self, &field, error.instance(), error.kind(), &mut problems);
+            if problems.0.len() >= MOST_PROBLEMS {
                 break;
             }
-            if !problems.touches(&problem.field) {
-                problems.push(problem);
-            }
         }
-    } else if problems.0.is_empty() {
-        problems.push(Problem::missing("", "could not be read as a job"));
+        problems.0.sort_by(|a, b| a.field.cmp(&b.field));
+        if problems.0.len() >= MOST_PROBLEMS {
+            problems.0.truncate(MOST_PROBLEMS);
+            problems.push(there_may_be_more());
+        }
+        problems
     }
-    (spec, problems)
 }
 
 /// A key without a value (`orders:`) means the same as no key.
@@ -148,32 +211,6 @@ fn drop_nulls(value: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(drop_nulls),
         _ => {}
     }
-}
-
-fn structural_problems(value: &Value) -> Problems {
-    static VALIDATOR: OnceLock<Result<jsonschema::Validator, String>> = OnceLock::new();
-    let mut problems = Problems::default();
-    let made = VALIDATOR.get_or_init(|| jsonschema::validator_for(schema::strict()).map_err(|e| e.to_string()));
-    let validator = match made {
-        Ok(validator) => validator,
-        Err(e) => {
-            problems.push(Problem::missing("", format!("the schema of this program is broken: {e}")));
-            return problems;
-        }
-    };
-    for error in validator.iter_errors(value) {
-        let field = field_path(error.instance_path().as_str());
-        describe(&field, error.instance(), error.kind(), &mut problems);
-        if problems.0.len() >= MOST_PROBLEMS {
-            break;
-        }
-    }
-    problems.0.sort_by(|a, b| a.field.cmp(&b.field));
-    if problems.0.len() >= MOST_PROBLEMS {
-        problems.0.truncate(MOST_PROBLEMS);
-        problems.push(there_may_be_more());
-    }
-    problems
 }
 
 fn there_may_be_more() -> Problem {

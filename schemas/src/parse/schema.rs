@@ -1,100 +1,95 @@
 //! The JSON Schema of the job file, made from the types, and what it says of a place in it.
 
-use std::sync::OnceLock;
-
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
+use super::JobFormat;
+use crate::sections::SectionKind;
 use crate::spec::JobSpec;
 
-impl JobSpec {
-    /// The JSON Schema of the job file (draft 2020-12), as editors take it: where a list of text is meant, one text is taken too.
-    pub fn json_schema() -> Value {
-        static SCHEMA: OnceLock<Value> = OnceLock::new();
-        SCHEMA
-            .get_or_init(|| {
-                let mut schema = strict().clone();
-                one_or_more(&mut schema);
-                schema
-            })
-            .clone()
+/// The schema of the house's keys and of these sections, in the plain form.
+pub(super) fn strict(sections: &[SectionKind]) -> Value {
+    let mut generator = SchemaGenerator::default();
+    let sections: Vec<(&str, Value)> =
+        sections.iter().map(|kind| (kind.key, Value::from((kind.schema)(&mut generator)))).collect();
+    let mut schema = Value::from(generator.into_root_schema_for::<JobSpec>());
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        properties.extend(sections.into_iter().map(|(key, section)| (key.to_owned(), section)));
     }
+    simplify(&mut schema);
+    schema
 }
 
-/// The schema that values are held against, once lists of one are lists: it gives one message for one mistake.
-pub(super) fn strict() -> &'static Value {
-    static SCHEMA: OnceLock<Value> = OnceLock::new();
-    SCHEMA.get_or_init(|| {
-        let mut schema = Value::from(SchemaGenerator::default().into_root_schema_for::<JobSpec>());
-        simplify(&mut schema);
-        schema
-    })
-}
+impl JobFormat {
+    /// The schema of a property, or of any that has no name of its own.
+    fn property<'a>(&'a self, schema: &'a Value, key: &str) -> Option<&'a Value> {
+        let named = schema.get("properties").and_then(|p| p.get(key));
+        named
+            .or_else(|| schema.get("additionalProperties").filter(|p| p.is_object()))
+            .map(|schema| self.resolved(schema))
+    }
 
-/// The schema of a property, or of any that has no name of its own.
-fn property<'a>(schema: &'a Value, key: &str) -> Option<&'a Value> {
-    let named = schema.get("properties").and_then(|p| p.get(key));
-    named.or_else(|| schema.get("additionalProperties").filter(|p| p.is_object())).map(resolved)
-}
+    fn resolved<'a>(&'a self, schema: &'a Value) -> &'a Value {
+        let reference = schema.get("$ref").and_then(Value::as_str);
+        reference.and_then(|r| self.schema.pointer(r.trim_start_matches('#'))).unwrap_or(schema)
+    }
 
-fn resolved(schema: &Value) -> &Value {
-    let reference = schema.get("$ref").and_then(Value::as_str);
-    reference.and_then(|r| strict().pointer(r.trim_start_matches('#'))).unwrap_or(schema)
-}
-
-/// The keys that are valid at a field.
-pub(super) fn keys(field: &str) -> Vec<&'static str> {
-    let mut schema = strict();
-    for part in field.split('.').filter(|part| !part.is_empty()) {
-        match property(schema, part) {
-            Some(inner) => schema = inner,
-            None => return Vec::new(),
+    /// The keys that are valid at a field.
+    pub(super) fn keys(&self, field: &str) -> Vec<&str> {
+        let mut schema = &self.schema;
+        for part in field.split('.').filter(|part| !part.is_empty()) {
+            match self.property(schema, part) {
+                Some(inner) => schema = inner,
+                None => return Vec::new(),
+            }
         }
+        let properties = schema.get("properties").and_then(Value::as_object);
+        properties.map(|map| map.keys().map(String::as_str).collect()).unwrap_or_default()
     }
-    let properties = schema.get("properties").and_then(Value::as_object);
-    properties.map(|map| map.keys().map(String::as_str).collect()).unwrap_or_default()
-}
 
-/// The fields of the whole schema that end with this key, such as `pack.length` and `subtokens.length`.
-pub(super) fn fields_named(key: &str) -> Vec<String> {
-    fn below(schema: &Value, path: &str, key: &str, found: &mut Vec<String>) {
+    /// The fields of the whole schema that end with this key, such as `pack.length` and `subtokens.length`.
+    pub(super) fn fields_named(&self, key: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        self.fields_below(&self.schema, "", key, &mut found);
+        found
+    }
+
+    fn fields_below(&self, schema: &Value, path: &str, key: &str, found: &mut Vec<String>) {
         let Some(Value::Object(properties)) = schema.get("properties") else { return };
         for (name, property) in properties {
             let field = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-            below(resolved(property), &field, key, found);
+            self.fields_below(self.resolved(property), &field, key, found);
             if name == key {
                 found.push(field);
             }
         }
     }
-    let mut found = Vec::new();
-    below(strict(), "", key, &mut found);
-    found
-}
 
-/// One text where a list of text is meant becomes a list of one.
-pub(super) fn listed(value: &mut Value) {
-    fn below(value: &mut Value, schema: &Value) {
+    /// One text where a list of text is meant becomes a list of one.
+    pub(super) fn list_ones(&self, value: &mut Value) {
+        self.list_ones_below(value, &self.schema);
+    }
+
+    fn list_ones_below(&self, value: &mut Value, schema: &Value) {
         match value {
             Value::String(text) if is_list_of_text(schema) => *value = json!([text]),
             Value::Object(map) => {
                 for (key, value) in map {
-                    if let Some(schema) = property(schema, key) {
-                        below(value, schema);
+                    if let Some(schema) = self.property(schema, key) {
+                        self.list_ones_below(value, schema);
                     }
                 }
             }
             _ => {}
         }
     }
-    below(value, strict());
 }
 
 fn is_list_of_text(schema: &Value) -> bool {
     schema.get("type") == Some(&json!("array")) && schema.pointer("/items/type") == Some(&json!("string"))
 }
 
-fn one_or_more(schema: &mut Value) {
+pub(super) fn one_or_more(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
             map.values_mut().for_each(one_or_more);
@@ -131,6 +126,10 @@ fn simplify(schema: &mut Value) {
                     let only = only.clone();
                     map.insert("type".into(), only);
                 }
+            }
+            // a section without keys: with a list of them, though empty, an unknown one is told by its name
+            if map.get("additionalProperties") == Some(&json!(false)) {
+                map.entry("properties").or_insert_with(|| json!({}));
             }
             flatten_enum(map);
             map.values_mut().for_each(simplify);

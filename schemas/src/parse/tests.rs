@@ -1,6 +1,15 @@
 //! Job files, good, wrong and hostile.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::*;
+use crate::sections::Section;
+
+fn format() -> &'static JobFormat {
+    static FORMAT: std::sync::LazyLock<JobFormat> = std::sync::LazyLock::new(|| JobFormat::new(Vec::new()));
+    &FORMAT
+}
 
 #[test]
 fn hostile_files_are_refused_before_they_cost_anything() {
@@ -26,7 +35,7 @@ fn hostile_files_are_refused_before_they_cost_anything() {
         (format!("input: {{paths: [{}]}}", "1,".repeat(n)), "more than these 100 problems"),
         (format!("{{\"input\": {{\"paths\": [{}1]}}}}", "1,".repeat(n)), "more than these 100 problems"),
     ] {
-        let parsed = Parsed::from_yaml(&text);
+        let parsed = format().parse(&text);
         assert!(parsed.problems.0.len() <= 2 * MOST_PROBLEMS + 40, "{says}: {}", parsed.problems.0.len());
         assert!(parsed.problems.0.iter().any(|p| p.message.contains(says)), "{says}: {:?}", parsed.problems.0.first());
     }
@@ -37,7 +46,7 @@ const GOOD: &str = "version: 1\nname: a\ninput: {format: jsonl, paths: [x.jsonl]
 
 #[test]
 fn a_short_job_takes_defaults() {
-    let job = JobSpec::from_yaml(GOOD).unwrap();
+    let job = format().read(GOOD).unwrap();
     assert_eq!(job.output.shard_megabytes, 500.0);
     assert_eq!(job.input.text, "text");
     assert_eq!(job.noise_seed(), 0);
@@ -48,7 +57,7 @@ fn every_problem_is_told_at_once() {
     let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}, b: {share: 2}}}\n\
         pack: {length: two, mode: wrap}\nextract: {teacher: {device: gpu}, topk: -1, noise: {tolerance: 2, drawz: 3}}\n\
         subtokens: {length: 99}\norders: {kind: strided}\nengine: {kind: ballista}\n";
-    let problems = Parsed::from_yaml(text).into_result().unwrap_err();
+    let problems = format().parse(text).into_result().unwrap_err();
     let shown = problems.to_string();
     for field in [
         "version: got 2",
@@ -76,7 +85,7 @@ fn every_problem_is_told_at_once() {
 
 #[test]
 fn unknown_keys_name_the_valid_ones() {
-    let problems = Parsed::from_yaml(&GOOD.replace("length: 16", "length: 16, lenght: 3")).problems;
+    let problems = format().parse(&GOOD.replace("length: 16", "length: 16, lenght: 3")).problems;
     let text = problems.to_string();
     let says = "5:20: pack.lenght: got 3: unknown key, did you mean `length`?; valid keys here: boundary, length, mode";
     assert!(text.contains(says), "{text}");
@@ -84,13 +93,13 @@ fn unknown_keys_name_the_valid_ones() {
 
 #[test]
 fn yaml_errors_give_the_line() {
-    let text = Parsed::from_yaml("version: 1\nname: [\n").problems.to_string();
+    let text = format().parse("version: 1\nname: [\n").problems.to_string();
     assert!(text.contains("\n  3:1: job file: is not YAML: "), "{text}");
 }
 
 #[test]
 fn an_explicit_null_is_no_key() {
-    assert!(JobSpec::from_yaml(&format!("{GOOD}extract:\npartitions: ~\n")).unwrap().partitions.is_none());
+    assert!(format().read(&format!("{GOOD}extract:\npartitions: ~\n")).unwrap().partitions.is_none());
 }
 
 #[test]
@@ -107,7 +116,7 @@ fn a_key_that_stands_twice_is_told_with_both_lines() {
             "5:20: pack.length: is given twice in line 5; leave one out",
         ),
     ] {
-        let problems = JobSpec::from_yaml(text).unwrap_err();
+        let problems = format().read(text).unwrap_err();
         assert_eq!(problems.0.len(), 1, "{problems}");
         assert!(problems.to_string().ends_with(says), "{problems}");
     }
@@ -115,18 +124,18 @@ fn a_key_that_stands_twice_is_told_with_both_lines() {
 
 #[test]
 fn one_text_is_a_list_of_one() {
-    let job = JobSpec::from_yaml(&GOOD.replace("[x.jsonl]", "x.jsonl")).unwrap();
+    let job = format().read(&GOOD.replace("[x.jsonl]", "x.jsonl")).unwrap();
     assert_eq!(job.input.paths, ["x.jsonl"]);
-    let wrong = Parsed::from_yaml(&GOOD.replace("[x.jsonl]", "ftp://h/x")).problems;
+    let wrong = format().parse(&GOOD.replace("[x.jsonl]", "ftp://h/x")).problems;
     assert!(wrong.to_string().contains("3:24: input.paths[0]: got ftp://"), "{wrong}");
-    let schema = JobSpec::json_schema();
+    let schema = format().json_schema();
     let paths = schema.pointer("/$defs/Input/properties/paths/anyOf").unwrap();
     assert_eq!(paths, &json!([{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]));
 }
 
 #[test]
 fn what_was_meant_is_guessed() {
-    let told = |from: &str, to: &str| Parsed::from_yaml(&GOOD.replace(from, to)).problems.told(Some("job.yaml"));
+    let told = |from: &str, to: &str| format().parse(&GOOD.replace(from, to)).problems.told(Some("job.yaml"));
     let text = told("paths: [x.jsonl]", "path: x.jsonl");
     assert!(text.contains("job.yaml:3:24: input.path: got \"x.jsonl\": unknown key, did you mean `paths`?;"), "{text}");
     let text = told("jsonl,", "json,");
@@ -145,7 +154,72 @@ fn what_was_meant_is_guessed() {
 fn what_is_no_number_is_no_default() {
     for number in [".nan", ".inf", "-.inf", "1e999"] {
         let text = format!("{GOOD}extract: {{teacher: {{path: t}}, noise: {{tolerance: {number}}}}}\n");
-        let problems = Parsed::from_yaml(&text).problems.to_string();
+        let problems = format().parse(&text).problems.to_string();
         assert!(problems.contains("extract.noise.tolerance: got"), "{number}: {problems}");
     }
+}
+
+/// A section of an operator, as `operators` declare them.
+#[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Marks {
+    /// How many.
+    #[schemars(range(min = 1, max = 9))]
+    count: u32,
+}
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self { count: 2 }
+    }
+}
+
+impl Section for Marks {
+    const KEY: &'static str = "marks";
+
+    fn check(&self, job: &JobSpec, problems: &mut Vec<Problem>) {
+        if self.count >= job.pack.length {
+            problems.push(Problem::new("marks.count", self.count, "as many as tokens"));
+        }
+    }
+}
+
+/// A section that has no keys.
+#[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Plain {}
+
+impl Section for Plain {
+    const KEY: &'static str = "plain";
+}
+
+#[test]
+fn sections_of_operators_are_read_as_the_others() {
+    let format = JobFormat::new(vec![SectionKind::of::<Marks>(), SectionKind::of::<Plain>()]);
+    let job = format.read(&format!("{GOOD}marks: {{}}\nplain: {{}}\n")).unwrap();
+    assert_eq!((job.sections.get(), job.sections.get()), (Ok(Some(Marks { count: 2 })), Ok(Some(Plain {}))));
+    let value = serde_json::to_value(&job).unwrap();
+    assert_eq!((&value["marks"], &value["plain"]), (&json!({"count": 2}), &json!({})));
+    assert_eq!(serde_json::from_value::<JobSpec>(value).unwrap(), job);
+    let without = format.read(GOOD).unwrap();
+    assert_eq!(without.sections.get::<Marks>(), Ok(None));
+    assert_eq!(without, super::tests::format().read(GOOD).unwrap());
+    assert_eq!(serde_json::to_value(&without).unwrap().get("sections"), None);
+    for (section, says) in [
+        ("marks: {count: 10}", "7:9: marks.count: got 10: too large; valid: 9 or less"),
+        ("marks: {cuont: 1}", "7:9: marks.cuont: got 1: unknown key, did you mean `count`?; valid keys here: count"),
+        ("marks: {count: x}", "7:9: marks.count: got \"x\": has type string; valid: integer"),
+        ("marks: 3", "7:1: marks: got 3: has type integer; valid: object"),
+        ("plain: {x: 1}", "7:9: plain.x: got 1: unknown key; valid keys here: none"),
+        ("mark: {}", "7:1: mark: got {}: unknown key, did you mean `marks`?; valid keys here: clean, engine, "),
+    ] {
+        let problems = format.parse(&format!("{GOOD}{section}\n")).problems;
+        assert!(problems.0.len() == 1 && problems.to_string().contains(says), "{section}: {problems}");
+    }
+    let text = format.parse(&format!("{GOOD}marks: {{count: 8}}\n").replace("length: 16", "length: 8")).problems;
+    assert!(text.to_string().contains("marks.count: got 8: as many as tokens"), "{text}");
+    let schema = format.json_schema();
+    assert_eq!(schema["properties"]["marks"]["$ref"], "#/$defs/Marks");
+    assert_eq!(schema["$defs"]["Marks"]["properties"]["count"]["maximum"], 9);
+    assert!(super::tests::format().parse(&format!("{GOOD}plain: {{}}\n")).problems.to_string().contains("unknown key"));
 }

@@ -167,7 +167,7 @@ mod tests {
         let text = format!(
             "version: 1\nname: x\ninput: {{format: text, paths: [a, b, c]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: {patch}}}\n"
         );
-        JobSpec::from_yaml(&text).unwrap()
+        stillhouse_pipeline::operators::job_format().read(&text).unwrap()
     }
 
     #[test]

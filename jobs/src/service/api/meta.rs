@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use stillhouse_schemas::spec::JobSpec;
+use stillhouse_pipeline::operators::job_format;
 use utoipa::ToSchema;
 
 use super::App;
@@ -91,7 +91,7 @@ pub async fn openapi(_: Params<Nothing>) -> Json<Value> {
 /// The JSON Schema of job files
 #[utoipa::path(get, path = "/schema", operation_id = "getJobSchema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
 pub async fn schema(_: Params<Nothing>) -> Json<Value> {
-    Json(JobSpec::json_schema())
+    Json(job_format().json_schema())
 }
 
 /// Figures for Prometheus

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
-use stillhouse_schemas::spec::JobSpec;
+use stillhouse_pipeline::operators::job_format;
 
 const DESCRIPTION: &str = "Batch jobs that turn raw corpora into training shards for parallel (discrete-diffusion) language models.\n\n\
     Errors are problem details (RFC 9457). Where the service needs tokens, every path but health, readiness, version and the documents \
@@ -48,7 +48,7 @@ fn plain_headers(document: &mut Value) {
 
 /// Puts the job file's schema where `JobFile` stands for it, its definitions beside it.
 fn job_file(document: &mut Value) {
-    let mut schema = JobSpec::json_schema();
+    let mut schema = job_format().json_schema();
     let definitions = schema.as_object_mut().and_then(|s| s.remove("$defs"));
     if let Some(s) = schema.as_object_mut() {
         s.remove("$schema");

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::names::Names;
+use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::storage::Place;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -363,7 +364,8 @@ fn check_now(
     folder: &Path,
     go_on: &dyn Fn() -> bool,
 ) -> Option<Checked> {
-    let parsed = if upload.json { Parsed::from_json(&upload.text) } else { Parsed::from_yaml(&upload.text) };
+    let format = job_format();
+    let parsed = if upload.json { format.parse_json(&upload.text) } else { format.parse(&upload.text) };
     let Parsed { spec, mut problems, places } = parsed;
     let Some(mut spec) = spec else { return Some(Checked { name: None, outcome: Err(problems) }) };
     if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
@@ -458,7 +460,7 @@ mod tests {
                 "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{extract}"
             );
             let capacity = Capacity { gpus: gpus.to_vec(), ..Capacity::default() };
-            slot(&Config { capacity, ..Config::default() }, &Parsed::from_yaml(&text).spec.unwrap())
+            slot(&Config { capacity, ..Config::default() }, &job_format().parse(&text).spec.unwrap())
                 .map_err(|p| p.to_string())
         };
         assert_eq!(with(&[0], None), Ok(Slot::Cpu));

@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 
-use stillhouse_pipeline::inspect::{Blueprint, BlueprintEntry, ColumnSummary, DocumentView, RowView, TokenView};
-use stillhouse_schemas::manifest::{Statistics, Totals};
+use stillhouse_pipeline::inspect::{
+    Blueprint, BlueprintEntry, ColumnSummary, DocumentView, OperatorView, RowView, StatisticView, TokenView,
+};
+use stillhouse_schemas::manifest::{Statistic, Statistics, Totals};
 
 use super::*;
 
@@ -257,4 +259,20 @@ fn no_line_is_wider_than_the_terminal() {
             assert!(cells <= width, "{cells} > {width}: {line}");
         }
     }
+}
+
+/// Operators that have no view of their own here are shown by what they declare.
+#[test]
+fn what_other_operators_show_stands_beside_it() {
+    let mut inspection = inspection();
+    let (meaning, value) = ("Short sequences".to_owned(), Statistic::Sum(1234));
+    inspection.operator_statistics = vec![StatisticView { name: "short".into(), meaning, value }];
+    let tokens = (0..13).map(|i| format!("mark{i}")).collect();
+    let facts = vec![("length".to_owned(), "12".to_owned())];
+    inspection.row.as_mut().unwrap().operators = vec![OperatorView { operator: "marks".into(), facts, tokens }];
+    let text = rendered(&inspection, PLAIN);
+    for says in ["Short sequences  1,234", "\n  length: 12\n", "marks", "mark7", "mark11"] {
+        assert!(text.contains(says), "{says:?} is not in\n{text}");
+    }
+    assert!(!text.contains("mark9"), "{text}");
 }

@@ -1,0 +1,106 @@
+//! The walk-through of CONTRIBUTING.md: its file is compiled here, runs in a job, and everything that is promised there follows from it.
+
+use std::fs;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, Int32Array, RecordBatch};
+use futures::TryStreamExt;
+use serde_json::json;
+use stillhouse_operators::invariants::Limits;
+use stillhouse_operators::registry::{self, Of, OperatorSpec};
+use stillhouse_operators::{declaration, extract, invariants, operator, rows};
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::dataset::{Dataset, Selection};
+use stillhouse_pipeline::events::Silent;
+use stillhouse_pipeline::inspect::{InspectOptions, inspect};
+use stillhouse_pipeline::operators::{columns_table, job_format};
+use stillhouse_pipeline::verify::{VerifyOptions, verify};
+use stillhouse_pipeline::{job, plan, run};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::Statistic;
+use tokio::task::spawn_blocking;
+
+#[path = "walkthrough/lengths.rs"]
+mod lengths;
+
+const FILE: &str = include_str!("walkthrough/lengths.rs");
+const PAGE: &str = include_str!("../../CONTRIBUTING.md");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_of_one_file_and_one_line() {
+    assert!(PAGE.contains(FILE), "CONTRIBUTING.md does not quote pipeline/tests/walkthrough/lengths.rs as it is");
+    registry::install(&[&Of::<lengths::LengthsConfig>::KIND]).unwrap();
+    assert!(registry::install(&[]).unwrap_err().contains(&"lengths"));
+
+    // the job file
+    let scratch = tempfile::tempdir().unwrap();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/teacher-nano-gpt2");
+    fs::write(
+        scratch.path().join("a.txt"),
+        "It was the best of times.\nIt was the worst of times, it was the age of wisdom.\n",
+    )
+    .unwrap();
+    let text = format!(
+        "version: 1\nname: small\ninput: {{format: text, paths: [a.txt]}}\ntokenizer: {{path: '{tokenizer}'}}\n\
+         pack: {{length: 12, mode: pad}}\noutput: {{path: out}}\nlengths: {{}}\n"
+    );
+    let schema = job_format().json_schema();
+    assert_eq!(schema["properties"]["lengths"]["$ref"], "#/$defs/LengthsSection");
+    let wrong = job_format().parse(&text.replace("lengths: {}", "lengths: {x: 1}")).problems.to_string();
+    assert!(wrong.contains("7:11: lengths.x: got 1: unknown key; valid keys here: none"), "{wrong}");
+
+    // the plan
+    let folder = scratch.path().to_owned();
+    let made = text.clone();
+    let prepared = spawn_blocking(move || job::prepare_text(&made, &folder, &Access::everything(), &Silent));
+    let prepared = Arc::new(prepared.await.unwrap().unwrap());
+    let planned = Arc::clone(&prepared);
+    let planned = spawn_blocking(move || {
+        let hash = plan::job_hash(&planned, &Silent).unwrap();
+        (hash.identity["job"]["lengths"].clone(), plan::plan(&planned, &hash, false, &Silent).unwrap())
+    });
+    let (hashed, plan) = planned.await.unwrap();
+    assert_eq!(hashed, json!({}));
+    assert_eq!(plan.operators, ["clean", "tokenize", "pack", "lengths"]);
+    let without = registry::bytes_per_token(&prepared.operators[..3], prepared.vocab_size);
+    assert_eq!(plan.estimated_bytes_per_token, without + 0.001);
+    let shipped = serde_json::to_string(&prepared.operators).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<OperatorSpec>>(&shipped).unwrap(), prepared.operators);
+
+    // the data set
+    run::run(Arc::clone(&prepared), run::RunOptions::default(), Arc::new(Silent)).await.unwrap();
+    let dataset = Dataset::open(prepared.output().unwrap()).await.unwrap();
+    let manifest = dataset.manifest();
+    let column = manifest.columns.last().unwrap();
+    assert_eq!((column.name.as_str(), column.data_type.as_str(), &column.shape), ("length", "int32", &None));
+    let mut batches =
+        dataset.read(&manifest.shards[0], &Selection { batch_rows: 9, ..Selection::default() }).await.unwrap();
+    let batch = batches.try_next().await.unwrap().unwrap();
+    let stored: &Int32Array = batch["length"].as_any().downcast_ref().unwrap();
+    assert_eq!((stored.len(), stored.value(1)), (2, 12));
+    assert!(stored.value(0) < 12);
+
+    // what follows from it
+    let card = fs::read_to_string(scratch.path().join("out/README.md")).unwrap();
+    assert!(card.contains("| `length` | int32 |  | number of tokens of the sequence, padding not counted |"), "{card}");
+    assert!(card.contains("| Sequences of less than half the longest length | 0 |"), "{card}");
+    assert!(columns_table().ends_with("| `length` | int32 | `lengths` | tokens that are no padding |\n"));
+    assert_eq!(manifest.statistics.operators["short_sequences"], Statistic::Sum(0));
+    let shown = inspect(&dataset, &InspectOptions::default()).await.unwrap();
+    assert_eq!(shown.operator_statistics[0].meaning, "Sequences of less than half the longest length");
+    assert_eq!(shown.row.unwrap().operators[0].facts, [("length".to_owned(), stored.value(0).to_string())]);
+    let verified = verify(&dataset, &VerifyOptions::default(), &Silent).await.unwrap();
+    assert!(verified.passed(), "{:?}", verified.faults);
+    let limits = Limits {
+        vocab_size: prepared.vocab_size,
+        length: 12,
+        split: SplitId(0),
+        operators: prepared.operators.clone(),
+    };
+    assert_eq!(invariants::check(&batch, &limits).unwrap(), []);
+    let wrong: ArrayRef = Arc::new(Int32Array::from(vec![stored.value(0), 11]));
+    let columns = batch.columns()[..batch.num_columns() - 1].iter().cloned().chain([wrong]).collect();
+    let wrong = RecordBatch::try_new(batch.schema(), columns).unwrap();
+    let broken = invariants::check(&wrong, &limits).unwrap();
+    assert_eq!(broken, [invariants::Broken::new(1, "length 11, valid: 12")]);
+}
