@@ -302,6 +302,11 @@ impl Job {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn all_splits(&self) -> Vec<SplitRecord> {
+        self.splits.clone()
+    }
+
     /// Makes what is not committed yet.
     pub(crate) async fn run_pending(self, began: Instant) -> Result<Self> {
         self.run_splits(pending_splits(&self.splits, &self.done), began).await?;

@@ -22,6 +22,8 @@
 
 pub mod codec;
 pub mod device;
+#[cfg(test)]
+mod device_tests;
 mod node;
 pub mod operator;
 pub mod pool;
@@ -29,6 +31,8 @@ pub mod session;
 pub mod sink;
 pub mod source;
 pub mod state;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

@@ -1,0 +1,177 @@
+//! The owner of a device with a teacher that does what a test wants.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow::array::{ArrayRef, AsArray, Int32Array, ListArray, RecordBatch, UInt64Array};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, Float32Type, Schema};
+use candle_core::{DType, Device, Tensor};
+use stillhouse_operators::extract::ExtractConfig;
+use stillhouse_operators::operator::{Counters, Measure, Meter, OperatorError};
+use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::spec::TeacherContext;
+use stillhouse_teacher::{Architecture, Precision, Result, Teacher, TeacherInfo};
+
+use super::device::DeviceQueue;
+
+const VOCAB: usize = 11;
+/// After this token the logits are no numbers.
+const POISON: u32 = 7;
+/// At this one the teacher panics.
+const PANIC: u32 = 9;
+
+/// Its logits at a position are the token there, for every vocabulary entry; so its log-probabilities are −ln V.
+struct Teller {
+    info: TeacherInfo,
+    passes: Arc<AtomicU64>,
+}
+
+impl Teller {
+    fn new(passes: &Arc<AtomicU64>) -> Arc<dyn Teacher> {
+        let info = TeacherInfo {
+            architecture: Architecture::Gpt2,
+            vocab_size: VOCAB,
+            max_positions: 64,
+            hidden_size: 1,
+            layers: 1,
+            parameters: 1,
+            bos_token_id: Some(0),
+            eos_token_id: Some(0),
+            weights: Vec::new(),
+            dtype: Precision::F32,
+            device: "cpu".into(),
+            arithmetic: "f32".into(),
+        };
+        Arc::new(Self { info, passes: Arc::clone(passes) })
+    }
+}
+
+impl Teacher for Teller {
+    fn info(&self) -> &TeacherInfo {
+        &self.info
+    }
+
+    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor> {
+        self.passes.fetch_add(1, Ordering::Relaxed);
+        assert!(!tokens.contains(&PANIC), "on purpose");
+        let states: Vec<f32> = tokens.iter().map(|&t| if t == POISON { f32::NAN } else { t as f32 }).collect();
+        Ok(Tensor::from_vec(states, (batch, length, 1), &Device::Cpu)?)
+    }
+
+    fn logits(&self, rows: &Tensor) -> Result<Tensor> {
+        Ok(Tensor::zeros((rows.dim(0)?, VOCAB), DType::F32, &Device::Cpu)?)
+    }
+
+    fn logits_into(&self, rows: &Tensor, out: &mut Vec<f32>) -> Result<()> {
+        out.clear();
+        let states = rows.flatten_all()?.to_vec1::<f32>()?;
+        out.extend(states.iter().flat_map(|&state| [state; VOCAB]));
+        Ok(())
+    }
+}
+
+fn list(field: &Field, rows: &[Vec<i32>]) -> ArrayRef {
+    let DataType::List(item) = field.data_type() else { panic!("no list") };
+    let offsets = OffsetBuffer::from_lengths(rows.iter().map(Vec::len));
+    let values = Int32Array::from_iter_values(rows.iter().flatten().copied());
+    Arc::new(ListArray::new(item.clone(), offsets, Arc::new(values), None))
+}
+
+fn sequences(first: u64, rows: &[Vec<i32>]) -> RecordBatch {
+    let fields = vec![
+        Field::new(columns::SEQUENCE_ID, DataType::UInt64, false),
+        columns::list_field(columns::INPUT_IDS, DataType::Int32),
+        columns::list_field(columns::DOCUMENT_OFFSETS, DataType::Int32),
+    ];
+    let (ids, offsets) = (list(&fields[1], rows), list(&fields[2], &vec![vec![0]; rows.len()]));
+    let numbers = UInt64Array::from_iter_values(first..first + rows.len() as u64);
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), vec![Arc::new(numbers), ids, offsets]).unwrap()
+}
+
+fn config() -> Arc<ExtractConfig> {
+    Arc::new(ExtractConfig {
+        vocab_size: VOCAB,
+        bos: 0,
+        context: TeacherContext::Sequence,
+        batch_tokens: 64,
+        noise: None,
+        topk: 0,
+        rows: Rows::UpTo(8),
+    })
+}
+
+fn meter() -> (Arc<Counters>, Arc<dyn Meter>) {
+    let counters = Arc::new(Counters::default());
+    (Arc::clone(&counters), counters)
+}
+
+/// Far more than any of it takes: a device that hangs must fail, not hang.
+const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn many_splits_share_a_device_and_each_gets_its_own() {
+    let passes = Arc::default();
+    let device = DeviceQueue::start(Teller::new(&passes)).unwrap();
+    let (counters, meter) = meter();
+    let split = |n: u64| {
+        let (device, meter) = (device.clone(), Arc::clone(&meter));
+        tokio::spawn(async move {
+            for batch in 0..5 {
+                let rows: Vec<Vec<i32>> = (0..3).map(|r| vec![1, (n % 5) as i32 + 1, r]).collect();
+                let input = sequences(n * 100 + batch * 10, &rows);
+                let answer = device.submit(&config(), input.clone(), Arc::clone(&meter)).await.unwrap();
+                let done = answer.wait(&device).await.unwrap();
+                assert_eq!(done.batch.num_rows(), 3);
+                assert_eq!(&done.batch.columns()[..3], input.columns());
+                let logprobs = done.batch.column_by_name(columns::LOGPROB).unwrap();
+                let logprobs = logprobs.as_list::<i32>().values().as_primitive::<Float32Type>();
+                assert!(logprobs.values().iter().all(|l| (l + (VOCAB as f32).ln()).abs() < 1e-6));
+                assert_eq!(done.statistics.predicted_tokens, 9);
+            }
+        })
+    };
+    let splits: Vec<_> = (0..20).map(split).collect();
+    for split in splits {
+        tokio::time::timeout(LONG, split).await.unwrap().unwrap();
+    }
+    assert_eq!(counters.get(Measure::TeacherTokens), 20 * 5 * 9);
+    assert_eq!(passes.load(Ordering::Relaxed), 100);
+}
+
+#[tokio::test]
+async fn logits_that_are_no_numbers_are_told_with_their_place_and_the_device_goes_on() {
+    let device = DeviceQueue::start(Teller::new(&Arc::default())).unwrap();
+    let (_, meter) = meter();
+    let poisoned = sequences(40, &[vec![1, 2, 3, 4], vec![1, 2, POISON as i32, 3, 4]]);
+    let good = || sequences(50, &[vec![1, 2, 3]]);
+    // others wait in the queue while the origin is looked for
+    let first = device.submit(&config(), poisoned, Arc::clone(&meter)).await.unwrap();
+    let second = device.submit(&config(), good(), Arc::clone(&meter)).await.unwrap();
+    let waiting = tokio::spawn({
+        let (device, meter) = (device.clone(), Arc::clone(&meter));
+        async move {
+            let third = device.submit(&config(), good(), meter).await.unwrap();
+            third.wait(&device).await.unwrap()
+        }
+    });
+    let error = tokio::time::timeout(LONG, first.wait(&device)).await.unwrap().unwrap_err();
+    assert!(matches!(error, OperatorError::NotFinite { sequence_id: 41, position: 3, .. }), "{error}");
+    assert_eq!(tokio::time::timeout(LONG, second.wait(&device)).await.unwrap().unwrap().batch.num_rows(), 1);
+    assert_eq!(tokio::time::timeout(LONG, waiting).await.unwrap().unwrap().batch.num_rows(), 1);
+}
+
+#[tokio::test]
+async fn a_device_that_panics_is_an_error_for_all_who_wait() {
+    let device = DeviceQueue::start(Teller::new(&Arc::default())).unwrap();
+    let (_, meter) = meter();
+    let bad = device.submit(&config(), sequences(1, &[vec![1, PANIC as i32, 3]]), Arc::clone(&meter)).await.unwrap();
+    let error = tokio::time::timeout(LONG, bad.wait(&device)).await.unwrap().unwrap_err().to_string();
+    assert!(error.ends_with("the device stopped: a fault of this program"), "{error}");
+    let after = device.submit(&config(), sequences(2, &[vec![1, 2]]), meter);
+    match tokio::time::timeout(LONG, after).await.unwrap() {
+        Ok(answer) => assert!(tokio::time::timeout(LONG, answer.wait(&device)).await.unwrap().is_err()),
+        Err(e) => assert!(e.to_string().ends_with("a fault of this program"), "{e}"),
+    }
+}
