@@ -1,5 +1,7 @@
 //! Reading ahead: what is asked of a store, when, and what becomes of it where nobody reads on.
 
+#![allow(clippy::single_range_in_vec_init, reason = "often one range is asked for")]
+
 use std::fmt;
 use std::io::{BufRead, Read};
 use std::ops::Range;
