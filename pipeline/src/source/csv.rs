@@ -143,8 +143,9 @@ pub(crate) struct CsvRecords {
 
 impl CsvRecords {
     /// Reads the header, then goes to `start`, which must be 0 or where a record begins.
-    pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
-        let (names, mut parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
+    pub fn open(store: &Store, file: &InputFile, input: &Input, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let cursor = Cursor::open_range(store, file, input, (0, end))?;
+        let (names, mut parser) = header(cursor, &file.path, delimiter(input))?;
         let text = names.iter().position(|n| *n == input.text);
         let text = match text {
             Some(text) => text,
@@ -162,7 +163,7 @@ impl CsvRecords {
         };
         if start > parser.cursor.offset {
             if compression(file, input) == Compression::None {
-                parser.cursor = Cursor::open(store, file, input, start)?;
+                parser.cursor = Cursor::open_range(store, file, input, (start, end))?;
             } else {
                 parser.cursor.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
             }

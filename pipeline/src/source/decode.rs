@@ -43,10 +43,21 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Opens a file at an offset of its decompressed bytes.
     pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
+        Self::open_range(store, file, input, (start, u64::MAX))
+    }
+
+    /// Opens a file at an offset of its decompressed bytes, to read up to about another. Of a compressed file, whose stored bytes do
+    /// not tell where that is, one chunk more may be fetched.
+    pub fn open_range(
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        (start, end): (u64, u64),
+    ) -> Result<Self, SourceError> {
         let how = compression(file, input);
         let io = |e| SourceError::from_io(&file.path, e);
         if how == Compression::None {
-            let mut reader = ObjectReader::new(store, &file.location, file.size, start);
+            let mut reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
             if start == 0
                 && let Some(wrong) = sniff::stored(reader.fill_buf().map_err(io)?, file, input)
             {

@@ -127,7 +127,7 @@ struct Head {
 
 fn read_head(store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
     let fault = |e| SourceError::from_io(&file.path, e);
-    let (mut records, _) = records::open(store, file, input, 0)?;
+    let (mut records, _) = records::open(store, file, input, (0, u64::MAX))?;
     let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
     let mut head = Head { good: false, skipped: BTreeMap::new(), ended_at: 0 };
     for _ in 0..FEW {

@@ -207,7 +207,7 @@ fn count(store: &Store, files: &[InputFile], input: &Input, segment: &Segment) -
     let file = &files[segment.file];
     let wrong = |e| SourceError::from_io(&file.path, e);
     let (start, end) = bytes(segment.range);
-    let (mut records, _) = records::open(store, file, input, start)?;
+    let (mut records, _) = records::open(store, file, input, (start, end))?;
     let mut count = 0;
     while let Some(at) = records.next().map_err(wrong)?
         && at.offset < end
@@ -234,7 +234,7 @@ fn cut(
             (Range::Rows { start, end: at }, Range::Rows { start: at, end })
         }
         Range::Bytes { start, end, line } => {
-            let (mut records, _) = records::open(store, file, input, start)?;
+            let (mut records, _) = records::open(store, file, input, (start, end))?;
             for _ in 0..record {
                 records.next().map_err(wrong)?;
                 records.skip().map_err(wrong)?;

@@ -15,7 +15,7 @@
 //!
 //! | format | a split begins | memory per reader |
 //! |---|---|---|
-//! | jsonl, text by line, plain | anywhere: it owns the lines that begin in its bytes | read-ahead ≤ 4 MB + one piece |
+//! | jsonl, text by line, plain | anywhere: it owns the lines that begin in its bytes | read-ahead ≤ 4 MB (two chunks) + one piece |
 //! | the same compressed; csv; text by blank line | at a record found by one scan when planning | the same + the decoder's window |
 //! | text by file | at the file | the same |
 //! | Parquet | at a row | a page and a dictionary of one column + the cells of ≤ 1 MB of rows |

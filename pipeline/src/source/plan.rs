@@ -232,7 +232,7 @@ fn scan(
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
     let wrong = |e| SourceError::from_io(&file.path, e);
-    let (mut records, _) = records::open(store, file, input, 0)?;
+    let (mut records, _) = records::open(store, file, input, (0, u64::MAX))?;
     let mut segments = Vec::new();
     let (mut start, mut line, mut count) = (0, 1, 0);
     let mut cut = |start: u64, end: u64, line: u64, records: u64| {

@@ -107,8 +107,9 @@ impl RecordReader {
         let records = match range {
             Range::Bytes { start, end, line } => {
                 let whole = input.format() == InputFormat::Text && input.document == TextDocument::File;
-                let (records, from) = records::open(store, file, input, start)?;
-                Opened::Bytes { records, from, end: if whole { u64::MAX } else { end }, line }
+                let end = if whole { u64::MAX } else { end };
+                let (records, from) = records::open(store, file, input, (start, end))?;
+                Opened::Bytes { records, from, end, line }
             }
             Range::Rows { start, end } => Opened::Rows(match input.format() {
                 InputFormat::Arrow => Box::new(IpcRows::open(store, file, &input.text, (start, end))?),
@@ -157,7 +158,8 @@ impl RecordReader {
         match open.records {
             Opened::Bytes { line: Some(line), .. } => Ok(line),
             Opened::Bytes { from, .. } if from > 0 => {
-                let newlines = Cursor::open(&self.store, &open.file, &self.input, 0)?.count_newlines(from);
+                let mut cursor = Cursor::open_range(&self.store, &open.file, &self.input, (0, from))?;
+                let newlines = cursor.count_newlines(from);
                 Ok(1 + newlines.map_err(|e| SourceError::from_io(&open.file.path, e))?)
             }
             _ => Ok(1),

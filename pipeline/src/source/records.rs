@@ -71,28 +71,29 @@ pub(crate) fn is_seekable(file: &InputFile, input: &Input) -> bool {
     lines && compression(file, input) == Compression::None
 }
 
-/// Records of a file that begin at `start` or later; also the offset from which newlines are counted.
+/// Records of a file that begin at `start` or later, of which those that begin before `end` are wanted; also the offset from which newlines
+/// are counted.
 pub(crate) fn open(
     store: &Store,
     file: &InputFile,
     input: &Input,
-    start: u64,
+    (start, end): (u64, u64),
 ) -> Result<(Box<dyn Records>, u64), SourceError> {
     let by_line = matches!(input.format(), InputFormat::Jsonl)
         || (input.format() == InputFormat::Text && input.document == TextDocument::Line);
     let cursor = match (input.format(), by_line) {
         (InputFormat::Csv, _) => {
-            let records = CsvRecords::open(store, file, input, start)?;
+            let records = CsvRecords::open(store, file, input, (start, end))?;
             return Ok((Box::new(records), start));
         }
         // one byte earlier, so that a record which begins exactly at `start` is told from one that began before
         (_, true) if start > 0 => {
-            let mut cursor = Cursor::open(store, file, input, start - 1)?;
+            let mut cursor = Cursor::open_range(store, file, input, (start - 1, end))?;
             cursor.finish_line(|_| {}).map_err(|e| SourceError::from_io(&file.path, e))?;
             cursor.newlines = 0;
             cursor
         }
-        _ => Cursor::open(store, file, input, start)?,
+        _ => Cursor::open_range(store, file, input, (start, end))?,
     };
     let from = cursor.offset;
     let records: Box<dyn Records> = match (input.format(), input.document) {

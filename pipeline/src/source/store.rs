@@ -1,6 +1,12 @@
-//! Blocking, ranged, read-ahead access to objects.
+//! Blocking, ranged access to objects, which reads ahead where an object is read from one end to the other.
 //!
-//! Memory: a [`ObjectReader`] holds one chunk, 64 KB at first and 4 MB after a few; [`Chunks`] hold 1 MB.
+//! ```text
+//!   ObjectReader   parser ◄── chunk n          (blocking; waits for the task only where the parser is faster)
+//!                             chunk n+1 ◄── a task on the store's runtime, from the second chunk on
+//! ```
+//!
+//! Memory: an [`ObjectReader`] holds two chunks, the one that is read and the one that is being fetched, each 64 KB at first and 2 MB after a
+//! few; [`Chunks`] hold 1 MB and read nothing ahead of what is asked for: a page is fetched when it is wanted, with what lies next to it.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
@@ -12,6 +18,7 @@ use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::list::InputFile;
 use super::router::{Mount, Router};
@@ -19,7 +26,7 @@ use super::state::{Changed, FileState};
 use crate::storage::{Opened, Place, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
-const LARGEST_CHUNK: u64 = 4 << 20;
+const LARGEST_CHUNK: u64 = 2 << 20;
 const PAGE_CHUNK: u64 = 1 << 20;
 
 /// An object store and the runtime that waits for it.
@@ -103,12 +110,35 @@ impl Store {
             // stores refuse to give nothing
             return Ok(Bytes::new());
         }
-        self.wait(async {
-            let options = GetOptions { range: Some((start..end).into()), ..GetOptions::default() };
-            let got = self.store.get_opts(location, options).await?;
-            self.is_expected(&got.meta)?;
-            got.bytes().await
-        })
+        self.wait(self.fetch(location, start, end))
+    }
+
+    async fn fetch(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
+        let options = GetOptions { range: Some((start..end).into()), ..GetOptions::default() };
+        let got = self.store.get_opts(location, options).await?;
+        self.is_expected(&got.meta)?;
+        got.bytes().await
+    }
+
+    /// Begins to fetch a range that is not empty.
+    fn fetch_ahead(&self, location: &Path, start: u64, end: u64) -> Ahead {
+        let (store, location) = (self.clone(), location.clone());
+        Ahead(self.handle.spawn(async move { store.fetch(&location, start, end).await }))
+    }
+}
+
+/// A fetch under way, which ends where nobody waits for it any more.
+struct Ahead(JoinHandle<Result<Bytes, object_store::Error>>);
+
+impl Ahead {
+    async fn bytes(mut self) -> Result<Bytes, object_store::Error> {
+        (&mut self.0).await?
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -116,14 +146,22 @@ fn at(url: &StoreUrl) -> Path {
     Path::from_iter([format!("{}:", url.scheme), url.bucket.clone()])
 }
 
-/// Reads an object from some byte on.
+/// Reads an object from some byte on, chunk by chunk.
+///
+/// While a chunk is read the next one is being fetched, so that the parser and the store work at the same time. The first chunk is
+/// fetched alone: who looks at the start of an object costs one request.
+/// A fetch that failed is told where its bytes are needed, not before.
 pub(crate) struct ObjectReader {
     store: Store,
     location: Path,
     size: u64,
+    /// Nothing from here on is fetched before it is needed.
+    until: u64,
+    /// Where the next chunk begins.
     position: u64,
     chunk: Bytes,
     next_chunk: u64,
+    ahead: Option<Ahead>,
 }
 
 impl ObjectReader {
@@ -132,23 +170,46 @@ impl ObjectReader {
             store: store.clone(),
             location: location.clone(),
             size,
+            until: size,
             position: position.min(size),
             chunk: Bytes::new(),
             next_chunk: FIRST_CHUNK,
+            ahead: None,
         }
+    }
+
+    /// The same for a reader that needs little, or nothing, from this byte on: no chunk that begins there is fetched ahead.
+    pub fn until(self, end: u64) -> Self {
+        Self { until: self.size.min(end), ..self }
+    }
+
+    fn next_end(&self) -> u64 {
+        self.size.min(self.position + self.next_chunk)
+    }
+
+    fn next_chunk(&mut self) -> io::Result<()> {
+        let chunk = match self.ahead.take() {
+            Some(ahead) => self.store.wait(ahead.bytes()),
+            None => self.store.get(&self.location, self.position, self.next_end()),
+        };
+        self.chunk = chunk.map_err(io::Error::other)?;
+        if self.chunk.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let is_first = self.next_chunk == FIRST_CHUNK;
+        self.position += self.chunk.len() as u64;
+        self.next_chunk = (self.next_chunk * 2).min(LARGEST_CHUNK);
+        if !is_first && self.position < self.until {
+            self.ahead = Some(self.store.fetch_ahead(&self.location, self.position, self.next_end()));
+        }
+        Ok(())
     }
 }
 
 impl BufRead for ObjectReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.chunk.is_empty() && self.position < self.size {
-            let end = self.size.min(self.position + self.next_chunk);
-            self.chunk = self.store.get(&self.location, self.position, end).map_err(io::Error::other)?;
-            if self.chunk.is_empty() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            self.position += self.chunk.len() as u64;
-            self.next_chunk = (self.next_chunk * 2).min(LARGEST_CHUNK);
+            self.next_chunk()?;
         }
         Ok(&self.chunk)
     }
@@ -168,26 +229,26 @@ impl Read for ObjectReader {
     }
 }
 
-/// Pages of a Parquet file: headers and small pages come out of a read-ahead of 1 MB.
+/// Pages of a Parquet file: headers and small pages come out of fetches of 1 MB.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     store: Store,
     location: Path,
     size: u64,
-    ahead: Mutex<(u64, Bytes)>,
+    fetched: Mutex<(u64, Bytes)>,
 }
 
 impl Chunks {
     pub fn new(store: &Store, location: &Path, size: u64) -> Self {
-        Self { store: store.clone(), location: location.clone(), size, ahead: Mutex::new((0, Bytes::new())) }
+        Self { store: store.clone(), location: location.clone(), size, fetched: Mutex::new((0, Bytes::new())) }
     }
 
-    /// Bytes of the object, and up to `ahead` bytes for the next call, where they are not here already.
-    pub fn fetch(&self, start: u64, length: u64, ahead: u64) -> Result<Bytes, object_store::Error> {
-        let mut cached = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Bytes of the object; where they are not here already they are fetched, with what follows up to `least` bytes for the next calls.
+    pub fn fetch(&self, start: u64, length: u64, least: u64) -> Result<Bytes, object_store::Error> {
+        let mut cached = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, bytes) = &*cached;
         if start < *at || start + length > at + bytes.len() as u64 {
-            let end = self.size.min(start + length.max(ahead));
+            let end = self.size.min(start + length.max(least));
             *cached = (start, self.store.get(&self.location, start, end)?);
         }
         let (at, bytes) = &*cached;
@@ -225,5 +286,5 @@ impl ChunkReader for Chunks {
     }
 }
 
-/// Bytes from some offset on: the read-ahead, then the object itself.
+/// Bytes from some offset on: what was fetched, then the object itself.
 pub(crate) type ObjectPage = io::Chain<io::Cursor<Bytes>, ObjectReader>;

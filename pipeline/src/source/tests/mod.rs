@@ -1,5 +1,6 @@
 //! Tests of the corpus readers: a folder of files, a job's input, and all documents that come out, for any size of split.
 
+mod ahead;
 mod changes;
 mod columnar;
 mod content;
@@ -9,6 +10,7 @@ mod holdouts;
 mod large;
 mod paths;
 mod plans;
+mod pull;
 mod rows;
 mod sql;
 
