@@ -13,7 +13,8 @@ use arrow::datatypes::{
 use serde_json::json;
 use stillhouse_schemas::columns as names;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::spec::JobSpec;
+use stillhouse_schemas::manifest::SpecialToken;
+use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
 use super::*;
 use crate::declaration::SpecialIds;
@@ -33,7 +34,9 @@ fn job(patch: &str) -> Vec<OperatorSpec> {
         value.as_object_mut().unwrap().retain(|key, _| key != "extract");
     }
     let spec: JobSpec = serde_json::from_value(value).unwrap();
-    of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids: SpecialIds::of(&gpt2()) }).unwrap()
+    let token = |role: &str| (role.to_owned(), SpecialToken { token: "<|endoftext|>".into(), id: 50_256 });
+    let special_ids = SpecialIds::recorded(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
+    of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids }).unwrap()
 }
 
 #[test]
