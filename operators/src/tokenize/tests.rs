@@ -183,3 +183,63 @@ proptest! {
         }
     }
 }
+
+/// Long runs of what tokenizers treat in ways of their own, longer than the context of a cut, between a few words.
+fn runs() -> impl Strategy<Value = String> {
+    let unit = prop_oneof![
+        Just("0"),
+        Just("12"),
+        Just(" "),
+        Just("\t"),
+        Just("\n"),
+        Just("\u{a0}"),
+        Just("\u{3000}"),
+        Just("a"),
+        Just("ab"),
+        Just("Ü"),
+        Just("漢"),
+        Just("字か"),
+        Just("한"),
+        Just("\u{e01}\u{e33}"),
+        Just("e\u{301}"),
+        Just("\u{323}\u{307}"),
+        Just("\u{1f600}"),
+        Just("\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}"),
+        Just("\u{200b}"),
+        Just("."),
+        Just("'s"),
+        Just("_-"),
+        Just("▁"),
+        Just("ß1"),
+    ];
+    let long = (unit, prop_oneof![3 => 1usize..40, 1 => 1000usize..6000])
+        .prop_map(|(unit, n)| unit.repeat(n.min(9000 / unit.len())));
+    let words = prop::collection::vec("[a-zA-Z]{1,9}[,.]?", 1..30).prop_map(|words| format!(" {} ", words.join(" ")));
+    prop::collection::vec(prop_oneof![2 => long, 1 => words], 4..14).prop_map(|parts| {
+        let mut text = parts.concat();
+        // below what is refused where there is nowhere to cut
+        text.truncate(text.floor_char_boundary(60_000));
+        text
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn long_runs_in_pieces_give_the_ids_of_the_whole(text in runs(), sizes in prop::collection::vec(1usize..3000, 1..6), piece_bytes in 200usize..3000) {
+        for vocabulary in tokenizers() {
+            same_in_pieces(vocabulary, &text, &sizes, piece_bytes);
+        }
+    }
+}
+
+/// Every tokenizer that is here.
+fn tokenizers() -> &'static [Arc<Vocabulary>] {
+    static LOADED: OnceLock<Vec<Arc<Vocabulary>>> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let smollm2 = fetched("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+        let smollm2 = Vocabulary::load(&smollm2, "smollm2", &spec::Tokenizer::default(), None).unwrap();
+        let [gpt2_parsing, bert_parsing] = parsing().clone();
+        vec![gpt2(), bert(), gpt2_parsing, bert_parsing, Arc::new(smollm2), Arc::new(prefixing())]
+    })
+}
