@@ -66,8 +66,8 @@ pub fn operators() -> &'static [&'static dyn Kind] {
 /// # Errors
 /// With the names that are in use, when the operators were asked for before or something was installed already.
 pub fn install(more: &[&'static dyn Kind]) -> Result<(), Vec<&'static str>> {
-    let names = |kinds: Vec<&'static dyn Kind>| kinds.iter().map(|kind| kind.name()).collect();
-    IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(names)
+    let in_use = |_| operators().iter().map(|kind| kind.name()).collect();
+    IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(in_use)
 }
 
 /// What a job file may say, with the sections of all operators.

@@ -129,7 +129,8 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         Some(_) => Vec::new(),
         None => splits(prepared, &prepared.files, observer)?,
     };
-    let physical = run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
+    let physical =
+        run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let text = text_bytes(&splits);
     let tokens = (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64);

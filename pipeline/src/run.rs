@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Dtype;
@@ -73,10 +73,7 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
         return Err(e);
     }
     let fresh = output.is_nothing().await?;
-    let made_folder = match output.folder().map(Path::to_owned) {
-        Some(folder) => blocking_call(move || Ok::<_, PipelineError>(!folder.exists())).await?,
-        None => false,
-    };
+    let made_folder = output.folder().is_some() && !output.has_folder().await;
     let output = output.create(observer.as_ref()).await?.for_job(&hash.hash);
     let lock = output.lock(observer.as_ref()).await?;
     let result = run_locked(prepared, hash, &output, options, observer, began).await;
@@ -399,15 +396,15 @@ impl Job {
 pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Result<Ran> {
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
-    let folder = blocking_call(|| {
-        tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split"))
-    });
+    let folder =
+        blocking_call(|| tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split")));
     let folder = folder.await?;
     let output = Output::on_disk(folder.path())?.create(observer.as_ref()).await?.for_job(&hash.hash);
     let job = Job::start(prepared, hash, output, BTreeMap::new(), observer).await?;
     let first = job.splits.first().cloned();
     job.run_splits(first.into_iter().collect(), began).await?;
-    blocking_call(move || folder.close().map_err(PipelineError::output("the temporary folder of the first split"))).await?;
+    blocking_call(move || folder.close().map_err(PipelineError::output("the temporary folder of the first split")))
+        .await?;
     Ok(job.ran())
 }
 

@@ -37,8 +37,8 @@ use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
 use tokio::runtime::Handle;
 
-use crate::error::{ErrorKind, PipelineError, Result};
 use crate::engine::{Doing, NodeMetrics, StageState};
+use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, Staged};
 use pages::PageSums;
 use sender::Sender;

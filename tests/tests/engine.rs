@@ -17,12 +17,12 @@ use crate::stores::shards_in;
 const DEADLINE: Duration = Duration::from_secs(150);
 /// A run that was told to stop has not heard it.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-/// Threads for each thread to compute with: it, and what it may keep busy.
+/// Threads for each thread to compute with: one that pulls splits, one that reads, one of products.
 const THREADS_EACH: u64 = 3;
-/// Threads of the runtime for I/O, and those that are there once.
+/// Threads of the runtime for requests (8 and 24), and those that are there once.
 const THREADS_OF_IO: u64 = 40;
-/// Owners of devices: one CPU.
-const DEVICES: u64 = 1;
+/// Owner and helper of the one device.
+const DEVICES: u64 = 2;
 /// Memory of a run over tiny splits, in bytes: tokenizer, program and libraries…
 const MEMORY: u64 = 300_000_000;
 /// … and for each thread a split in flight: its stack, batches, and the encoders of a row group.

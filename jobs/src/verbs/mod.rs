@@ -21,6 +21,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use stillhouse_pipeline::engine::pool::{FILE_THREADS, REQUEST_WORKERS};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::output::Output;
 use stillhouse_pipeline::storage::{Place, Storages};
@@ -43,6 +44,15 @@ pub struct Threads {
 }
 
 impl Threads {
+    /// Sets the size of rayon's pool and gives the runtime that serves the requests of a job; its splits get threads of their own.
+    pub fn requests_runtime(self) -> Result<Runtime, Failure> {
+        let system = |e: &dyn std::fmt::Display| Failure::System(format!("cannot start threads: {e}"));
+        if let Some(n) = self.threads {
+            rayon::ThreadPoolBuilder::new().num_threads(n.get()).build_global().map_err(|e| system(&e))?;
+        }
+        requests_runtime(rayon::current_num_threads()).map_err(|e| system(&e))
+    }
+
     /// Sets the size of rayon's pool (tokenizer, noise, teacher) and gives a runtime of as many workers.
     pub fn runtime(self) -> Result<Runtime, Failure> {
         let system = |e: &dyn std::fmt::Display| Failure::System(format!("cannot start threads: {e}"));
@@ -53,6 +63,15 @@ impl Threads {
         }
         runtime.enable_all().build().map_err(|e| system(&e))
     }
+}
+
+/// The runtime that serves the requests of a job on so many threads.
+pub fn requests_runtime(threads: usize) -> std::io::Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(threads.clamp(1, REQUEST_WORKERS))
+        .max_blocking_threads(FILE_THREADS)
+        .enable_all()
+        .build()
 }
 
 /// How a store is reached, where a data set is named by a URL.

@@ -285,6 +285,7 @@ mod tests {
             operators: ["clean", "tokenize", "pack", "extract"].map(String::from).to_vec(),
             files: 1,
             input_bytes: 12_345_678,
+            physical_plan: "ShardSinkExec: shards=2\n  SplitsExec: splits=2".into(),
             splits: (0..splits).map(split).collect(),
             estimated_bytes_per_token: 9.14,
             estimated_tokens: Some(2_939_447),

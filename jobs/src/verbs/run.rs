@@ -12,8 +12,8 @@ use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::{Threads, plan};
 use crate::verbs::signals::until_told;
+use crate::verbs::{Threads, plan};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,7 +75,7 @@ fn how_to_go_on(watch: &Watch) -> String {
 /// Runs it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?;
-    let runtime = args.threads.runtime()?;
+    let runtime = args.threads.requests_runtime()?;
     let mode = match (args.json, args.quiet) {
         (true, _) => Mode::Json,
         (_, true) => Mode::Quiet,

@@ -16,7 +16,6 @@ use stillhouse_pipeline::run::{self, RunOptions};
 use stillhouse_pipeline::storage::{Place, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
-use tokio::runtime::Builder;
 
 use crate::cli::Failure;
 use crate::printer::Printer;
@@ -26,6 +25,7 @@ use crate::service::model::FieldProblem;
 use crate::service::order::{Message, Order, STOPPED, Work};
 use crate::service::process;
 use crate::service::sandbox::{Confined, confine};
+use crate::verbs::requests_runtime;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,8 +60,7 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     }
     std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
     rayon::ThreadPoolBuilder::new().num_threads(order.threads).build_global().map_err(|e| system(&e))?;
-    let runtime =
-        Builder::new_multi_thread().worker_threads(order.threads).enable_all().build().map_err(|e| system(&e))?;
+    let runtime = requests_runtime(order.threads).map_err(|e| system(&e))?;
     let teller = Arc::new(Teller { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
     let told = Arc::clone(&teller);
     let result = runtime.block_on(async move {

@@ -29,7 +29,9 @@ use stillhouse_schemas::spec::Detokenizer;
 pub use rules::detokenize;
 
 use crate::declaration::{Declaration, JobFacts};
-use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
+use crate::operator::{
+    Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema,
+};
 use crate::pieces::{pieces, place, unfinished};
 use stream::{Stream, TooLong};
 

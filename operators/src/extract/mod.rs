@@ -29,8 +29,8 @@ use arrow::datatypes::{DataType, Field};
 use serde::{Deserialize, Serialize};
 use stillhouse_noise::{NoiseError, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
-use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
 use stillhouse_schemas::manifest::Statistics;
+use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
 use stillhouse_teacher::{Teacher, TeacherInfo};
 
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extended};

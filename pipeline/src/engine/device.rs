@@ -41,9 +41,17 @@ pub struct Done {
 
 /// What a split asks of a device.
 enum Request {
-    Extract { forward: Forward, batch: RecordBatch, reply: oneshot::Sender<Result<Done, OperatorError>> },
+    Extract {
+        forward: Forward,
+        batch: RecordBatch,
+        reply: oneshot::Sender<Result<Done, OperatorError>>,
+    },
     /// Where an error comes from.
-    Origin { forward: Forward, error: OperatorError, reply: oneshot::Sender<OperatorError> },
+    Origin {
+        forward: Forward,
+        error: OperatorError,
+        reply: oneshot::Sender<OperatorError>,
+    },
 }
 
 /// Hands requests to a device; its owner ends when the last one of these is dropped.

@@ -169,7 +169,8 @@ async fn a_device_that_panics_is_an_error_for_all_who_wait() {
     let bad = device.submit(&config(), sequences(1, &[vec![1, PANIC as i32, 3]]), Arc::clone(&meter)).await.unwrap();
     let error = tokio::time::timeout(LONG, bad.wait(&device)).await.unwrap().unwrap_err().to_string();
     assert!(error.ends_with("the device stopped: a fault of this program"), "{error}");
-    let after = device.submit(&config(), sequences(2, &[vec![1, 2]]), meter);
+    let config = config();
+    let after = device.submit(&config, sequences(2, &[vec![1, 2]]), meter);
     match tokio::time::timeout(LONG, after).await.unwrap() {
         Ok(answer) => assert!(tokio::time::timeout(LONG, answer.wait(&device)).await.unwrap().is_err()),
         Err(e) => assert!(e.to_string().ends_with("a fault of this program"), "{e}"),

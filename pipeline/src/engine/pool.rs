@@ -5,7 +5,7 @@
 //!   readers   max(N, 2)    one step of a split at a time: its next batch of documents             (this pool)
 //!   products  N            rayon: the parts of an operator's or a teacher's work on one batch     (the process's)
 //!   device    2 each       forward pass and logits; columns made of them                          ([`super::device`])
-//!   requests               stores, files, commits: the runtime of the program
+//!   requests  8 + 24       stores; files and commits: the runtime of the program ([`REQUEST_WORKERS`], [`FILE_THREADS`])
 //! ```
 //!
 //! A split holds no thread while it waits: for a step of its reader, for the device, for a request. What a worker does ends by itself, and
@@ -17,6 +17,12 @@ use std::io;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinError, JoinHandle};
+
+/// Workers of the runtime that serves requests, where so many threads are asked for: it computes nothing.
+pub const REQUEST_WORKERS: usize = 8;
+
+/// Threads of that runtime for calls on files. They are short, but for the one that prepares a job; none waits for another split.
+pub const FILE_THREADS: usize = 24;
 
 /// The workers and readers of a job; they end with this value.
 #[derive(Debug)]

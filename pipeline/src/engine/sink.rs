@@ -125,7 +125,13 @@ impl ShardSinkExec {
 impl DisplayAs for ShardSinkExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shards { spec, shards } = &self.shards;
-        write!(f, "ShardSinkExec: shards={}, zstd={}, row_group={} MB", shards.len(), spec.zstd_level, spec.row_group_megabytes)
+        write!(
+            f,
+            "ShardSinkExec: shards={}, zstd={}, row_group={} MB",
+            shards.len(),
+            spec.zstd_level,
+            spec.row_group_megabytes
+        )
     }
 }
 

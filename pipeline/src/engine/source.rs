@@ -158,13 +158,14 @@ impl ExecutionPlan for SplitsExec {
         let stage = StageState::new(&state, 0);
         let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));
         let (spawner, metrics) = (resources.spawner.clone(), Arc::clone(&self.metrics));
-        let stream = try_unfold((Some(reader), Reading { step: None, spawner, metrics, stage }), async |(new, mut reading)| {
-            // nothing is read before somebody asks for it
-            if let Some(reader) = new {
-                reading.begin(reader);
-            }
-            Ok(reading.next().await?.map(|(batch, reading)| (batch, (None, reading))))
-        });
+        let stream =
+            try_unfold((Some(reader), Reading { step: None, spawner, metrics, stage }), async |(new, mut reading)| {
+                // nothing is read before somebody asks for it
+                if let Some(reader) = new {
+                    reading.begin(reader);
+                }
+                Ok(reading.next().await?.map(|(batch, reading)| (batch, (None, reading))))
+            });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
     }
 }

@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{KeyRange, Piece, Range, SplitRecord};
-use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::spec::{JobSpec, Tokenizer};
 
 use super::codec::{from_bytes, to_bytes};
@@ -62,23 +61,25 @@ fn job_text(extract: Value, subtokens: Option<u32>, partitions: bool, seed: u64,
 }
 
 fn extracts() -> impl Strategy<Value = Value> {
-    let noise = (any::<bool>(), 1e-6f64..0.5, 1u32..5, any::<bool>()).prop_map(|(replay, tolerance, draws, condition)| {
-        match replay {
-            true => json!({"codec": "replay", "tolerance": tolerance, "draws": draws, "condition": condition}),
-            false => json!({"codec": "dense", "draws": draws}),
-        }
-    });
-    let extract = (prop::option::of(noise), 0u32..9, any::<bool>(), 64u32..9000).prop_map(|(noise, topk, document, tokens)| {
-        let mut extract = json!({
-            "teacher": {"path": "t", "device": "cpu", "dtype": "f32", "batch_tokens": tokens},
-            "context": if document { "document" } else { "sequence" },
-            "topk": topk,
+    let noise =
+        (any::<bool>(), 1e-6f64..0.5, 1u32..5, any::<bool>()).prop_map(|(replay, tolerance, draws, condition)| {
+            match replay {
+                true => json!({"codec": "replay", "tolerance": tolerance, "draws": draws, "condition": condition}),
+                false => json!({"codec": "dense", "draws": draws}),
+            }
         });
-        if let Some(noise) = noise {
-            extract["noise"] = noise;
-        }
-        extract
-    });
+    let extract =
+        (prop::option::of(noise), 0u32..9, any::<bool>(), 64u32..9000).prop_map(|(noise, topk, document, tokens)| {
+            let mut extract = json!({
+                "teacher": {"path": "t", "device": "cpu", "dtype": "f32", "batch_tokens": tokens},
+                "context": if document { "document" } else { "sequence" },
+                "topk": topk,
+            });
+            if let Some(noise) = noise {
+                extract["noise"] = noise;
+            }
+            extract
+        });
     prop_oneof![1 => Just(Value::Null), 3 => extract]
 }
 
@@ -103,8 +104,8 @@ prop_compose! {
 }
 
 fn spec(text: &str) -> JobSpec {
-    let parsed = Parsed::from_yaml(text);
-    assert!(parsed.problems.is_empty(), "{:?} in {text}", parsed.problems);
+    let parsed = operators::job_format().parse(text);
+    assert!(parsed.problems.0.is_empty(), "{:?} in {text}", parsed.problems);
     parsed.spec.unwrap()
 }
 

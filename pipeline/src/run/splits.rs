@@ -253,7 +253,10 @@ fn splits_at_once(spec: &JobSpec) -> usize {
         None if spec.extract.is_some() => SPLITS_WITH_A_TEACHER,
         None => rayon::current_num_threads(),
     };
-    let room = spec.engine.memory_megabytes.map(|megabytes| megabytes / (ROW_GROUPS_OF_A_SPLIT * spec.output.row_group_megabytes));
+    let room = spec
+        .engine
+        .memory_megabytes
+        .map(|megabytes| megabytes / (ROW_GROUPS_OF_A_SPLIT * spec.output.row_group_megabytes));
     wanted.min(room.map_or(usize::MAX, |room| room as usize)).max(1)
 }
 

@@ -50,9 +50,10 @@ impl Sender {
                     }
                 }
             }
-            State::Lost => {
-                Err(object_store::Error::Generic { store: "upload", source: "it has ended: a fault of this program".into() })
-            }
+            State::Lost => Err(object_store::Error::Generic {
+                store: "upload",
+                source: "it has ended: a fault of this program".into(),
+            }),
         }
     }
 

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 
 use async_trait::async_trait;
 use datafusion::arrow::array::{LargeStringBuilder, RecordBatch, RecordBatchOptions};
@@ -213,7 +214,8 @@ impl PartitionStream for Scan {
     fn execute(&self, _context: Arc<TaskContext>) -> SendableRecordBatchStream {
         let (tx, mut rx) = tokio::sync::mpsc::channel(2);
         let scan = self.clone();
-        tokio::task::spawn_blocking(move || {
+        // a thread of its own: it waits for the query, which may wait for other scans, and its reads for tokio's pool
+        let scanning = Builder::new().name("scan".into()).spawn(move || {
             let read = scan.read(&mut |rows, judge| {
                 tx.blocking_send(Message::Rows(rows, judge.skipped.clone())).map_err(|_| Stopped.into())
             });
@@ -225,6 +227,9 @@ impl PartitionStream for Scan {
             // nobody waits for it where the query has enough
             let _ = tx.blocking_send(last);
         });
+        if let Err(e) = scanning {
+            tracing::error!("the system gives no thread for reading {}: {e}", self.table.name);
+        }
         // counted as the query takes the batches, so that the counts do not depend on how far ahead the reader is
         let (skipped, name, mut ended) = (self.skipped.clone(), self.table.name.clone(), false);
         let batches = futures::stream::poll_fn(move |cx| {
