@@ -23,13 +23,13 @@ const POISON: u32 = 7;
 const PANIC: u32 = 9;
 
 /// Its logits at a position are the token there, for every vocabulary entry; so its log-probabilities are −ln V.
-struct Teller {
+struct Echo {
     info: TeacherInfo,
     passes: Arc<AtomicU64>,
 }
 
-impl Teller {
-    fn new(passes: &Arc<AtomicU64>) -> Arc<dyn Teacher> {
+impl Echo {
+    fn start(passes: &Arc<AtomicU64>) -> DeviceQueue {
         let info = TeacherInfo {
             architecture: Architecture::Gpt2,
             vocab_size: VOCAB,
@@ -44,11 +44,11 @@ impl Teller {
             device: "cpu".into(),
             arithmetic: "f32".into(),
         };
-        Arc::new(Self { info, passes: Arc::clone(passes) })
+        DeviceQueue::start(Arc::new(Self { info, passes: Arc::clone(passes) })).unwrap()
     }
 }
 
-impl Teacher for Teller {
+impl Teacher for Echo {
     fn info(&self) -> &TeacherInfo {
         &self.info
     }
@@ -113,7 +113,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[tokio::test]
 async fn many_splits_share_a_device_and_each_gets_its_own() {
     let passes = Arc::default();
-    let device = DeviceQueue::start(Teller::new(&passes)).unwrap();
+    let device = Echo::start(&passes);
     let (counters, meter) = meter();
     let split = |n: u64| {
         let (device, meter) = (device.clone(), Arc::clone(&meter));
@@ -142,7 +142,7 @@ async fn many_splits_share_a_device_and_each_gets_its_own() {
 
 #[tokio::test]
 async fn logits_that_are_no_numbers_are_told_with_their_place_and_the_device_goes_on() {
-    let device = DeviceQueue::start(Teller::new(&Arc::default())).unwrap();
+    let device = Echo::start(&Arc::default());
     let (_, meter) = meter();
     let poisoned = sequences(40, &[vec![1, 2, 3, 4], vec![1, 2, POISON as i32, 3, 4]]);
     let good = || sequences(50, &[vec![1, 2, 3]]);
@@ -164,7 +164,7 @@ async fn logits_that_are_no_numbers_are_told_with_their_place_and_the_device_goe
 
 #[tokio::test]
 async fn a_device_that_panics_is_an_error_for_all_who_wait() {
-    let device = DeviceQueue::start(Teller::new(&Arc::default())).unwrap();
+    let device = Echo::start(&Arc::default());
     let (_, meter) = meter();
     let bad = device.submit(&config(), sequences(1, &[vec![1, PANIC as i32, 3]]), Arc::clone(&meter)).await.unwrap();
     let error = tokio::time::timeout(LONG, bad.wait(&device)).await.unwrap().unwrap_err().to_string();

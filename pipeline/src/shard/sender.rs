@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{Output, ShardUpload, Staged};
 
-type Sent = (ShardUpload, object_store::Result<()>);
+type Sent = (Box<ShardUpload>, object_store::Result<()>);
 
 /// A shard on its way.
 pub(super) struct Sender {
@@ -16,7 +16,7 @@ pub(super) struct Sender {
 }
 
 enum State {
-    Idle(ShardUpload),
+    Idle(Box<ShardUpload>),
     Sending(JoinHandle<Sent>),
     /// The upload went with a task that panicked.
     Lost,
@@ -33,11 +33,11 @@ impl Sender {
     }
 
     pub fn new(requests: &Handle, upload: ShardUpload) -> Self {
-        Self { requests: requests.clone(), state: State::Idle(upload) }
+        Self { requests: requests.clone(), state: State::Idle(Box::new(upload)) }
     }
 
     /// The upload, once nothing of it is under way.
-    async fn upload(&mut self) -> object_store::Result<ShardUpload> {
+    async fn upload(&mut self) -> object_store::Result<Box<ShardUpload>> {
         match std::mem::replace(&mut self.state, State::Lost) {
             State::Idle(upload) => Ok(upload),
             State::Sending(task) => {
