@@ -1,6 +1,6 @@
 //! Writing one shard: a stream of sequence batches into a Parquet file, hashed on its way to the store.
 //!
-//! Encoding and compressing happen where the batches are pulled, sending on the runtime of the requests ([`Sender`]), so that neither
+//! Encoding and compressing happen where the batches are pulled, sending on the runtime of the requests (`sender`), so that neither
 //! waits for the other's threads: what of a row group is encoded is sent while the next one is made.
 //!
 //! Memory: one row group being encoded (`output.row_group_megabytes` before compression), an encoded one on its way, and the upload's part
