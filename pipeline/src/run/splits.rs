@@ -47,6 +47,8 @@ pub(crate) struct Running<'a> {
     context: Arc<TaskContext>,
     resources: Arc<JobResources>,
     tally: Tally<'a>,
+    /// Set where a split fails, before anybody sees the error: no other one begins.
+    has_failed: Arc<AtomicBool>,
 }
 
 impl Job {
@@ -95,7 +97,7 @@ impl Job {
         let resources = Arc::new(resources(prepared, &self.output, &self.devices, spawner, &self.stop));
         let context = resources.session(runtime(&prepared.spec.engine)?).task_ctx();
         let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
-        Ok(Running { plan, splits, context, resources, tally })
+        Ok(Running { plan, splits, context, resources, tally, has_failed: Arc::default() })
     }
 
     /// Tells where everything stands when nothing has moved for a while.
@@ -155,13 +157,18 @@ impl Job {
 
     /// One split from its piece of the input to its committed shard.
     async fn run_split(&self, running: &Running<'_>, partition: usize) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) {
+        if self.stop.load(Ordering::Relaxed) || running.has_failed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let split = &running.splits[partition];
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let (plan, context) = (Arc::clone(&running.plan), Arc::clone(&running.context));
-        let chain = async move { plan.execute(partition, context)?.try_collect::<Vec<_>>().await };
+        let has_failed = Arc::clone(&running.has_failed);
+        let chain = async move {
+            let made = async { plan.execute(partition, context)?.try_collect::<Vec<_>>().await }.await;
+            has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
+            made
+        };
         let stopped = || format!("{} stopped: a fault of this program", describe(split));
         let made = running.resources.spawner.chain(chain).wait().await;
         let batches = made
