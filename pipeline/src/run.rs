@@ -193,15 +193,14 @@ pub(crate) async fn planned(
             if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
         return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
     }
+    let job_folder = match output.folder() {
+        Some(folder) => output::relative(folder.to_owned(), prepared.base.clone()).await,
+        None => None,
+    };
     let record = PlanRecord {
         job_hash: hash.hash.clone(),
         name: prepared.spec.name.clone(),
-        job_folder: output
-            .folder()
-            .and_then(|folder| output::relative(folder, &prepared.base))
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
+        job_folder: job_folder.unwrap_or_default().to_string_lossy().into_owned(),
         job_file: prepared.file.as_deref().map(plan::file_name).unwrap_or_default(),
         identity: hash.identity.clone(),
         files: hash.files.clone(),

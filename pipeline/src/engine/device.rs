@@ -207,3 +207,6 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Vec<f32>>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,8 +22,6 @@
 
 pub mod codec;
 pub mod device;
-#[cfg(test)]
-mod device_tests;
 mod node;
 pub mod operator;
 pub mod pool;

@@ -95,7 +95,7 @@ impl fmt::Debug for NodeMetrics {
     }
 }
 
-/// The parts of [`ExecutionPlan`] that are the same for every node of one input or none.
+/// The parts of [`ExecutionPlan`] that are the same for every node.
 macro_rules! node_basics {
     () => {
         fn properties(&self) -> &Arc<PlanProperties> {
@@ -119,3 +119,17 @@ macro_rules! node_basics {
     };
 }
 pub(super) use node_basics;
+
+/// What is the same for every node of one input, which is never repartitioned: a partition is a split.
+macro_rules! one_input {
+    () => {
+        fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+            vec![&self.input]
+        }
+
+        fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+            vec![false]
+        }
+    };
+}
+pub(super) use one_input;

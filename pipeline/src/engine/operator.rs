@@ -22,7 +22,7 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
 
 use super::device::{Answer, DeviceQueue};
-use super::node::{NodeMetrics, depth, node_basics, properties};
+use super::node::{NodeMetrics, depth, node_basics, one_input, properties};
 use super::session::JobResources;
 use super::splits_of;
 use super::state::{Doing, StageState};
@@ -176,21 +176,14 @@ impl AtDevice {
 
 impl ExecutionPlan for OperatorExec {
     node_basics!();
+    one_input!();
 
     fn name(&self) -> &str {
         "OperatorExec"
     }
 
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
     fn maintains_input_order(&self) -> Vec<bool> {
         vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
     }
 
     fn replace_children(

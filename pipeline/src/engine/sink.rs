@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
-use super::node::{NodeMetrics, depth, node_basics, properties};
+use super::node::{NodeMetrics, depth, node_basics, one_input, properties};
 use super::session::JobResources;
 use super::splits_of;
 use super::state::{Doing, StageState};
@@ -203,17 +203,10 @@ pub(crate) fn describe(split: &SplitRecord) -> String {
 
 impl ExecutionPlan for ShardSinkExec {
     node_basics!();
+    one_input!();
 
     fn name(&self) -> &str {
         "ShardSinkExec"
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
     }
 
     fn replace_children(

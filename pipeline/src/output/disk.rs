@@ -116,3 +116,14 @@ pub(super) async fn found(path: PathBuf) -> Option<PathBuf> {
     };
     blocking(look).await.ok().flatten()
 }
+
+/// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.
+pub async fn relative(from: PathBuf, to: PathBuf) -> Option<PathBuf> {
+    let seen = blocking(move || {
+        let (from, to) = (from.canonicalize()?, to.canonicalize()?);
+        let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
+        let up = from.components().skip(common).map(|_| std::path::Component::ParentDir);
+        Ok::<_, io::Error>(up.chain(to.components().skip(common)).collect())
+    });
+    seen.await.ok()
+}

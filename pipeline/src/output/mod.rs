@@ -53,6 +53,7 @@ use stillhouse_schemas::storage::{ConditionalPut, Storage};
 use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
+pub use self::disk::relative;
 pub use self::join::Ticket;
 pub use self::lease::Lock;
 use self::lease::{Held, Lease, Timing};
@@ -595,13 +596,4 @@ impl fmt::Display for Output {
 /// What `_SUCCESS` holds: a line that `sha256sum --check` reads.
 fn marker(manifest: &[u8]) -> Vec<u8> {
     format!("{}  {MANIFEST}\n", hex(&Sha256::digest(manifest))).into_bytes()
-}
-
-/// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.
-#[expect(clippy::disallowed_methods, reason = "two names are looked up, once when a job begins")]
-pub fn relative(from: &FsPath, to: &FsPath) -> Option<PathBuf> {
-    let (from, to) = (from.canonicalize().ok()?, to.canonicalize().ok()?);
-    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
-    let up = from.components().skip(common).map(|_| std::path::Component::ParentDir);
-    Some(up.chain(to.components().skip(common)).collect())
 }

@@ -14,7 +14,7 @@ use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::spec::TeacherContext;
 use stillhouse_teacher::{Architecture, Precision, Result, Teacher, TeacherInfo};
 
-use super::device::DeviceQueue;
+use super::DeviceQueue;
 
 const VOCAB: usize = 11;
 /// After this token the logits are no numbers.
