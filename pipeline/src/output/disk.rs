@@ -52,6 +52,44 @@ pub(super) async fn put(path: PathBuf, bytes: Vec<u8>) -> io::Result<()> {
     .await
 }
 
+/// Files under these folders that [`put`] began and did not end, as one that was killed does; `is_ours` judges the name they were to have.
+pub(super) async fn unfinished(folders: Vec<PathBuf>, is_ours: fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
+    let look = move || {
+        let mut found = Vec::new();
+        for folder in folders {
+            let entries = match fs::read_dir(folder) {
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                entries => entries?,
+            };
+            for entry in entries {
+                let entry = entry?;
+                let name = entry.file_name();
+                let meant = name.to_str().and_then(|name| name.rsplit_once('#'));
+                let ours = meant.is_some_and(|(meant, number)| {
+                    number.bytes().all(|digit| digit.is_ascii_digit()) && is_ours(meant)
+                });
+                if ours {
+                    found.push(entry.path());
+                }
+            }
+        }
+        found.sort();
+        Ok(found)
+    };
+    blocking(look).await
+}
+
+/// Removes files; one that is gone already is no error.
+pub(super) async fn remove_files(files: Vec<PathBuf>) -> io::Result<()> {
+    let remove = move || {
+        files.into_iter().try_for_each(|file| match fs::remove_file(file) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        })
+    };
+    blocking(remove).await
+}
+
 fn sync_names(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
         // network file systems have no such call for folders: names are durable there when the server says so

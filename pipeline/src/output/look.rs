@@ -1,8 +1,8 @@
 //! What is at an output already: whose it is, what is committed, what a crash left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
-
 use std::future::ready;
+use std::path::{Path as FsPath, PathBuf};
 
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStore;
@@ -11,7 +11,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, UploadRecord};
-use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER};
+use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::repair;
 
@@ -240,14 +240,20 @@ impl Output {
         Ok(!self.list(STATE).await?.is_empty())
     }
 
-    /// Files that a crash left: staged shards and probes.
+    /// Files that a crash left: staged shards, probes, and on a disk what was being put.
     ///
     /// # Errors
     /// When the store cannot list them.
     pub async fn leftovers(&self) -> Result<Vec<String>> {
         let names = self.list(STATE).await?.into_keys();
         let left = [format!("{STATE}/staging/"), format!("{STATE}/probe-")];
-        Ok(names.filter(|name| left.iter().any(|l| name.starts_with(l.as_str()))).collect())
+        let mut found: Vec<String> = names.filter(|name| left.iter().any(|l| name.starts_with(l.as_str()))).collect();
+        if let Some(root) = self.folder() {
+            let unfinished = self.unfinished(root).await?;
+            let names = unfinished.iter().map(|file| file.strip_prefix(root).unwrap_or(file));
+            found.extend(names.map(|name| name.to_string_lossy().into_owned()));
+        }
+        Ok(found)
     }
 
     /// Removes them.
@@ -255,10 +261,28 @@ impl Output {
     /// # Errors
     /// When the store refuses.
     pub async fn remove_leftovers(&self) -> Result<()> {
+        if let Some(root) = self.folder() {
+            let unfinished = self.unfinished(root).await?;
+            let removed = disk::remove_files(unfinished).await;
+            removed.map_err(PipelineError::output(format!("cannot clean {self}")))?;
+        }
         for name in self.leftovers().await? {
             self.delete(&name).await?;
         }
         self.remove_under(&format!("{STATE}/staging")).await
+    }
+
+    /// Lists hide these: under its final name each was never there.
+    async fn unfinished(&self, root: &FsPath) -> Result<Vec<PathBuf>> {
+        let in_state = |name: &str| name.ends_with(".json");
+        let in_root = |name: &str| name == SUCCESS || is_ours(name);
+        let state = [root.join(STATE), root.join(STATE).join("splits")];
+        let listed = async {
+            let mut found = disk::unfinished(state.into(), in_state).await?;
+            found.append(&mut disk::unfinished(vec![root.to_owned()], in_root).await?);
+            Ok::<_, std::io::Error>(found)
+        };
+        listed.await.map_err(PipelineError::output(format!("cannot list {self}")))
     }
 }
 

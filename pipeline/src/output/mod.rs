@@ -526,9 +526,8 @@ impl Output {
             // only where nothing of anybody else is in it
             disk::tidy(None, vec![root.join("data")]).await;
         }
-        for folder in ["_stillhouse/staging", "_stillhouse/input"] {
-            self.remove_under(folder).await?;
-        }
+        self.remove_leftovers().await?;
+        self.clean_state().await?;
         self.delete(PLAN).await
     }
 

@@ -298,8 +298,20 @@ async fn unfinished_work_is_taken_away(grounds: &Grounds) {
     output.begin(&plan("hash")).await.unwrap();
     // as a killed process leaves it: nothing is told to anybody
     std::mem::forget(staged(&output, &content(10, 6)).await);
+    // and names that are hidden from lists: those being put, and files of others that only look like them
+    let put = ["_SUCCESS#70000000001", "_stillhouse/plan.json#7", "_stillhouse/splits/00003.json#70000000002"];
+    let theirs = ["notes#1", "_stillhouse/splits/a#b.json"];
+    if let Some(root) = output.folder() {
+        std::fs::create_dir_all(root.join("_stillhouse/splits")).unwrap();
+        put.iter().chain(&theirs).for_each(|name| std::fs::write(root.join(name), "half").unwrap());
+        let leftovers = output.leftovers().await.unwrap();
+        assert!(put.iter().all(|name| leftovers.contains(&(*name).to_owned())), "{leftovers:?}");
+    }
     output.recover(Vec::new()).await.unwrap();
     nothing_unfinished(&output).await;
+    if let Some(root) = output.folder() {
+        assert!(!put.iter().any(|name| root.join(name).exists()) && theirs.iter().all(|name| root.join(name).exists()));
+    }
 }
 
 async fn outputs_of_others_are_refused(grounds: &Grounds) {
