@@ -15,7 +15,13 @@
 use std::future::Future;
 use std::io;
 
+use datafusion::common::DataFusionError;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::StreamExt;
+use futures::stream::unfold;
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 
 /// Workers of the runtime that serves requests, where so many threads are asked for: it computes nothing.
@@ -82,6 +88,31 @@ impl Spawner {
     }
 }
 
+impl Spawner {
+    /// The same batches, pulled by a chain of their own one batch ahead of whoever takes them.
+    pub fn ahead(&self, mut batches: SendableRecordBatchStream) -> SendableRecordBatchStream {
+        let schema = batches.schema();
+        let (ready, taken) = mpsc::channel(1);
+        let pulling = self.chain(async move {
+            while let Some(batch) = batches.next().await {
+                if ready.send(batch).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let stream = unfold((taken, Some(pulling)), async |(mut taken, mut pulling)| {
+            if let Some(batch) = taken.recv().await {
+                return Some((batch, (taken, pulling)));
+            }
+            // that nothing comes any more is only an end where the chain has come to its own
+            let broken = pulling.take()?.wait().await.is_err();
+            let stopped = || DataFusionError::Execution("a stage stopped: a fault of this program".into());
+            broken.then(|| (Err(stopped()), (taken, None)))
+        });
+        Box::pin(RecordBatchStreamAdapter::new(schema, stream))
+    }
+}
+
 /// Work in a pool; it is not waited for any more when this value is dropped, and a chain ends at its next wait.
 #[derive(Debug)]
 pub struct Task<T>(JoinHandle<T>);
@@ -99,5 +130,38 @@ impl<T> Task<T> {
 impl<T> Drop for Task<T> {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::RecordBatch;
+    use arrow::datatypes::Schema;
+    use futures::stream;
+
+    use super::*;
+
+    fn batches(count: usize, panics: bool) -> SendableRecordBatchStream {
+        let schema = Arc::new(Schema::empty());
+        let empty = RecordBatch::new_empty(Arc::clone(&schema));
+        let stream = stream::iter(0..=count).filter_map(move |n| {
+            if n == count && panics {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            std::future::ready((n < count).then(|| Ok(empty.clone())))
+        });
+        Box::pin(RecordBatchStreamAdapter::new(schema, stream))
+    }
+
+    #[tokio::test]
+    async fn a_stream_ahead_ends_where_its_chain_ends_and_nowhere_else() {
+        let pool = Pool::new(1).unwrap();
+        let ahead = |panics| pool.spawner().unwrap().ahead(batches(5, panics)).collect::<Vec<_>>();
+        let (whole, broken) = (ahead(false).await, ahead(true).await);
+        assert!(whole.len() == 5 && whole.iter().all(Result::is_ok));
+        assert!(broken.len() == 6 && broken[..5].iter().all(Result::is_ok));
+        assert!(broken[5].as_ref().unwrap_err().to_string().ends_with("a stage stopped: a fault of this program"));
     }
 }

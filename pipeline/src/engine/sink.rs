@@ -228,12 +228,14 @@ impl ExecutionPlan for ShardSinkExec {
         };
         let stage = StageState::new(&resources.state_of(&split), 1 + depth(&self.input));
         let memory = MemoryConsumer::new(format!("ShardSinkExec[{partition}]")).register(context.memory_pool());
-        let batches = self.input.execute(partition, context)?;
+        // encoding a batch and making the next one overlap also where only one split is at work
+        let input = self.input.execute(partition, context)?;
+        let spawner = resources.spawner.clone();
         let (spec, metrics) = (self.shards.spec.clone(), Arc::clone(&self.metrics));
         let making = Making { shard, split, spec, resources, stage, metrics, memory };
         let made = async move {
             let split = making.split.split;
-            let record = making.make(batches).await;
+            let record = making.make(spawner.ahead(input)).await;
             let record = record.map_err(|e| DataFusionError::External(Box::new(e.of_split(split))))?;
             row(&record)
         };
