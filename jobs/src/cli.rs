@@ -11,7 +11,7 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_schemas::problems::Problems;
 
 use crate::printer::{Color, Printer};
-use crate::verbs::signals::Told;
+use crate::verbs::signals::StopSignal;
 use crate::verbs::{
     clean, completions, export, inspect, jobs, plan, repair, run, schema, serve, submit, token, verify, work,
 };
@@ -125,13 +125,13 @@ pub enum Failure {
     /// A configuration with problems, told already.
     WrongConfiguration,
     /// Something is wrong, and it is told already or there is nobody to tell.
-    Told,
+    Reported,
     /// Stdout could not be written.
     Stdout(io::Error),
     /// This machine did not give what the program needs.
     System(String),
     /// Ctrl-C or SIGTERM, and how to go on.
-    Interrupted(Told, String),
+    Interrupted(StopSignal, String),
 }
 
 impl From<PipelineError> for Failure {
@@ -158,41 +158,41 @@ impl Failure {
             Self::Pipeline(e, _) if e.kind == ErrorKind::Usage => 2,
             Self::Usage(_) | Self::JobFile(..) | Self::Configuration(..) | Self::WrongConfiguration => 2,
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Interrupted(told, _) => told.code(),
+            Self::Interrupted(signal, _) => signal.code(),
             _ => 1,
         }
     }
 
-    fn tell(&self, json: bool, printer: &Printer) {
+    fn print(&self, json: bool, printer: &Printer) {
         match self {
-            Self::Told | Self::WrongConfiguration => {}
-            Self::Usage(message) => tell(message, &json!([]), json, printer),
+            Self::Reported | Self::WrongConfiguration => {}
+            Self::Usage(message) => print(message, &json!([]), json, printer),
             Self::JobFile(file, problems) => {
-                tell(&format!("{file}: {}", problems.told(Some(file))), &json!(problems.0), json, printer);
+                print(&format!("{file}: {}", problems.render(Some(file))), &json!(problems.0), json, printer);
             }
             Self::Configuration(about, problems) => {
-                let lines: Vec<String> = problems.0.iter().map(|p| format!("\n  {}", p.told(None))).collect();
+                let lines: Vec<String> = problems.0.iter().map(|p| format!("\n  {}", p.render(None))).collect();
                 let n = problems.0.len();
                 let message = format!("{about}: {n} problem{}{}", if n == 1 { "" } else { "s" }, lines.concat());
-                tell(&message, &json!(problems.0), json, printer);
+                print(&message, &json!(problems.0), json, printer);
             }
             Self::Stdout(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
             Self::Stdout(e) => printer.error(format!("cannot write to stdout: {e}")),
-            Self::System(message) => tell(message, &json!([]), json, printer),
-            Self::Interrupted(_, message) => tell(message, &json!([]), json, printer),
+            Self::System(message) => print(message, &json!([]), json, printer),
+            Self::Interrupted(_, message) => print(message, &json!([]), json, printer),
             Self::Pipeline(e, about) => {
                 let message = match (about, &e.problems) {
-                    (Some(file), Some(problems)) => format!("{file}: {}", problems.told(Some(file))),
+                    (Some(file), Some(problems)) => format!("{file}: {}", problems.render(Some(file))),
                     (Some(about), None) => format!("{about}: {e}"),
                     (None, _) => e.to_string(),
                 };
-                tell(&message, &json!(e.problems.as_ref().map_or(&[][..], |p| &p.0)), json, printer);
+                print(&message, &json!(e.problems.as_ref().map_or(&[][..], |p| &p.0)), json, printer);
             }
         }
     }
 }
 
-fn tell(message: &str, problems: &serde_json::Value, json: bool, printer: &Printer) {
+fn print(message: &str, problems: &serde_json::Value, json: bool, printer: &Printer) {
     if json {
         let first = message.lines().next().unwrap_or_default();
         // A script that has closed its end has no use for the error either.
@@ -217,7 +217,7 @@ pub fn main() -> ExitCode {
     match cli.verb.call(&printer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            failure.tell(json, &printer);
+            failure.print(json, &printer);
             ExitCode::from(failure.code())
         }
     }
@@ -226,7 +226,7 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
-    use stillhouse_schemas::problems::{Place, Problem, Problems};
+    use stillhouse_schemas::problems::{Position, Problem, Problems};
 
     use super::*;
     use crate::printer::tests::captured;
@@ -241,15 +241,15 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_job_file_is_2_and_tells_every_problem() {
+    fn a_wrong_job_file_is_2_and_reports_every_problem() {
         let problems = Problems(vec![
-            Problem::new("pack.length", 0, "too small; valid: 2 or more").at(Place { line: 12, column: 3 }),
+            Problem::new("pack.length", 0, "too small; valid: 2 or more").at(Position { line: 12, column: 3 }),
             Problem::missing("output.path", "is required and missing"),
         ]);
         let failure = Failure::Pipeline(problems.into(), Some("job.yaml".into()));
         assert_eq!(failure.code(), 2);
         let (printer, out, err) = captured();
-        failure.tell(true, &printer);
+        failure.print(true, &printer);
         insta::assert_snapshot!(err.text(), @r"
         error: job.yaml: the job file has 2 problems
           job.yaml:12:3: pack.length: got 0: too small; valid: 2 or more
@@ -265,9 +265,9 @@ mod tests {
         let pipeline = |kind| Failure::from(PipelineError::new(kind, "x"));
         assert_eq!(pipeline(ErrorKind::Usage).code(), 2);
         assert_eq!(pipeline(ErrorKind::Input).code(), 1);
-        assert_eq!(Failure::Told.code(), 1);
-        assert_eq!(Failure::Interrupted(Told::Interrupt, String::new()).code(), 130);
-        assert_eq!(Failure::Interrupted(Told::Terminate, String::new()).code(), 143);
+        assert_eq!(Failure::Reported.code(), 1);
+        assert_eq!(Failure::Interrupted(StopSignal::Interrupt, String::new()).code(), 130);
+        assert_eq!(Failure::Interrupted(StopSignal::Terminate, String::new()).code(), 143);
         assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).code(), 0);
         assert_eq!(Failure::from(io::Error::other("full")).code(), 1);
     }

@@ -243,7 +243,7 @@ pub mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_stdout_is_told() {
+    async fn a_closed_stdout_is_reported() {
         let printer = Printer::into(Box::new(Gone), Box::new(Gone));
         assert_eq!(printer.text("x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         printer.closed().await;

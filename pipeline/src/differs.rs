@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_one_by_one_and_their_order_when_nothing_else_differs() {
+    fn files_are_reported_one_by_one_and_their_order_when_nothing_else_differs() {
         let was = files(&[("a", 1), ("b", 2), ("c", 3)]);
         assert_eq!(
             inputs(&was, &files(&[("a", 1), ("c", 4), ("d", 5)])),

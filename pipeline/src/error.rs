@@ -8,7 +8,7 @@ use datafusion::common::DataFusionError;
 use serde::{Deserialize, Serialize};
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::parse::Places;
+use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::Problems;
 
 use crate::source::SourceError;
@@ -81,8 +81,8 @@ impl PipelineError {
     ) -> Self {
         let (message, source) = (message.into(), source.into());
         if let Some(error) = of_a_store(source.as_ref()) {
-            let told = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
-            return if storage::is_retryable(error) { told.retryable() } else { told };
+            let reported = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
+            return if storage::is_retryable(error) { reported.retryable() } else { reported };
         }
         Self { kind, retryable: false, problems: None, split: None, message, source: Some(source) }
     }
@@ -102,7 +102,7 @@ impl PipelineError {
 
     /// With the places of what is wrong with the job file.
     #[must_use]
-    pub fn located(mut self, places: &Places) -> Self {
+    pub fn located(mut self, places: &Positions) -> Self {
         if let Some(problems) = &mut self.problems {
             places.locate(problems);
             self.message = problems.to_string();
@@ -112,8 +112,8 @@ impl PipelineError {
 
     /// What a store said, in one line, with what to check.
     pub fn store(kind: ErrorKind, error: &object_store::Error, action: &str, place: &str) -> Self {
-        let told = Self::new(kind, storage::explain(error, action, place));
-        if storage::is_retryable(error) { told.retryable() } else { told }
+        let reported = Self::new(kind, storage::explain(error, action, place));
+        if storage::is_retryable(error) { reported.retryable() } else { reported }
     }
 
     /// For `map_err`: an error of the output, with what was tried.
@@ -283,7 +283,7 @@ pub type Result<T, E = PipelineError> = std::result::Result<T, E>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Place;
+    use crate::source::RecordPosition;
 
     fn of_stage(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> (&'static str, bool) {
         let error = PipelineError::from_stage("split 0", DataFusionError::External(cause.into()));
@@ -292,16 +292,20 @@ mod tests {
     }
 
     #[test]
-    fn stages_tell_whose_failure_it_is_and_whether_a_retry_can_help() {
+    fn stages_report_whose_failure_it_is_and_whether_a_retry_can_help() {
         let disk = || std::io::Error::other("no room");
         let store = |source| object_store::Error::Generic { store: "s", source };
         let read = |error| SourceError::Store { file: "f".into(), error: Box::new(error) };
         assert_eq!(of_stage(read(store(Box::new(disk())))), ("input", true));
         let gone = object_store::Error::NotFound { path: "f".into(), source: Box::new(disk()) };
         assert_eq!(of_stage(read(gone)), ("input", false));
-        assert_eq!(of_stage(SourceError::Temporary { place: "t".into(), source: disk() }), ("input", true));
-        let record =
-            SourceError::Record { file: "f".into(), place: Place::Line(1), reason: "r", message: String::new() };
+        assert_eq!(of_stage(SourceError::Temporary { path: "t".into(), source: disk() }), ("input", true));
+        let record = SourceError::Record {
+            file: "f".into(),
+            position: RecordPosition::Line(1),
+            reason: "r",
+            message: String::new(),
+        };
         assert_eq!(of_stage(record), ("input", false));
         let data = OperatorError::Data { operator: "pack", place: "p".into(), message: String::new() };
         assert_eq!(of_stage(data), ("input", false));
@@ -322,11 +326,11 @@ mod tests {
             DataFusionError::Collection(vec![external(), DataFusionError::Execution("later".into())]),
         ];
         for error in wrapped {
-            let told = PipelineError::of_plan(error);
+            let reported = PipelineError::of_plan(error);
             // and over a wire
-            let sent = serde_json::to_string(&Failure::from(&told)).unwrap();
+            let sent = serde_json::to_string(&Failure::from(&reported)).unwrap();
             let got = PipelineError::from(serde_json::from_str::<Failure>(&sent).unwrap());
-            for error in [told, got] {
+            for error in [reported, got] {
                 assert_eq!((error.kind, error.retryable, error.split), (ErrorKind::Output, true, Some(SplitId(7))));
                 assert_eq!(error.to_string(), "data/x: no room");
             }

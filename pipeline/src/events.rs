@@ -152,12 +152,12 @@ pub struct StalledSplit {
     /// Seconds since anything of it moved.
     pub seconds: f64,
     /// Where its stages stand, in the order of the pipeline.
-    pub stages: Vec<StagePlace>,
+    pub stages: Vec<StageStatus>,
 }
 
 /// Where a stage of a split stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StagePlace {
+pub struct StageStatus {
     /// Its name, as in [`StageProgress`].
     pub name: String,
     /// Rows that came out of it.

@@ -215,7 +215,7 @@ impl Copying<'_> {
         if !self.options.dry_run {
             self.destination.remove_mark(MARK).await?;
         }
-        self.tell(files, bytes);
+        self.report_progress(files, bytes);
         Ok(copied)
     }
 
@@ -226,12 +226,12 @@ impl Copying<'_> {
         loop {
             tokio::select! {
                 result = &mut copies => return result,
-                _ = ticks.tick() => self.tell(files, bytes),
+                _ = ticks.tick() => self.report_progress(files, bytes),
             }
         }
     }
 
-    fn tell(&self, files: u64, bytes: u64) {
+    fn report_progress(&self, files: u64, bytes: u64) {
         if self.options.dry_run {
             return;
         }

@@ -25,7 +25,7 @@ use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
-use crate::storage::{Guard, Place, Storages, StoreUrl};
+use crate::storage::{Guard, Location, Storages, StoreUrl};
 
 /// A checked job with what its checks have opened.
 pub struct Prepared {
@@ -75,9 +75,9 @@ impl Prepared {
     /// # Errors
     /// When it cannot be opened: options of its store that do not fit, no credentials.
     pub fn output(&self) -> Result<Output> {
-        let place = Place::parse(&self.base, &self.output_path)
+        let named = Location::parse(&self.base, &self.output_path)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
-        let output = Output::at(&shorter(place), &self.spec.output_storage(), &self.storages)?;
+        let output = Output::at(&shorter(named), &self.spec.output_storage(), &self.storages)?;
         Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
     }
 }
@@ -98,12 +98,12 @@ pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Obs
 /// # Errors
 /// As [`prepare_text`].
 pub fn prepare_parsed(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
-    let Parsed { spec, problems, places } = parsed;
+    let Parsed { spec, problems, positions } = parsed;
     let checked = match spec {
         Some(spec) => checked(spec, problems, base, access, observer),
         None => Err(problems.into()),
     };
-    checked.map_err(|e| e.located(&places))
+    checked.map_err(|e| e.located(&positions))
 }
 
 fn checked(
@@ -181,18 +181,18 @@ fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Sto
 }
 
 /// A folder without the way there and back (`jobs/../out`), as a person would write it.
-fn shorter(place: Place) -> Place {
-    let Place::Disk(root) = &place else { return place };
+fn shorter(named: Location) -> Location {
+    let Location::Disk(root) = &named else { return named };
     if !root.components().any(|c| c == Component::ParentDir) {
-        return place;
+        return named;
     }
     let there = root.ancestors().find_map(|a| Some((a.canonicalize().ok()?, root.strip_prefix(a).ok()?)));
     match (there, std::env::current_dir()) {
         (Some((there, rest)), Ok(here)) if !rest.components().any(|c| c == Component::ParentDir) => {
             let whole = there.join(rest);
-            Place::Disk(whole.strip_prefix(&here).map_or(whole.clone(), Path::to_path_buf))
+            Location::Disk(whole.strip_prefix(&here).map_or(whole.clone(), Path::to_path_buf))
         }
-        _ => place,
+        _ => named,
     }
 }
 
@@ -259,7 +259,7 @@ impl Checks<'_> {
         let mut listed = true;
         for source in sources {
             let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
-            let admits = |place: &Place| gate.admits(place);
+            let admits = |named: &Location| gate.admits(named);
             match source::list(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at) {
                 Ok(files) => {
                     tables.push(QueryTable { name: source.name, field: source.field, input: source.input, files })
@@ -301,8 +301,8 @@ impl Checks<'_> {
     /// A record of every file, before there is work that it would spoil.
     fn first_records(&mut self, store: &Store, files: &[InputFile]) -> Option<()> {
         let observer = self.observer;
-        let tell = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
-        let found = match source::first_records(store, files, &self.spec.input, &tell) {
+        let report = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
+        let found = match source::first_records(store, files, &self.spec.input, &report) {
             Ok(found) => found,
             Err(error) => {
                 self.failure = Some(PipelineError::source("input", error));
@@ -347,10 +347,10 @@ impl Checks<'_> {
             }
             Ok(Some(reference)) => {
                 let observer = self.observer;
-                let told = std::cell::Cell::new(u64::MAX);
+                let reported = std::cell::Cell::new(u64::MAX);
                 let progress = |file: &str, done: u64, total: u64| {
                     let percent = (done * 100).checked_div(total).unwrap_or(0);
-                    if told.replace(percent) != percent {
+                    if reported.replace(percent) != percent {
                         observer.event(&Event::Preparing { what: format!("fetching {path}: {file}, {percent} %") });
                     }
                 };
@@ -443,9 +443,9 @@ impl Checks<'_> {
                     VocabularyError::NotAToken { role, .. } => format!("tokenizer.{role}"),
                     _ => field.to_owned(),
                 };
-                let told = chain(&e);
-                let told = told.strip_prefix("tokenizer.path: ").unwrap_or(&told);
-                let message = told.strip_prefix(&format!("{field}: ")).unwrap_or(told);
+                let reported = chain(&e);
+                let reported = reported.strip_prefix("tokenizer.path: ").unwrap_or(&reported);
+                let message = reported.strip_prefix(&format!("{field}: ")).unwrap_or(reported);
                 self.push(Problem::new(field, format!("{source:?}"), message));
                 None
             }

@@ -20,7 +20,7 @@ pub mod events;
 pub mod export;
 pub mod finish;
 pub mod functions;
-mod held;
+mod holdouts;
 pub mod hub;
 pub mod inputs;
 pub mod inspect;

@@ -211,8 +211,8 @@ pub(crate) mod tests {
     fn a_server_gives_nothing_of_its_own() {
         let names = Names::of(&Access::default());
         for path in ["~/x", "~", "${HOME}/x", "a/${L}", "{a,${L}}"] {
-            let told = [names.all(path).unwrap_err(), names.real(path).unwrap_err()];
-            assert!(told.iter().all(|t| t.contains("the server's own")), "{told:?}");
+            let reported = [names.all(path).unwrap_err(), names.real(path).unwrap_err()];
+            assert!(reported.iter().all(|t| t.contains("the server's own")), "{reported:?}");
         }
         assert_eq!(names.real("$${HOME}/~").unwrap(), "${HOME}/~");
     }

@@ -32,7 +32,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::functions;
-use crate::held::Held;
+use crate::holdouts::Holdouts;
 use crate::inputs::{Touched, touched};
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
@@ -230,7 +230,7 @@ pub(crate) struct Job {
     committed: AtomicU64,
     teacher: Option<TeacherInfo>,
     devices: Vec<DeviceQueue>,
-    held: Held,
+    holdouts: Holdouts,
     /// Bytes of the shards that this run has committed.
     bytes: AtomicU64,
     /// Set when a split has failed: the others end at their next batch.
@@ -278,7 +278,7 @@ impl Job {
         let devices = teacher.map(DeviceQueue::start).transpose();
         let devices = devices.map_err(PipelineError::output("the system gives no thread for the device"))?;
         Ok(Self {
-            held: Held::new(&splits, done.values()),
+            holdouts: Holdouts::new(&splits, done.values()),
             bytes: AtomicU64::new(0),
             prepared,
             hash,

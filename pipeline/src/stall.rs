@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_is_told_after_the_patience_and_at_doubling_intervals() {
+    fn a_stall_is_reported_after_the_patience_and_at_doubling_intervals() {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut watch = StallWatch::new(PATIENCE, began);
@@ -78,9 +78,9 @@ mod tests {
             assert_eq!(watch.look(at(second), 5 + second / 100, splits(1 + second / 100)), None);
         }
         let last = 300;
-        let told: Vec<u64> =
+        let reported: Vec<u64> =
             (400..2000).filter(|second| watch.look(at(*second), 8, splits(4)).is_some()).map(|s| s - last).collect();
-        assert_eq!(told, [120, 240, 480, 960]);
+        assert_eq!(reported, [120, 240, 480, 960]);
         // it moves again, and stops again
         assert_eq!(watch.look(at(2000), 9, splits(5)), None);
         let stall = watch.look(at(2120), 9, splits(5)).unwrap();

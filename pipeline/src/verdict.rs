@@ -31,7 +31,7 @@ pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
     if manifest.totals.contains_key("train") && rows("train") == 0 {
         let message = format!(
             "no sequence of train came out of this job, all {all} are held out: {}; look at `input.holdout`, or {}",
-            told(s),
+            describe(s),
             advice(spec, s)
         );
         return Err(PipelineError::new(ErrorKind::Input, message));
@@ -43,12 +43,12 @@ pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
 }
 
 fn nothing(spec: &JobSpec, s: &Statistics) -> PipelineError {
-    let message = format!("no sequence came out of this job: {}; {}", told(s), advice(spec, s));
+    let message = format!("no sequence came out of this job: {}; {}", describe(s), advice(spec, s));
     PipelineError::new(ErrorKind::Input, message)
 }
 
 /// What went into a data set, in words: documents, records skipped by reason, tokens that packing dropped.
-pub fn told(s: &Statistics) -> String {
+pub fn describe(s: &Statistics) -> String {
     let mut text = format!("{} read", counted(s.documents, "document"));
     if s.empty_documents > 0 {
         text += &format!(" ({} of them without a token)", s.empty_documents);

@@ -143,12 +143,12 @@ pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Proble
 }
 
 fn endpoints(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let places = [
+    let positions = [
         ("storage", Some(&job.storage)),
         ("input.storage", job.input.storage.as_ref()),
         ("output.storage", job.output.storage.as_ref()),
     ];
-    for (field, storage) in places {
+    for (field, storage) in positions {
         if let Some(problem) = storage.and_then(|s| s.endpoint.as_ref()).and_then(|e| endpoint_problem(e)) {
             problems.push(Problem::missing(format!("{field}.endpoint"), problem));
         }
@@ -309,7 +309,7 @@ mod tests {
         assert!(problems("", "{length: 2, boundary: none}").contains("has 0 problems"));
     }
 
-    fn places(input: &str, output: &str, more: &str) -> String {
+    fn positions(input: &str, output: &str, more: &str) -> String {
         format()
             .parse(&format!(
                 "version: 1\nname: a\ninput: {{format: jsonl, paths: ['{input}']}}\ntokenizer: {{path: t}}\n\
@@ -329,14 +329,14 @@ mod tests {
             ("file:///x.jsonl", "file:///out"),
         ] {
             let text =
-                places(input, output, "storage: {endpoint: 'http://127.0.0.1:9000', retry: {max_attempts: 3}}\n");
+                positions(input, output, "storage: {endpoint: 'http://127.0.0.1:9000', retry: {max_attempts: 3}}\n");
             assert!(text.contains("has 0 problems"), "{text}");
         }
-        let text = places("x", "https://h/out", "");
+        let text = positions("x", "https://h/out", "");
         assert!(text.contains("output.path: got https://…: plain HTTP has no multipart upload"), "{text}");
-        assert!(places("x", "s3://", "").contains("output.path: got s3://…: names no bucket"));
-        assert!(places("x", "s3://b/*", "").contains("is one folder"));
-        assert!(places("ftp://h/x", "o", "").contains("input.paths[0]: got ftp://…: no store of this kind"));
+        assert!(positions("x", "s3://", "").contains("output.path: got s3://…: names no bucket"));
+        assert!(positions("x", "s3://b/*", "").contains("is one folder"));
+        assert!(positions("ftp://h/x", "o", "").contains("input.paths[0]: got ftp://…: no store of this kind"));
     }
 
     #[test]
@@ -350,10 +350,10 @@ mod tests {
             ("x", "o", "storage: {anonymous: SECRET, region: 'SECRET/'}\n"),
             ("x", "o", "storage: {retry: {token: SECRET}}\n"),
         ] {
-            let text = places(input, output, more);
+            let text = positions(input, output, more);
             assert!(!text.contains("0 problems") && !text.contains("SECRET"), "{text}");
         }
-        let text = places("x", "o", "storage: {secret_access_key: SECRET}\n");
+        let text = positions("x", "o", "storage: {secret_access_key: SECRET}\n");
         assert!(text.contains("storage.secret_access_key: unknown key; valid keys here: anonymous, "), "{text}");
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use crate::document::Place;
+pub use crate::document::Position;
 
 /// One thing wrong with a job file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,33 +18,33 @@ pub struct Problem {
     pub message: String,
     /// Where it stands in the file, as `line` and `column`; `None` for what no text was read for.
     #[serde(flatten)]
-    pub place: Option<Place>,
+    pub position: Option<Position>,
 }
 
 impl Problem {
     /// A problem with a value that was given.
     pub fn new(field: impl Into<String>, got: impl fmt::Display, message: impl Into<String>) -> Self {
-        Self { field: field.into(), got: Some(got.to_string()), message: message.into(), place: None }
+        Self { field: field.into(), got: Some(got.to_string()), message: message.into(), position: None }
     }
 
     /// A problem without a value to show, such as a missing field.
     pub fn missing(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: field.into(), got: None, message: message.into(), place: None }
+        Self { field: field.into(), got: None, message: message.into(), position: None }
     }
 
     /// The problem with the place where it stands in the file.
     #[must_use]
-    pub fn at(mut self, place: Place) -> Self {
-        self.place = Some(place);
+    pub fn at(mut self, position: Position) -> Self {
+        self.position = Some(position);
         self
     }
 
     /// In one line, as compilers tell: `job.yaml:12:3: input.path: …`; without a file `12:3: input.path: …`.
-    pub fn told(&self, file: Option<&str>) -> String {
-        let place = self.place.map(|at| format!("{}:{}", at.line, at.column));
-        let parts = file.map(str::to_owned).into_iter().chain(place);
+    pub fn render(&self, file: Option<&str>) -> String {
+        let position = self.position.map(|at| format!("{}:{}", at.line, at.column));
+        let parts = file.map(str::to_owned).into_iter().chain(position);
         let head = parts.collect::<Vec<_>>().join(":");
-        if head.is_empty() || self.place.is_none() { self.to_string() } else { format!("{head}: {self}") }
+        if head.is_empty() || self.position.is_none() { self.to_string() } else { format!("{head}: {self}") }
     }
 }
 
@@ -80,16 +80,16 @@ impl Problems {
 
     /// Sorts them by where they stand; those without a place come last.
     pub fn sort(&mut self) {
-        self.0.sort_by_key(|p| p.place.map_or((1, Place { line: 0, column: 0 }), |place| (0, place)));
+        self.0.sort_by_key(|p| p.position.map_or((1, Position { line: 0, column: 0 }), |position| (0, position)));
     }
 
     /// All of them, a line for each, with the name of the file.
-    pub fn told(&self, file: Option<&str>) -> String {
+    pub fn render(&self, file: Option<&str>) -> String {
         let n = self.0.len();
         let mut text = format!("the job file has {n} problem{}", if n == 1 { "" } else { "s" });
         for problem in &self.0 {
             text.push_str("\n  ");
-            text.push_str(&problem.told(file));
+            text.push_str(&problem.render(file));
         }
         text
     }
@@ -102,6 +102,6 @@ impl Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.told(None))
+        f.write_str(&self.render(None))
     }
 }

@@ -79,7 +79,7 @@ fn build() -> PathBuf {
     cargo.current_dir(root()).args(selection).arg(target);
     // What cargo told the test of its own package: to ring's build script, say, it would be a change.
     for (name, _) in std::env::vars_os() {
-        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|told| name.to_string_lossy().starts_with(told)) {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|reported| name.to_string_lossy().starts_with(reported)) {
             cargo.env_remove(name);
         }
     }

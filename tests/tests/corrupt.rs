@@ -117,11 +117,11 @@ fn verify_judges_the_condition_by_what_is_stored() {
         m["job"]["extract"]["noise"].as_object_mut().unwrap().remove("condition").unwrap();
     });
     fs::write(dataset.join("_SUCCESS"), "").unwrap(); // nor do they know the manifest's checksum
-    let told = scratch.stillhouse(&verify[..5]).expect(0).stdout;
-    assert!(told.contains("the job did not ask for it"), "{told}");
+    let reported = scratch.stillhouse(&verify[..5]).expect(0).stdout;
+    assert!(reported.contains("the job did not ask for it"), "{reported}");
     edit_manifest(&dataset, |m| m["job"]["extract"]["noise"]["condition"] = true.into());
-    let told = scratch.stillhouse(&verify[..5]).expect(1).stdout;
-    assert!(told.contains("the observed token loses in argmax(l + ξ) by"), "{told}");
+    let reported = scratch.stillhouse(&verify[..5]).expect(1).stdout;
+    assert!(reported.contains("the observed token loses in argmax(l + ξ) by"), "{reported}");
 }
 
 #[test]

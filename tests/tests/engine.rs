@@ -186,11 +186,11 @@ fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
     for (signal_number, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let patch = json!({"engine": {"parallel_splits": 120}, "output": {"path": "stopped"}});
         scratch.job("job.yaml", &with(taught(64), &patch));
-        let mut told = false;
+        let mut reported = false;
         let seen = watch_and(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
-            if !told && said.contains("split_committed") {
+            if !reported && said.contains("split_committed") {
                 signal(process, signal_number);
-                told = true;
+                reported = true;
             }
         });
         assert_eq!(seen.ran.code, Some(code), "{}", seen.ran.stderr);

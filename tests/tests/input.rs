@@ -98,7 +98,7 @@ fn the_example_of_a_join_in_the_readme_runs() {
 
 #[cfg(unix)]
 #[test]
-fn names_and_contents_that_cannot_be_read_are_told() {
+fn names_and_contents_that_cannot_be_read_are_reported() {
     use std::os::unix::ffi::OsStrExt;
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.path("corpus")).unwrap();

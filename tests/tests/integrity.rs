@@ -190,7 +190,7 @@ const HARM: [Harm; 4] = [
 ];
 
 #[test]
-fn whatever_is_damaged_in_a_finished_data_set_is_told_and_mended_to_the_same_bytes() {
+fn whatever_is_damaged_in_a_finished_data_set_is_reported_and_mended_to_the_same_bytes() {
     let scratch = scratch();
     let out = scratch.make(&small());
     let whole = kept(&out);
@@ -208,8 +208,8 @@ fn whatever_is_damaged_in_a_finished_data_set_is_told_and_mended_to_the_same_byt
             harm(&out.join(name));
             if name.starts_with("data") {
                 let check = if how == "flipped" { &["run", "job.yaml", "--check"][..] } else { &["run", "job.yaml"] };
-                let told = scratch.stillhouse(check).expect(1);
-                told.says(&[name.to_str().unwrap(), "stillhouse repair", "job.yaml"]);
+                let reported = scratch.stillhouse(check).expect(1);
+                reported.says(&[name.to_str().unwrap(), "stillhouse repair", "job.yaml"]);
                 let found = scratch.stillhouse(&["verify", "out"]).expect(1);
                 assert!(found.stdout.contains("stillhouse repair out job.yaml"), "{shown}: {}", found.stdout);
             }
@@ -300,7 +300,7 @@ fn a_shard_that_comes_out_otherwise_is_not_published() {
 }
 
 #[test]
-fn damaged_state_is_told_by_file_with_what_mends_it() {
+fn damaged_state_is_reported_by_file_with_what_mends_it() {
     let scratch = scratch();
     let out = scratch.make(&small());
     crashed(&out, 2);
@@ -326,7 +326,7 @@ fn damaged_state_is_told_by_file_with_what_mends_it() {
 }
 
 #[test]
-fn another_job_is_told_by_field_and_by_file() {
+fn another_job_is_reported_by_field_and_by_file() {
     let scratch = scratch();
     scratch.write("second.jsonl", &stillhouse_tests::corpus(1, 300));
     let out = scratch.make(&small());

@@ -28,7 +28,7 @@ fn piped(scratch: &Scratch, arguments: &[&str], text: &str) -> Ran {
 }
 
 #[test]
-fn mistakes_are_told_with_their_places_and_what_was_meant() {
+fn mistakes_are_reported_with_their_places_and_what_was_meant() {
     let scratch = Scratch::with_corpus(1, 200);
     let text = "version: 1\nname: x\ninput:\n  format: json\n  path: nothing.jsonl\n  text: text\n  text: body\n\
         tokenizer: {path: missing.json}\npack: {length: 8}\noutput: {path: out}\n";
@@ -42,8 +42,8 @@ fn mistakes_are_told_with_their_places_and_what_was_meant() {
         "\n  job.yaml:8:13: tokenizer.path: got \"missing.json\": no file or folder",
     ]);
     assert!(!scratch.path("out").exists(), "{}", said.stderr);
-    let told = scratch.stillhouse(&["plan", "job.yaml", "--json"]).expect(2).json();
-    let path = told["problems"].as_array().unwrap().iter().find(|p| p["field"] == "input.path").unwrap().clone();
+    let reported = scratch.stillhouse(&["plan", "job.yaml", "--json"]).expect(2).json();
+    let path = reported["problems"].as_array().unwrap().iter().find(|p| p["field"] == "input.path").unwrap().clone();
     assert_eq!((&path["line"], &path["column"]), (&json!(5), &json!(3)));
 }
 
@@ -150,11 +150,11 @@ fn a_service_refuses_keys_that_stand_twice_and_variables_of_its_own() {
     for kind in ["application/json", "application/yaml"] {
         for path in ["/jobs", "/validate"] {
             let answer = service.api.send("POST", path, &[("content-type", kind)], Some(&twice));
-            let told = if path == "/jobs" { answer.problem(422) } else { answer.expect(200).json() };
-            let problem = &told["problems"][0];
-            assert_eq!(problem["field"], "output.path", "{told}");
-            assert_eq!((&problem["line"], &problem["column"]), (&json!(2), &json!(1)), "{told}");
-            assert!(problem["message"].as_str().unwrap().contains("is given twice, in line 1 and here"), "{told}");
+            let reported = if path == "/jobs" { answer.problem(422) } else { answer.expect(200).json() };
+            let problem = &reported["problems"][0];
+            assert_eq!(problem["field"], "output.path", "{reported}");
+            assert_eq!((&problem["line"], &problem["column"]), (&json!(2), &json!(1)), "{reported}");
+            assert!(problem["message"].as_str().unwrap().contains("is given twice, in line 1 and here"), "{reported}");
         }
     }
     for (patch, field) in [
@@ -162,9 +162,9 @@ fn a_service_refuses_keys_that_stand_twice_and_variables_of_its_own() {
         (json!({"output": {"path": "${PATH}"}}), "output.path"),
         (json!({"tokenizer": {"path": "~/tokenizer.json"}}), "tokenizer.path"),
     ] {
-        let told = service.api.send_job("", &[], &with(packing(), &patch)).problem(422);
-        let problem = told["problems"].as_array().unwrap().iter().find(|p| p["field"] == field).unwrap();
-        assert!(problem["message"].as_str().unwrap().contains("the server's own"), "{told}");
+        let reported = service.api.send_job("", &[], &with(packing(), &patch)).problem(422);
+        let problem = reported["problems"].as_array().unwrap().iter().find(|p| p["field"] == field).unwrap();
+        assert!(problem["message"].as_str().unwrap().contains("the server's own"), "{reported}");
     }
     assert!(!service.scratch.path("first").exists() && !service.scratch.path("second").exists());
     // the same through the program, from stdin
@@ -183,7 +183,7 @@ fn a_service_refuses_keys_that_stand_twice_and_variables_of_its_own() {
 
 /// The card's own numpy program, run where the card lies, against what the format's tests trust.
 #[test]
-fn the_card_tells_what_is_there_and_its_program_replays_the_noise() {
+fn the_card_reports_what_is_there_and_its_program_replays_the_noise() {
     let scratch = Scratch::with_corpus(2, 500);
     let card = json!({"output": {"card": {"license": "CC-BY-4.0"}}, "extract": {"noise": {"draws": 2}}, "pack": {"length": 32}});
     let dataset = scratch.make(&with(job(), &card));

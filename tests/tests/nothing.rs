@@ -79,7 +79,7 @@ fn a_job_that_makes_no_sequence_fails_and_leaves_nothing() {
 }
 
 #[test]
-fn what_is_skipped_is_counted_told_and_bounded() {
+fn what_is_skipped_is_counted_reported_and_bounded() {
     let scratch = Scratch::new();
     let job = with(small(&scratch), &json!({"input": {"split_megabytes": 0.001}}));
     let mut text = lines("text", 97);
@@ -176,25 +176,25 @@ fn success_is_never_nothing() {
         let _ = fs::remove_dir_all(scratch.path("out"));
         let ran = scratch.stillhouse(&["run", "job.yaml", "--quiet"]);
         let success = scratch.path("out/_SUCCESS").exists();
-        let told = format!("round {round}: {job}\n{}", ran.stderr);
+        let reported = format!("round {round}: {job}\n{}", ran.stderr);
         match ran.code {
             Some(0) => {
-                assert!(success, "{told}");
+                assert!(success, "{reported}");
                 let manifest = fs::read(scratch.path("out/manifest.json")).unwrap();
                 let manifest: Value = serde_json::from_slice(&manifest).unwrap();
                 let s = &manifest["statistics"];
                 let skipped: u64 =
                     s["skipped"].as_object().map_or(0, |o| o.values().map(|n| n.as_u64().unwrap()).sum());
                 let (documents, empty) = (s["documents"].as_u64().unwrap(), s["empty_documents"].as_u64().unwrap());
-                assert!(manifest["totals"]["train"]["rows"].as_u64().unwrap() > 0 && documents > empty, "{told}");
-                assert!(skipped as f64 <= most * (documents + skipped) as f64, "{told}");
+                assert!(manifest["totals"]["train"]["rows"].as_u64().unwrap() > 0 && documents > empty, "{reported}");
+                assert!(skipped as f64 <= most * (documents + skipped) as f64, "{reported}");
                 succeeded += 1;
             }
             Some(1 | 2) => {
-                assert!(!success && ran.stderr.starts_with("error: "), "{told}");
+                assert!(!success && ran.stderr.starts_with("error: "), "{reported}");
                 failed += 1;
             }
-            _ => panic!("{told}"),
+            _ => panic!("{reported}"),
         }
     }
     assert!(succeeded > rounds / 10 && failed > rounds / 10, "{succeeded} succeeded, {failed} failed");

@@ -104,7 +104,7 @@ fn kills_change_no_byte() {
 
 /// Ctrl-C and what a cluster sends: an exit code for each, and a word on how to go on; what is committed stays.
 #[test]
-fn a_run_that_is_told_to_stop_says_how_to_go_on() {
+fn a_run_that_is_reported_to_stop_says_how_to_go_on() {
     let scratch = scratch();
     let job = scratch.job("job.yaml", &small_job());
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);

@@ -45,7 +45,7 @@ fn ids(page: &Value) -> Vec<String> {
 }
 
 #[test]
-fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_told_at_once() {
+fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_reported_at_once() {
     let service = start(&json!({}));
     let api = &service.api;
     let yaml = format!("# by hand\n{}", serde_json::to_string_pretty(&quick_job("by-yaml")).unwrap());
@@ -77,14 +77,14 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_told_at_once() {
     });
     let problem = api.send_job("", &[], &wrong).problem(422);
     assert_eq!(problem["title"], "Unprocessable Entity");
-    let told: Vec<&str> =
+    let reported: Vec<&str> =
         problem["problems"].as_array().unwrap().iter().map(|p| p["field"].as_str().unwrap()).collect();
     println!("{problem:#}");
     let expected = ["colour", "extract.teacher.device", "input.paths[1]", "name", "output.path", "pack.length"];
     for field in expected {
-        assert!(told.contains(&field), "{field} is not in {told:?}");
+        assert!(reported.contains(&field), "{field} is not in {reported:?}");
     }
-    assert_eq!(problem["detail"], format!("the job file has {} problems", told.len()));
+    assert_eq!(problem["detail"], format!("the job file has {} problems", reported.len()));
     let got =
         |field: &str| problem["problems"].as_array().unwrap().iter().find(|p| p["field"] == field).unwrap().clone();
     assert_eq!(got("pack.length")["got"], "1");

@@ -31,10 +31,10 @@ fn two_thousand_problems_are_a_hundred_and_a_number() {
     let id = api.submit(&job);
     let failed = api.until_state(&id, "failed");
     assert_eq!(failed["failure"]["kind"], "job");
-    let told = fields(&failed["failure"]);
-    assert!((90..=101).contains(&told.len()), "{}", told.len());
-    assert!(told.contains(&("input.paths", "and 1910 more paths with problems")), "{told:?}");
-    assert_eq!((told[0].0, told[1].0), ("input.paths[0]", "input.paths[1]"));
+    let reported = fields(&failed["failure"]);
+    assert!((90..=101).contains(&reported.len()), "{}", reported.len());
+    assert!(reported.contains(&("input.paths", "and 1910 more paths with problems")), "{reported:?}");
+    assert_eq!((reported[0].0, reported[1].0), ("input.paths[0]", "input.paths[1]"));
     assert!(failed["failure"]["problems"][0]["got"].as_str().unwrap().chars().count() <= 1001);
     let shown = api.get(&format!("/jobs/{id}")).expect(200).text;
     assert!(shown.len() < 100_000, "{}", shown.len());
@@ -81,7 +81,7 @@ fn paths_are_counted_before_they_are_looked_at() {
 }
 
 #[test]
-fn a_check_of_many_paths_tells_how_far_it_is_and_is_cancelled() {
+fn a_check_of_many_paths_reports_how_far_it_is_and_is_cancelled() {
     const PATHS: usize = 95_000;
     let service = start(&json!({"limits": {"paths_per_job": PATHS, "body_kilobytes": 10_000}}));
     let api = &service.api;
@@ -152,10 +152,10 @@ fn what_cannot_work_is_refused_before_it_waits() {
     service.scratch.write("a-file", "");
     let refused = |api: &Api, patch: Value| {
         let problem = api.send_job("", &[], &with(quick_job("out"), &patch)).problem(422);
-        let told: Vec<(String, String)> =
+        let reported: Vec<(String, String)> =
             fields(&problem).into_iter().map(|(f, m)| (f.to_owned(), m.to_owned())).collect();
-        assert_eq!(told.len(), 1, "{problem:#}");
-        told.into_iter().next().unwrap()
+        assert_eq!(reported.len(), 1, "{problem:#}");
+        reported.into_iter().next().unwrap()
     };
     let tokenizer = |path: &str| json!({"tokenizer": {"path": path}});
     // names that are none are nobody's to ask for

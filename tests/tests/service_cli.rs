@@ -141,8 +141,8 @@ fn jobs_are_managed_by_the_beginning_of_their_ids() {
     let events: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(events, service.api.events(&long));
     let followed = service.stillhouse(&["jobs", "events", &begins(&long), "--follow"]).expect(0).stdout;
-    let told = service.stillhouse(&["jobs", "events", &begins(&long)]).expect(0).stdout;
-    assert_eq!((followed.lines().count(), &followed), (events.len(), &told));
+    let reported = service.stillhouse(&["jobs", "events", &begins(&long)]).expect(0).stdout;
+    assert_eq!((followed.lines().count(), &followed), (events.len(), &reported));
     assert!(followed.lines().last().unwrap().ends_with(&format!("{long} succeeded")), "{followed}");
     let file = service.stillhouse(&["jobs", "file", &long]).expect(0).json();
     assert_eq!(file, long_job("long"));
@@ -211,10 +211,10 @@ fn a_submission_goes_on_watching_when_the_server_was_killed() {
     assert_eq!(said.iter().filter(|line| line.contains("the service is back")).count(), 2, "{said:#?}");
     // no split is told twice
     let mut splits: Vec<&str> = said.iter().filter_map(|line| Some(line.split_once("] data/")?.1)).collect();
-    let told = splits.len();
+    let reported = splits.len();
     splits.sort_unstable();
     splits.dedup();
-    assert_eq!(splits.len(), told, "{said:#?}");
+    assert_eq!(splits.len(), reported, "{said:#?}");
     assert_eq!(shards(&service.scratch.path("out")), expected);
 }
 

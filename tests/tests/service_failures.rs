@@ -19,8 +19,8 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
         signal(service.worker_of(&id).process, libc::SIGKILL);
         let job = api.until(&id, "failed once more", |job| job["failures"] == failures);
         assert_eq!((&job["failure"]["kind"], &job["failure"]["problems"]), (&json!("machine"), &json!([])));
-        let told = job["failure"]["message"].as_str().unwrap();
-        assert!(told.contains("signal 9") && job["reason"].as_str().unwrap().starts_with(told), "{job:#}");
+        let reported = job["failure"]["message"].as_str().unwrap();
+        assert!(reported.contains("signal 9") && job["reason"].as_str().unwrap().starts_with(reported), "{job:#}");
         api.until(&id, "runs again", |job| job["attempt"] == failures + 1);
     }
     let done = api.until_state(&id, "succeeded");
@@ -70,7 +70,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
 }
 
 #[test]
-fn a_worker_that_is_told_to_stop_by_somebody_else_has_not_failed() {
+fn a_worker_that_is_reported_to_stop_by_somebody_else_has_not_failed() {
     // as where a machine goes down: every process is told, in whatever order
     let service = start(&json!({"limits": {"max_attempts": 1}}));
     let api = &service.api;
@@ -114,9 +114,9 @@ fn a_job_that_is_wrong_fails_at_once_with_everything_that_is_wrong() {
     assert_eq!(failed["failure"]["kind"], "job");
     let mut problems = failed["failure"]["problems"].as_array().unwrap().clone();
     problems.sort_by_key(|p| p["field"].to_string());
-    let told: Vec<(&Value, &Value)> = problems.iter().map(|p| (&p["field"], &p["got"])).collect();
+    let reported: Vec<(&Value, &Value)> = problems.iter().map(|p| (&p["field"], &p["got"])).collect();
     assert_eq!(
-        told,
+        reported,
         [(&json!("input.paths[1]"), &json!("\"missing-*.jsonl\"")), (&json!("pack.length"), &json!("2048")),]
     );
     assert_eq!(api.states(&id), ["queued", "running", "failed"]);

@@ -23,10 +23,10 @@ struct Lookout {
 impl Lookout {
     fn over(scratch: PathBuf) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let reported = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let (mut looks, mut doubles) = (0, Vec::new());
-            while !told.load(Ordering::Relaxed) {
+            while !reported.load(Ordering::Relaxed) {
                 let mut seen = BTreeMap::<String, WorkerProcess>::new();
                 for worker in workers_in(&scratch) {
                     let Some(other) = seen.insert(worker.job.clone(), worker.clone()) else { continue };

@@ -71,9 +71,9 @@ fn the_recipe_from_serve_to_pyarrow_works_at_the_first_try() {
     fs::write(folder.join("job/read.py"), here(&blocks("python").pop().unwrap())).unwrap();
     let read =
         |name: &str| -> Ran { ran(&mut shell(&format!("exec python {name}"), &folder, &service, weed.endpoint())) };
-    let told = read("read.py").expect(0).stdout;
+    let reported = read("read.py").expect(0).stdout;
     let rows = service.api.get("/jobs").json()["jobs"][0]["result"]["rows"].as_u64().unwrap();
-    assert!(rows > 10 && told.starts_with(&format!("{rows} rows of 64 tokens")), "{told}");
+    assert!(rows > 10 && reported.starts_with(&format!("{rows} rows of 64 tokens")), "{reported}");
 
     // another service: the error says what to write, and with that it is allowed
     fs::write(folder.join("job/other.yaml"), format!("{job}\nstorage: {{endpoint: \"http://127.0.0.1:1\"}}\n"))

@@ -148,7 +148,7 @@ fn who_asks_too_often_with_a_body_reads_so() {
 }
 
 #[test]
-fn who_asks_whether_to_go_on_is_told_before_the_body() {
+fn who_asks_whether_to_go_on_is_reported_before_the_body() {
     let service = Service::start(&patient());
     let api = &service.api;
     let expect = "expect: 100-continue";
@@ -157,9 +157,9 @@ fn who_asks_whether_to_go_on_is_told_before_the_body() {
     is_refusal("refused", &client.read().unwrap(), 413);
     drop(client);
     let mut client = Raw::head(&service, api, "POST /api/v1/validate", &[YAML, "content-length: 10", expect]);
-    let mut told = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
-    client.stream.read_exact(&mut told).unwrap();
-    assert_eq!(&told, b"HTTP/1.1 100 Continue\r\n\r\n");
+    let mut reported = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    client.stream.read_exact(&mut reported).unwrap();
+    assert_eq!(&reported, b"HTTP/1.1 100 Continue\r\n\r\n");
     client.stream.write_all(b"version: 1").unwrap();
     // its body was read, so the connection serves the next request
     client.stream.write_all(b"GET /api/v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n").unwrap();

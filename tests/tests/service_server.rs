@@ -12,7 +12,7 @@ use crate::service_api::{DOCUMENTS, ROWS, SPLITS, long_job, quick_job, start, un
 use crate::stores::shards_in;
 
 #[test]
-fn a_server_that_is_told_to_stop_loses_nothing() {
+fn a_server_that_is_reported_to_stop_loses_nothing() {
     let mut service = start(&json!({"shutdown_seconds": 60}));
     let expected = undisturbed(&service, &long_job(""));
     let running: Vec<String> = ["a", "b"].map(|name| service.api.submit(&long_job(name))).to_vec();
@@ -80,8 +80,8 @@ fn a_configuration_is_checked_and_said_in_words() {
         "access": {"hub": ["openai-community/*"], "endpoints": ["https://s3.example.org"]},
         "capacity": {"gpus": [0, 2], "jobs_per_gpu": 2},
     }));
-    let told = ran(&mut service.serve(&["--check"])).expect(0).stdout;
-    let shown = told
+    let reported = ran(&mut service.serve(&["--check"])).expect(0).stdout;
+    let shown = reported
         .replace(service.data().to_str().unwrap(), "DATA")
         .replace(service.scratch.path("").to_str().unwrap(), "JOBS")
         .replace(stillhouse_tests::root().to_str().unwrap(), "REPOSITORY")
@@ -102,8 +102,8 @@ GPUs                    0, 2, 2 jobs each
 confined by             the kernel (Landlock)
 "
     );
-    let told = ran(&mut service.serve(&["--check", "--json"])).expect(0).json();
-    assert_eq!((&told["valid"], &told["configuration"]["capacity"]["gpus"]), (&json!(true), &json!([0, 2])));
+    let reported = ran(&mut service.serve(&["--check", "--json"])).expect(0).json();
+    assert_eq!((&reported["valid"], &reported["configuration"]["capacity"]["gpus"]), (&json!(true), &json!([0, 2])));
     // nothing was started or made
     assert!(!service.data().exists());
 
@@ -127,9 +127,9 @@ confined by             the kernel (Landlock)
         let lines: Vec<&str> = said.lines().skip(1).map(|line| line.trim().split(": ").next().unwrap()).collect();
         assert_eq!(lines, fields, "{said}");
     }
-    let told = ran(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
-    let told: Vec<&Value> = told["problems"].as_array().unwrap().iter().map(|p| &p["field"]).collect();
-    assert_eq!(told, fields);
+    let reported = ran(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
+    let reported: Vec<&Value> = reported["problems"].as_array().unwrap().iter().map(|p| &p["field"]).collect();
+    assert_eq!(reported, fields);
     wrong.configure(&json!({"limits": {"queued_job": 5}}));
     ran(&mut wrong.serve(&["--check"])).expect(2).says(&["queued_job"]);
 }
@@ -197,7 +197,7 @@ fn figures_move_with_the_work() {
 }
 
 #[test]
-fn a_job_on_a_store_needs_no_credentials_and_tells_none() {
+fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     let weed = Seaweed::start();
     ["corpora", "shards"].iter().for_each(|bucket| weed.create_bucket(bucket));
     weed.s3().put("corpora", "team/corpus.jsonl", corpus(DOCUMENTS, 1300).as_bytes());

@@ -82,7 +82,7 @@ fn requests_of_one_user_leave_others_theirs() {
 }
 
 #[test]
-fn clients_behind_a_trusted_proxy_are_told_apart() {
+fn clients_behind_a_trusted_proxy_are_distinguished() {
     let limits = json!({"requests_per_minute": 30, "connections_per_address": 1});
     let mut service = Service::new(&json!({"auth": "token", "trusted_proxies": ["127.0.0.0/8"], "limits": limits}));
     service.set("STILLHOUSE_LOG", "info");

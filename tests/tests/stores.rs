@@ -131,7 +131,7 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
     reading_is_ranged(&weed, &scratch);
     exports_are_checked(&user, &s3, &expected);
     abandoned_uploads_are_aborted(&user, &s3);
-    failures_are_told_in_a_line(&user, &s3, &remote);
+    failures_are_reported_in_a_line(&user, &s3, &remote);
 }
 
 /// Shards and records of a finished data set that are lost or overwritten: told, and made again to the same bytes.
@@ -314,7 +314,7 @@ fn abandoned_uploads_are_aborted(user: &User, s3: &S3) {
     fails(user.run(&["clean", "s3://corpora/speeches"]), &["s3://corpora/speeches", "no Stillhouse job"]);
 }
 
-fn failures_are_told_in_a_line(user: &User, s3: &S3, remote: &Value) {
+fn failures_are_reported_in_a_line(user: &User, s3: &S3, remote: &Value) {
     let before = s3.files("shards", "");
     let elsewhere = with(remote.clone(), &json!({"output": {"path": "s3://shards/failures"}}));
     let nobody = User { keys: s3::NOBODY, endpoint: user.endpoint.clone(), ..*user };

@@ -26,7 +26,7 @@ struct State {
     began: Instant,
     /// What is waited for, since when.
     preparing: Option<(String, Instant)>,
-    told: Option<Instant>,
+    last_printed: Option<Instant>,
     job: Option<(Gauge, bool, f64)>,
     /// An export, and when its counters were told.
     copies: Option<(Copies, Instant)>,
@@ -39,7 +39,7 @@ impl LogLines {
             printer: Arc::clone(printer),
             began: Instant::now(),
             preparing: None,
-            told: None,
+            last_printed: None,
             job: None,
             copies: None,
             closed: false,
@@ -98,9 +98,9 @@ impl State {
                 self.say(&format!("export: {files}, {bytes}, to {destination}"));
             }
             &Event::ExportProgress { files_done, files, bytes_done, bytes, bytes_there } => {
-                let Some((copies, told)) = &mut self.copies else { return };
-                if told.elapsed() >= EVERY {
-                    *told = Instant::now();
+                let Some((copies, last_printed)) = &mut self.copies else { return };
+                if last_printed.elapsed() >= EVERY {
+                    *last_printed = Instant::now();
                     let text = copies.text(&Copied { files_done, files, bytes_done, bytes, bytes_there });
                     self.say(&text);
                 }
@@ -110,20 +110,20 @@ impl State {
     }
 
     fn counters(&mut self, now: &Progress) {
-        let Some((gauge, teacher, told)) = &mut self.job else {
+        let Some((gauge, teacher, last_printed)) = &mut self.job else {
             return;
         };
         let reading = gauge.read(now);
-        if now.seconds - *told < EVERY.as_secs_f64() {
+        if now.seconds - *last_printed < EVERY.as_secs_f64() {
             return;
         }
-        *told = now.seconds;
+        *last_printed = now.seconds;
         let text = counters(now, &reading, *teacher);
         self.say(&text);
     }
 
     fn tick(&mut self) {
-        let quiet = self.told.is_none_or(|t| t.elapsed() >= EVERY);
+        let quiet = self.last_printed.is_none_or(|t| t.elapsed() >= EVERY);
         if let Some((what, _)) = self.preparing.take_if(|(_, since)| quiet && since.elapsed() >= PATIENCE) {
             self.say(&what);
         }
@@ -133,7 +133,7 @@ impl State {
         if self.closed {
             return;
         }
-        self.told = Some(Instant::now());
+        self.last_printed = Some(Instant::now());
         let clock = units::clock(self.began.elapsed().as_secs_f64());
         let mut page = Page::new();
         page.line(Line::new().with(Tone::Dim, format!("[{clock}]")).with(Tone::Plain, format!(" {text}")));

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_what_was_made_and_how_fast() {
+    fn the_summary_reports_what_was_made_and_how_fast() {
         let (printer, _, _) = captured();
         let watch = Watch::new(&printer, Mode::Quiet);
         assert!(watch.summary().is_none());
@@ -290,9 +290,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_told_with_where_each_split_stands() {
-        use stillhouse_pipeline::events::{StagePlace, StalledSplit};
-        let stage = |name: &str, rows, doing: &str| StagePlace { name: name.into(), rows, doing: doing.into() };
+    fn a_stall_is_reported_with_where_each_split_stands() {
+        use stillhouse_pipeline::events::{StageStatus, StalledSplit};
+        let stage = |name: &str, rows, doing: &str| StageStatus { name: name.into(), rows, doing: doing.into() };
         let split = |split| StalledSplit {
             split: stillhouse_schemas::ids::SplitId(split),
             reads: "corpus.jsonl".into(),
@@ -307,15 +307,15 @@ mod tests {
         insta::assert_snapshot!(err.text(), @"[00:00] warning: nothing has moved for 2 minutes; split 3 (corpus.jsonl): read waits for the stage after it (2048 rows), tokenize is at work (12 rows); split 7 (corpus.jsonl): read waits for the stage after it (2048 rows), tokenize is at work (12 rows); and 7 more splits");
         let (printer, out, _) = captured();
         Watch::new(&printer, Mode::Json).event(&event);
-        let told: serde_json::Value = serde_json::from_str(&out.text()).unwrap();
+        let reported: serde_json::Value = serde_json::from_str(&out.text()).unwrap();
         assert_eq!(
-            (told["event"].as_str(), told["splits"][1]["stages"][0]["rows"].as_u64()),
+            (reported["event"].as_str(), reported["splits"][1]["stages"][0]["rows"].as_u64()),
             (Some("stalled"), Some(2048))
         );
     }
 
     #[test]
-    fn log_lines_tell_changes_and_counters_now_and_then() {
+    fn log_lines_report_changes_and_counters_now_and_then() {
         let (printer, out, err) = captured();
         let watch = Watch::new(&printer, Mode::Shown);
         watch.event(&started());

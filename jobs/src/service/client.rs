@@ -56,7 +56,7 @@ impl std::fmt::Display for ClientError {
             Self::Refused(refusal) => {
                 write!(f, "{}", refusal.detail)?;
                 for problem in &refusal.problems {
-                    write!(f, "\n  {}", told(problem))?;
+                    write!(f, "\n  {}", render_problem(problem))?;
                 }
                 if refusal.status >= 500
                     && let Some(id) = &refusal.request_id
@@ -70,8 +70,8 @@ impl std::fmt::Display for ClientError {
 }
 
 /// A problem of a job file, as `run` tells it.
-pub fn told(problem: &FieldProblem) -> String {
-    Problem::from(problem).told(None)
+pub fn render_problem(problem: &FieldProblem) -> String {
+    Problem::from(problem).render(None)
 }
 
 type Result<T, E = ClientError> = std::result::Result<T, E>;
@@ -207,7 +207,7 @@ impl Client {
         patient: bool,
         mut take: impl FnMut(Followed<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut at = Place { last_id: None, connected: patient, told: false, lost: None, wait: FIRST_WAIT };
+        let mut at = Cursor { last_id: None, connected: patient, warned: false, lost: None, wait: FIRST_WAIT };
         loop {
             match self.follow_once(path, &mut at, &mut take) {
                 Ok(true) => return Ok(()),
@@ -241,7 +241,7 @@ impl Client {
     fn follow_once<E>(
         &self,
         path: &str,
-        at: &mut Place,
+        at: &mut Cursor,
         take: &mut impl FnMut(Followed<'_>) -> Result<(), E>,
     ) -> Result<bool, Broken<E>> {
         let mut ask = Ask::new("GET", path);
@@ -250,7 +250,7 @@ impl Client {
         }
         let mut events = self.events(ask).map_err(Broken::Client)?;
         (at.connected, at.wait) = (true, FIRST_WAIT);
-        if !std::mem::replace(&mut at.told, true) {
+        if !std::mem::replace(&mut at.warned, true) {
             take(Followed::Open).map_err(Broken::Take)?;
         }
         if at.lost.take().is_some() {
@@ -353,11 +353,11 @@ pub enum Followed<'a> {
 }
 
 /// How far a stream is.
-struct Place {
+struct Cursor {
     /// Of the last event that had one.
     last_id: Option<String>,
     connected: bool,
-    told: bool,
+    warned: bool,
     lost: Option<Instant>,
     wait: Duration,
 }

@@ -407,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unknown_or_too_small_is_told() {
+    fn what_is_unknown_or_too_small_is_reported() {
         let wrong = serde_yaml_ng::from_str::<Config>("limits: {body_megabytes: 1}").unwrap_err().to_string();
         assert!(wrong.contains("body_megabytes") && wrong.contains("body_kilobytes"), "{wrong}");
         let config: Config =

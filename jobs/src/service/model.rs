@@ -245,15 +245,16 @@ pub struct FieldProblem {
 
 impl From<&stillhouse_schemas::problems::Problem> for FieldProblem {
     fn from(p: &stillhouse_schemas::problems::Problem) -> Self {
-        let (line, column) = (p.place.map(|at| at.line), p.place.map(|at| at.column));
+        let (line, column) = (p.position.map(|at| at.line), p.position.map(|at| at.column));
         Self { field: p.field.clone(), got: p.got.clone(), message: p.message.clone(), line, column }
     }
 }
 
 impl From<&FieldProblem> for stillhouse_schemas::problems::Problem {
     fn from(p: &FieldProblem) -> Self {
-        let place = p.line.zip(p.column).map(|(line, column)| stillhouse_schemas::problems::Place { line, column });
-        Self { field: p.field.clone(), got: p.got.clone(), message: p.message.clone(), place }
+        let position =
+            p.line.zip(p.column).map(|(line, column)| stillhouse_schemas::problems::Position { line, column });
+        Self { field: p.field.clone(), got: p.got.clone(), message: p.message.clone(), position }
     }
 }
 

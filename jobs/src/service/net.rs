@@ -44,7 +44,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// Serves until `stopping` is true, then lets answers end that have begun.
 pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut stopping: watch::Receiver<bool>) {
-    let mut places = Places::new(config);
+    let mut slots = ConnectionSlots::new(config);
     let limits = Arc::new(config.limits.clone());
     let mut connections = JoinSet::new();
     loop {
@@ -65,13 +65,13 @@ pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut s
         let Ok((local, peer)) = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))) else {
             continue;
         };
-        let Some(place) = places.enter(peer.ip()) else { continue };
-        let kept = match &place {
-            Place::Kept(guest) => Some(Arc::clone(&guest.welcome)),
-            Place::Ordinary { .. } => None,
+        let Some(slot) = slots.enter(peer.ip()) else { continue };
+        let kept = match &slot {
+            ConnectionSlot::Kept(guest) => Some(Arc::clone(&guest.welcome)),
+            ConnectionSlot::Ordinary { .. } => None,
         };
         let ends = Ends { local, peer, kept };
-        connections.spawn(connection(stream, ends, router.clone(), Arc::clone(&limits), stopping.clone(), place));
+        connections.spawn(connection(stream, ends, router.clone(), Arc::clone(&limits), stopping.clone(), slot));
     }
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
@@ -91,13 +91,13 @@ async fn connection(
     router: Router,
     limits: Arc<Limits>,
     stopping: watch::Receiver<bool>,
-    place: Place,
+    slot: ConnectionSlot,
 ) {
-    let gives_way = match &place {
-        Place::Kept(guest) => Some(Arc::clone(&guest.gives_way)),
-        Place::Ordinary { .. } => None,
+    let gives_way = match &slot {
+        ConnectionSlot::Kept(guest) => Some(Arc::clone(&guest.gives_way)),
+        ConnectionSlot::Ordinary { .. } => None,
     };
-    let told = async {
+    let stopped = async {
         match &gives_way {
             Some(gives_way) => gives_way.notified().await,
             None => std::future::pending().await,
@@ -108,7 +108,7 @@ async fn connection(
         let keep_alive = gives_way.is_none();
         let more = requests(&mut stream, ends, router, keep_alive, &limits, stopping).await;
         if more {
-            if let Place::Kept(guest) = &place {
+            if let ConnectionSlot::Kept(guest) = &slot {
                 guest.welcome.store(false, Ordering::Relaxed);
             }
             unread::throw_away(&mut stream, &limits).await;
@@ -116,7 +116,7 @@ async fn connection(
     };
     tokio::select! {
         () = served => {}
-        () = told => {}
+        () = stopped => {}
     }
 }
 
@@ -162,23 +162,23 @@ async fn requests(
 }
 
 /// What a connection takes up.
-enum Place {
+enum ConnectionSlot {
     Ordinary { _permit: OwnedSemaphorePermit, _of_address: Option<Address> },
     Kept(Guest),
 }
 
-struct Places {
+struct ConnectionSlots {
     ordinary: Arc<Semaphore>,
     addresses: Addresses,
     proxies: Proxies,
     kept: Kept,
-    told: Option<Instant>,
+    warned: Option<Instant>,
 }
 
 /// How often it is told that an address has more connections than it may.
-const TELL: Duration = Duration::from_secs(60);
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
-impl Places {
+impl ConnectionSlots {
     fn new(config: &Config) -> Self {
         let limits = &config.limits;
         Self {
@@ -186,26 +186,28 @@ impl Places {
             addresses: Addresses::new(limits.connections_per_address),
             proxies: Proxies::of(config),
             kept: Kept { guests: Arc::default(), next: 0, most: limits.connections_kept as usize },
-            told: None,
+            warned: None,
         }
     }
 
     /// A place for a connection; `None` when even those that are kept are all at work.
-    fn enter(&mut self, peer: std::net::IpAddr) -> Option<Place> {
+    fn enter(&mut self, peer: std::net::IpAddr) -> Option<ConnectionSlot> {
         let peer = peer.to_canonical();
         // the clients of a proxy are counted by request
         let of_address = match self.proxies.trusts(peer) {
             true => Some(None),
             false => self.addresses.enter(peer).map(Some),
         };
-        if of_address.is_none() && self.told.is_none_or(|told| told.elapsed() > TELL) {
-            self.told = Some(Instant::now());
+        if of_address.is_none() && self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
+            self.warned = Some(Instant::now());
             tracing::warn!(address = %peer, "more connections than one address may have");
         }
         let permit = Arc::clone(&self.ordinary).try_acquire_owned();
         match (permit, of_address) {
-            (Ok(permit), Some(of_address)) => Some(Place::Ordinary { _permit: permit, _of_address: of_address }),
-            _ => self.kept.enter().map(Place::Kept),
+            (Ok(permit), Some(of_address)) => {
+                Some(ConnectionSlot::Ordinary { _permit: permit, _of_address: of_address })
+            }
+            _ => self.kept.enter().map(ConnectionSlot::Kept),
         }
     }
 }
@@ -262,35 +264,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn is_kept(place: &Option<Place>) -> Option<bool> {
-        place.as_ref().map(|place| matches!(place, Place::Kept(_)))
+    fn is_kept(slot: &Option<ConnectionSlot>) -> Option<bool> {
+        slot.as_ref().map(|slot| matches!(slot, ConnectionSlot::Kept(_)))
     }
 
     #[tokio::test]
     async fn there_is_always_a_place_for_who_looks_after_the_service() {
         let limits = Limits { connections: 3, connections_per_address: 2, connections_kept: 2, ..Limits::default() };
-        let mut places = Places::new(&Config { limits, trusted_proxies: vec!["10.0.0.1".into()], ..Config::default() });
+        let mut slots =
+            ConnectionSlots::new(&Config { limits, trusted_proxies: vec!["10.0.0.1".into()], ..Config::default() });
         let (one, two) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
-        let ordinary: Vec<_> = [one, one, two].map(|address| places.enter(address)).into();
-        assert!(ordinary.iter().all(|place| is_kept(place) == Some(false)));
+        let ordinary: Vec<_> = [one, one, two].map(|address| slots.enter(address)).into();
+        assert!(ordinary.iter().all(|slot| is_kept(slot) == Some(false)));
         // one is over its own limit, two over that of all
-        let first = places.enter(one);
-        let second = places.enter(two);
+        let first = slots.enter(one);
+        let second = slots.enter(two);
         assert_eq!((is_kept(&first), is_kept(&second)), (Some(true), Some(true)));
-        let (Some(Place::Kept(first)), Some(Place::Kept(second))) = (first, second) else { panic!() };
+        let (Some(ConnectionSlot::Kept(first)), Some(ConnectionSlot::Kept(second))) = (first, second) else { panic!() };
         // the first asks for something that they are kept for, so the second gives way
         first.welcome.store(true, Ordering::Relaxed);
-        let third = places.enter(one);
+        let third = slots.enter(one);
         second.gives_way.notified().await;
         assert_eq!(is_kept(&third), Some(true));
-        let Some(Place::Kept(third)) = third else { panic!() };
+        let Some(ConnectionSlot::Kept(third)) = third else { panic!() };
         third.welcome.store(true, Ordering::Relaxed);
-        assert_eq!(is_kept(&places.enter(one)), None);
+        assert_eq!(is_kept(&slots.enter(one)), None);
         drop((first, second, third));
-        assert!(lock(&places.kept.guests).is_empty());
+        assert!(lock(&slots.kept.guests).is_empty());
         drop(ordinary);
         // all clients of a proxy come from its address
-        let many: Vec<_> = (0..3).map(|_| places.enter("10.0.0.1".parse().unwrap())).collect();
-        assert!(many.iter().all(|place| is_kept(place) == Some(false)));
+        let many: Vec<_> = (0..3).map(|_| slots.enter("10.0.0.1".parse().unwrap())).collect();
+        assert!(many.iter().all(|slot| is_kept(slot) == Some(false)));
     }
 }

@@ -79,7 +79,7 @@ struct Attempt {
     view: Option<ProgressView>,
     bytes_before: u64,
     bytes: u64,
-    told: Option<Instant>,
+    appended: Option<Instant>,
     kept: Option<Instant>,
     failed: Option<Outcome>,
     finished: bool,
@@ -120,7 +120,7 @@ impl Attempt {
             view: None,
             bytes_before: 0,
             bytes: 0,
-            told: None,
+            appended: None,
             kept: None,
             failed: None,
             finished: false,
@@ -154,7 +154,7 @@ impl Attempt {
             // where only room is wanting, it is waited for: the job has done nothing wrong
             let stopped = match e {
                 StoreError::NoRoom(_) => tokio::select! {
-                    why = told_to_stop(&mut stop) => Some(Ok(stopped_by(why))),
+                    why = stop_requested(&mut stop) => Some(Ok(stopped_by(why))),
                     () = tokio::time::sleep(AGAIN) => None,
                 },
                 e => Some(Err(e.to_string())),
@@ -171,7 +171,7 @@ impl Attempt {
         tracing::info!(job = %id, attempt, process, gpu = self.gpu, user = self.task.user, "attempt began");
         let mut outcome = self.follow(worker).await;
         if let Ok(ended) = &outcome
-            && let Some(finished) = self.finished_untold(ended).await
+            && let Some(finished) = self.finished_unreported(ended).await
         {
             self.event(finished).await;
             outcome = Ok(Outcome::Succeeded);
@@ -258,7 +258,7 @@ impl Attempt {
                     None => break,
                 },
                 _ = again.tick(), if !self.waiting.is_empty() => self.store_waiting().await,
-                why = told_to_stop(&mut stop), if stopping.is_none() => reason = Some(stopped_by(why)),
+                why = stop_requested(&mut stop), if stopping.is_none() => reason = Some(stopped_by(why)),
                 () = &mut deadline, if stopping.is_none() => {
                     let hours = limit.as_secs_f64() / 3600.0;
                     reason = Some(Outcome::OverLimit(format!(
@@ -312,12 +312,12 @@ impl Attempt {
             (_, Some(failed), None) => failed,
             // told so by somebody else: a machine that goes down tells the service and its workers in any order
             (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
-            (exit, None, None) => Outcome::Crashed(exit.told()),
+            (exit, None, None) => Outcome::Crashed(exit.describe()),
         }
     }
 
     /// What the worker would have told next, had it not been stopped: that the data set is whole. Its data set says so itself.
-    async fn finished_untold(&self, outcome: &Outcome) -> Option<Event> {
+    async fn finished_unreported(&self, outcome: &Outcome) -> Option<Event> {
         let stopped = matches!(outcome, Outcome::Cancelled | Outcome::OverLimit(_) | Outcome::Crashed(_));
         let plan = self.plan.as_ref().filter(|plan| stopped && plan.committed >= plan.splits)?;
         let (file, folder) = (self.task.file.clone(), self.task.folder.clone());
@@ -361,13 +361,13 @@ impl Attempt {
         let Some((event, data)) = bounded(&event) else { return };
         match event {
             Event::Progress(progress) => self.progress(progress).await,
-            Event::Preparing { .. } => self.tell_kept(EventType::Preparing, data).await,
-            Event::Warning { .. } => self.tell_kept(EventType::Warning, data).await,
+            Event::Preparing { .. } => self.report_kept(EventType::Preparing, data).await,
+            Event::Warning { .. } => self.report_kept(EventType::Warning, data).await,
             Event::Stalled { seconds, at_work, splits } => {
                 let message = stalled_words(seconds, at_work, &splits);
-                self.tell_kept(EventType::Warning, json!({ "message": message })).await;
+                self.report_kept(EventType::Warning, json!({ "message": message })).await;
             }
-            Event::SplitStarted { .. } => self.tell_kept(EventType::SplitStarted, data).await,
+            Event::SplitStarted { .. } => self.report_kept(EventType::SplitStarted, data).await,
             Event::JobStarted { output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash, .. } => {
                 self.plan = Some(Plan { job_hash, splits, committed: splits_done });
                 self.bytes_before = bytes_done;
@@ -375,7 +375,7 @@ impl Attempt {
                 self.gauge = Some((Gauge::new(start), teacher.is_some()));
                 self.report.teacher = teacher;
                 self.report.output = Some(output);
-                self.tell_kept(EventType::Started, data).await;
+                self.report_kept(EventType::Started, data).await;
                 self.keep().await;
             }
             Event::SplitCommitted { bytes, .. } => {
@@ -385,7 +385,7 @@ impl Attempt {
                 if let Some(plan) = &mut self.plan {
                     plan.committed += 1;
                 }
-                self.tell_kept(EventType::SplitCommitted, data).await;
+                self.report_kept(EventType::SplitCommitted, data).await;
             }
             Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.finished = true;
@@ -395,7 +395,7 @@ impl Attempt {
                     view.seconds_left = None;
                     view.bytes = bytes;
                 }
-                self.tell_kept(EventType::Finished, data).await;
+                self.report_kept(EventType::Finished, data).await;
                 self.keep().await;
             }
             Event::ExportStarted { .. } | Event::ExportProgress { .. } => {}
@@ -429,10 +429,10 @@ impl Attempt {
             stages: stages(&now),
         });
         self.last = now;
-        if self.told.is_none_or(|told| told.elapsed() >= TELL) {
-            self.told = Some(Instant::now());
+        if self.appended.is_none_or(|appended| appended.elapsed() >= TELL) {
+            self.appended = Some(Instant::now());
             let whose = &self.task.whose;
-            self.service.store.tell(EventView {
+            self.service.store.publish(EventView {
                 seq: None,
                 job: whose.id.clone(),
                 time: now_time,
@@ -462,7 +462,7 @@ impl Attempt {
         self.report.rates = Some(json!(self.rates));
     }
 
-    async fn tell_kept(&mut self, kind: EventType, data: Value) {
+    async fn report_kept(&mut self, kind: EventType, data: Value) {
         self.waiting.push_back(Waiting { kind, data, time: Time::now() });
         self.store_waiting().await;
     }
@@ -481,7 +481,7 @@ impl Attempt {
 
     async fn store_event(&self, Waiting { kind, data, time }: Waiting) -> Result<()> {
         let (whose, most) = (self.task.whose.clone(), self.service.config.limits.events_per_job);
-        let stored = self.service.store.write(move |t, told| {
+        let stored = self.service.store.write(move |t, appended| {
             // what there is one of for each split may be too many; the rest a client needs
             let many = matches!(kind, EventType::SplitStarted | EventType::SplitCommitted | EventType::Preparing);
             if !many || jobs::event_count(t, whose.seq)? < most {
@@ -489,7 +489,7 @@ impl Attempt {
                 if kind == EventType::SplitStarted && whose.attempt > 1 && events::was_started(t, whose.seq, &data)? {
                     counter!("stillhouse_split_retries_total").increment(1);
                 }
-                told.push(events::add(t, &whose, kind, data, time)?);
+                appended.push(events::add(t, &whose, kind, data, time)?);
             }
             Ok(())
         });
@@ -504,7 +504,7 @@ impl Attempt {
         let next = outcome.next(&self.task, &self.service.config.retry, stopping);
         let (task, interruptions) = (self.task.clone(), self.service.config.limits.interruptions);
         let report = self.report.clone();
-        let changed = self.service.store.write(move |t, told| {
+        let changed = self.service.store.write(move |t, appended| {
             let now = Time::now();
             let (whose, state) = jobs::whose(t, &task.whose.id)?;
             jobs::report(t, whose.seq, &report, now)?;
@@ -524,7 +524,7 @@ impl Attempt {
                 to = JobState::Failed;
                 reason = Some(format!("the service was stopped in each of {interruptions} attempts"));
             }
-            jobs::transition(t, &whose, state, to, reason.as_deref(), now, told)?;
+            jobs::transition(t, &whose, state, to, reason.as_deref(), now, appended)?;
             jobs::get(t, &whose.id)
         });
         let Job { state, started_at, finished_at, .. } = changed.await?;
@@ -548,7 +548,7 @@ fn bounded(event: &Event) -> Option<(Event, Value)> {
     Some((event, data))
 }
 
-async fn told_to_stop(stop: &mut watch::Receiver<Stop>) -> Stop {
+async fn stop_requested(stop: &mut watch::Receiver<Stop>) -> Stop {
     let why = stop.wait_for(|s| *s != Stop::No).await.ok().map(|why| *why);
     match why {
         Some(why) => why,

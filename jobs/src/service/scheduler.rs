@@ -23,12 +23,12 @@ use super::{Service, ask, until, worker};
 
 /// The attempts that are going on.
 #[derive(Default)]
-pub struct Running(Mutex<HashMap<Key, Place>>);
+pub struct Running(Mutex<HashMap<Key, Attempt>>);
 
 /// A job, and which attempt at it: the end of one may overlap with the begin of the next.
 type Key = (JobId, u32);
 
-struct Place {
+struct Attempt {
     slot: Slot,
     gpu: Option<u32>,
     tokens_per_second: f64,
@@ -36,21 +36,21 @@ struct Place {
 }
 
 impl Running {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Place>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Attempt>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells an attempt to stop; not a later one at the same job.
     pub fn stop(&self, id: &JobId, attempt: u32, why: Stop) {
-        if let Some(place) = self.lock().get(&(id.clone(), attempt)) {
-            place.stop.send_replace(why);
+        if let Some(running) = self.lock().get(&(id.clone(), attempt)) {
+            running.stop.send_replace(why);
         }
     }
 
     /// Notes how fast an attempt is.
     pub fn set_rate(&self, id: &JobId, attempt: u32, tokens_per_second: f64) {
-        if let Some(place) = self.lock().get_mut(&(id.clone(), attempt)) {
-            place.tokens_per_second = tokens_per_second;
+        if let Some(running) = self.lock().get_mut(&(id.clone(), attempt)) {
+            running.tokens_per_second = tokens_per_second;
         }
     }
 
@@ -60,8 +60,8 @@ impl Running {
     }
 
     fn stop_all(&self) {
-        for place in self.lock().values() {
-            place.stop.send_if_modified(|stop| {
+        for running in self.lock().values() {
+            running.stop.send_if_modified(|stop| {
                 *stop == Stop::No && {
                     *stop = Stop::Shutdown;
                     true
@@ -131,7 +131,7 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn on_gpu(running: &HashMap<Key, Place>, gpu: u32) -> usize {
+fn on_gpu(running: &HashMap<Key, Attempt>, gpu: u32) -> usize {
     running.values().filter(|p| p.gpu == Some(gpu)).count()
 }
 
@@ -176,13 +176,13 @@ pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
 }
 
 async fn fill(service: &Arc<Service>, going: &mut JoinSet<()>) -> Result<Option<Time>> {
-    let next_due = service.store.write(|t, told| jobs::requeue_due(t, Time::now(), told)).await?;
+    let next_due = service.store.write(|t, appended| jobs::requeue_due(t, Time::now(), appended)).await?;
     loop {
         let free = service.running.free(&service.config.capacity);
         if free.is_empty() {
             return Ok(next_due);
         }
-        let taken = service.store.write(move |t, told| jobs::take_next(t, &free, Time::now(), told)).await?;
+        let taken = service.store.write(move |t, appended| jobs::take_next(t, &free, Time::now(), appended)).await?;
         let Some(task) = taken else { return Ok(next_due) };
         begin(service, task, going);
     }
@@ -192,7 +192,7 @@ fn begin(service: &Arc<Service>, task: Task, going: &mut JoinSet<()>) {
     let gpu = service.running.gpu_for(task.slot, &service.config.capacity);
     let (stop, stopped) = watch::channel(Stop::No);
     let key = (task.whose.id.clone(), task.whose.attempt);
-    service.running.lock().insert(key.clone(), Place { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
+    service.running.lock().insert(key.clone(), Attempt { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
     let taken = Taken { service: Arc::clone(service), key };
     going.spawn(async move {
         runner::attempt(Arc::clone(&taken.service), task, gpu, stopped).await;
@@ -243,7 +243,7 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
         }
         let most = service.config.limits.interruptions;
         let result = whole_though_cancelled(service, attempt.job).await.map_err(|e| e.to_string())?;
-        let changed = service.store.write(move |t, told| {
+        let changed = service.store.write(move |t, appended| {
             let now = Time::now();
             let (whose, state) = jobs::by_row(t, attempt.job)?;
             let reason = "the service was killed";
@@ -251,19 +251,19 @@ pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
             match state {
                 JobState::Running if jobs::count_interruption(t, whose.seq)? > most => {
                     let reason = format!("the service was stopped in each of {most} attempts");
-                    jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, told)?;
+                    jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, appended)?;
                 }
-                JobState::Running => jobs::transition(t, &whose, state, JobState::Queued, Some(reason), now, told)?,
+                JobState::Running => jobs::transition(t, &whose, state, JobState::Queued, Some(reason), now, appended)?,
                 JobState::Cancelling if result.is_some() => {
                     let data = json!(result);
                     let report = Report { result, ..Report::default() };
                     jobs::report(t, whose.seq, &report, now)?;
-                    told.push(events::add(t, &whose, EventType::Finished, data, now)?);
-                    jobs::transition(t, &whose, state, JobState::Succeeded, None, now, told)?;
+                    appended.push(events::add(t, &whose, EventType::Finished, data, now)?);
+                    jobs::transition(t, &whose, state, JobState::Succeeded, None, now, appended)?;
                 }
                 JobState::Cancelling => {
                     let reason = jobs::get(t, &whose.id)?.reason;
-                    jobs::transition(t, &whose, state, JobState::Cancelled, reason.as_deref(), now, told)?;
+                    jobs::transition(t, &whose, state, JobState::Cancelled, reason.as_deref(), now, appended)?;
                 }
                 _ => {}
             }
@@ -300,7 +300,7 @@ mod tests {
     fn put(running: &Running, slot: Slot, capacity: &Capacity) -> Option<u32> {
         let gpu = running.gpu_for(slot, capacity);
         let stop = watch::channel(Stop::No).0;
-        running.lock().insert((JobId::new().unwrap(), 1), Place { slot, gpu, tokens_per_second: 0.0, stop });
+        running.lock().insert((JobId::new().unwrap(), 1), Attempt { slot, gpu, tokens_per_second: 0.0, stop });
         gpu
     }
 
@@ -316,10 +316,10 @@ mod tests {
         assert_eq!(running.free(&capacity), [Slot::Cpu]);
         assert_eq!(put(&running, Slot::Cpu, &capacity), None);
         assert_eq!(running.free(&capacity), []);
-        let told: Vec<(String, u32, u32, u32)> =
+        let appended: Vec<(String, u32, u32, u32)> =
             running.slots(&capacity).into_iter().map(|s| (s.kind, s.all, s.used, s.free)).collect();
         let expected = [("all", 4, 3, 1), ("cpu", 1, 1, 0), ("gpu:0", 1, 1, 0), ("gpu:3", 1, 1, 0)];
-        assert_eq!(told, expected.map(|(kind, all, used, free)| (kind.to_owned(), all, used, free)));
+        assert_eq!(appended, expected.map(|(kind, all, used, free)| (kind.to_owned(), all, used, free)));
         // and never more than so many jobs, whatever they run on
         let one = Capacity { running_jobs: 1, ..capacity };
         let running = Running::default();

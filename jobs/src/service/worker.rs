@@ -28,7 +28,7 @@ pub enum Exit {
 
 impl Exit {
     /// In words.
-    pub fn told(self) -> String {
+    pub fn describe(self) -> String {
         match self {
             Self::Code(code) => format!("the worker ended with exit code {code}"),
             Self::Signal(libc::SIGKILL) => {
@@ -103,10 +103,10 @@ impl Worker {
         else {
             return Err(io::Error::other("a worker without pipes"));
         };
-        let (tell, said) = mpsc::channel(MESSAGES);
-        let tell_log = tell.clone();
-        thread("worker-messages", move || messages(stdout, &tell))?;
-        thread("worker-log", move || log(stderr, &tell_log))?;
+        let (sender, said) = mpsc::channel(MESSAGES);
+        let log_sender = sender.clone();
+        thread("worker-messages", move || messages(stdout, &sender))?;
+        thread("worker-log", move || log(stderr, &log_sender))?;
         Ok(Self { child, leash, said })
     }
 
@@ -178,7 +178,7 @@ fn thread(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.into()).spawn(f).map(drop)
 }
 
-fn messages(stdout: impl Read, tell: &mpsc::Sender<FromWorker>) {
+fn messages(stdout: impl Read, sender: &mpsc::Sender<FromWorker>) {
     let mut reader = BufReader::new(stdout);
     let mut line = Vec::new();
     loop {
@@ -191,14 +191,14 @@ fn messages(stdout: impl Read, tell: &mpsc::Sender<FromWorker>) {
             Ok(message) => FromWorker::Message(Box::new(message)),
             Err(e) => FromWorker::Garbled(e.to_string()),
         };
-        if tell.blocking_send(said).is_err() {
+        if sender.blocking_send(said).is_err() {
             return;
         }
     }
 }
 
 /// Lines of the log; one that is too long is cut into several.
-fn log(stderr: impl Read, tell: &mpsc::Sender<FromWorker>) {
+fn log(stderr: impl Read, sender: &mpsc::Sender<FromWorker>) {
     let mut reader = BufReader::new(stderr);
     loop {
         let mut line = Vec::new();
@@ -206,7 +206,7 @@ fn log(stderr: impl Read, tell: &mpsc::Sender<FromWorker>) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        if tell.blocking_send(FromWorker::Log(line)).is_err() {
+        if sender.blocking_send(FromWorker::Log(line)).is_err() {
             return;
         }
     }

@@ -13,7 +13,7 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::units;
-use crate::verbs::signals::until_told;
+use crate::verbs::signals::until_signalled;
 use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
@@ -85,7 +85,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let options = ExportOptions { at_once: args.parallel.get(), dry_run: args.dry_run };
     let watch = Watch::new(printer, mode);
     let work = async { export(source, destination, options, &watch).await.map_err(Failure::from) };
-    let result = runtime.block_on(until_told(printer, || RESUME.into(), work));
+    let result = runtime.block_on(until_signalled(printer, || RESUME.into(), work));
     watch.close();
     runtime.shutdown_background();
     let done = result?;

@@ -11,7 +11,7 @@ use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, went_in};
-use crate::service::client::{Ask, Client, Followed, ServiceOptions, told};
+use crate::service::client::{Ask, Client, Followed, ServiceOptions, render_problem};
 use crate::service::model::{EventType, EventView, Job, JobId, JobState, Time};
 use crate::table::Table;
 use crate::units;
@@ -320,7 +320,7 @@ fn view(job: &Job) -> Page {
         let lines = if failure.problems.is_empty() {
             failure.message.lines().map(str::to_owned).collect()
         } else {
-            failure.problems.iter().map(told).collect::<Vec<_>>()
+            failure.problems.iter().map(render_problem).collect::<Vec<_>>()
         };
         lines.iter().for_each(|line| page.line(Line::plain(format!("  {line}"))));
     }
@@ -388,7 +388,7 @@ fn line(event: &EventView) -> Line {
     line
 }
 
-fn tell(event: &EventView, json: bool, printer: &Printer) -> Result<(), Failure> {
+fn print_event(event: &EventView, json: bool, printer: &Printer) -> Result<(), Failure> {
     if json {
         return Ok(printer.json_line(event)?);
     }
@@ -408,7 +408,7 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
         return client.follow(&path, false, |followed| match followed {
             Followed::Open => Ok(()),
             Followed::Event(event) if event.kind == EventType::Progress => Ok(()),
-            Followed::Event(event) => tell(event, json, printer),
+            Followed::Event(event) => print_event(event, json, printer),
             Followed::Note(text) => {
                 say(printer, text);
                 Ok(())
@@ -418,7 +418,7 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
     let mut after = None;
     loop {
         let list: List = client.json(&Ask::new("GET", path.clone()).with("after", after))?;
-        list.events.iter().try_for_each(|event| tell(event, json, printer))?;
+        list.events.iter().try_for_each(|event| print_event(event, json, printer))?;
         after = list.next_after;
         if after.is_none() {
             return Ok(());
@@ -428,7 +428,7 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
 
 fn watch_all(client: &Client, json: bool, printer: &Printer) -> Result<(), Failure> {
     client.follow("/events", false, |followed| match followed {
-        Followed::Event(event) if event.kind == EventType::State => tell(event, json, printer),
+        Followed::Event(event) if event.kind == EventType::State => print_event(event, json, printer),
         Followed::Event(_) => Ok(()),
         Followed::Open => {
             say(printer, "every change of state, until Ctrl-C");

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use stillhouse_pipeline::engine::pool::{FILE_THREADS, REQUEST_WORKERS};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::output::Output;
-use stillhouse_pipeline::storage::{Place, Storages};
+use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_schemas::storage::{Storage, endpoint_problem};
 use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
@@ -122,8 +122,8 @@ impl StoreOptions {
         if let Some(problem) = storage.endpoint.as_deref().and_then(endpoint_problem) {
             return Err(wrong(format!("--endpoint: {problem}")).into());
         }
-        let place = Place::parse(Path::new(""), named).map_err(|e| wrong(format!("the URL {e}")))?;
-        Ok(Output::at(&place, storage, &Storages::new())?)
+        let named = Location::parse(Path::new(""), named).map_err(|e| wrong(format!("the URL {e}")))?;
+        Ok(Output::at(&named, storage, &Storages::new())?)
     }
 
     /// [`StoreOptions::output`] with these options alone.

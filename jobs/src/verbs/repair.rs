@@ -12,7 +12,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::signals::until_told;
+use crate::verbs::signals::until_signalled;
 use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
@@ -58,7 +58,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
         let work = async { repair(Arc::new(prepared), output, observer).await.map_err(|e| file.failure(e)) };
-        runtime.block_on(until_told(printer, || RESUME.into(), work))
+        runtime.block_on(until_signalled(printer, || RESUME.into(), work))
     });
     watch.close();
     runtime.shutdown_background();

@@ -12,7 +12,7 @@ use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::signals::until_told;
+use crate::verbs::signals::until_signalled;
 use crate::verbs::{Threads, plan};
 
 const EXAMPLES: &str = "\
@@ -85,7 +85,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = Arc::new(file);
     let options = RunOptions { overwrite: args.overwrite, check: args.check };
     let work = prepare_and_run(&file, options, &watch);
-    let result = runtime.block_on(until_told(printer, || how_to_go_on(&watch), work));
+    let result = runtime.block_on(until_signalled(printer, || how_to_go_on(&watch), work));
     watch.close();
     // What still computes after an interruption is not waited for: nothing of it is visible until committed.
     runtime.shutdown_background();

@@ -154,24 +154,24 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     config.listen = address;
     let service = Service::open(config, Some(metrics)).map_err(Failure::System)?;
     scheduler::recover(&service).await.map_err(Failure::System)?;
-    tell(&service, printer);
+    announce(&service, printer);
     let router = api::router(Arc::clone(&service));
     let stopping = &service.stopping;
     let net = net::serve(listener, router, &service.config, stopping.subscribe());
     let jobs = scheduler::run(Arc::clone(&service), stopping.subscribe());
-    let signals = until_told(stopping.clone());
+    let signals = until_signalled(stopping.clone());
     let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
     let room = tokio::spawn(room::watch(Arc::clone(&service)));
-    let (_, _, told) = tokio::join!(net, jobs, signals);
+    let (_, _, reported) = tokio::join!(net, jobs, signals);
     upkeep.abort();
     room.abort();
-    told?;
+    reported?;
     tracing::info!("stopped");
     Ok(())
 }
 
 /// Waits for Ctrl-C or SIGTERM, then tells everybody.
-async fn until_told(stopping: watch::Sender<bool>) -> Result<(), Failure> {
+async fn until_signalled(stopping: watch::Sender<bool>) -> Result<(), Failure> {
     let system = |e: std::io::Error| Failure::System(format!("no signals: {e}"));
     let signals = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).map_err(system);
     let ended = match signals {
@@ -188,7 +188,7 @@ async fn until_told(stopping: watch::Sender<bool>) -> Result<(), Failure> {
     ended
 }
 
-fn tell(service: &Service, printer: &Printer) {
+fn announce(service: &Service, printer: &Printer) {
     let config = &service.config;
     tracing::info!(listen = %config.listen, data = %config.data.display(), "serving");
     if config.needs_token() && !crate::service::config::is_loopback(config.listen.ip()) {

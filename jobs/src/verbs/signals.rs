@@ -10,14 +10,14 @@ use crate::printer::Printer;
 
 /// Which signal told the program to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum StopSignal {
     /// SIGINT, Ctrl-C.
     Interrupt,
     /// SIGTERM.
     Terminate,
 }
 
-impl Told {
+impl StopSignal {
     /// The exit code that a shell would give for a program that the signal ended.
     pub fn code(self) -> u8 {
         match self {
@@ -28,7 +28,7 @@ impl Told {
 }
 
 /// Works until it is done, the program is told to stop, or nobody reads its output any more. `how_to_go_on` is said after a signal.
-pub async fn until_told<T>(
+pub async fn until_signalled<T>(
     printer: &Printer,
     how_to_go_on: impl FnOnce() -> String,
     work: impl Future<Output = Result<T, Failure>>,
@@ -37,8 +37,8 @@ pub async fn until_told<T>(
     tokio::select! {
         biased;
         result = work => result,
-        told = signals.told() => Err(Failure::Interrupted(told, how_to_go_on())),
-        () = printer.closed() => Err(Failure::Told),
+        signal = signals.received() => Err(Failure::Interrupted(signal, how_to_go_on())),
+        () = printer.closed() => Err(Failure::Reported),
     }
 }
 
@@ -55,10 +55,10 @@ impl Signals {
     }
 
     /// Ends with the first that comes.
-    pub async fn told(&mut self) -> Told {
+    pub async fn received(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.interrupt.recv() => Told::Interrupt,
-            _ = self.terminate.recv() => Told::Terminate,
+            _ = self.interrupt.recv() => StopSignal::Interrupt,
+            _ = self.terminate.recv() => StopSignal::Terminate,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::service::client::{Ask, Client, ClientError, Followed, ServiceOptions};
 use crate::service::model::{EventType, EventView, FieldProblem, Job, JobId, JobState, ProgressView};
-use crate::verbs::signals::until_told;
+use crate::verbs::signals::until_signalled;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -172,7 +172,7 @@ pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) ->
         let job = tokio::task::spawn_blocking(move || follower.until_over()).await;
         job.unwrap_or_else(|e| Err(Failure::System(format!("a thread stopped: {e}"))))
     };
-    let followed = runtime.block_on(until_told(printer, || DETACHED.into(), work));
+    let followed = runtime.block_on(until_signalled(printer, || DETACHED.into(), work));
     shown.close();
     runtime.shutdown_background();
     let job = followed?;

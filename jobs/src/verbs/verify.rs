@@ -73,7 +73,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     } else {
         printer.page(&render(&found))?;
     }
-    if found.passed() { Ok(()) } else { Err(Failure::Told) }
+    if found.passed() { Ok(()) } else { Err(Failure::Reported) }
 }
 
 fn render(found: &Verification) -> Page {

@@ -13,7 +13,7 @@ use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions};
-use stillhouse_pipeline::storage::{Place, Storages};
+use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
 
@@ -61,10 +61,10 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
     rayon::ThreadPoolBuilder::new().num_threads(order.threads).build_global().map_err(|e| system(&e))?;
     let runtime = requests_runtime(order.threads).map_err(|e| system(&e))?;
-    let teller = Arc::new(Teller { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
-    let told = Arc::clone(&teller);
+    let writer = Arc::new(MessageWriter { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
+    let observer = Arc::clone(&writer);
     let result = runtime.block_on(async move {
-        let work = tokio::task::spawn_blocking(move || follow(order, &told));
+        let work = tokio::task::spawn_blocking(move || follow(order, &observer));
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
             .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
         tokio::select! {
@@ -73,13 +73,13 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             _ = terminate.recv() => std::process::exit(STOPPED),
         }
     });
-    teller.log.close();
+    writer.log.close();
     if let Err(error) = result {
         tracing::error!("{error}");
         let (kind, problems) = (error.kind.name().to_owned(), bounds::problems(problems(&error)));
         let message = bounds::message(error.to_string());
-        teller.tell(&Message::Failed { kind, message, problems, retryable: error.retryable });
-        return Err(Failure::Told);
+        writer.send(&Message::Failed { kind, message, problems, retryable: error.retryable });
+        return Err(Failure::Reported);
     }
     Ok(())
 }
@@ -109,13 +109,13 @@ fn leash() {
 }
 
 /// Tells the service on stdout, and people in the log on stderr.
-struct Teller {
+struct MessageWriter {
     out: Mutex<std::io::Stdout>,
     log: Watch,
 }
 
-impl Teller {
-    fn tell(&self, message: &Message) {
+impl MessageWriter {
+    fn send(&self, message: &Message) {
         let Ok(mut line) = serde_json::to_vec(message) else { return };
         line.push(b'\n');
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,13 +126,13 @@ impl Teller {
     }
 }
 
-impl Observer for Teller {
+impl Observer for MessageWriter {
     fn event(&self, event: &Event) {
         #[cfg(debug_assertions)]
         if matches!(event, Event::JobFinished { .. }) {
             hold();
         }
-        self.tell(&Message::Event(event.clone()));
+        self.send(&Message::Event(event.clone()));
         self.log.event(event);
     }
 }
@@ -171,12 +171,12 @@ async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, Pipe
     Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
+fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Handle::current();
     let answer = match order.work {
         Work::Run { file, folder, overwrite } => {
-            let prepared = job::prepare_text(&file, &folder, &order.access, teller.as_ref())?;
-            let observer: Arc<dyn Observer> = Arc::clone(teller) as _;
+            let prepared = job::prepare_text(&file, &folder, &order.access, writer.as_ref())?;
+            let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
             let ran = runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite, check: false }, observer));
             return ran.map(|_| ());
         }
@@ -196,7 +196,7 @@ fn follow(order: Order, teller: &Arc<Teller>) -> Result<(), PipelineError> {
         }
     };
     let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
-    teller.tell(&Message::Answer(answer));
+    writer.send(&Message::Answer(answer));
     Ok(())
 }
 
@@ -213,6 +213,6 @@ fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &
     stillhouse_schemas::problems::Problems(refused).into_result()?;
     let usage = |e: String| PipelineError::new(ErrorKind::Usage, e);
     let path = Names::of(access).real(&spec.output.path).map_err(usage)?;
-    let place = Place::parse(folder, &path).map_err(usage)?;
-    Output::at(&place, &spec.output_storage(), &Storages::new())
+    let named = Location::parse(folder, &path).map_err(usage)?;
+    Output::at(&named, &spec.output_storage(), &Storages::new())
 }

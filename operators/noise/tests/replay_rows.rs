@@ -299,7 +299,7 @@ fn a_value_too_large_for_a_half_type_is_its_largest() {
 }
 
 #[test]
-fn damaged_columns_are_told_apart() {
+fn damaged_columns_are_distinguished() {
     let good = Columns::new();
     let error = |change: &dyn Fn(&mut Columns)| {
         let mut columns = Columns::new();

@@ -111,14 +111,14 @@ impl Pass {
             Rule::SpacedAtEnd(mark) => Self::Tail(Tail { mark, held: String::new() }),
             Rule::Stripped(open, close) => {
                 let what = format!("after a {open} and white space with no {close} yet");
-                Self::Stripped(Stripped { open, close, held: Held::new(limit, what), at: Bracket::Outside })
+                Self::Stripped(Stripped { open, close, held: BoundedText::new(limit, what), at: Bracket::Outside })
             }
             Rule::Spaced(open, close) => {
                 let what = format!("after a {open} and a space with no {close} yet");
-                Self::Spaced(Spaced { open, close, held: Held::new(limit, what), at: Quote::Outside })
+                Self::Spaced(Spaced { open, close, held: BoundedText::new(limit, what), at: Quote::Outside })
             }
             Rule::NewlineThenStripped => {
-                let held = Held::new(limit, "of white space with no text yet".into());
+                let held = BoundedText::new(limit, "of white space with no text yet".into());
                 Self::Strip(Strip { begun: false, has_text: false, held })
             }
         })
@@ -150,13 +150,13 @@ impl Pass {
 
 /// Text that is kept, up to a limit.
 #[derive(Debug)]
-struct Held {
+struct BoundedText {
     text: String,
     limit: usize,
     what: String,
 }
 
-impl Held {
+impl BoundedText {
     fn new(limit: usize, what: String) -> Self {
         Self { text: String::new(), limit, what }
     }
@@ -326,7 +326,7 @@ impl Tail {
 struct Stripped {
     open: char,
     close: char,
-    held: Held,
+    held: BoundedText,
     at: Bracket,
 }
 
@@ -409,7 +409,7 @@ impl Stripped {
 struct Spaced {
     open: char,
     close: char,
-    held: Held,
+    held: BoundedText,
     at: Quote,
 }
 
@@ -466,7 +466,7 @@ impl Spaced {
 struct Strip {
     begun: bool,
     has_text: bool,
-    held: Held,
+    held: BoundedText,
 }
 
 impl Strip {

@@ -126,7 +126,7 @@ fn equals_the_official_code() {
 }
 
 #[test]
-fn wrapped_rows_tell_their_documents() {
+fn wrapped_rows_report_their_documents() {
     let documents = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8, 9], vec![10]];
     let config = config(PackMode::Wrap, 6, Boundary::BosEos, Remainder::Pad);
     let (rows, context) = pack(&config, &[whole(&documents)]);

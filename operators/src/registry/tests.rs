@@ -216,9 +216,9 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
     ];
     for (operator, says, batch) in &broken {
         let spec = specs.iter().find(|spec| spec.name() == *operator).unwrap();
-        let mut told = Vec::new();
-        spec.check(batch, &limits, &mut told).unwrap();
-        assert!(told.iter().any(|b| b.message.contains(says)), "{operator}: {says}: {told:?}");
+        let mut reported = Vec::new();
+        spec.check(batch, &limits, &mut reported).unwrap();
+        assert!(reported.iter().any(|b| b.message.contains(says)), "{operator}: {says}: {reported:?}");
     }
     let checked: BTreeSet<&str> = broken.iter().map(|(operator, ..)| *operator).collect();
     let with_columns = operators().iter().filter(|kind| !kind.columns().is_empty()).map(|kind| kind.name());

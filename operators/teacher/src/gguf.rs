@@ -36,7 +36,7 @@ impl Gguf {
         }
         let io = |source| TeacherError::Io { path: path.into(), source };
         reader.rewind().map_err(io)?;
-        let content = Content::read(&mut reader).map_err(|error| damaged(path, &gguf_header::told(&error)))?;
+        let content = Content::read(&mut reader).map_err(|error| damaged(path, &gguf_header::describe(&error)))?;
         if let Some(problem) = gguf_header::shape_problem(&content) {
             return Err(damaged(path, &problem));
         }

@@ -136,7 +136,7 @@ pub(crate) fn shape_problem(content: &Content) -> Option<String> {
 }
 
 /// What candle says of a header, in a person's words.
-pub(crate) fn told(error: &candle_core::Error) -> String {
+pub(crate) fn describe(error: &candle_core::Error) -> String {
     let text = words(error);
     match text.as_str() {
         ENDS_EARLY => CUT.into(),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_told_and_tried_again() {
+    async fn a_failure_is_reported_and_tried_again() {
         let cache = Cache::new(10);
         let failed = cache.get_or_load(1, || async { Err::<Size, _>(ReadError::Usage("no".into())) }).await;
         assert!(failed.is_err() && !cache.has(1));

@@ -365,8 +365,8 @@ impl DataSet {
     pub fn take_warning(&self) -> Option<String> {
         self.options.disk_cache.as_ref()?;
         let live = self.live();
-        let told = live.warning.lock().unwrap_or_else(PoisonError::into_inner).take();
-        told.or_else(|| live.source.as_ref().ok()?.take_warning())
+        let reported = live.warning.lock().unwrap_or_else(PoisonError::into_inner).take();
+        reported.or_else(|| live.source.as_ref().ok()?.take_warning())
     }
 
     fn is_worth_a_block(&self, block: u64, rows: usize) -> bool {

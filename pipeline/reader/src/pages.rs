@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_with_its_place() {
+    fn damage_is_reported_with_its_place() {
         let (file, footer) = &*SHARD;
         let found = read(file, Some(footer), &whole()).unwrap();
         assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), ROWS as usize);

@@ -31,10 +31,10 @@ pub(crate) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
 fn hush() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let told = panic::take_hook();
+        let reported = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !QUIET.try_with(Cell::get).unwrap_or(false) {
-                told(info);
+                reported(info);
             }
         }));
     });
@@ -50,18 +50,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_caught_is_not_told() {
-        let told = Arc::new(AtomicU32::new(0));
-        let count = Arc::clone(&told);
+    fn only_what_is_caught_is_not_reported() {
+        let reported = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&reported);
         panic::set_hook(Box::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
         assert_eq!(block_on(caught(async { 7 })), Some(7));
         assert_eq!(block_on(caught::<()>(async { panic!("of a library") })), None);
-        assert_eq!(told.load(Ordering::Relaxed), 0);
+        assert_eq!(reported.load(Ordering::Relaxed), 0);
         // nor does it last: neither on this thread nor on another
         assert!(panic::catch_unwind(|| panic!("ours")).is_err());
         assert!(std::thread::spawn(|| panic!("another's")).join().is_err());
-        assert_eq!(told.load(Ordering::Relaxed), 2);
+        assert_eq!(reported.load(Ordering::Relaxed), 2);
     }
 }

@@ -10,7 +10,7 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{Error, ObjectStore, ObjectStoreExt};
 use stillhouse_schemas::storage::Storage;
-use stillhouse_storage::{DiskCache, DiskCacheOptions, Place, Storages, explain};
+use stillhouse_storage::{DiskCache, DiskCacheOptions, Location, Storages, explain};
 
 use crate::{ReadError, Result};
 
@@ -27,10 +27,11 @@ impl Source {
     /// Opens a folder or URL. Asks nobody: whether it is there shows with the first read.
     pub fn open(url: &str, storage: &Storage) -> Result<Self> {
         let here = std::env::current_dir().unwrap_or_default();
-        let place = Place::parse(&here, url).map_err(|e| ReadError::Usage(format!("the URL of the data set: {e}")))?;
-        let shown = place.to_string().trim_end_matches('/').to_owned();
-        match &place {
-            Place::Disk(folder) => {
+        let named =
+            Location::parse(&here, url).map_err(|e| ReadError::Usage(format!("the URL of the data set: {e}")))?;
+        let shown = named.to_string().trim_end_matches('/').to_owned();
+        match &named {
+            Location::Disk(folder) => {
                 if !folder.is_dir() {
                     return Err(ReadError::DataSet(format!("{shown}: no such folder")));
                 }
@@ -38,7 +39,7 @@ impl Source {
                     .map_err(|e| ReadError::DataSet(format!("{shown}: cannot be opened: {e}")))?;
                 Ok(Self { shown, store: Arc::new(store), on_disk: true, cache: None })
             }
-            Place::Store(url) => {
+            Location::Store(url) => {
                 let opened = Storages::new().open(url, storage).map_err(|e| ReadError::Usage(e.to_string()))?;
                 let store = PrefixStore::new(opened.store, url.path());
                 Ok(Self { shown, store: Arc::new(store), on_disk: false, cache: None })
@@ -92,16 +93,16 @@ impl Source {
 
     /// What a failure means, in one line.
     pub fn failed(&self, error: &Error, name: &str) -> ReadError {
-        let place = self.shown(name);
+        let named = self.shown(name);
         match error {
             Error::NotFound { .. } => ReadError::DataSet(format!(
-                "{place}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
+                "{named}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
             )),
             _ if self.on_disk => ReadError::DataSet(format!(
                 "{}; `stillhouse verify` says what is wrong, copy the data set again",
-                explain(error, "read", &place)
+                explain(error, "read", &named)
             )),
-            _ => ReadError::Store(explain(error, "read", &place)),
+            _ => ReadError::Store(explain(error, "read", &named)),
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::hub::HubRef;
 use crate::job::local_path;
 use crate::names::Names;
 use crate::source::literal;
-use crate::storage::{Place, StoreUrl, is_public};
+use crate::storage::{Location, StoreUrl, is_public};
 
 /// Stands for everything of a kind.
 const ANY: &str = "*";
@@ -402,13 +402,13 @@ impl<'a> Gate<'a> {
     }
 
     /// Whether a file or folder that a listing has found may be read.
-    pub fn admits(&self, place: &Place) -> Result<(), String> {
+    pub fn admits(&self, location: &Location) -> Result<(), String> {
         if self.rules.is_none() {
             return Ok(());
         }
-        let admitted = match place {
-            Place::Store(url) => self.allows_url(url, Purpose::Read),
-            Place::Disk(path) => path.canonicalize().is_ok_and(|at| self.allows_resolved(&at, Purpose::Read)),
+        let admitted = match location {
+            Location::Store(url) => self.allows_url(url, Purpose::Read),
+            Location::Disk(path) => path.canonicalize().is_ok_and(|at| self.allows_resolved(&at, Purpose::Read)),
         };
         if admitted { Ok(()) } else { Err(self.leads_out("what it finds", Purpose::Read)) }
     }

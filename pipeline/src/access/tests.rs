@@ -124,7 +124,7 @@ fn what_is_inside_may_be_read() {
 }
 
 #[test]
-fn a_folder_elsewhere_does_not_tell_what_it_is() {
+fn a_folder_elsewhere_does_not_report_what_it_is() {
     let world = World::new();
     symlink("../data/deep", world.dir.path().join("secret/away")).unwrap();
     let job = spec(json!({"input": {"format": "jsonl", "paths": ["../../data/a.jsonl"]}}));
@@ -185,9 +185,9 @@ fn what_is_outside_may_not() {
 }
 
 #[test]
-fn nothing_is_told_of_what_is_there() {
+fn nothing_is_reported_of_what_is_there() {
     let world = World::new();
-    let told = |path: &str| world.input(&world.path(path)).unwrap().message;
+    let reported = |path: &str| world.input(&world.path(path)).unwrap().message;
     let allowed = format!("{}, {}", world.access.read[0], world.access.write[0]);
     let expected = format!("the server's configuration does not allow reading here; allowed: {allowed}");
     for path in [
@@ -203,7 +203,7 @@ fn nothing_is_told_of_what_is_there() {
         "secret/deep/../../data/a.jsonl",
         "secret/none/../../data/a.jsonl",
     ] {
-        assert_eq!(told(path), expected, "{path}");
+        assert_eq!(reported(path), expected, "{path}");
     }
     let output = |path: &str| world.output(&world.path(path)).unwrap().message;
     assert_eq!(output("secret/deep"), output("secret/none"));
@@ -247,7 +247,7 @@ fn outputs_stay_where_they_may_be() {
 }
 
 #[test]
-fn all_violations_are_told_at_once_by_field() {
+fn all_violations_are_reported_at_once_by_field() {
     let world = World::new();
     let problems = world.problems(json!({
         "input": {"format": "jsonl", "paths": [world.path("data/a.jsonl"), "/etc/passwd", "s3://b/k"],
@@ -300,16 +300,16 @@ fn the_paths_of_tables_are_judged_like_all_others() {
         let problems = world.problems(json!({"input": input}));
         assert!(problems.iter().any(|p| p.field == "input.tables.labels.paths[1]"), "{bad}: {problems:?}");
     }
-    let told = world.prepared(json!({
+    let reported = world.prepared(json!({
         "input": {"tables": {"labels": table(&world.path("data/*.jsonl"))}, "sql": "SELECT text FROM labels"},
         "tokenizer": {"path": world.path("data/t.json")},
         "output": {"path": world.path("out/x")},
     }));
     assert!(
-        told.contains("input.tables.labels.paths[1]: got ") && told.contains("leads out of what the server's"),
-        "{told}"
+        reported.contains("input.tables.labels.paths[1]: got ") && reported.contains("leads out of what the server's"),
+        "{reported}"
     );
-    assert!(!told.contains("secret"), "{told}");
+    assert!(!reported.contains("secret"), "{reported}");
 }
 
 #[test]
@@ -317,18 +317,19 @@ fn a_listing_that_leads_out_is_a_problem_of_its_path() {
     let world = World::new();
     for path in ["data/*.jsonl", "data/**/*.jsonl", "data"] {
         let paths = json!([world.path("data/a.jsonl"), world.path(path)]);
-        let told = world.prepared(json!({
+        let reported = world.prepared(json!({
             "input": {"format": "jsonl", "paths": paths},
             "tokenizer": {"path": world.path("data/t.json")},
             "output": {"path": world.path("out/x")},
         }));
         assert!(
-            told.contains("input.paths[1]: got ") && told.contains("what it finds leads out of what the server's"),
-            "{told}"
+            reported.contains("input.paths[1]: got ")
+                && reported.contains("what it finds leads out of what the server's"),
+            "{reported}"
         );
-        assert!(!told.contains("secret") && !told.contains("input.paths[0]"), "{told}");
+        assert!(!reported.contains("secret") && !reported.contains("input.paths[0]"), "{reported}");
         // by the link that leads out
-        assert!(told.contains("\" is a link: what it finds"), "{told}");
+        assert!(reported.contains("\" is a link: what it finds"), "{reported}");
     }
 }
 
@@ -339,20 +340,23 @@ fn files_of_a_model_folder_may_not_lead_out() {
         let folder = world.dir.path().join("data/deep").join(name);
         fs::create_dir_all(&folder).unwrap();
         symlink(world.path("secret/a.jsonl"), folder.join(name)).unwrap();
-        let told = world.prepared(json!({
+        let reported = world.prepared(json!({
             "input": {"format": "jsonl", "paths": [world.path("data/a.jsonl")]},
             "tokenizer": {"path": folder.display().to_string()},
             "output": {"path": world.path("out/x")},
         }));
-        assert!(told.contains(&format!("{name} leads out of what the server's configuration allows")), "{told}");
-        assert!(!told.contains("secret"), "{told}");
+        assert!(
+            reported.contains(&format!("{name} leads out of what the server's configuration allows")),
+            "{reported}"
+        );
+        assert!(!reported.contains("secret"), "{reported}");
     }
     let folder = world.dir.path().join("data/deep/pipe");
     fs::create_dir_all(&folder).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(folder.join("config.json")).status().unwrap().success());
     let gate = Gate::new(&world.access);
-    let told = gate.strays([folder.join("config.json").as_path()]).unwrap();
-    assert_eq!(told, "config.json is a pipe, a device or a socket; valid: a file");
+    let reported = gate.strays([folder.join("config.json").as_path()]).unwrap();
+    assert_eq!(reported, "config.json is a pipe, a device or a socket; valid: a file");
 }
 
 #[test]
@@ -362,13 +366,13 @@ fn nothing_is_asked_for_a_job_with_problems() {
     world.access.endpoints = vec!["*".into()];
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let told = world.prepared(json!({
+    let reported = world.prepared(json!({
         "input": {"format": "jsonl", "paths": ["s3://b/k"]},
         "storage": {"endpoint": format!("http://{}", listener.local_addr().unwrap()), "region": "x.evil.com/"},
         "tokenizer": {"path": world.path("data/t.json")},
         "output": {"path": world.path("out/x")},
     }));
-    assert!(told.contains("storage.region"), "{told}");
+    assert!(reported.contains("storage.region"), "{reported}");
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }
 
@@ -388,8 +392,8 @@ fn configurations_are_checked() {
         deny: vec!["relative".into(), "/nobody/has/this".into()],
         environment: false,
     };
-    let told: Vec<String> = access.check().iter().map(ToString::to_string).collect();
-    let fields: Vec<&str> = told.iter().map(|t| t.split(':').next().unwrap()).collect();
+    let reported: Vec<String> = access.check().iter().map(ToString::to_string).collect();
+    let fields: Vec<&str> = reported.iter().map(|t| t.split(':').next().unwrap()).collect();
     assert_eq!(
         fields,
         [
@@ -410,7 +414,7 @@ fn configurations_are_checked() {
             "deny[1]"
         ]
     );
-    assert!(!told.concat().contains("SECRET"), "{told:?}");
+    assert!(!reported.concat().contains("SECRET"), "{reported:?}");
 }
 
 #[test]
@@ -425,8 +429,8 @@ fn the_servers_environment_is_no_jobs_business() {
             (json!({"extract": {"teacher": {"path": "hf://org/${USER}"}}}), "extract.teacher.path"),
         ] {
             let problems = access.problems(&spec(fields.clone()), Path::new("/"));
-            let told = problems.iter().find(|p| p.field == field).unwrap();
-            assert!(told.message.contains("the server's own"), "{told}");
+            let reported = problems.iter().find(|p| p.field == field).unwrap();
+            assert!(reported.message.contains("the server's own"), "{reported}");
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let _in = runtime.enter();
             let text = serde_json::to_string(&job(fields)).unwrap();
@@ -460,7 +464,7 @@ fn configurations_are_read_strictly() {
 }
 
 #[test]
-fn of_many_paths_the_first_are_told_and_the_rest_counted_until_nobody_waits() {
+fn of_many_paths_the_first_are_reported_and_the_rest_counted_until_nobody_waits() {
     let world = World::new();
     let paths: Vec<String> = (0..2000).map(|n| format!("/forbidden/{n}")).collect();
     let job = json!({"input": {"format": "jsonl", "paths": paths}, "output": {"path": world.path("out/x")}});

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stillhouse_operators::operator::SharedStatistics;
 use stillhouse_schemas::ids::SplitId;
 
-use crate::events::StagePlace;
+use crate::events::StageStatus;
 
 /// What a stage of a split is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +86,8 @@ impl SplitState {
     }
 
     /// Where each stage is, in order.
-    pub fn places(&self) -> Vec<StagePlace> {
-        let place = |stage: &Stage| StagePlace {
+    pub fn statuses(&self) -> Vec<StageStatus> {
+        let place = |stage: &Stage| StageStatus {
             name: stage.name.to_owned(),
             rows: stage.rows.load(Ordering::Relaxed),
             doing: Doing::ALL

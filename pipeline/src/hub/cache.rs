@@ -105,7 +105,7 @@ impl Repo {
         let path = self.locks.join(format!("{etag}.lock"));
         let context = || format!("cannot lock {}", path.display());
         fs::create_dir_all(&self.locks).map_err(disk(context()))?;
-        let mut told: Option<Instant> = None;
+        let mut last_notice: Option<Instant> = None;
         loop {
             let file = File::options()
                 .read(true)
@@ -118,9 +118,9 @@ impl Repo {
                 Ok(()) if is_still_at(&file, &path) => return Ok(BlobLock(Some(file))),
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    if told.is_none_or(|at| at.elapsed() > LOCK_NOTICE) {
+                    if last_notice.is_none_or(|at| at.elapsed() > LOCK_NOTICE) {
                         tracing::info!(lock = %path.display(), "waiting for another process that downloads the same file");
-                        told = Some(Instant::now());
+                        last_notice = Some(Instant::now());
                     }
                     thread::sleep(LOCK_POLL);
                 }

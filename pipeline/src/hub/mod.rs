@@ -39,7 +39,7 @@ use self::cache::Repo;
 use self::client::{Client, Listing};
 pub use self::config::{HubConfig, Token};
 pub use self::reference::HubRef;
-use self::selection::{Choice, Held};
+use self::selection::{Cached, Choice};
 use crate::error::{ErrorKind, PipelineError, Result};
 
 /// What a reference is wanted for: it decides the files.
@@ -94,11 +94,12 @@ impl Hub {
     pub fn fetch(&self, reference: &HubRef, wanted: Wanted, progress: Progress<'_>) -> Result<Fetched> {
         let repo = Repo::new(&self.config.cache, reference.repo());
         let cached = repo.commit_of(reference.revision());
-        let held = cached.as_ref().map_or(Held::Nothing, |commit| selection::held(&repo, commit, reference, wanted));
-        let local = cached.filter(|_| held != Held::Nothing).map(|commit| repo.fetched(commit, reference));
+        let cached_files =
+            cached.as_ref().map_or(Cached::Nothing, |commit| selection::cached(&repo, commit, reference, wanted));
+        let local = cached.filter(|_| cached_files != Cached::Nothing).map(|commit| repo.fetched(commit, reference));
 
         if let Some(fetched) = &local
-            && (self.config.offline || (reference.is_pinned() && held == Held::All))
+            && (self.config.offline || (reference.is_pinned() && cached_files == Cached::All))
         {
             return Ok(fetched.clone());
         }
@@ -126,12 +127,13 @@ impl Hub {
     pub fn look(&self, reference: &HubRef, wanted: Wanted) -> Result<()> {
         let repo = Repo::new(&self.config.cache, reference.repo());
         let cached = repo.commit_of(reference.revision());
-        let held = cached.map_or(Held::Nothing, |commit| selection::held(&repo, &commit, reference, wanted));
-        match (self.config.offline, held) {
-            (true, Held::Nothing) => return Err(self.not_cached(reference, wanted)),
+        let cached_files =
+            cached.map_or(Cached::Nothing, |commit| selection::cached(&repo, &commit, reference, wanted));
+        match (self.config.offline, cached_files) {
+            (true, Cached::Nothing) => return Err(self.not_cached(reference, wanted)),
             (true, _) => return Ok(()),
             // the cache does, whatever the hub says
-            (false, Held::Required | Held::All) if reference.is_pinned() => return Ok(()),
+            (false, Cached::Required | Cached::All) if reference.is_pinned() => return Ok(()),
             (false, _) => {}
         }
         let listing = Client::new(&self.config)?.listing(reference, 1)?;

@@ -21,7 +21,7 @@ const BESIDE: [&str; 5] =
 
 /// How much of what is wanted is in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum Cached {
     /// Not enough to work with.
     Nothing,
     /// What is necessary; whether the repository has more is not known.
@@ -86,19 +86,19 @@ pub(super) fn shards_of(index: &Path, names: &[String], reference: &HubRef) -> R
 }
 
 /// What the cache holds of a commit.
-pub(super) fn held(repo: &Repo, commit: &str, reference: &HubRef, wanted: Wanted) -> Held {
+pub(super) fn cached(repo: &Repo, commit: &str, reference: &HubRef, wanted: Wanted) -> Cached {
     let has = |name: &str| repo.has(commit, name);
     if let Some(file) = reference.file() {
-        return if has(file) { Held::All } else { Held::Nothing };
+        return if has(file) { Cached::All } else { Cached::Nothing };
     }
     let required = match wanted {
         Wanted::Tokenizer => has(TOKENIZER),
         Wanted::Teacher => has(CONFIG) && weights_held(repo, commit),
     };
     match required {
-        false => Held::Nothing,
-        true if BESIDE.iter().all(|name| has(name) || repo.known_absent(commit, name)) => Held::All,
-        true => Held::Required,
+        false => Cached::Nothing,
+        true if BESIDE.iter().all(|name| has(name) || repo.known_absent(commit, name)) => Cached::All,
+        true => Cached::Required,
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::ErrorKind as ErrorOf;
 use std::path::Path as FsPath;
 
 use super::lease::holder;
-use super::{Ground, Output, STATE};
+use super::{Backend, Output, STATE};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::storage::blocking;
@@ -19,14 +19,14 @@ impl Output {
     /// # Errors
     /// When it cannot be written to, or when another run is at work here.
     pub async fn check(&self, observer: &dyn Observer) -> Result<()> {
-        match &self.ground {
-            Ground::Disk(root) => {
+        match &self.backend {
+            Backend::Disk(root) => {
                 let root = root.clone();
                 let free = blocking(move || check_folder(&root)).await?;
                 if free { Ok(()) } else { Err(self.busy()) }
             }
-            Ground::Web(_) => Err(self.read_only()),
-            Ground::Store(_) => {
+            Backend::Web(_) => Err(self.read_only()),
+            Backend::Store(_) => {
                 self.clone().create(observer).await?;
                 let held = holder(&self.store).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
                 if let Some(held) = held {

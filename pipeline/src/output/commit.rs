@@ -21,7 +21,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::upload::{Staged, StagedKind};
-use super::{Ground, Output, STATE};
+use super::{Backend, Output, STATE};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::storage;
 
@@ -183,7 +183,7 @@ impl Output {
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
         self.still_ours().await?;
-        let done = match (&staged.kind, &self.ground) {
+        let done = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {
                 self.sync(staged.as_ref()).await?;
                 let moved = self.store.rename(staged, &Path::from(record.path.as_str())).await;
@@ -193,10 +193,10 @@ impl Output {
                 moved
             }
             // without a condition: what is there is damaged, and the record says what has to be
-            (StagedKind::Store { path, upload }, Ground::Store(bucket)) => {
+            (StagedKind::Store { path, upload }, Backend::Store(bucket)) => {
                 bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ())
             }
-            (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
+            (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
         // an answer that was lost makes the second try fail: what counts is what is there
         match (self.size(&record.path).await? == Some(record.bytes), done) {
@@ -212,12 +212,12 @@ impl Output {
 
     /// Throws away what waits for its commit.
     async fn discard(&self, staged: Staged) {
-        let gone = match (staged.kind, &self.ground) {
+        let gone = match (staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => self.store.delete(&staged).await,
-            (StagedKind::Store { path, upload }, Ground::Store(bucket)) => {
+            (StagedKind::Store { path, upload }, Backend::Store(bucket)) => {
                 bucket.multipart.abort_multipart(&path, &upload.id).await
             }
-            (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
+            (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
         if let Err(e) = gone {
             tracing::debug!("{e}");
@@ -247,7 +247,7 @@ impl Output {
     }
 
     async fn abandon(&self, path: &Path, record: &CommitRecord) {
-        if let (Ground::Store(bucket), Some(upload)) = (&self.ground, &record.upload)
+        if let (Backend::Store(bucket), Some(upload)) = (&self.backend, &record.upload)
             && let Err(e) = bucket.multipart.abort_multipart(path, &upload.id).await
         {
             tracing::debug!("{path}: {e}");
@@ -257,7 +257,7 @@ impl Output {
     /// The last step of a commit: completes the upload that the record names. False where that upload is gone and
     /// the shard is not there.
     pub(super) async fn settle(&self, record: &CommitRecord) -> Result<bool> {
-        let (Ground::Store(bucket), Some(upload)) = (&self.ground, &record.upload) else { return Ok(false) };
+        let (Backend::Store(bucket), Some(upload)) = (&self.backend, &record.upload) else { return Ok(false) };
         let path = bucket.full(&record.shard.path);
         let completed = match &bucket.uploads {
             Some(uploads) if self.conditional => {

@@ -9,7 +9,7 @@ use object_store::{
 };
 
 use super::upload::{Staged, StagedKind};
-use super::{Ground, Output, STATE, ShardUpload};
+use super::{Backend, Output, STATE, ShardUpload};
 use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Name of the metadata that holds an object's sha256 in hexadecimal (`x-amz-meta-sha256` in S3).
@@ -21,13 +21,13 @@ impl Output {
     /// # Errors
     /// When the store does not take it.
     pub async fn upload_copy(&self, name: &str, bytes: u64, sha256: &str) -> Result<ShardUpload> {
-        let bucket = match &self.ground {
-            Ground::Disk(_) => {
+        let bucket = match &self.backend {
+            Backend::Disk(_) => {
                 let staged = Path::from(format!("{STATE}/staging/{}", name.replace('/', "_")));
                 return Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged));
             }
-            Ground::Web(_) => return Err(self.read_only()),
-            Ground::Store(bucket) => bucket,
+            Backend::Web(_) => return Err(self.read_only()),
+            Backend::Store(bucket) => bucket,
         };
         let path = bucket.full(name);
         let id = match &bucket.uploads {
@@ -45,7 +45,7 @@ impl Output {
     /// # Errors
     /// When the store does not take it, or has something else under the name.
     pub async fn place(&self, staged: Staged, name: &str) -> Result<()> {
-        let done = match (&staged.kind, &self.ground) {
+        let done = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {
                 self.sync(staged.as_ref()).await?;
                 let moved = self.store.rename(staged, &Path::from(name)).await;
@@ -54,13 +54,13 @@ impl Output {
                 }
                 moved
             }
-            (StagedKind::Store { path, upload }, Ground::Store(bucket)) => match &bucket.uploads {
+            (StagedKind::Store { path, upload }, Backend::Store(bucket)) => match &bucket.uploads {
                 Some(uploads) if self.conditional => {
                     uploads.complete_if_absent(path, &upload.id, &upload.part_ids()).await.map(|_| ())
                 }
                 _ => bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ()),
             },
-            (StagedKind::Store { .. }, Ground::Disk(_) | Ground::Web(_)) => Ok(()),
+            (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
         // an answer that was lost makes the second try fail: what counts is what is there
         match (self.copied(name).await?, done) {

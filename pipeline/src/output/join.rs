@@ -12,7 +12,7 @@ use std::fs::{File, TryLockError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ground, Output, STATE};
+use super::{Backend, Output, STATE};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::storage::blocking;
 
@@ -43,7 +43,7 @@ impl Output {
 
     /// On a disk: whether the run that this worker works for still holds the lock. A run's own process holds it itself.
     pub(super) async fn is_locked(&self) -> Result<()> {
-        let Ground::Disk(root) = &self.ground else { return Ok(()) };
+        let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let path = root.join(STATE).join("lock");
         let shown = self.to_string();
         blocking(move || {

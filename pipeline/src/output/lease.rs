@@ -44,9 +44,9 @@ impl Default for Timing {
 const MOST_ROUNDS: u32 = 20;
 
 /// Held while a run works on an output.
-pub struct Lock(pub(super) Held);
+pub struct Lock(pub(super) LockKind);
 
-pub(super) enum Held {
+pub(super) enum LockKind {
     File(#[allow(dead_code, reason = "held for its lock")] File),
     Lease(Lease),
 }
@@ -54,7 +54,7 @@ pub(super) enum Held {
 impl Lock {
     /// Gives the output free. A process that dies without gives it free too, on a store after a while.
     pub async fn release(self) {
-        if let Held::Lease(lease) = self.0 {
+        if let LockKind::Lease(lease) = self.0 {
             lease.release().await;
         }
     }
@@ -149,7 +149,7 @@ impl Lease {
         let store = Conditions { store, kept: conditional };
         let record = LeaseRecord::mine();
         let failed = |e| PipelineError::store(ErrorKind::Output, &e, "lock", shown);
-        let mut told = false;
+        let mut announced = false;
         let mut rounds = 0;
         let version = loop {
             rounds += 1;
@@ -172,8 +172,8 @@ impl Lease {
                 break version;
             }
             if !holder.is_dead(&record) {
-                if !told {
-                    told = true;
+                if !announced {
+                    announced = true;
                     let what = format!("waiting up to {} s for a run that may have died", timing.void.as_secs());
                     observer.event(&Event::Preparing { what });
                 }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lease_that_is_not_renewed_is_taken_over_and_its_holder_is_told() {
+    async fn a_lease_that_is_not_renewed_is_taken_over_and_its_holder_is_reported() {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let lost = Arc::new(AtomicBool::new(false));
         let mut sleeper = LeaseRecord::mine();

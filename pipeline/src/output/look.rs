@@ -11,7 +11,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, UploadRecord};
-use super::{Bucket, CARD, Found, Ground, MANIFEST, Output, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk};
+use super::{Backend, Bucket, CARD, Found, MANIFEST, Output, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::repair;
 
@@ -191,7 +191,7 @@ impl Output {
         if !dry_run {
             self.still_ours().await?;
         }
-        let Ground::Store(Bucket { multipart, uploads: Some(uploads), prefix, .. }) = &self.ground else {
+        let Backend::Store(Bucket { multipart, uploads: Some(uploads), prefix, .. }) = &self.backend else {
             return Ok(Vec::new());
         };
         let begun = match uploads.list(prefix).await {

@@ -56,7 +56,7 @@ pub use self::commit::CommitRecord;
 pub use self::disk::relative;
 pub use self::join::Ticket;
 pub use self::lease::Lock;
-use self::lease::{Held, Lease, Timing};
+use self::lease::{Lease, LockKind, Timing};
 pub use self::look::Differs;
 use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
@@ -65,7 +65,7 @@ use crate::events::{Event, Observer};
 use crate::plan::PlannedFile;
 use crate::repair;
 use crate::shard::hex;
-use crate::storage::{Opened, Place, Storages, StoreUrl, Uploads, blocking};
+use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 
 const STATE: &str = "_stillhouse";
 const PLAN: &str = "_stillhouse/plan.json";
@@ -110,7 +110,7 @@ pub struct PlanRecord {
 pub struct Output {
     /// Rooted at the output, so that all names are those of the data set.
     store: Arc<dyn ObjectStore>,
-    ground: Ground,
+    backend: Backend,
     sending: Sending,
     /// Whether commits are conditional; false only where the job trusts to be the one writer.
     conditional: bool,
@@ -127,7 +127,7 @@ pub struct Output {
 }
 
 #[derive(Clone)]
-enum Ground {
+enum Backend {
     Disk(PathBuf),
     Store(Bucket),
     /// A web server, by its URL: read only.
@@ -181,7 +181,7 @@ impl Output {
         } else {
             Arc::new(InMemory::new())
         };
-        Ok(Self::new(store, Ground::Disk(root)))
+        Ok(Self::new(store, Backend::Disk(root)))
     }
 
     /// An output in a store; nothing is written, and nothing asked of the store.
@@ -193,11 +193,11 @@ impl Output {
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("{url}: not a key: {e}")))?;
         let store = Arc::new(PrefixStore::new(Arc::clone(&opened.store), prefix.clone()));
         let shown = url.to_string().trim_end_matches('/').to_owned();
-        let ground = match opened.multipart.clone() {
-            Some(multipart) => Ground::Store(Bucket { multipart, uploads: opened.uploads.clone(), prefix, shown }),
-            None => Ground::Web(shown),
+        let backend = match opened.multipart.clone() {
+            Some(multipart) => Backend::Store(Bucket { multipart, uploads: opened.uploads.clone(), prefix, shown }),
+            None => Backend::Web(shown),
         };
-        Ok(Self { sending, conditional, ..Self::new(store, ground) })
+        Ok(Self { sending, conditional, ..Self::new(store, backend) })
     }
 
     /// The same, for a job: its commits carry its hash, and those of others do not count.
@@ -212,10 +212,10 @@ impl Output {
         Self { sending: self.sending.for_about(bytes), ..self }
     }
 
-    fn new(store: Arc<dyn ObjectStore>, ground: Ground) -> Self {
+    fn new(store: Arc<dyn ObjectStore>, backend: Backend) -> Self {
         Self {
             store,
-            ground,
+            backend,
             sending: Sending::default(),
             conditional: true,
             lost: Arc::default(),
@@ -230,10 +230,10 @@ impl Output {
     ///
     /// # Errors
     /// When the place cannot be opened: options that do not fit, no credentials.
-    pub fn at(place: &Place, options: &Storage, storages: &Storages) -> Result<Self> {
+    pub fn at(place: &Location, options: &Storage, storages: &Storages) -> Result<Self> {
         match place {
-            Place::Disk(root) => Self::on_disk(root),
-            Place::Store(url) => {
+            Location::Disk(root) => Self::on_disk(root),
+            Location::Store(url) => {
                 let sending = Sending { part_bytes: options.part_bytes(), parts_at_once: options.parts_at_once() };
                 let conditional = options.conditional_put() == ConditionalPut::Require;
                 Self::in_store(&storages.open(url, options)?, url, sending, conditional)
@@ -246,15 +246,15 @@ impl Output {
     /// # Errors
     /// When it cannot be made or written to, or when the store does not keep to `If-None-Match: *`.
     pub async fn create(self, observer: &dyn Observer) -> Result<Self> {
-        match &self.ground {
-            Ground::Disk(root) => {
+        match &self.backend {
+            Backend::Disk(root) => {
                 let (state, root) = (root.join(STATE), root.clone());
                 let context = format!("cannot make {}", state.display());
                 disk::make_folder(state).await.map_err(PipelineError::output(context))?;
                 blocking(move || Self::on_disk(root)).await
             }
-            Ground::Web(_) => Err(self.read_only()),
-            Ground::Store(_) => {
+            Backend::Web(_) => Err(self.read_only()),
+            Backend::Store(_) => {
                 let condition = probe(&self.store).await.map_err(|e| self.failed(&e, "write", ""))?;
                 if condition == Condition::Kept {
                     return Ok(self);
@@ -287,9 +287,9 @@ impl Output {
 
     /// The folder, where the output is on a disk.
     pub fn folder(&self) -> Option<&FsPath> {
-        match &self.ground {
-            Ground::Disk(root) => Some(root),
-            Ground::Store(_) | Ground::Web(_) => None,
+        match &self.backend {
+            Backend::Disk(root) => Some(root),
+            Backend::Store(_) | Backend::Web(_) => None,
         }
     }
 
@@ -303,12 +303,12 @@ impl Output {
 
     /// Whether unfinished uploads can be found here; Azure forgets them by itself after a week.
     pub fn lists_uploads(&self) -> bool {
-        !matches!(self.ground, Ground::Store(Bucket { uploads: None, .. }))
+        !matches!(self.backend, Backend::Store(Bucket { uploads: None, .. }))
     }
 
     /// Whether what is here can be listed.
     pub fn is_listed(&self) -> bool {
-        !matches!(self.ground, Ground::Web(_))
+        !matches!(self.backend, Backend::Web(_))
     }
 
     pub(crate) fn read_only(&self) -> PipelineError {
@@ -318,11 +318,11 @@ impl Output {
 
     /// A file of the output as a person names it.
     pub fn shown(&self, name: &str) -> String {
-        match &self.ground {
-            Ground::Disk(root) if name.is_empty() => root.display().to_string(),
-            Ground::Disk(root) => root.join(name).display().to_string(),
-            Ground::Store(Bucket { shown, .. }) | Ground::Web(shown) if name.is_empty() => shown.clone(),
-            Ground::Store(Bucket { shown, .. }) | Ground::Web(shown) => format!("{shown}/{name}"),
+        match &self.backend {
+            Backend::Disk(root) if name.is_empty() => root.display().to_string(),
+            Backend::Disk(root) => root.join(name).display().to_string(),
+            Backend::Store(Bucket { shown, .. }) | Backend::Web(shown) if name.is_empty() => shown.clone(),
+            Backend::Store(Bucket { shown, .. }) | Backend::Web(shown) => format!("{shown}/{name}"),
         }
     }
 
@@ -336,21 +336,21 @@ impl Output {
     /// # Errors
     /// When another process has it.
     pub async fn lock(&self, observer: &dyn Observer) -> Result<Lock> {
-        let root = match &self.ground {
-            Ground::Disk(root) => root,
-            Ground::Web(_) => return Err(self.read_only()),
-            Ground::Store(_) => {
+        let root = match &self.backend {
+            Backend::Disk(root) => root,
+            Backend::Web(_) => return Err(self.read_only()),
+            Backend::Store(_) => {
                 let (store, lost) = (Arc::clone(&self.store), Arc::clone(&self.lost));
                 let timing = Timing::default();
                 let lease = Lease::take(store, &self.shown(""), timing, lost, self.conditional, observer).await?;
                 let _ = self.holder.set(lease.holder().to_owned());
-                return Ok(Lock(Held::Lease(lease)));
+                return Ok(Lock(LockKind::Lease(lease)));
             }
         };
         let path = root.join(STATE).join("lock");
         let context = format!("cannot lock {}", path.display());
         let locked = disk::lock(path).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
-        locked.map(|file| Lock(Held::File(file))).ok_or_else(|| self.busy())
+        locked.map(|file| Lock(LockKind::File(file))).ok_or_else(|| self.busy())
     }
 
     /// What is told where another process holds the lock.
@@ -398,13 +398,13 @@ impl Output {
     /// # Errors
     /// When the store does not take it.
     pub async fn upload(&self, shard: &str) -> Result<ShardUpload> {
-        match &self.ground {
-            Ground::Disk(_) => {
+        match &self.backend {
+            Backend::Disk(_) => {
                 let staged = Path::from(format!("{STATE}/staging/{shard}"));
                 Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged))
             }
-            Ground::Web(_) => Err(self.read_only()),
-            Ground::Store(bucket) => {
+            Backend::Web(_) => Err(self.read_only()),
+            Backend::Store(bucket) => {
                 let path = bucket.full(&format!("data/{shard}"));
                 let id = bucket.multipart.create_multipart(&path).await;
                 let id = id.map_err(|e| self.failed(&e, "write", &format!("data/{shard}")))?;

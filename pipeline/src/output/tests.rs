@@ -1,4 +1,4 @@
-//! One suite of what an output must do, over every ground it can stand on: memory, disk, a real S3 server.
+//! One suite of what an output must do, over every backend it can stand on: memory, disk, a real S3 server.
 
 mod links;
 
@@ -18,19 +18,19 @@ use crate::storage::Environment;
 const SHARD: &str = "train-00000-of-00001.parquet";
 
 /// Makes empty outputs that do not know of each other, and opens the same one again as another process would.
-pub(crate) struct Grounds {
+pub(crate) struct Backends {
     pub(crate) open: Box<dyn Fn(&str) -> Output + Send + Sync>,
 }
 
-impl Grounds {
+impl Backends {
     async fn made(&self, name: &str) -> Output {
         (self.open)(name).create(&Silent).await.unwrap().for_job("hash")
     }
 }
 
-fn memory() -> Grounds {
+fn memory() -> Backends {
     let store = Arc::new(InMemory::new());
-    Grounds { open: Box::new(move |name| in_store(Arc::clone(&store) as _, Arc::clone(&store) as _, None, name)) }
+    Backends { open: Box::new(move |name| in_store(Arc::clone(&store) as _, Arc::clone(&store) as _, None, name)) }
 }
 
 pub(crate) fn in_store(
@@ -44,12 +44,12 @@ pub(crate) fn in_store(
     let bucket = Bucket { multipart, uploads, prefix, shown: format!("s3://bucket/some folder/{name}") };
     // parts of S3's least size, so that the shards of these tests have several
     let sending = Sending { part_bytes: 5 << 20, parts_at_once: 2 };
-    Output { sending, ..Output::new(rooted, Ground::Store(bucket)) }.for_job("hash")
+    Output { sending, ..Output::new(rooted, Backend::Store(bucket)) }.for_job("hash")
 }
 
-fn disk(folder: &TempDir) -> Grounds {
+fn disk(folder: &TempDir) -> Backends {
     let root = folder.path().to_owned();
-    Grounds { open: Box::new(move |name| Output::on_disk(root.join(name)).unwrap().for_job("hash")) }
+    Backends { open: Box::new(move |name| Output::on_disk(root.join(name)).unwrap().for_job("hash")) }
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn seaweedfs_conforms() {
     let Opened { store, multipart, uploads, .. } = storages.open(&url, &options).unwrap();
     let multipart = multipart.unwrap();
     let open = move |name: &str| in_store(Arc::clone(&store), Arc::clone(&multipart), uploads.clone(), name);
-    conforms(&Grounds { open: Box::new(open) }).await;
+    conforms(&Backends { open: Box::new(open) }).await;
     tokio::task::spawn_blocking(move || drop(weed)).await.unwrap();
 }
 
@@ -91,14 +91,14 @@ fn parts_suit_the_shard() {
     assert_eq!(sending.for_about(1e11).part_bytes, 40_000_000);
 }
 
-type Body = for<'a> fn(&'a Grounds) -> BoxFuture<'a, ()>;
+type Body = for<'a> fn(&'a Backends) -> BoxFuture<'a, ()>;
 
 macro_rules! bodies {
     ($($name:ident),* $(,)?) => { [$((stringify!($name), (|g| Box::pin($name(g))) as Body)),*] };
 }
 
-/// Every body on fresh outputs of a ground; a failure names the body by its panic.
-pub(crate) async fn conforms(grounds: &Grounds) {
+/// Every body on fresh outputs of a backend; a failure names the body by its panic.
+pub(crate) async fn conforms(backends: &Backends) {
     let bodies = bodies![
         a_shard_is_seen_when_it_is_committed_and_not_before,
         of_two_workers_the_second_loses,
@@ -116,7 +116,7 @@ pub(crate) async fn conforms(grounds: &Grounds) {
     ];
     for (name, body) in bodies {
         println!("{name}");
-        body(grounds).await;
+        body(backends).await;
     }
 }
 
@@ -175,8 +175,8 @@ async fn nothing_unfinished(output: &Output) {
     assert_eq!(output.list("_stillhouse/staging").await.unwrap(), BTreeMap::new());
 }
 
-async fn a_shard_is_seen_when_it_is_committed_and_not_before(grounds: &Grounds) {
-    let output = grounds.made("seen").await;
+async fn a_shard_is_seen_when_it_is_committed_and_not_before(backends: &Backends) {
+    let output = backends.made("seen").await;
     let whole = content(1, 12);
     let (staged, record) = staged(&output, &whole).await;
     assert_eq!(output.list("data").await.unwrap(), BTreeMap::new());
@@ -189,8 +189,8 @@ async fn a_shard_is_seen_when_it_is_committed_and_not_before(grounds: &Grounds) 
     nothing_unfinished(&output).await;
 }
 
-async fn of_two_workers_the_second_loses(grounds: &Grounds) {
-    let (one, two) = (grounds.made("race").await, (grounds.open)("race"));
+async fn of_two_workers_the_second_loses(backends: &Backends) {
+    let (one, two) = (backends.made("race").await, (backends.open)("race"));
     let (first, second) = (content(2, 6), content(3, 7));
     let (staged_two, record_two) = {
         // two shards of one name are staged under one name on a disk: there each worker has its own output folder's lock
@@ -211,8 +211,8 @@ async fn of_two_workers_the_second_loses(grounds: &Grounds) {
     nothing_unfinished(&two).await;
 }
 
-async fn a_worker_that_wakes_up_after_the_end_loses(grounds: &Grounds) {
-    let output = grounds.made("end").await;
+async fn a_worker_that_wakes_up_after_the_end_loses(backends: &Backends) {
+    let output = backends.made("end").await;
     output.begin(&plan("hash")).await.unwrap();
     let first = content(4, 1);
     let (shard, record) = staged(&output, &first).await;
@@ -223,7 +223,7 @@ async fn a_worker_that_wakes_up_after_the_end_loses(grounds: &Grounds) {
         // a disk has forgotten the record; there the lock of the run keeps a second one away until it ends
         return;
     }
-    let late = (grounds.open)("end");
+    let late = (backends.open)("end");
     let (shard, record) = staged(&late, &content(5, 1)).await;
     assert_eq!(late.commit(shard, record).await.unwrap().bytes, first.len() as u64);
     assert_eq!(read(&output).await, first);
@@ -231,8 +231,8 @@ async fn a_worker_that_wakes_up_after_the_end_loses(grounds: &Grounds) {
     nothing_unfinished(&output).await;
 }
 
-async fn an_aborted_shard_leaves_nothing(grounds: &Grounds) {
-    let output = grounds.made("abort").await;
+async fn an_aborted_shard_leaves_nothing(backends: &Backends) {
+    let output = backends.made("abort").await;
     for megabytes in [0, 1, 12] {
         let mut upload = output.upload(SHARD).await.unwrap();
         upload.put(Bytes::from(content(6, megabytes))).await.unwrap();
@@ -242,8 +242,8 @@ async fn an_aborted_shard_leaves_nothing(grounds: &Grounds) {
     }
 }
 
-async fn a_crash_in_the_middle_of_a_commit_is_settled(grounds: &Grounds) {
-    let output = grounds.made("crash").await;
+async fn a_crash_in_the_middle_of_a_commit_is_settled(backends: &Backends) {
+    let output = backends.made("crash").await;
     output.begin(&plan("hash")).await.unwrap();
     let whole = content(7, 6);
     let (staged, record) = staged(&output, &whole).await;
@@ -277,8 +277,8 @@ async fn a_crash_in_the_middle_of_a_commit_is_settled(grounds: &Grounds) {
     nothing_unfinished(&output).await;
 }
 
-async fn a_commit_without_its_shard_is_void(grounds: &Grounds) {
-    let output = grounds.made("void").await;
+async fn a_commit_without_its_shard_is_void(backends: &Backends) {
+    let output = backends.made("void").await;
     output.begin(&plan("hash")).await.unwrap();
     let (shard, record) = staged(&output, &content(8, 1)).await;
     output.commit(shard, record.clone()).await.unwrap();
@@ -293,8 +293,8 @@ async fn a_commit_without_its_shard_is_void(grounds: &Grounds) {
     assert_eq!(read(&output).await, again);
 }
 
-async fn unfinished_work_is_taken_away(grounds: &Grounds) {
-    let output = grounds.made("unfinished").await;
+async fn unfinished_work_is_taken_away(backends: &Backends) {
+    let output = backends.made("unfinished").await;
     output.begin(&plan("hash")).await.unwrap();
     // as a killed process leaves it: nothing is told to anybody
     std::mem::forget(staged(&output, &content(10, 6)).await);
@@ -314,8 +314,8 @@ async fn unfinished_work_is_taken_away(grounds: &Grounds) {
     }
 }
 
-async fn outputs_of_others_are_refused(grounds: &Grounds) {
-    let output = grounds.made("mine").await;
+async fn outputs_of_others_are_refused(backends: &Backends) {
+    let output = backends.made("mine").await;
     assert!(matches!(output.look("mine").await.unwrap(), Found::Nothing));
     output.begin(&plan("mine")).await.unwrap();
     assert!(matches!(output.look("mine").await.unwrap(), Found::Resumable { .. }));
@@ -333,14 +333,14 @@ async fn outputs_of_others_are_refused(grounds: &Grounds) {
     output.finish().await.unwrap();
     assert!(matches!(output.look("mine").await.unwrap(), Found::Complete));
 
-    let theirs = grounds.made("theirs").await;
+    let theirs = backends.made("theirs").await;
     theirs.put("data/precious.txt", b"precious".to_vec()).await.unwrap();
     let refused = theirs.look("mine").await.unwrap_err().to_string();
     assert!(refused.contains("not of a Stillhouse job"), "{refused}");
 }
 
-async fn one_run_at_a_time(grounds: &Grounds) {
-    let (one, two) = (grounds.made("lock").await, (grounds.open)("lock"));
+async fn one_run_at_a_time(backends: &Backends) {
+    let (one, two) = (backends.made("lock").await, (backends.open)("lock"));
     let lock = one.lock(&Silent).await.unwrap();
     let refused = two.lock(&Silent).await.err().unwrap().to_string();
     assert!(refused.contains("another run is working"), "{refused}");
@@ -349,8 +349,8 @@ async fn one_run_at_a_time(grounds: &Grounds) {
 }
 
 /// It slept through its lease; meanwhile its output was given to another job.
-async fn a_sleeper_of_another_job_harms_nobody(grounds: &Grounds) {
-    let sleeper = grounds.made("sleeper").await.for_job("old");
+async fn a_sleeper_of_another_job_harms_nobody(backends: &Backends) {
+    let sleeper = backends.made("sleeper").await.for_job("old");
     if sleeper.folder().is_some() {
         // the kernel's lock is not lost by sleeping
         return;
@@ -358,7 +358,7 @@ async fn a_sleeper_of_another_job_harms_nobody(grounds: &Grounds) {
     let _lock = sleeper.lock(&Silent).await.unwrap();
     sleeper.begin(&plan("old")).await.unwrap();
     let late = staged(&sleeper, &content(13, 1)).await;
-    let other = (grounds.open)("sleeper").for_job("new");
+    let other = (backends.open)("sleeper").for_job("new");
     // as taking over does it
     other.put("_stillhouse/lease.json", b"{}".to_vec()).await.unwrap();
     other.remove().await.unwrap();
@@ -372,7 +372,7 @@ async fn a_sleeper_of_another_job_harms_nobody(grounds: &Grounds) {
     refused(sleeper.abort_uploads(false).await.unwrap_err());
 
     // and had it come through all the same: its record does not count, and goes with its shard
-    let blind = (grounds.open)("sleeper").for_job("old");
+    let blind = (backends.open)("sleeper").for_job("old");
     let (shard, record) = staged(&blind, &content(14, 1)).await;
     blind.commit(shard, record).await.unwrap();
     let Found::Resumable { done, unsettled } = other.look("new").await.unwrap() else { panic!() };
@@ -383,8 +383,8 @@ async fn a_sleeper_of_another_job_harms_nobody(grounds: &Grounds) {
     nothing_unfinished(&other).await;
 }
 
-async fn removing_leaves_what_is_not_ours(grounds: &Grounds) {
-    let output = grounds.made("remove").await;
+async fn removing_leaves_what_is_not_ours(backends: &Backends) {
+    let output = backends.made("remove").await;
     output.begin(&plan("hash")).await.unwrap();
     let (shard, record) = staged(&output, &content(11, 1)).await;
     output.commit(shard, record).await.unwrap();
@@ -395,21 +395,21 @@ async fn removing_leaves_what_is_not_ours(grounds: &Grounds) {
     assert_eq!(left, ["data/notes.csv", "notes.txt"]);
 }
 
-async fn a_failed_first_run_leaves_nothing(grounds: &Grounds) {
-    let output = grounds.made("failed").await;
+async fn a_failed_first_run_leaves_nothing(backends: &Backends) {
+    let output = backends.made("failed").await;
     let lock = output.lock(&Silent).await.unwrap();
     output.begin(&plan("hash")).await.unwrap();
     std::mem::forget(staged(&output, &content(12, 6)).await);
     output.remove_if_nothing_is_committed(true).await;
     lock.release().await;
-    let again = (grounds.open)("failed");
+    let again = (backends.open)("failed");
     assert_eq!(again.list("").await.unwrap(), BTreeMap::new());
     assert_eq!(again.abort_uploads(true).await.unwrap(), Vec::<String>::new());
     assert!(again.folder().is_none_or(|folder| !folder.exists()));
 }
 
-async fn small_files_come_back(grounds: &Grounds) {
-    let output = grounds.made("files").await;
+async fn small_files_come_back(backends: &Backends) {
+    let output = backends.made("files").await;
     output.put_json("a/b.json", &vec![1, 2, 3]).await.unwrap();
     assert_eq!(output.get_json::<Vec<u32>>("a/b.json").await.unwrap(), Some(vec![1, 2, 3]));
     assert_eq!(output.get_json::<Vec<u32>>("a/c.json").await.unwrap(), None);

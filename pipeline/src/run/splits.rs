@@ -53,7 +53,7 @@ pub(crate) struct Running<'a> {
 
 impl Job {
     pub(super) async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
-        self.held.check()?;
+        self.holdouts.check()?;
         let pool = Pool::new(rayon::current_num_threads());
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
         let spawner = pool.spawner().map_err(PipelineError::output("the splits"))?;
@@ -112,7 +112,7 @@ impl Job {
         let Some(Stall { time, splits }) = watch.look(Instant::now(), moved, rows) else { return };
         let place = |(split, still): &(SplitId, Duration)| {
             let state = at_work.get(split)?;
-            let (seconds, stages) = (still.as_secs_f64(), state.places());
+            let (seconds, stages) = (still.as_secs_f64(), state.statuses());
             Some(StalledSplit { split: *split, reads: state.reads.clone(), seconds, stages })
         };
         self.observer.event(&Event::Stalled {
@@ -189,7 +189,7 @@ impl Job {
         self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(record.split);
         self.committed.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
-        self.held.committed(record)?;
+        self.holdouts.committed(record)?;
         self.observer.event(&Event::SplitCommitted {
             split: record.split,
             shard: record.path.clone(),

@@ -8,14 +8,14 @@ use crate::storage::{explain, is_retryable};
 
 /// Where in a file a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum RecordPosition {
     /// A line, from 1.
     Line(u64),
     /// A row of a columnar file, from 0.
     Row(u64),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecordPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
@@ -49,12 +49,12 @@ pub enum SourceError {
         message: String,
     },
     /// A bad record, with `on_error: fail`.
-    #[error("{file}: {place}: {reason}: {message}; `input.on_error: skip` leaves such records out and counts them")]
+    #[error("{file}: {position}: {reason}: {message}; `input.on_error: skip` leaves such records out and counts them")]
     Record {
         /// The file, as the job names it.
         file: String,
         /// The line or the row.
-        place: Place,
+        position: RecordPosition,
         /// The reason under which `on_error: skip` would count it.
         reason: &'static str,
         /// What was got and what is valid.
@@ -85,10 +85,10 @@ pub enum SourceError {
         message: String,
     },
     /// Temporary files could not be written or read.
-    #[error("{place}: {source}; long documents and queries need room for temporary files")]
+    #[error("{path}: {source}; long documents and queries need room for temporary files")]
     Temporary {
         /// Which temporary file.
-        place: String,
+        path: String,
         /// What the system says.
         source: io::Error,
     },
@@ -146,7 +146,7 @@ impl SourceError {
     }
 
     pub(crate) fn spool(source: io::Error) -> Self {
-        Self::Temporary { place: "temporary file of a long document".into(), source }
+        Self::Temporary { path: "temporary file of a long document".into(), source }
     }
 }
 

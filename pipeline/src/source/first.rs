@@ -9,13 +9,13 @@ use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat, OnError};
 
-use super::error::{Place as RecordPlace, SourceError};
+use super::error::{RecordPosition, SourceError};
 use super::list::InputFile;
 use super::records::{self, Fault};
 use super::spool::Spool;
 use super::store::Store;
 use super::{ipc, parquet_rows, read_split};
-use crate::storage::Place;
+use crate::storage::Location;
 
 /// Files of stores that are looked into: each costs a request or two.
 const MOST_IN_STORES: usize = 32;
@@ -46,7 +46,7 @@ pub fn first_records(
     store: &Store,
     files: &[InputFile],
     input: &Input,
-    tell: &dyn Fn(usize, usize),
+    report: &dyn Fn(usize, usize),
 ) -> Result<FirstRecords, SourceError> {
     let mut found = FirstRecords::default();
     let chosen = chosen(store, files);
@@ -54,7 +54,7 @@ pub fn first_records(
         if found.problems.len() >= MOST_PROBLEMS {
             break;
         }
-        tell(i, chosen.len());
+        report(i, chosen.len());
         found.files += 1;
         match first(store, file, input) {
             Ok(None) => {}
@@ -68,7 +68,7 @@ pub fn first_records(
 
 /// All files of the disk, and some of those in stores.
 fn chosen<'a>(store: &Store, files: &'a [InputFile]) -> Vec<&'a InputFile> {
-    let far = |file: &InputFile| matches!(store.place(&file.location), Some(Place::Store(_)));
+    let far = |file: &InputFile| matches!(store.location_of(&file.location), Some(Location::Store(_)));
     let in_stores = files.iter().filter(|file| far(file)).count();
     let step = in_stores.div_ceil(MOST_IN_STORES).max(1);
     let mut number = 0;
@@ -147,8 +147,8 @@ fn read_head(store: &Store, file: &InputFile, input: &Input) -> Result<Head, Sou
             }
             Err(_) if head.ended_at >= file.size && file.size == HEAD_BYTES => break,
             Err(bad) if input.on_error == OnError::Fail => {
-                let (place, reason, message) = (RecordPlace::Line(1 + bad.newlines), bad.reason, bad.message);
-                return Err(SourceError::Record { file: file.path.clone(), place, reason, message });
+                let (position, reason, message) = (RecordPosition::Line(1 + bad.newlines), bad.reason, bad.message);
+                return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
             }
             Err(bad) => *head.skipped.entry(bad.reason.into()).or_default() += 1,
         }

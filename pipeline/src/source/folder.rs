@@ -15,7 +15,7 @@ use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
 
 use super::list::Admits;
-use crate::storage::Place;
+use crate::storage::Location;
 
 /// What is in a folder.
 pub(super) enum Child {
@@ -34,7 +34,7 @@ pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<ObjectMeta
         Ok(found) if found.is_dir() => Ok(None),
         Ok(found) => Ok(Some(meta(&found, location.clone()))),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(e) => Err(told(&e)),
+        Err(e) => Err(describe(&e)),
     }
 }
 
@@ -58,18 +58,18 @@ pub(super) fn children(
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(BTreeMap::new()),
-        Err(e) => return Err(format!("cannot list {}: {}", folder.display(), told(&e))),
+        Err(e) => return Err(format!("cannot list {}: {}", folder.display(), describe(&e))),
     };
     let mut children = BTreeMap::new();
     for entry in entries {
-        let entry = entry.map_err(|e| format!("cannot list {}: {}", folder.display(), told(&e)))?;
+        let entry = entry.map_err(|e| format!("cannot list {}: {}", folder.display(), describe(&e)))?;
         let name = entry.file_name();
         let shown = name.to_string_lossy();
         if !wanted(&shown) {
             continue;
         }
         let child = child(&entry, &name, location, display, admits)
-            .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), told(&e)))?;
+            .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
         children.insert(shown.into_owned(), child);
     }
     Ok(children)
@@ -80,7 +80,7 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
         |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
     let is_link = entry.file_type()?.is_symlink();
     let path = entry.path();
-    if is_link && let Err(message) = admits(&Place::Disk(path.clone())) {
+    if is_link && let Err(message) = admits(&Location::Disk(path.clone())) {
         return unreadable(&format!("is a link: {message}"), true);
     }
     let found = match fs::metadata(&path) {
@@ -88,7 +88,7 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
         // removed since it was listed
         Err(e) if !is_link && e.kind() == ErrorKind::NotFound => return unreadable("is gone", false),
         Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
-        Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", told(&e)), true),
+        Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
     };
     if is_link && found.is_dir() && leads_back(&path) {
         return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
@@ -114,7 +114,7 @@ fn escaped(display: &str, name: &OsStr) -> String {
 }
 
 /// What the system says, without its number.
-fn told(error: &io::Error) -> String {
+fn describe(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => "permission denied".into(),
         _ => {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_is_told_as_the_store_tells_it() {
+    async fn a_file_is_reported_as_the_store_reports_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().canonicalize().unwrap().join("a ü.txt");
         fs::write(&path, "text").unwrap();

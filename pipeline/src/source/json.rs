@@ -36,9 +36,9 @@ impl Read for Line<'_> {
         let available = match self.cursor.fill() {
             Ok(available) => available,
             Err(e) => {
-                let told = io::Error::new(e.kind(), "the input failed");
+                let reported = io::Error::new(e.kind(), "the input failed");
                 self.failed = Some(e);
-                return Err(told);
+                return Err(reported);
             }
         };
         let window = &available[..available.len().min(out.len())];

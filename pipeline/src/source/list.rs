@@ -24,7 +24,7 @@ use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
 use crate::names::Names;
-use crate::storage::{Place, StoreUrl, explain};
+use crate::storage::{Location, StoreUrl, explain};
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,22 +184,22 @@ fn named(
 }
 
 /// Says why a file or folder may not be looked at, where it may not.
-pub(crate) type Admits<'a> = &'a dyn Fn(&Place) -> Result<(), String>;
+pub(crate) type Admits<'a> = &'a dyn Fn(&Location) -> Result<(), String>;
 
 /// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
 fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
     store
-        .place(folder)
-        .map_or(Ok(()), |place| admits(&place).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
+        .location_of(folder)
+        .map_or(Ok(()), |named| admits(&named).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
 }
 
 /// Only files are read: a pipe or a device could give bytes for ever, or none.
 fn admitted(store: &Store, file: &InputFile, admits: Admits<'_>) -> Result<(), String> {
-    let Some(place) = store.place(&file.location) else { return Err("is not a path of this machine".into()) };
+    let Some(named) = store.location_of(&file.location) else { return Err("is not a path of this machine".into()) };
     // first, so that nothing is told of what is not admitted
-    admits(&place).map_err(|message| format!("{:?}: {message}", file.path))?;
-    match &place {
-        Place::Disk(path) if is_odd(path) => Err(format!("{:?} {ODD}", file.path)),
+    admits(&named).map_err(|message| format!("{:?}: {message}", file.path))?;
+    match &named {
+        Location::Disk(path) if is_odd(path) => Err(format!("{:?} {ODD}", file.path)),
         _ => Ok(()),
     }
 }
@@ -297,7 +297,7 @@ fn expand(
     let Given { plain, components, literal, location } = Given::parse(base_dir, given)?;
     let mut found = Vec::new();
     if literal == components.len() {
-        if let Some(Place::Disk(path)) = store.place(&location)
+        if let Some(Location::Disk(path)) = store.location_of(&location)
             && is_odd(&path)
         {
             return Err(ODD.to_owned().into());
@@ -310,7 +310,7 @@ fn expand(
         let name = plain.trim_end_matches('/');
         below(store, name, &location, input.format(), admits, &mut found)?;
         if found.is_empty() {
-            let is_folder = matches!(store.place(&location), Some(Place::Disk(path)) if path.is_dir());
+            let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
             let message = match !is_folder && children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
                 false => {
@@ -361,7 +361,7 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
 }
 
 fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
-    if let Some(Place::Disk(path)) = store.place(location) {
+    if let Some(Location::Disk(path)) = store.location_of(location) {
         let found = folder::file(&path, location)?;
         return Ok(found.map(|meta| InputFile::listed(store, display.into(), meta)));
     }
@@ -382,7 +382,7 @@ fn children(
     wanted: &dyn Fn(&str) -> bool,
     admits: Admits<'_>,
 ) -> Result<BTreeMap<String, Child>, Trouble> {
-    if let Some(Place::Disk(path)) = store.place(location) {
+    if let Some(Location::Disk(path)) = store.location_of(location) {
         return Ok(folder::children(&path, location, display, wanted, admits)?);
     }
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {

@@ -52,7 +52,7 @@ mod state;
 mod store;
 
 pub(crate) use check::check_columns;
-pub use error::{Place, SourceError, Stopped};
+pub use error::{RecordPosition, SourceError, Stopped};
 pub use first::{FirstRecords, first_records};
 pub use list::{InputFile, Listing, NotListed};
 pub(crate) use list::{list, literal};

@@ -10,7 +10,7 @@ use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
 
 use super::decode::Cursor;
-use super::error::{Place, SourceError, reason};
+use super::error::{RecordPosition, SourceError, reason};
 use super::ipc::IpcRows;
 use super::list::InputFile;
 use super::parquet_rows::{Cell, ParquetRows};
@@ -142,11 +142,11 @@ impl RecordReader {
         let Some(open) = &self.open else { return Ok(()) };
         let file = &open.file.path;
         if self.input.on_error == OnError::Fail {
-            let place = match at {
-                At::Row(row) => Place::Row(row),
-                At::Newlines(newlines) => Place::Line(self.first_line(open)? + newlines),
+            let position = match at {
+                At::Row(row) => RecordPosition::Row(row),
+                At::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
             };
-            return Err(SourceError::Record { file: file.clone(), place, reason, message });
+            return Err(SourceError::Record { file: file.clone(), position, reason, message });
         }
         tracing::debug!(file, reason, message, "record skipped");
         *self.skipped.entry(reason.into()).or_default() += 1;

@@ -22,7 +22,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-use crate::storage::{Place, StoreUrl};
+use crate::storage::{Location, StoreUrl};
 
 /// A bucket under its name.
 #[derive(Debug, Clone)]
@@ -56,14 +56,14 @@ impl Router {
     }
 
     /// Where a path is; `None` for what no path of the disk can be.
-    pub fn place(&self, path: &Path) -> Option<Place> {
+    pub fn location_of(&self, path: &Path) -> Option<Location> {
         for mount in &self.mounts {
             if let Some(inner) = path.prefix_match(&mount.at) {
                 let key = inner.collect::<Path>().to_string();
-                return Some(Place::Store(StoreUrl { key, ..mount.url.clone() }));
+                return Some(Location::Store(StoreUrl { key, ..mount.url.clone() }));
             }
         }
-        self.disk.path_to_filesystem(path).ok().map(Place::Disk)
+        self.disk.path_to_filesystem(path).ok().map(Location::Disk)
     }
 
     /// The store that has a path, what it is called there, and what comes before that.

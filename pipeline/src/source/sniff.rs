@@ -77,7 +77,7 @@ pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<Sou
     let (found, wanted) = match kind(head) {
         Some(Kind::Gzip) if how == Compression::Gzip => return None,
         Some(Kind::Zstd) if how == Compression::Zstd => return None,
-        Some(found) => (told(found), how),
+        Some(found) => (describe(found), how),
         None if how == Compression::None => return None,
         // Zstandard files may begin with a frame that is skipped
         None if how == Compression::Zstd && head.get(1..4) == Some(b"\x2a\x4d\x18") => return None,
@@ -91,7 +91,7 @@ pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<Sou
 
 /// What speaks against text that begins with these bytes after decompression.
 pub(super) fn decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
-    Some(said(file, format!("after decompression, {}", told(kind(head)?))))
+    Some(said(file, format!("after decompression, {}", describe(kind(head)?))))
 }
 
 /// What a file that is no file of the format is instead, as far as its first bytes tell.
@@ -103,7 +103,7 @@ pub(super) fn other_format(store: &Store, file: &InputFile, format: InputFormat)
             let message = "these are compressed bytes; Parquet and Arrow files compress inside: decompress the file";
             Some(said(file, message.into()))
         }
-        (Some(found), _) => Some(said(file, told(found))),
+        (Some(found), _) => Some(said(file, describe(found))),
         (None, _) if head.trim_ascii_start().starts_with(b"{") => {
             Some(said(file, "this begins like JSON; is it `format: jsonl`?".into()))
         }
@@ -111,7 +111,7 @@ pub(super) fn other_format(store: &Store, file: &InputFile, format: InputFormat)
     }
 }
 
-fn told(found: Kind) -> String {
+fn describe(found: Kind) -> String {
     match found {
         Kind::Gzip => "these are gzip bytes; say `compression: gzip`".into(),
         Kind::Zstd => "these are Zstandard bytes; say `compression: zstd`".into(),

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn states_of_one_file_agree_however_they_are_told() {
+    fn states_of_one_file_agree_however_they_are_reported() {
         let same = |was: FileState, now: FileState| was.is_still(&now) && now.is_still(&was);
         let store = |nanos, e_tag, version| FileState::of(&meta(nanos, 5, e_tag, version), false);
         let disk = |nanos, e_tag| FileState::of(&meta(nanos, 5, Some(e_tag), None), true);

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use super::list::InputFile;
 use super::router::{Mount, Router};
 use super::state::{Changed, FileState};
-use crate::storage::{Opened, Place, StoreUrl};
+use crate::storage::{Location, Opened, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
 const LARGEST_CHUNK: u64 = 2 << 20;
@@ -97,8 +97,8 @@ impl Store {
     }
 
     /// Where a location is.
-    pub(crate) fn place(&self, location: &Path) -> Option<Place> {
-        self.router.place(location)
+    pub(crate) fn location_of(&self, location: &Path) -> Option<Location> {
+        self.router.location_of(location)
     }
 
     pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {

@@ -120,7 +120,7 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     Ok(())
 }
 
-fn told(value: Option<&impl ToString>) -> String {
+fn shown(value: Option<&impl ToString>) -> String {
     value.map_or_else(|| "nothing".into(), ToString::to_string)
 }
 
@@ -132,7 +132,7 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     if manifest.noise_seed != seed {
         found.fault(
             "manifest.json",
-            format!("noise_seed is {}, the job's is {}", told(manifest.noise_seed.as_ref()), told(seed.as_ref())),
+            format!("noise_seed is {}, the job's is {}", shown(manifest.noise_seed.as_ref()), shown(seed.as_ref())),
         );
     }
     let (made_by, problems) = operators::of_manifest(manifest);

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_told_apart() {
+    fn addresses_are_distinguished() {
         let private = [
             "0.0.0.0",
             "0.1.2.3",

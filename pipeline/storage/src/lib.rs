@@ -1,7 +1,7 @@
 //! Object stores: their URLs, their credentials, and the one way in which requests to them are sent, tried again and explained.
 //!
 //! ```text
-//!   "s3://b/k" ─► url::Place ─► open::Storages ─► Opened { store, multipart, uploads, statistics }
+//!   "s3://b/k" ─► url::Location ─► open::Storages ─► Opened { store, multipart, uploads, statistics }
 //!                 profile: AWS files ─┘  │ every builder gets transport::Connector
 //!                                        ▼
 //!        object_store ── request, signed ──► transport::Transport ──► the network
@@ -41,4 +41,4 @@ pub use profile::Environment;
 pub use retry::{Backoff, asked_wait};
 pub use transport::TransportStatistics;
 pub use uploads::{Upload, Uploads};
-pub use url::{Place, Scheme, StoreUrl};
+pub use url::{Location, Scheme, StoreUrl};

@@ -10,7 +10,7 @@ pub use stillhouse_schemas::storage::Scheme;
 
 /// A place that a job or a command names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Location {
     /// A path of this machine.
     Disk(PathBuf),
     /// A key, or what begins keys, in a store.
@@ -28,7 +28,7 @@ pub struct StoreUrl {
     pub key: String,
 }
 
-impl Place {
+impl Location {
     /// Reads a path or URL; relative paths are relative to `base`.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disk(path) => write!(f, "{}", path.display()),
@@ -114,22 +114,22 @@ impl fmt::Display for Place {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Place, String> {
-        Place::parse(FsPath::new("/base"), text)
+    fn parse(text: &str) -> Result<Location, String> {
+        Location::parse(FsPath::new("/base"), text)
     }
 
     fn store(text: &str) -> StoreUrl {
         match parse(text) {
-            Ok(Place::Store(url)) => url,
+            Ok(Location::Store(url)) => url,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn paths_are_of_this_machine() {
-        assert_eq!(parse("a/b"), Ok(Place::Disk("/base/a/b".into())));
+        assert_eq!(parse("a/b"), Ok(Location::Disk("/base/a/b".into())));
         assert_eq!(parse("file:///a/b").unwrap().to_string(), "/a/b");
-        assert_eq!(parse("a").unwrap().join("c/d"), Place::Disk("/base/a/c/d".into()));
+        assert_eq!(parse("a").unwrap().join("c/d"), Location::Disk("/base/a/c/d".into()));
     }
 
     #[test]

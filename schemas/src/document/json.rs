@@ -3,7 +3,7 @@
 use serde_json::{Number, Value};
 use struson::reader::{JsonReader, JsonStreamReader, ReaderError, ReaderSettings, ValueType};
 
-use super::{DEEPEST, Entry, Kind, Node, Place, Unreadable};
+use super::{DEEPEST, Entry, Kind, Node, Position, Unreadable};
 
 type Reader<'a> = JsonStreamReader<&'a [u8]>;
 
@@ -11,10 +11,10 @@ type Reader<'a> = JsonStreamReader<&'a [u8]>;
 pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
     // it has the words for people; the tree is read by a reader that knows places
     if let Err(e) = serde_json::from_str::<Value>(text) {
-        let place = Place::from_zero((e.line() as u64).saturating_sub(1), (e.column() as u64).saturating_sub(1));
+        let position = Position::from_zero((e.line() as u64).saturating_sub(1), (e.column() as u64).saturating_sub(1));
         let words = e.to_string();
         let words = words.split_once(" at line ").map_or(words.as_str(), |(words, _)| words);
-        return Err(Unreadable { place, message: format!("is not JSON: {words}") });
+        return Err(Unreadable { position, message: format!("is not JSON: {words}") });
     }
     let settings = ReaderSettings {
         max_nesting_depth: Some(DEEPEST as u32),
@@ -30,18 +30,18 @@ pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
             }
             other => format!("is not JSON: {other}"),
         };
-        Unreadable { place: place(&reader), message }
+        Unreadable { position: position(&reader), message }
     })
 }
 
-fn place(reader: &Reader<'_>) -> Place {
+fn position(reader: &Reader<'_>) -> Position {
     let at = reader.current_position(false).line_pos;
-    at.map_or(Place::START, |at| Place::from_zero(at.line, at.column))
+    at.map_or(Position::START, |at| Position::from_zero(at.line, at.column))
 }
 
 fn node(reader: &mut Reader<'_>) -> Result<Node, ReaderError> {
     let value_type = reader.peek()?;
-    let place = place(reader);
+    let position = position(reader);
     let kind = match value_type {
         ValueType::Null => {
             reader.next_null()?;
@@ -61,16 +61,16 @@ fn node(reader: &mut Reader<'_>) -> Result<Node, ReaderError> {
         }
         ValueType::Object => Kind::Map(entries(reader)?),
     };
-    Ok(Node { place, kind })
+    Ok(Node { position, kind })
 }
 
 fn entries(reader: &mut Reader<'_>) -> Result<Vec<Entry>, ReaderError> {
     let mut entries = Vec::new();
     reader.begin_object()?;
     while reader.has_next()? {
-        let place = place(reader);
+        let position = position(reader);
         let key = reader.next_name_owned()?;
-        entries.push(Entry { place, key, node: node(reader)? });
+        entries.push(Entry { position, key, node: node(reader)? });
     }
     reader.end_object()?;
     Ok(entries)

@@ -23,14 +23,14 @@ use crate::problems::Problem;
 
 /// A place in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Place {
+pub struct Position {
     /// Line, from 1.
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
 }
 
-impl Place {
+impl Position {
     const START: Self = Self { line: 1, column: 1 };
 
     /// From what counts from 0.
@@ -46,19 +46,19 @@ const DEEPEST: usize = 64;
 /// Why a text gives no tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unreadable {
-    place: Place,
+    position: Position,
     message: String,
 }
 
 impl From<Unreadable> for Problem {
     fn from(e: Unreadable) -> Self {
-        Problem::missing("", e.message).at(e.place)
+        Problem::missing("", e.message).at(e.position)
     }
 }
 
 #[derive(Debug, Clone, PartialEq)]
 struct Node {
-    place: Place,
+    position: Position,
     kind: Kind,
 }
 
@@ -72,7 +72,7 @@ enum Kind {
 
 #[derive(Debug, Clone, PartialEq)]
 struct Entry {
-    place: Place,
+    position: Position,
     key: String,
     node: Node,
 }
@@ -123,10 +123,10 @@ impl Document {
     }
 
     /// Where a field such as `input.paths[1]` stands: its key, or the item of a list; of one that is not there, what would hold it.
-    pub fn place(&self, field: &str) -> Place {
-        let (mut node, mut at, mut rest) = (&self.root, self.root.place, field);
-        while let Some((inner, place, after)) = step(node, rest) {
-            (node, at, rest) = (inner, place, after);
+    pub fn position(&self, field: &str) -> Position {
+        let (mut node, mut at, mut rest) = (&self.root, self.root.position, field);
+        while let Some((inner, position, after)) = step(node, rest) {
+            (node, at, rest) = (inner, position, after);
         }
         at
     }
@@ -138,7 +138,7 @@ fn without_mark(text: &str) -> &str {
 }
 
 /// One step down: what the path begins with, where that stands, the rest of the path.
-fn step<'a, 'p>(node: &'a Node, path: &'p str) -> Option<(&'a Node, Place, &'p str)> {
+fn step<'a, 'p>(node: &'a Node, path: &'p str) -> Option<(&'a Node, Position, &'p str)> {
     match &node.kind {
         _ if path.is_empty() => None,
         Kind::Scalar(_) => None,
@@ -149,12 +149,12 @@ fn step<'a, 'p>(node: &'a Node, path: &'p str) -> Option<(&'a Node, Place, &'p s
             // names may hold dots, so the longest that fits is the one
             let entry = entries.iter().filter(fits).max_by_key(|e| e.key.len())?;
             let rest = &path[entry.key.len()..];
-            Some((&entry.node, entry.place, rest.strip_prefix('.').unwrap_or(rest)))
+            Some((&entry.node, entry.position, rest.strip_prefix('.').unwrap_or(rest)))
         }
         Kind::List(items) => {
             let (index, rest) = path.strip_prefix('[')?.split_once(']')?;
             let item = items.get(index.parse::<usize>().ok()?)?;
-            Some((item, item.place, rest.strip_prefix('.').unwrap_or(rest)))
+            Some((item, item.position, rest.strip_prefix('.').unwrap_or(rest)))
         }
     }
 }
@@ -182,7 +182,7 @@ fn twice(node: &Node, path: &str, most: usize, found: &mut Vec<Problem>) {
             }
         }
         Kind::Map(entries) => {
-            let mut seen: HashMap<&str, Place> = HashMap::with_capacity(entries.len());
+            let mut seen: HashMap<&str, Position> = HashMap::with_capacity(entries.len());
             for entry in entries {
                 if found.len() >= most {
                     return;
@@ -190,15 +190,15 @@ fn twice(node: &Node, path: &str, most: usize, found: &mut Vec<Problem>) {
                 let field = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
                 match seen.entry(&entry.key) {
                     hash_map::Entry::Vacant(first) => {
-                        first.insert(entry.place);
+                        first.insert(entry.position);
                     }
                     hash_map::Entry::Occupied(first) => {
                         let line = first.get().line;
-                        let message = match line == entry.place.line {
+                        let message = match line == entry.position.line {
                             true => format!("is given twice in line {line}; leave one out"),
                             false => format!("is given twice, in line {line} and here; leave one out"),
                         };
-                        found.push(Problem::missing(&field, message).at(entry.place));
+                        found.push(Problem::missing(&field, message).at(entry.position));
                     }
                 }
                 twice(&entry.node, &field, most, found);

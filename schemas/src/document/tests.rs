@@ -111,7 +111,7 @@ proptest! {
     fn no_text_breaks_the_readers(text in "([ -~\n\t]|\\PC|- |: |\\? |&a |\\*a|\\[|\\{|\\}|\\]|,|\"|'|\\|\n|>\n|!!str |%|\\\\u[dD][89ab]){0,60}") {
         for read in [Document::read(&text), Document::read_json(&text)] {
             if let Err(problem) = read {
-                prop_assert!(problem.place.is_some() && problem.field.is_empty(), "{:?}", problem);
+                prop_assert!(problem.position.is_some() && problem.field.is_empty(), "{:?}", problem);
             }
         }
     }
@@ -130,7 +130,7 @@ proptest! {
         let first = text.lines().position(|line| line.contains("\"FIRST")).unwrap() + 1;
         let second = text.lines().position(|line| line.contains("\"SECOND")).unwrap() + 1;
         prop_assert!(found[0].message.contains(&format!("in line {first} and here")), "{} {}", found[0], text);
-        prop_assert_eq!(found[0].place.unwrap().line as usize, second);
+        prop_assert_eq!(found[0].position.unwrap().line as usize, second);
     }
 }
 
@@ -174,7 +174,7 @@ fn fields_have_places() {
     let block = "version: 1\ninput:\n  paths:\n  - a\n  -   b\n  holdout: {a.b: {x: 1}, a: {y: 2}}\n";
     let document = Document::read(block).unwrap();
     let at = |field: &str| {
-        let Place { line, column } = document.place(field);
+        let Position { line, column } = document.position(field);
         (line, column)
     };
     assert_eq!(at(""), (1, 1));
@@ -187,19 +187,19 @@ fn fields_have_places() {
     assert_eq!(at("input.holdout.c"), (6, 3));
     assert_eq!(at("output.path"), (1, 1));
     let json = Document::read("\u{feff}{\"é\": 1,\n  \"a\" : [ 1,\n 2 ]}").unwrap();
-    assert_eq!(json.place("a[1]"), Place { line: 3, column: 2 });
-    assert_eq!(json.place("a"), Place { line: 2, column: 3 });
-    assert_eq!(json.place("é"), Place { line: 1, column: 2 });
+    assert_eq!(json.position("a[1]"), Position { line: 3, column: 2 });
+    assert_eq!(json.position("a"), Position { line: 2, column: 3 });
+    assert_eq!(json.position("é"), Position { line: 1, column: 2 });
 }
 
 #[test]
 fn json_is_read_as_json() {
     let smile = "{\"a\": \"\\ud83d\\ude00\"}";
     assert_eq!(Document::read(smile).unwrap().value(), json!({"a": "😀"}));
-    let told = |text: &str| Document::read(text).unwrap_err().told(Some("f"));
-    assert_eq!(told("{\"a\": \"\\ud83d\\ude00\",\n \"b\": }"), "f:2:7: job file: is not JSON: expected value");
-    assert!(told("{\"a\": \"\\ud83d\"}").contains("is not JSON: "), "{}", told("{\"a\": \"\\ud83d\"}"));
-    assert!(told("{a: [}").contains("is not YAML: "), "{}", told("{a: [}"));
+    let reported = |text: &str| Document::read(text).unwrap_err().render(Some("f"));
+    assert_eq!(reported("{\"a\": \"\\ud83d\\ude00\",\n \"b\": }"), "f:2:7: job file: is not JSON: expected value");
+    assert!(reported("{\"a\": \"\\ud83d\"}").contains("is not JSON: "), "{}", reported("{\"a\": \"\\ud83d\"}"));
+    assert!(reported("{a: [}").contains("is not YAML: "), "{}", reported("{a: [}"));
     // braces of YAML
     assert_eq!(Document::read("{\"a\": 1, # one\n}").unwrap().value(), json!({"a": 1}));
     assert!(Document::read_json("a: 1").is_err());

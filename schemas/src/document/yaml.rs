@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Tag};
 use serde_json::{Number, Value};
 
-use super::{DEEPEST, Entry, Kind, Node, Place, Unreadable};
+use super::{DEEPEST, Entry, Kind, Node, Position, Unreadable};
 
 /// Most that all aliases together may stand for, in bytes: a few lines of text could otherwise fill the memory.
 const MOST_REPEATED: usize = 1_000_000;
@@ -15,11 +15,13 @@ pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
     printable(text)?;
     let mut composer = Composer::default();
     for event in Parser::new_from_str(text) {
-        let (event, span) = event
-            .map_err(|e| Unreadable { place: place(e.marker()), message: format!("is not YAML: {}", e.info()) })?;
-        composer.take(event, place(&span.start))?;
+        let (event, span) = event.map_err(|e| Unreadable {
+            position: position(e.marker()),
+            message: format!("is not YAML: {}", e.info()),
+        })?;
+        composer.take(event, position(&span.start))?;
     }
-    Ok(composer.root.unwrap_or(Node { place: Place::START, kind: Kind::Scalar(Value::Null) }))
+    Ok(composer.root.unwrap_or(Node { position: Position::START, kind: Kind::Scalar(Value::Null) }))
 }
 
 /// YAML has no control characters; this parser would let them pass into names of files.
@@ -30,25 +32,25 @@ fn printable(text: &str) -> Result<(), Unreadable> {
     let Some((at, found)) = text.char_indices().find(|(_, c)| odd(*c)) else { return Ok(()) };
     let before = &text[..at];
     let (line, start) = (before.matches('\n').count(), before.rfind('\n').map_or(0, |end| end + 1));
-    let place = Place::from_zero(line as u64, before[start..].chars().count() as u64);
-    Err(Unreadable { place, message: format!("is not YAML: has the control character U+{:04X}", u32::from(found)) })
+    let position = Position::from_zero(line as u64, before[start..].chars().count() as u64);
+    Err(Unreadable { position, message: format!("is not YAML: has the control character U+{:04X}", u32::from(found)) })
 }
 
-fn place(marker: &Marker) -> Place {
-    Place::from_zero((marker.line() as u64).saturating_sub(1), marker.col() as u64)
+fn position(marker: &Marker) -> Position {
+    Position::from_zero((marker.line() as u64).saturating_sub(1), marker.col() as u64)
 }
 
 /// What is begun and not ended.
 struct Open {
     anchor: usize,
-    place: Place,
+    position: Position,
     inside: Inside,
 }
 
 enum Inside {
     List(Vec<Node>),
     /// With the key that waits for its value.
-    Map(Vec<Entry>, Option<(String, Place)>),
+    Map(Vec<Entry>, Option<(String, Position)>),
 }
 
 #[derive(Default)]
@@ -60,7 +62,7 @@ struct Composer {
 }
 
 impl Composer {
-    fn take(&mut self, event: Event<'_>, at: Place) -> Result<(), Unreadable> {
+    fn take(&mut self, event: Event<'_>, at: Position) -> Result<(), Unreadable> {
         match event {
             Event::DocumentStart(_) if self.root.is_some() => {
                 refuse(at, "holds more than one document; a job file is one, without a second ---")
@@ -69,12 +71,12 @@ impl Composer {
                 if let Some(key) = self.awaited_key() {
                     *key = Some((text.clone().into_owned(), at));
                     if anchor != 0 {
-                        self.anchors.insert(anchor, Node { place: at, kind: Kind::Scalar(text.as_ref().into()) });
+                        self.anchors.insert(anchor, Node { position: at, kind: Kind::Scalar(text.as_ref().into()) });
                     }
                     return Ok(());
                 }
                 let value = scalar(&text, style, tag.as_deref(), at)?;
-                self.hang(anchor, Node { place: at, kind: Kind::Scalar(value) })
+                self.hang(anchor, Node { position: at, kind: Kind::Scalar(value) })
             }
             Event::SequenceStart(anchor, tag) => {
                 known(tag.as_deref(), "seq", at)?;
@@ -93,34 +95,34 @@ impl Composer {
     }
 
     /// Where the next key goes, if what comes next is one.
-    fn awaited_key(&mut self) -> Option<&mut Option<(String, Place)>> {
+    fn awaited_key(&mut self) -> Option<&mut Option<(String, Position)>> {
         match self.open.last_mut() {
             Some(Open { inside: Inside::Map(_, key @ None), .. }) => Some(key),
             _ => None,
         }
     }
 
-    fn begin(&mut self, anchor: usize, place: Place, inside: Inside) -> Result<(), Unreadable> {
+    fn begin(&mut self, anchor: usize, position: Position, inside: Inside) -> Result<(), Unreadable> {
         if self.awaited_key().is_some() {
-            return refuse(place, "has a list or a mapping for a key; valid: text");
+            return refuse(position, "has a list or a mapping for a key; valid: text");
         }
         if self.open.len() >= DEEPEST {
-            return refuse(place, &format!("has more than {DEEPEST} levels, one inside of the other"));
+            return refuse(position, &format!("has more than {DEEPEST} levels, one inside of the other"));
         }
-        self.open.push(Open { anchor, place, inside });
+        self.open.push(Open { anchor, position, inside });
         Ok(())
     }
 
     fn end(&mut self) -> Result<(), Unreadable> {
-        let Some(Open { anchor, place, inside }) = self.open.pop() else { return Ok(()) };
+        let Some(Open { anchor, position, inside }) = self.open.pop() else { return Ok(()) };
         let kind = match inside {
             Inside::List(items) => Kind::List(items),
             Inside::Map(entries, _) => Kind::Map(entries),
         };
-        self.hang(anchor, Node { place, kind })
+        self.hang(anchor, Node { position, kind })
     }
 
-    fn repeat(&mut self, anchor: usize, at: Place) -> Result<(), Unreadable> {
+    fn repeat(&mut self, anchor: usize, at: Position) -> Result<(), Unreadable> {
         let Some(named) = self.anchors.get(&anchor) else {
             return refuse(at, "has an alias inside of what it stands for");
         };
@@ -128,7 +130,7 @@ impl Composer {
         if self.repeated > MOST_REPEATED {
             return refuse(at, &format!("has aliases that stand for more than {MOST_REPEATED} bytes"));
         }
-        let node = Node { place: at, kind: named.kind.clone() };
+        let node = Node { position: at, kind: named.kind.clone() };
         if let Some(key) = self.awaited_key() {
             let Kind::Scalar(value) = node.kind else {
                 return refuse(at, "has a list or a mapping for a key; valid: text");
@@ -148,8 +150,8 @@ impl Composer {
             None => self.root = Some(node),
             Some(Inside::List(items)) => items.push(node),
             Some(Inside::Map(entries, key)) => {
-                if let Some((key, place)) = key.take() {
-                    entries.push(Entry { place, key, node });
+                if let Some((key, position)) = key.take() {
+                    entries.push(Entry { position, key, node });
                 }
             }
         }
@@ -157,8 +159,8 @@ impl Composer {
     }
 }
 
-fn refuse(place: Place, message: &str) -> Result<(), Unreadable> {
-    Err(Unreadable { place, message: message.into() })
+fn refuse(position: Position, message: &str) -> Result<(), Unreadable> {
+    Err(Unreadable { position, message: message.into() })
 }
 
 /// About the bytes that a copy takes.
@@ -172,7 +174,7 @@ fn weight(node: &Node) -> usize {
     }
 }
 
-fn known(tag: Option<&Tag>, expected: &str, at: Place) -> Result<(), Unreadable> {
+fn known(tag: Option<&Tag>, expected: &str, at: Position) -> Result<(), Unreadable> {
     match tag {
         None => Ok(()),
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == expected => Ok(()),
@@ -180,7 +182,7 @@ fn known(tag: Option<&Tag>, expected: &str, at: Place) -> Result<(), Unreadable>
     }
 }
 
-fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, at: Place) -> Result<Value, Unreadable> {
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, at: Position) -> Result<Value, Unreadable> {
     let Some(tag) = tag else {
         return Ok(if style == ScalarStyle::Plain { plain(text) } else { text.into() });
     };
@@ -202,12 +204,12 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, at: Place) -> Resul
         "float" => value.is_number(),
         _ => {
             let message = format!("has the tag {tag}, which means nothing here; leave it out");
-            return Err(Unreadable { place: at, message });
+            return Err(Unreadable { position: at, message });
         }
     };
     match fits {
         true => Ok(value),
-        false => Err(Unreadable { place: at, message: format!("has the tag !!{wanted} before what is none") }),
+        false => Err(Unreadable { position: at, message: format!("has the tag !!{wanted} before what is none") }),
     }
 }
 

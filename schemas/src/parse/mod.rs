@@ -33,19 +33,19 @@ pub struct Parsed {
     /// Everything wrong so far.
     pub problems: Problems,
     /// Where the fields stand.
-    pub places: Places,
+    pub positions: Positions,
 }
 
 /// Where the fields of a job stand in its file, for problems that are found later.
 #[derive(Debug, Clone, Default)]
-pub struct Places(Option<Arc<Document>>);
+pub struct Positions(Option<Arc<Document>>);
 
-impl Places {
+impl Positions {
     /// Gives every problem of a field without a place the one of the field.
     pub fn locate(&self, problems: &mut Problems) {
         let Some(document) = &self.0 else { return };
         for problem in problems.0.iter_mut().filter(|p| !p.field.is_empty()) {
-            problem.place.get_or_insert_with(|| document.place(&problem.field));
+            problem.position.get_or_insert_with(|| document.position(&problem.field));
         }
     }
 }
@@ -110,13 +110,13 @@ impl JobFormat {
 
     fn checked(&self, read: Result<Document, Problem>) -> Parsed {
         match read {
-            Err(problem) => Parsed { spec: None, problems: Problems(vec![problem]), places: Places::default() },
+            Err(problem) => Parsed { spec: None, problems: Problems(vec![problem]), positions: Positions::default() },
             Ok(document) => {
                 let (spec, mut problems) = self.check(document.value(), document.twice(MOST_PROBLEMS));
-                let places = Places(Some(Arc::new(document)));
-                places.locate(&mut problems);
+                let positions = Positions(Some(Arc::new(document)));
+                positions.locate(&mut problems);
                 problems.sort();
-                Parsed { spec, problems, places }
+                Parsed { spec, problems, positions }
             }
         }
     }

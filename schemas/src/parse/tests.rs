@@ -53,7 +53,7 @@ fn a_short_job_takes_defaults() {
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn every_problem_is_reported_at_once() {
     let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}, b: {share: 2}}}\n\
         pack: {length: two, mode: wrap}\nextract: {teacher: {device: gpu}, topk: -1, noise: {tolerance: 2, drawz: 3}}\n\
         subtokens: {length: 99}\norders: {kind: strided}\nengine: {kind: ballista}\n";
@@ -103,7 +103,7 @@ fn an_explicit_null_is_no_key() {
 }
 
 #[test]
-fn a_key_that_stands_twice_is_told_with_both_lines() {
+fn a_key_that_stands_twice_is_reported_with_both_lines() {
     let yaml = GOOD.replace("output: {path: out}", "output:\n  path: out\n  path: elsewhere");
     let json = "{\"version\": 1, \"name\": \"a\", \"input\": {\"format\": \"jsonl\", \"paths\": [\"x\"]},\n\
         \"tokenizer\": {\"path\": \"t\"}, \"pack\": {\"length\": 16}, \"output\": {\"path\": \"out\",\n\"path\": \"elsewhere\"}}";
@@ -135,18 +135,18 @@ fn one_text_is_a_list_of_one() {
 
 #[test]
 fn what_was_meant_is_guessed() {
-    let told = |from: &str, to: &str| format().parse(&GOOD.replace(from, to)).problems.told(Some("job.yaml"));
-    let text = told("paths: [x.jsonl]", "path: x.jsonl");
+    let reported = |from: &str, to: &str| format().parse(&GOOD.replace(from, to)).problems.render(Some("job.yaml"));
+    let text = reported("paths: [x.jsonl]", "path: x.jsonl");
     assert!(text.contains("job.yaml:3:24: input.path: got \"x.jsonl\": unknown key, did you mean `paths`?;"), "{text}");
-    let text = told("jsonl,", "json,");
+    let text = reported("jsonl,", "json,");
     assert!(
         text.contains("job.yaml:3:9: input.format: got \"json\": not valid, did you mean `jsonl`?; valid: \"jsonl\""),
         "{text}"
     );
     // a key of another section
-    let text = told("pack: {length: 16}", "pack: {length: 16}\ntolerance: 1e-3");
+    let text = reported("pack: {length: 16}", "pack: {length: 16}\ntolerance: 1e-3");
     assert!(text.contains("tolerance: got 0.001: unknown key, did you mean `extract.noise.tolerance`?"), "{text}");
-    let text = told("pack: {length: 16}", "pack: {length: 16}\nfrobnicate: 1");
+    let text = reported("pack: {length: 16}", "pack: {length: 16}\nfrobnicate: 1");
     assert!(text.contains("frobnicate: got 1: unknown key; valid keys here"), "{text}");
 }
 

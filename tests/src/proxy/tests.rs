@@ -206,7 +206,7 @@ fn the_same_request_gets_through_in_the_end() {
 }
 
 #[test]
-fn faults_are_of_the_seed_and_as_many_as_told() {
+fn faults_are_of_the_seed_and_as_many_as_reported() {
     let (endpoint, _) = upstream();
     let draw = |seed| {
         let proxy = FaultProxy::start(&endpoint, Plan { seed, probability: 0.3, ..Plan::default() });

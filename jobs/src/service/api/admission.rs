@@ -13,7 +13,7 @@ use stillhouse_pipeline::error::ErrorKind;
 use stillhouse_pipeline::hub::{Hub, HubConfig, HubRef, Wanted};
 use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::output::Output;
-use stillhouse_pipeline::storage::{Place, Storages};
+use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_schemas::paths::count;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::JobSpec;
@@ -127,8 +127,8 @@ fn real(path: &str) -> String {
 
 /// Why a data set cannot be made there.
 fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
-    match Place::parse(base, &real(&spec.output.path)) {
-        Ok(Place::Disk(root)) => folder_problem(&root),
+    match Location::parse(base, &real(&spec.output.path)) {
+        Ok(Location::Disk(root)) => folder_problem(&root),
         Ok(place) => Output::at(&place, &spec.output_storage(), &Storages::new()).err().map(|e| e.to_string()),
         Err(message) => Some(message),
     }
@@ -185,17 +185,17 @@ mod tests {
     }
 
     #[test]
-    fn outputs_that_cannot_be_made_are_told() {
+    fn outputs_that_cannot_be_made_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "x").unwrap();
-        let told = |path: &str| output_problem(&spec(path), folder.path());
+        let reported = |path: &str| output_problem(&spec(path), folder.path());
         for good in ["out", "deep/er/out", ".", "s3://bucket/out"] {
-            assert_eq!(told(good), None, "{good}");
+            assert_eq!(reported(good), None, "{good}");
         }
-        assert!(told("file").unwrap().starts_with("is a file; valid: a folder"));
+        assert!(reported("file").unwrap().starts_with("is a file; valid: a folder"));
         for below in ["file/out", "file/a/b"] {
-            let told = told(below).unwrap();
-            assert!(told.ends_with("/file is a file, so there can be no folder below it"), "{told}");
+            let reported = reported(below).unwrap();
+            assert!(reported.ends_with("/file is a file, so there can be no folder below it"), "{reported}");
         }
     }
 

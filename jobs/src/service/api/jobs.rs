@@ -143,7 +143,7 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
     let job_id = job.id.clone();
     let service = Arc::clone(&app.service);
     let job = to_the_end(async move {
-        let job = service.store.write(move |t, told| jobs::cancel(t, &job_id, &by, Time::now(), told)).await?;
+        let job = service.store.write(move |t, appended| jobs::cancel(t, &job_id, &by, Time::now(), appended)).await?;
         if job.state == JobState::Cancelling {
             service.running.stop(&job.id, job.attempt, Stop::Cancel);
         }
@@ -166,7 +166,7 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
     let by = caller.must(Scope::Submit)?.user.clone();
     let service = Arc::clone(&app.service);
     let job = to_the_end(async move {
-        let job = service.store.write(move |t, told| jobs::retry(t, &id, &by, Time::now(), told)).await?;
+        let job = service.store.write(move |t, appended| jobs::retry(t, &id, &by, Time::now(), appended)).await?;
         service.wake.notify_one();
         Ok(job)
     });

@@ -246,8 +246,8 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let _entered = span.enter();
     let address = address.map(tracing::field::display);
     // a full disk and a service that stops are told once, where they are found
-    let told = matches!(status, StatusCode::INSUFFICIENT_STORAGE | StatusCode::SERVICE_UNAVAILABLE);
-    match status.is_server_error() && !told {
+    let reported = matches!(status, StatusCode::INSUFFICIENT_STORAGE | StatusCode::SERVICE_UNAVAILABLE);
+    match status.is_server_error() && !reported {
         true => tracing::error!(status = status.as_u16(), user, address, seconds, "answered"),
         false => tracing::info!(status = status.as_u16(), user, address, seconds, "answered"),
     }

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::operators::job_format;
-use stillhouse_pipeline::storage::Place;
+use stillhouse_pipeline::storage::Location;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::JobSpec;
@@ -145,8 +145,8 @@ pub async fn submit(
     let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
     let service = Arc::clone(&app.service);
     let submitted = super::to_the_end(async move {
-        let queue = move |t: &_, told: &mut _| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), told);
-        let submitted = service.store.write(move |t, told| queue(t, told)).await?;
+        let queue = move |t: &_, appended: &mut _| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), appended);
+        let submitted = service.store.write(move |t, appended| queue(t, appended)).await?;
         service.wake.notify_one();
         Ok(submitted)
     });
@@ -366,7 +366,7 @@ fn check_now(
 ) -> Option<Checked> {
     let format = job_format();
     let parsed = if upload.json { format.parse_json(&upload.text) } else { format.parse(&upload.text) };
-    let Parsed { spec, mut problems, places } = parsed;
+    let Parsed { spec, mut problems, positions } = parsed;
     let Some(mut spec) = spec else { return Some(Checked { name: None, outcome: Err(problems) }) };
     if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
         problems.push(problem);
@@ -380,7 +380,7 @@ fn check_now(
     let foreseen = admission.problems(config, &spec, folder, &problems);
     add(&mut problems, foreseen);
     let outcome = slotted(config, spec, problems).map_err(|mut problems| {
-        places.locate(&mut problems);
+        positions.locate(&mut problems);
         problems
     });
     Some(Checked { name, outcome })
@@ -444,7 +444,7 @@ fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
 fn shown_output(spec: &JobSpec, folder: &Path) -> String {
     // nothing stands for anything here; what is escaped is as it will be
     let path = Names::of(&Access::default()).real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
-    Place::parse(folder, &path).map_or(path, |place| place.to_string())
+    Location::parse(folder, &path).map_or(path, |place| place.to_string())
 }
 
 #[cfg(test)]

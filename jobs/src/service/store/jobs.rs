@@ -126,7 +126,7 @@ pub fn submit(
     key: Option<&Key>,
     limits: QueueLimits,
     now: Time,
-    told: &mut Vec<EventView>,
+    appended: &mut Vec<EventView>,
 ) -> Result<Submitted> {
     if let Some(key) = key
         && let Some(job) = before(connection, &new.user, key)?
@@ -175,7 +175,7 @@ pub fn submit(
             .execute(params![new.user, key.text, key.request, whose.seq, now.0])?;
     }
     let data = json!({"from": null, "to": JobState::Queued, "reason": "submitted"});
-    told.push(events::add(connection, &whose, EventType::State, data, now)?);
+    appended.push(events::add(connection, &whose, EventType::State, data, now)?);
     Ok(Submitted::New(get(connection, &new.id)?))
 }
 
@@ -347,7 +347,7 @@ pub fn transition(
     to: JobState,
     reason: Option<&str>,
     now: Time,
-    told: &mut Vec<EventView>,
+    appended: &mut Vec<EventView>,
 ) -> Result<()> {
     if !from.may_become(to) {
         return Err(damaged(format!("job {} cannot go from {from} to {to}", whose.id)));
@@ -366,7 +366,7 @@ pub fn transition(
         return Err(damaged(format!("job {} is not {from} any more", whose.id)));
     }
     let data = json!({"from": from, "to": to, "reason": reason});
-    told.push(events::add(connection, whose, EventType::State, data, now)?);
+    appended.push(events::add(connection, whose, EventType::State, data, now)?);
     Ok(())
 }
 
@@ -374,7 +374,12 @@ pub fn transition(
 ///
 /// Higher priority first; then the user with the fewest jobs at work, then the one who used least of the slots in the last day,
 /// then the oldest job. A job whose slot is not free keeps nobody waiting whose slot is.
-pub fn take_next(connection: &Connection, free: &[Slot], now: Time, told: &mut Vec<EventView>) -> Result<Option<Task>> {
+pub fn take_next(
+    connection: &Connection,
+    free: &[Slot],
+    now: Time,
+    appended: &mut Vec<EventView>,
+) -> Result<Option<Task>> {
     const DAY: i64 = 86_400_000;
     if free.is_empty() {
         return Ok(None);
@@ -411,7 +416,7 @@ pub fn take_next(connection: &Connection, free: &[Slot], now: Time, told: &mut V
         })
     })?;
     task.whose.attempt += 1;
-    transition(connection, &task.whose, JobState::Queued, JobState::Running, None, now, told)?;
+    transition(connection, &task.whose, JobState::Queued, JobState::Running, None, now, appended)?;
     connection
         .prepare_cached(
             "UPDATE jobs SET attempt = ?, started_at = COALESCE(started_at, ?), failure = NULL, progress = NULL WHERE seq = ?",
@@ -436,13 +441,13 @@ fn fairest(connection: &Connection, users: Vec<String>, since: Time, now: Time) 
 }
 
 /// Jobs whose wait is over go back into the queue; gives the time of the next one.
-pub fn requeue_due(connection: &Connection, now: Time, told: &mut Vec<EventView>) -> Result<Option<Time>> {
+pub fn requeue_due(connection: &Connection, now: Time, appended: &mut Vec<EventView>) -> Result<Option<Time>> {
     let mut statement =
         connection.prepare_cached("SELECT seq FROM jobs WHERE state = 'retrying' AND not_before <= ? ORDER BY seq")?;
     let due: Vec<i64> = statement.query_map([now.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     for seq in due {
         let (whose, state) = by_row(connection, seq)?;
-        transition(connection, &whose, state, JobState::Queued, Some("the wait is over"), now, told)?;
+        transition(connection, &whose, state, JobState::Queued, Some("the wait is over"), now, appended)?;
     }
     let next = "SELECT MIN(not_before) FROM jobs WHERE state = 'retrying'";
     let next: Option<i64> = connection.prepare_cached(next)?.query_row([], |row| row.get(0))?;
@@ -499,13 +504,13 @@ pub fn count_interruption(connection: &Connection, seq: i64) -> Result<u32> {
 }
 
 /// Makes a failed or cancelled job wait for a slot again, as if newly submitted.
-pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, told: &mut Vec<EventView>) -> Result<Job> {
+pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
     if !state.may_become(JobState::Retrying) || state == JobState::Running {
         return Err(StoreError::WrongState { state, valid: "failed or cancelled" });
     }
     let reason = format!("retried by {by}");
-    transition(connection, &whose, state, JobState::Retrying, Some(&reason), now, told)?;
+    transition(connection, &whose, state, JobState::Retrying, Some(&reason), now, appended)?;
     connection
         .prepare_cached(
             "UPDATE jobs SET failures = 0, interruptions = 0, not_before = ?, failure = NULL WHERE seq = ?",
@@ -515,15 +520,15 @@ pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, told: &mu
 }
 
 /// Cancels a job that waits, or says that its worker is to be stopped.
-pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, told: &mut Vec<EventView>) -> Result<Job> {
+pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
     let reason = format!("cancelled by {by}");
     match state {
         JobState::Queued | JobState::Retrying => {
-            transition(connection, &whose, state, JobState::Cancelled, Some(&reason), now, told)?;
+            transition(connection, &whose, state, JobState::Cancelled, Some(&reason), now, appended)?;
         }
         JobState::Running => {
-            transition(connection, &whose, state, JobState::Cancelling, Some(&reason), now, told)?;
+            transition(connection, &whose, state, JobState::Cancelling, Some(&reason), now, appended)?;
         }
         // asked again: it is on its way
         JobState::Cancelling => {}

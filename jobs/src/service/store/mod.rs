@@ -205,7 +205,7 @@ impl Store {
     }
 
     /// Tells watchers what is not kept.
-    pub fn tell(&self, event: EventView) {
+    pub fn publish(&self, event: EventView) {
         let _ = self.bus.send(Arc::new(event));
     }
 }

@@ -34,21 +34,21 @@ fn new(user: &str, priority: i32, slot: Slot) -> NewJob {
 
 fn submit(store: &Store, user: &str, priority: i32, slot: Slot, at: i64) -> JobId {
     let new = new(user, priority, slot);
-    let submitted = store.write_now(|t, told| jobs::submit(t, &new, None, LIMITS, Time(at), told));
+    let submitted = store.write_now(|t, appended| jobs::submit(t, &new, None, LIMITS, Time(at), appended));
     assert!(matches!(submitted.unwrap(), Submitted::New(_)));
     new.id
 }
 
 fn take(store: &Store, free: &[Slot], at: i64) -> Option<JobId> {
-    store.write_now(|t, told| jobs::take_next(t, free, Time(at), told)).unwrap().map(|task| task.whose.id)
+    store.write_now(|t, appended| jobs::take_next(t, free, Time(at), appended)).unwrap().map(|task| task.whose.id)
 }
 
 fn end(store: &Store, id: &JobId, to: JobState, at: i64) {
     store
-        .write_now(|t, told| {
+        .write_now(|t, appended| {
             let (whose, state) = jobs::whose(t, id)?;
             attempts::end(t, whose.seq, "x", None, Time(at))?;
-            jobs::transition(t, &whose, state, to, Some("because"), Time(at), told)
+            jobs::transition(t, &whose, state, to, Some("because"), Time(at), appended)
         })
         .unwrap();
 }
@@ -112,7 +112,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     let job = get(&store, &id);
     assert_eq!((job.state, job.failures, job.not_before), (JobState::Retrying, 1, Some(Time(500))));
     assert_eq!(job.failure, Some(failure));
-    let due = |at| store.write_now(|t, told| jobs::requeue_due(t, Time(at), told)).unwrap();
+    let due = |at| store.write_now(|t, appended| jobs::requeue_due(t, Time(at), appended)).unwrap();
     assert_eq!(due(499), Some(Time(500)));
     assert_eq!(get(&store, &id).state, JobState::Retrying);
     assert_eq!(due(500), None);
@@ -121,7 +121,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     assert_eq!((job.attempt, job.failures, job.failure, job.not_before), (2, 1, None, None));
     // by hand, the count of failures begins anew and the attempts go on
     end(&store, &id, JobState::Failed, 502);
-    store.write_now(|t, told| jobs::retry(t, &id, "ada", Time(503), told)).unwrap();
+    store.write_now(|t, appended| jobs::retry(t, &id, "ada", Time(503), appended)).unwrap();
     let job = get(&store, &id);
     assert_eq!((job.state, job.attempt, job.failures, job.finished_at), (JobState::Retrying, 2, 0, None));
     assert_eq!(job.reason.as_deref(), Some("retried by ada"));
@@ -133,7 +133,7 @@ fn every_change_is_an_event_in_order() {
     let mut watcher = store.watch();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
     take(&store, &[Slot::Cpu], 2).unwrap();
-    store.write_now(|t, told| jobs::cancel(t, &id, "bob", Time(3), told)).unwrap();
+    store.write_now(|t, appended| jobs::cancel(t, &id, "bob", Time(3), appended)).unwrap();
     end(&store, &id, JobState::Cancelled, 4);
     let history = store.read_now(|c| events::history(c, &id, 0, 10)).unwrap();
     let states: Vec<_> = history.iter().map(|e| (e.time.0, e.data["to"].as_str().unwrap().to_owned())).collect();
@@ -149,14 +149,14 @@ fn every_change_is_an_event_in_order() {
 fn what_the_diagram_has_not_changes_nothing() {
     let (_folder, store) = open();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
-    let wrong = store.write_now(|t, told| {
+    let wrong = store.write_now(|t, appended| {
         let (whose, state) = jobs::whose(t, &id)?;
-        jobs::transition(t, &whose, state, JobState::Succeeded, None, Time(2), told)
+        jobs::transition(t, &whose, state, JobState::Succeeded, None, Time(2), appended)
     });
     assert!(matches!(wrong, Err(StoreError::Damaged(_))), "{wrong:?}");
     assert_eq!(get(&store, &id).state, JobState::Queued);
     assert!(matches!(store.write_now(|t, _| jobs::delete(t, &id)), Err(StoreError::WrongState { .. })));
-    let retried = store.write_now(|t, told| jobs::retry(t, &id, "a", Time(2), told));
+    let retried = store.write_now(|t, appended| jobs::retry(t, &id, "a", Time(2), appended));
     assert!(matches!(retried, Err(StoreError::WrongState { .. })));
 }
 
@@ -166,7 +166,7 @@ fn a_key_gives_one_job() {
     let key = |request| Key { text: "k".into(), request: [request; 32] };
     let send = |user: &str, request| {
         let job = new(user, 0, Slot::Cpu);
-        store.write_now(|t, told| jobs::submit(t, &job, Some(&key(request)), LIMITS, Time(1), told))
+        store.write_now(|t, appended| jobs::submit(t, &job, Some(&key(request)), LIMITS, Time(1), appended))
     };
     let Submitted::New(first) = send("a", 1).unwrap() else { panic!() };
     let Submitted::Before(same) = send("a", 1).unwrap() else { panic!() };
@@ -185,7 +185,7 @@ fn queues_are_bounded_for_all_and_for_each() {
     let send = |user: &str| {
         let limits = QueueLimits { all: 3, per_user: 2 };
         let job = new(user, 0, Slot::Cpu);
-        store.write_now(|t, told| jobs::submit(t, &job, None, limits, Time(1), told))
+        store.write_now(|t, appended| jobs::submit(t, &job, None, limits, Time(1), appended))
     };
     send("a").unwrap();
     send("a").unwrap();
@@ -296,15 +296,15 @@ fn equals_go_by_age_and_all_of_the_last_day_counts() {
 }
 
 #[test]
-fn a_watcher_of_all_jobs_is_told_what_it_missed_or_that_it_is_gone() {
+fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     let (_folder, store) = open();
     let a = submit(&store, "a", 0, Slot::Cpu, 1);
     let b = submit(&store, "b", 0, Slot::Cpu, 2);
     take(&store, &[Slot::Cpu], 3).unwrap();
     store
-        .write_now(|t, told| {
+        .write_now(|t, appended| {
             let (whose, _) = jobs::whose(t, &a)?;
-            told.push(events::add(t, &whose, EventType::Preparing, serde_json::json!({"what": "x"}), Time(4))?);
+            appended.push(events::add(t, &whose, EventType::Preparing, serde_json::json!({"what": "x"}), Time(4))?);
             Ok(())
         })
         .unwrap();
@@ -320,9 +320,9 @@ fn a_watcher_of_all_jobs_is_told_what_it_missed_or_that_it_is_gone() {
     let position = |after| store.read_now(|c| events::position(c, after)).unwrap();
     assert_eq!((position(0), position(5), position(6)), (Position::Here, Position::Here, Position::NeverGiven(5)));
     // what was rolled back leaves no gap
-    let failed: Result<()> = store.write_now(|t, told| {
+    let failed: Result<()> = store.write_now(|t, appended| {
         let (whose, _) = jobs::whose(t, &b)?;
-        told.push(events::add(t, &whose, EventType::Warning, serde_json::json!({}), Time(6))?);
+        appended.push(events::add(t, &whose, EventType::Warning, serde_json::json!({}), Time(6))?);
         Err(StoreError::Stopped)
     });
     assert!(failed.is_err());
@@ -346,25 +346,25 @@ async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
         let used: i64 = writer.query_row("PRAGMA page_count", [], |r| r.get(0)).unwrap();
         writer.query_row(&format!("PRAGMA max_page_count = {}", most.unwrap_or(used)), [], |_| Ok(())).unwrap();
     };
-    let tell = || {
-        store.write_now(|t, told| {
+    let report = || {
+        store.write_now(|t, appended| {
             let (whose, _) = jobs::whose(t, &id)?;
             let data = serde_json::json!({"what": "x".repeat(100_000)});
-            told.push(events::add(t, &whose, EventType::Preparing, data, Time(2))?);
+            appended.push(events::add(t, &whose, EventType::Preparing, data, Time(2))?);
             Ok(())
         })
     };
     let mut watcher = store.watch();
     pages(None);
     for _ in 0..2 {
-        assert!(matches!(tell(), Err(StoreError::NoRoom(_))));
+        assert!(matches!(report(), Err(StoreError::NoRoom(_))));
         assert!(matches!(store.try_room().await, Err(StoreError::NoRoom(_))));
     }
     assert!(store.room.is_full() && watcher.try_recv().is_err());
     assert_eq!(store.read_now(|c| events::history(c, &id, 0, 9)).unwrap().len(), 1);
     pages(Some(1_000_000));
     store.try_room().await.unwrap();
-    tell().unwrap();
+    report().unwrap();
     let history = store.read_now(|c| events::history(c, &id, 0, 9)).unwrap();
     assert_eq!((history.len(), history[1].seq), (2, Some(2)));
     assert_eq!(store.read_now(|c| events::position(c, 0)).unwrap(), Position::Here);

@@ -58,12 +58,15 @@ fn prefixes_of_stores_are_whole_components() {
     }
     let secret = world.input("https://u:SECRET@h/k").unwrap().to_string();
     assert!(!secret.contains("SECRET"), "{secret}");
-    let told = world.input("s3://c/k").unwrap().message;
-    assert!(told.ends_with("allowed: s3://b/a/c, gs://whole, https://h/x%20y/, https://p:8443, http://*"), "{told}");
+    let reported = world.input("s3://c/k").unwrap().message;
+    assert!(
+        reported.ends_with("allowed: s3://b/a/c, gs://whole, https://h/x%20y/, https://p:8443, http://*"),
+        "{reported}"
+    );
 }
 
 #[test]
-fn private_addresses_in_urls_are_told_early() {
+fn private_addresses_in_urls_are_reported_early() {
     let mut world = World::with(&["http://*", "https://*"]);
     let urls = [
         "http://127.0.0.1/x",
@@ -73,8 +76,8 @@ fn private_addresses_in_urls_are_told_early() {
         "http://169.254.169.254/*",
     ];
     for url in urls {
-        let told = world.input(url).unwrap().message;
-        assert_eq!(told, "the server's configuration does not allow http input from private addresses", "{url}");
+        let reported = world.input(url).unwrap().message;
+        assert_eq!(reported, "the server's configuration does not allow http input from private addresses", "{url}");
     }
     assert_eq!(world.input("http://8.8.8.8/x"), None);
     world.access.private_networks = true;
@@ -109,24 +112,24 @@ fn endpoints_are_compared_as_services() {
 #[test]
 fn models_come_from_allowed_repositories() {
     let mut world = World::new();
-    let told = |world: &World, path: &str| {
+    let reported = |world: &World, path: &str| {
         let problems = world.problems(json!({"tokenizer": {"path": path}}));
         problems.into_iter().find(|p| p.field == "tokenizer.path").map(|p| p.message)
     };
     let none = "the server's configuration does not allow this repository of the hub; allowed: nothing";
-    assert_eq!(told(&world, "hf://org/name").as_deref(), Some(none));
+    assert_eq!(reported(&world, "hf://org/name").as_deref(), Some(none));
     world.access.hub = vec!["org/*".into(), "one/model".into(), "gpt2".into()];
     for good in ["hf://org/name", "hf://org/other@main", "hf://one/model/x.gguf", "hf://gpt2"] {
-        assert_eq!(told(&world, good), None, "{good}");
+        assert_eq!(reported(&world, good), None, "{good}");
     }
     for bad in ["hf://org2/name", "hf://or/name", "hf://one/model2", "hf://one", "hf://gpt2/x", "hf://two/gpt2"] {
-        assert!(told(&world, bad).is_some(), "{bad}");
+        assert!(reported(&world, bad).is_some(), "{bad}");
     }
     world.access.hub = vec!["*".into()];
-    assert_eq!(told(&world, "hf://gpt2"), None);
-    assert_eq!(told(&world, &world.path("data/t.json")), None);
+    assert_eq!(reported(&world, "hf://gpt2"), None);
+    assert_eq!(reported(&world, &world.path("data/t.json")), None);
     for bad in ["secret/t.json", "data/link/t.json", "data/link", "data/own"] {
-        let message = told(&world, &world.path(bad)).unwrap();
+        let message = reported(&world, &world.path(bad)).unwrap();
         assert!(message.starts_with("the server's configuration does not allow reading here"), "{bad}: {message}");
     }
 }
@@ -142,8 +145,11 @@ fn http_inputs_are_guarded_when_they_are_asked() {
         "output": {"path": world.path("out/x")},
     });
     let guarded = world.refused(job.clone());
-    let told = guarded.to_string();
-    assert!(told.ends_with("the server's configuration does not allow http input from private addresses"), "{told}");
+    let reported = guarded.to_string();
+    assert!(
+        reported.ends_with("the server's configuration does not allow http input from private addresses"),
+        "{reported}"
+    );
     assert_eq!((guarded.kind, guarded.retryable), (ErrorKind::Input, false));
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     world.access.private_networks = true;
@@ -157,15 +163,15 @@ fn http_inputs_are_guarded_when_they_are_asked() {
 }
 
 #[test]
-fn an_endpoint_that_is_not_allowed_is_told_with_what_allows_it() {
+fn an_endpoint_that_is_not_allowed_is_reported_with_what_allows_it() {
     let mut world = World::new();
     world.access.endpoints = vec!["https://s3.corp".into()];
-    let told = |endpoint: &str| {
+    let reported = |endpoint: &str| {
         let problems =
             world.problems(json!({"output": {"path": world.path("out/x"), "storage": {"endpoint": endpoint}}}));
         problems.into_iter().find(|p| p.field == "output.storage.endpoint").unwrap().to_string()
     };
-    let said = told("http://minio:9000");
+    let said = reported("http://minio:9000");
     for part in [
         "got \"http://minio:9000\"",
         "allowed: https://s3.corp;",
@@ -174,5 +180,5 @@ fn an_endpoint_that_is_not_allowed_is_told_with_what_allows_it() {
     ] {
         assert!(said.contains(part), "{part} is not in {said}");
     }
-    assert!(!told("http://key:SECRET@minio:9000").contains("SECRET"));
+    assert!(!reported("http://key:SECRET@minio:9000").contains("SECRET"));
 }

@@ -141,7 +141,7 @@ async fn many_splits_share_a_device_and_each_gets_its_own() {
 }
 
 #[tokio::test]
-async fn logits_that_are_no_numbers_are_told_with_their_place_and_the_device_goes_on() {
+async fn logits_that_are_no_numbers_are_reported_with_their_place_and_the_device_goes_on() {
     let device = Echo::start(&Arc::default());
     let (_, meter) = meter();
     let poisoned = sequences(40, &[vec![1, 2, 3, 4], vec![1, 2, POISON as i32, 3, 4]]);

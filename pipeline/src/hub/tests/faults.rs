@@ -200,7 +200,7 @@ fn a_hostile_hub_writes_nothing_outside_its_folder() {
 }
 
 #[test]
-fn models_that_cannot_be_used_are_told_by_what_they_have() {
+fn models_that_cannot_be_used_are_reported_by_what_they_have() {
     let setting = Setting::new(&[("config.json", CONFIG), ("pytorch_model.bin", b"pickle"), ("vocab.json", b"{}")]);
     let refused = ["no weights as safetensors, and pickled ones are not read", "\"pytorch_model.bin\""];
     let error = setting.refused("hf://org/name", Wanted::Teacher, &refused);

@@ -109,10 +109,10 @@ fn lines(requests: &[Request]) -> Vec<String> {
 #[test]
 fn a_teacher_comes_whole_in_the_layout_of_python_and_the_token_stays_at_the_hub() {
     let setting = Setting::gpt2();
-    let told = RefCell::new(Vec::new());
+    let reported = RefCell::new(Vec::new());
     let fetched = Hub::new(setting.config())
         .fetch(&reference("hf://org/name"), Wanted::Teacher, &|what, done, total| {
-            told.borrow_mut().push((what.to_owned(), done, total));
+            reported.borrow_mut().push((what.to_owned(), done, total));
         })
         .unwrap();
 
@@ -128,9 +128,9 @@ fn a_teacher_comes_whole_in_the_layout_of_python_and_the_token_stays_at_the_hub(
     );
     assert_eq!(names(&setting.repo().join("blobs")).len(), 4, "no .incomplete is left");
     assert!(setting.repo().join(".no_exist").join(COMMIT).join("generation_config.json").is_file());
-    let told = told.into_inner();
-    assert!(told.contains(&("model.safetensors".into(), 0, 300_000)));
-    assert_eq!(told.last(), Some(&("model.safetensors".into(), 300_000, 300_000)));
+    let reported = reported.into_inner();
+    assert!(reported.contains(&("model.safetensors".into(), 0, 300_000)));
+    assert_eq!(reported.last(), Some(&("model.safetensors".into(), 300_000, 300_000)));
 
     let requests = setting.stand_in.take_requests();
     let (at_hub, away): (Vec<_>, Vec<_>) = requests.into_iter().partition(|r| r.server == "hub");

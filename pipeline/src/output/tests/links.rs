@@ -99,15 +99,15 @@ async fn a_rename_replaces_no_committed_shard() {
 }
 
 #[tokio::test]
-async fn an_error_of_a_disk_that_has_links_is_told() {
+async fn an_error_of_a_disk_that_has_links_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     for number in [libc::EIO, libc::ENOSPC, libc::EACCES, libc::EROFS, libc::EXDEV, libc::EDQUOT] {
         let output = without_links(&folder, number).await;
         output.begin(&plan("hash")).await.unwrap();
         let (shard, record) = staged(&output, &content(1, 1)).await;
-        let told = output.commit(shard, record).await.unwrap_err();
+        let reported = output.commit(shard, record).await.unwrap_err();
         let cause = io::Error::from_raw_os_error(number).to_string();
-        assert!(told.to_string().contains(&cause), "{told}");
+        assert!(reported.to_string().contains(&cause), "{reported}");
         assert!(output.list("data").await.unwrap().is_empty(), "error {number}");
         assert!(output.records().await.unwrap().is_empty(), "error {number}");
     }

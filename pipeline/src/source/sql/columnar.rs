@@ -20,7 +20,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::FileReader;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
-use super::super::error::{Place, SourceError, reason};
+use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::{Chunks, Store};
 use super::super::{ipc, parquet_rows};
@@ -141,7 +141,7 @@ impl Columns<'_, '_> {
         }
         for (row, name) in bad.iter().enumerate().filter_map(|(row, name)| Some((row, (*name)?))) {
             let message = format!("the value of {name:?} is not UTF-8; valid: text in UTF-8");
-            self.judge.bad(self.file, Place::Row(self.row + row as u64), reason::UTF8, message)?;
+            self.judge.bad(self.file, RecordPosition::Row(self.row + row as u64), reason::UTF8, message)?;
         }
         self.row += rows as u64;
         let good: BooleanArray = bad.iter().map(|name| Some(name.is_none())).collect();

@@ -13,7 +13,7 @@ use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, TimeUnit
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::CsvRows;
-use super::super::error::{Place, SourceError, reason};
+use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
@@ -111,21 +111,25 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
 pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
     let Asked { store, file, input, schema } = asked;
     let mut records = CsvRows::open(store, file, input)?;
-    let places: Vec<Option<usize>> =
+    let positions: Vec<Option<usize>> =
         schema.fields().iter().map(|f| records.names.iter().position(|name| name == f.name())).collect();
     let mut fields = Vec::new();
-    let mut columns: Vec<Vec<Option<String>>> = vec![Vec::new(); places.len()];
+    let mut columns: Vec<Vec<Option<String>>> = vec![Vec::new(); positions.len()];
     let (mut rows, mut held) = (0, 0);
     while let Some((newlines, record)) =
         records.next(&mut fields, LARGEST_RECORD).map_err(|e| SourceError::from_io(&file.path, e))?
     {
         let record = record.map_err(|bad| (bad.reason, bad.message)).and_then(|()| {
-            places.iter().zip(schema.fields()).map(|(place, field)| cell(*place, &fields, field, input)).collect()
+            positions
+                .iter()
+                .zip(schema.fields())
+                .map(|(position, field)| cell(*position, &fields, field, input))
+                .collect()
         });
         let record: Vec<Option<String>> = match record {
             Ok(record) => record,
             Err((reason, message)) => {
-                judge.bad(file, Place::Line(newlines + 1), reason, message)?;
+                judge.bad(file, RecordPosition::Line(newlines + 1), reason, message)?;
                 continue;
             }
         };
@@ -144,12 +148,12 @@ pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> 
 
 /// The value of a column in a record, if it fits.
 fn cell(
-    place: Option<usize>,
+    position: Option<usize>,
     fields: &[Vec<u8>],
     field: &Field,
     input: &Input,
 ) -> Result<Option<String>, (&'static str, String)> {
-    let Some(bytes) = place.and_then(|place| fields.get(place)) else { return Ok(None) };
+    let Some(bytes) = position.and_then(|position| fields.get(position)) else { return Ok(None) };
     let name = field.name();
     let text = str::from_utf8(bytes).map_err(|_| {
         (reason::UTF8, format!("got bytes in the field {name:?} that are not UTF-8; valid: text in UTF-8"))

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use stillhouse_schemas::spec::Input;
 
 use super::super::decode::Cursor;
-use super::super::error::{Place, SourceError, reason};
+use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
@@ -189,7 +189,7 @@ pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> 
                 records.push(record);
                 held += bytes;
             }
-            Err((reason, message)) => judge.bad(file, Place::Line(line), reason, message)?,
+            Err((reason, message)) => judge.bad(file, RecordPosition::Line(line), reason, message)?,
         }
         if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
             take(rows(&records, schema)?, judge)?;

@@ -95,10 +95,10 @@ fn shared_error(error: &DataFusionError) -> Option<SourceError> {
     while let Some(cause) = source {
         match cause.downcast_ref::<SourceError>() {
             // it cannot be taken out of what is shared, so it is told again
-            Some(SourceError::Record { file, place, reason, message }) => {
+            Some(SourceError::Record { file, position, reason, message }) => {
                 return Some(SourceError::Record {
                     file: file.clone(),
-                    place: *place,
+                    position: *position,
                     reason,
                     message: message.clone(),
                 });

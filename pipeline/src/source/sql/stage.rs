@@ -52,7 +52,7 @@ struct Record {
 }
 
 fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
-    move |source| SourceError::Temporary { place: path.display().to_string(), source }
+    move |source| SourceError::Temporary { path: path.display().to_string(), source }
 }
 
 /// Runs `input.sql` and stages its text column in `dir`, which is made and may hold what an earlier run left.

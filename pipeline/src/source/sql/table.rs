@@ -26,7 +26,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, InputFormat, OnError};
 
-use super::super::error::{Place, SourceError, Stopped};
+use super::super::error::{RecordPosition, SourceError, Stopped};
 use super::super::list::InputFile;
 use super::super::read::read_split;
 use super::super::store::Store;
@@ -83,12 +83,12 @@ impl Judge {
     pub fn bad(
         &mut self,
         file: &InputFile,
-        place: Place,
+        position: RecordPosition,
         reason: &'static str,
         message: String,
     ) -> std::result::Result<(), SourceError> {
         if self.on_error == OnError::Fail {
-            return Err(SourceError::Record { file: file.path.clone(), place, reason, message });
+            return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
         }
         *self.skipped.entry(reason.into()).or_default() += 1;
         Ok(())

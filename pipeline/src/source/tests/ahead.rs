@@ -198,7 +198,7 @@ fn all_of_an_object_is_read_once_in_chunks_of_at_most_two_megabytes() {
 }
 
 #[test]
-fn a_chunk_ahead_that_fails_is_told_where_it_is_needed() {
+fn a_chunk_ahead_that_fails_is_reported_where_it_is_needed() {
     let bucket = Bucket::new(1 << 20, u64::MAX, 192 * KB);
     let mut reader = bucket.object();
     let mut before = vec![0; 192 << 10];

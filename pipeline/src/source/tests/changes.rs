@@ -48,7 +48,7 @@ const FORMATS: [&str; 7] = ["jsonl", "jsonl.gz", "jsonl.zst", "text", "blocks", 
 
 /// For every format: another letter in one document changes the checksum of the one piece that holds it, and no other.
 #[test]
-fn checksums_tell_which_piece_holds_another_document() {
+fn checksums_report_which_piece_holds_another_document() {
     let rounds = if std::env::var_os("STILLHOUSE_SOAK").is_some() { 200 } else { 8 };
     let mut numbers = Numbers(11);
     for round in 0..rounds {
@@ -120,7 +120,7 @@ fn bad_records_count_in_the_checksum() {
 
 /// A file that is written to, replaced, cut or lengthened after it was listed is told by name, whatever is in it now.
 #[test]
-fn a_file_that_changes_while_it_is_read_is_told_by_name() {
+fn a_file_that_changes_while_it_is_read_is_reported_by_name() {
     let document = |i: usize| json!({"text": format!("document {i} {}", "z".repeat(4000))}).to_string() + "\n";
     let content: String = (0..2500).map(document).collect();
     type Change = fn(&std::path::Path, &str);
@@ -159,14 +159,14 @@ fn a_file_that_changes_while_it_is_read_is_told_by_name() {
             });
             let error = read.expect_err(name);
             assert!(matches!(error, SourceError::Changed { .. }), "{name}: {error}");
-            let told = error.to_string();
-            assert!(told.contains("a.jsonl has changed since the job began"), "{name}: {told}");
+            let reported = error.to_string();
+            assert!(reported.contains("a.jsonl has changed since the job began"), "{name}: {reported}");
         }
     }
 }
 
 #[test]
-fn an_object_that_changes_while_it_is_read_is_told_by_name() {
+fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let memory = Arc::new(InMemory::new());
     let put = |text: &str| {

@@ -35,7 +35,7 @@ fn impostors() -> Vec<(&'static str, Vec<u8>, &'static str)> {
 }
 
 #[test]
-fn what_a_file_is_instead_is_told_whatever_on_error_says() {
+fn what_a_file_is_instead_is_reported_whatever_on_error_says() {
     for (name, bytes, says) in impostors() {
         for format in ["jsonl", "text", "csv"] {
             for (ending, compress) in
@@ -47,12 +47,15 @@ fn what_a_file_is_instead_is_told_whatever_on_error_says() {
                 let input = input(json!({"format": format, "on_error": "skip"}));
                 let read = bench.try_all(&input, 1 << 20).unwrap_err();
                 assert!(matches!(&read, SourceError::Corrupt { .. }) && !read.retryable(), "{read}");
-                let told = read.to_string();
-                assert!(told.starts_with(&format!("{name}: ")) && told.contains(says), "{format}: {told}");
+                let reported = read.to_string();
+                assert!(reported.starts_with(&format!("{name}: ")) && reported.contains(says), "{format}: {reported}");
                 if ending.is_empty() {
                     let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
-                    let told = problems[0].to_string();
-                    assert!(told.starts_with(&format!("input.paths: {name}: ")) && told.contains(says), "{told}");
+                    let reported = problems[0].to_string();
+                    assert!(
+                        reported.starts_with(&format!("input.paths: {name}: ")) && reported.contains(says),
+                        "{reported}"
+                    );
                 }
             }
         }
@@ -60,7 +63,7 @@ fn what_a_file_is_instead_is_told_whatever_on_error_says() {
 }
 
 #[test]
-fn compression_that_is_not_there_is_told() {
+fn compression_that_is_not_there_is_reported() {
     let line: &[u8] = b"{\"text\": \"a line\"}\n";
     for (name, bytes, compression, says) in [
         ("a.jsonl.gz", line.to_vec(), "auto", "is read as gzip by its name, but these bytes are not compressed"),
@@ -80,15 +83,15 @@ fn compression_that_is_not_there_is_told() {
     ] {
         let bench = Bench::with(&[(name, &bytes)]);
         let input = input(json!({"compression": compression, "on_error": "skip"}));
-        let told = bench.try_all(&input, 100).unwrap_err().to_string();
-        assert!(told.starts_with(&format!("{name}: {says}")), "{told}");
+        let reported = bench.try_all(&input, 100).unwrap_err().to_string();
+        assert!(reported.starts_with(&format!("{name}: {says}")), "{reported}");
         let problems = check_columns(&bench.store, &bench.files(&input), &input, &mut |_| {}).unwrap();
         assert!(problems[0].to_string().contains(says), "{problems:?}");
     }
 }
 
 #[test]
-fn columnar_formats_tell_what_the_file_is_instead() {
+fn columnar_formats_report_what_the_file_is_instead() {
     for (name, bytes, says) in impostors() {
         for format in ["parquet", "arrow"] {
             if name == format {

@@ -152,7 +152,7 @@ fn a_key_without_end_is_not_held() {
 }
 
 #[test]
-fn broken_json_is_told_in_words_with_its_column() {
+fn broken_json_is_reported_in_words_with_its_column() {
     let lines: [(&str, &str); 12] = [
         ("{broken", "neither a key in quotes nor } at column 2"),
         ("{\"text\" \"a\"}", "no colon after a key at column 9"),

@@ -69,15 +69,15 @@ fn assert_records(name: &str, bytes: &[u8], fields: Value, records: &[Record], n
         true => assert_eq!(failed.unwrap().documents, texts),
         false => {
             let read = failed.unwrap_err();
-            let SourceError::Record { file, place, reason, .. } = &read else { panic!("{read}") };
+            let SourceError::Record { file, position, reason, .. } = &read else { panic!("{read}") };
             assert_eq!(file, name);
             // the same record, in the same place, for the same reason
             let query = run(&bench, &with_sql(fields, "SELECT \"text\" FROM input")).unwrap_err();
             match &query {
                 SourceError::Record { reason: "null text", .. } if *reason == "missing column" => {}
-                SourceError::Record { file: of, place: at, reason: why, .. } if of == name => {
+                SourceError::Record { file: of, position: at, reason: why, .. } if of == name => {
                     assert!(
-                        (at, why) == (place, reason) || *reason == "null text" || *reason == "missing column",
+                        (at, why) == (position, reason) || *reason == "null text" || *reason == "missing column",
                         "{query} {read}"
                     );
                 }

@@ -191,7 +191,7 @@ fn an_input_that_is_too_small_for_its_holdouts_is_refused() {
 }
 
 #[test]
-fn rows_and_a_broken_record_are_told_when_documents_are_counted() {
+fn rows_and_a_broken_record_are_reported_when_documents_are_counted() {
     let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"a\"}\n{\n{\"text\":\"c\"}\n")]);
     let error = bench.plan(&input(json!({"holdout": {"a": {"documents": 1}}})), 100).unwrap_err().to_string();
     assert!(error.starts_with("a.jsonl: line 2: broken JSON"), "{error}");

@@ -63,7 +63,7 @@ fn order_of_the_job_without_duplicates() {
 }
 
 #[test]
-fn every_path_without_a_file_is_told() {
+fn every_path_without_a_file_is_reported() {
     let bench = tree();
     bench.put("only/x.bin", b"");
     let text = problem(&bench, json!(["none.txt", "a.txt", "*.nope", "only", "[", "none/**/x"]));
@@ -127,7 +127,7 @@ fn variables_are_not_patterns_and_stay_out_of_names() {
 }
 
 #[test]
-fn of_many_paths_that_find_nothing_the_first_are_told_and_the_rest_counted() {
+fn of_many_paths_that_find_nothing_the_first_are_reported_and_the_rest_counted() {
     let bench = tree();
     let paths: Vec<String> =
         (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
@@ -158,7 +158,7 @@ mod names {
     }
 
     #[test]
-    fn a_name_that_cannot_be_told_harms_nothing_but_itself() {
+    fn a_name_that_cannot_be_reported_harms_nothing_but_itself() {
         for odd in [b"caf\xe9.txt".as_slice(), b"two\nlines.txt", b"bell\x07.txt"] {
             let bench = Bench::with(&[("a.txt", b"a\n"), ("d/b.txt", b"b\n"), ("x.csv", b"")]);
             put_bytes(&bench, odd);
@@ -180,7 +180,7 @@ mod names {
     }
 
     #[test]
-    fn links_in_circles_and_to_nowhere_are_told_by_their_name() {
+    fn links_in_circles_and_to_nowhere_are_reported_by_their_name() {
         let bench = Bench::with(&[("a.txt", b"a\n"), ("d/e/b.txt", b"b\n")]);
         let link = |to: &str, name: &str| symlink(to, bench.path().join(name)).unwrap();
         link("self.txt", "self.txt");
@@ -217,8 +217,8 @@ mod names {
         let bench = Bench::with(&[("d/a.txt", b"a\n"), ("other.txt", b"o\n")]);
         symlink("../other.txt", bench.path().join("d/out.txt")).unwrap();
         let input = input(json!({"format": "text", "paths": ["d/*.txt"]}));
-        let admits = |place: &crate::storage::Place| match place {
-            crate::storage::Place::Disk(path) if path.canonicalize().is_ok_and(|at| at.ends_with("other.txt")) => {
+        let admits = |named: &crate::storage::Location| match named {
+            crate::storage::Location::Disk(path) if path.canonicalize().is_ok_and(|at| at.ends_with("other.txt")) => {
                 Err("leads out".to_owned())
             }
             _ => Ok(()),

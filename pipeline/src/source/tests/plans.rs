@@ -137,7 +137,7 @@ fn progress_ends_with_everything_done() {
 }
 
 #[test]
-fn the_first_broken_file_is_told() {
+fn the_first_broken_file_is_reported() {
     let bench = Bench::with(&[("a.txt.gz", &gzip(b"x\n")), ("b.txt.gz", b"bad"), ("c.txt.gz", b"bad")]);
     let text = bench.plan(&input(json!({"format": "text"})), 10).unwrap_err().to_string();
     assert!(text.starts_with("b.txt.gz: "), "{text}");

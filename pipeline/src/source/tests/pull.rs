@@ -191,7 +191,7 @@ fn a_document_of_any_length_is_never_more_than_a_piece_and_a_batch_in_memory() {
 }
 
 #[test]
-fn nothing_is_opened_before_the_first_step_and_what_the_listing_lacks_is_told_in_its_place() {
+fn nothing_is_opened_before_the_first_step_and_what_the_listing_lacks_is_reported_in_its_place() {
     let bench = Bench::with(&[("a.txt", b"one\n"), ("b.txt", b"two\n")]);
     let input = input(json!({"format": "text"}));
     let (mut files, split) = (bench.files(&input), bench.plan(&input, u64::MAX).unwrap().remove(0));

@@ -200,19 +200,19 @@ fn tables_are_joined() {
     assert_eq!(problems(&bench, &input), "");
     let expected: Vec<String> = (20..40).filter(|i| i % 3 == 0).map(|i| format!("document {i}, en")).collect();
     assert_eq!(run(&bench, &input).unwrap().1, expected);
-    let told = problems(&bench, &with_sql(fields.clone(), "SELECT text FROM nowhere"));
-    assert!(told.contains("nowhere"), "{told}");
+    let reported = problems(&bench, &with_sql(fields.clone(), "SELECT text FROM nowhere"));
+    assert!(reported.contains("nowhere"), "{reported}");
     // what is wrong with a table is told with its field
     bench.put("labels.csv", &gzip(b"id,label\n"));
-    let told = problems(&bench, &with_sql(fields, sql));
+    let reported = problems(&bench, &with_sql(fields, sql));
     assert!(
-        told.starts_with("input.tables.labels.paths: labels.csv: these are gzip bytes; say `compression: gzip`"),
-        "{told}"
+        reported.starts_with("input.tables.labels.paths: labels.csv: these are gzip bytes; say `compression: gzip`"),
+        "{reported}"
     );
 }
 
 #[test]
-fn broken_records_are_skipped_and_counted_or_told_with_their_place() {
+fn broken_records_are_skipped_and_counted_or_reported_with_their_place() {
     let mut lines: Vec<String> = (0..1200).map(|i| json!({"id": i, "text": format!("{i}")}).to_string()).collect();
     lines[3] = "{\"id\": 3, \"text\":".into();
     lines[1100] = "{\"id\": \"eleven\", \"text\": \"1100\"}".into();
@@ -242,8 +242,8 @@ fn broken_records_are_skipped_and_counted_or_told_with_their_place() {
         assert_eq!((documents, staged.skipped), (expected.clone(), counts_of(structure)), "{format}");
         let error = run(&bench, &with_sql(fields("fail"), sql)).unwrap_err();
         assert!(error.to_string().starts_with(&format!("{name}: line {line}: {structure}: ")), "{error}");
-        let told = error.to_string();
-        assert!(!told.contains("Arrow") && told.contains("input.on_error: skip"), "{told}");
+        let reported = error.to_string();
+        assert!(!reported.contains("Arrow") && reported.contains("input.on_error: skip"), "{reported}");
     }
     bench.put("a.jsonl", lines.join("\n").replace("{\"id\": 3, \"text\":", "{\"id\": 3}").as_bytes());
     let error =
@@ -324,7 +324,7 @@ fn columns_of_several_files_are_put_together_by_name() {
 }
 
 #[test]
-fn what_a_query_cannot_compute_is_told_in_plain_words() {
+fn what_a_query_cannot_compute_is_reported_in_plain_words() {
     let bench = jsonl();
     for (sql, says) in [
         (
@@ -389,17 +389,17 @@ fn a_query_reads_nothing_but_the_input() {
         assert!(text.starts_with("input.sql: got ") && text.contains(what), "{sql}: {text}");
         let error = run(&bench, &input).unwrap_err().to_string();
         assert!(error.contains(what), "{sql}: {error}");
-        for told in [text.replace(&sql, ""), error.replace(&sql, "")] {
-            assert!(!told.contains("PLANTED"), "{sql}: {told}");
+        for reported in [text.replace(&sql, ""), error.replace(&sql, "")] {
+            assert!(!reported.contains("PLANTED"), "{sql}: {reported}");
         }
     }
     assert!(!other.path().join("never.csv").exists());
 }
 
 #[test]
-fn what_is_not_there_and_what_may_not_be_read_are_told_in_the_same_words() {
+fn what_is_not_there_and_what_may_not_be_read_are_reported_in_the_same_words() {
     let bench = jsonl();
-    let told =
+    let reported =
         |path: &str| problems(&bench, &with_sql(json!({}), &format!("SELECT text FROM '{path}'"))).replace(path, "");
-    assert_eq!(told("/etc/passwd"), told("/etc/nobody_has_this"));
+    assert_eq!(reported("/etc/passwd"), reported("/etc/nobody_has_this"));
 }

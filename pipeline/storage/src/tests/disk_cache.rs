@@ -119,7 +119,7 @@ async fn what_was_read_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn nobody_else_may_look_into_it_and_names_tell_nothing() {
+async fn nobody_else_may_look_into_it_and_names_report_nothing() {
     let (bench, _) = Bench::with(100).await;
     bench.open_as("bucket/PRIVATE", PLENTY).read(0..100).await;
     let mut folders = vec![bench.folder.path().join("cache")];

@@ -60,9 +60,9 @@ async fn refused(text: &str, why: &str) {
     let error = get(&opened).await.unwrap_err();
     assert!(!is_retryable(&error), "{text}: {error}");
     assert_eq!((opened.statistics.requests(), opened.statistics.retries()), (1, 0), "{text}");
-    let told = explain(&error, "read", text);
-    assert!(told.starts_with(&format!("cannot read {text}: http")) && told.ends_with(why), "{told}");
-    assert!(!told.contains('\n'), "{told}");
+    let reported = explain(&error, "read", text);
+    assert!(reported.starts_with(&format!("cannot read {text}: http")) && reported.ends_with(why), "{reported}");
+    assert!(!reported.contains('\n'), "{reported}");
 }
 
 fn redirect(status: u16, to: &str) -> Answer {

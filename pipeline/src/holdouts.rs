@@ -39,9 +39,9 @@ impl Entry {
 
 /// The holdouts of a job while it runs.
 #[derive(Debug)]
-pub(crate) struct Held(Mutex<BTreeMap<String, Entry>>);
+pub(crate) struct Holdouts(Mutex<BTreeMap<String, Entry>>);
 
-impl Held {
+impl Holdouts {
     /// The holdouts of these splits, of which some have been made.
     pub fn new<'a>(splits: &[SplitRecord], done: impl Iterator<Item = &'a ShardRecord>) -> Self {
         let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
@@ -66,7 +66,7 @@ impl Held {
     /// One more shard has been made.
     ///
     /// # Errors
-    /// As [`Held::check`].
+    /// As [`Holdouts::check`].
     pub fn committed(&self, shard: &ShardRecord) -> Result<()> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = entries.get_mut(&shard.dataset_split) else { return Ok(()) };
