@@ -4,6 +4,7 @@
 mod cli;
 mod corrupt;
 mod engine;
+mod features;
 mod input;
 mod integrity;
 mod job_files;

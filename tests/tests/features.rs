@@ -1,0 +1,77 @@
+//! The tests of one crate are built with the features that the whole workspace has, so nothing of others is compiled twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use stillhouse_tests::root;
+
+type Features = BTreeSet<String>;
+/// The features of each package; one that is built for build scripts as well has two sets.
+type Tree = BTreeMap<String, BTreeSet<Features>>;
+
+fn cargo(arguments: &[&str]) -> String {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let mut command = Command::new(cargo);
+    let out = command.args(arguments).args(["--offline", "--locked"]).current_dir(root()).output().unwrap();
+    assert!(out.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn tree(selection: &[&str], edges: &str) -> Tree {
+    let shown = cargo(&[&["tree", "--edges", edges, "--prefix", "none", "--format", "{p}|{f}|"], selection].concat());
+    let mut tree = Tree::new();
+    for line in shown.lines() {
+        let mut parts = line.split('|');
+        let (Some(package), Some(features)) = (parts.next(), parts.next()) else { continue };
+        let package = package.trim_end_matches(" (proc-macro)").to_owned();
+        let features = features.split(',').filter(|f| !f.is_empty()).map(str::to_owned).collect();
+        if !package.starts_with("stillhouse") {
+            tree.entry(package).or_default().insert(features);
+        }
+    }
+    tree
+}
+
+/// What a selection of packages lacks of the features of the workspace, a line for each package.
+fn lacking(all: &Tree, selected: &Tree) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (package, sets) in selected {
+        for set in sets.difference(&all[package]) {
+            let nearest =
+                all[package].iter().min_by_key(|features| features.symmetric_difference(set).count()).unwrap();
+            let missing: Vec<_> = nearest.difference(set).cloned().collect();
+            let alone: Vec<_> = set.difference(nearest).cloned().collect();
+            lines.push(format!("{package}: lacks [{}], alone has [{}]", missing.join(", "), alone.join(", ")));
+        }
+    }
+    lines
+}
+
+#[test]
+fn the_tests_of_a_crate_and_the_program_share_what_the_workspace_builds() {
+    let metadata: serde_json::Value =
+        serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
+    let members: Vec<&str> =
+        metadata["packages"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert!(members.contains(&"stillhouse") && members.len() > 9, "{members:?}");
+    let all = tree(&["--workspace"], "normal,build,dev");
+    assert!(all.len() > 300, "{} packages", all.len());
+    for member in members {
+        let lines = lacking(&all, &tree(&["--package", member], "normal,build,dev"));
+        assert!(
+            lines.is_empty(),
+            "add these to tests/features/Cargo.toml, for the tests of {member}:\n{}",
+            lines.join("\n")
+        );
+    }
+    let lines = lacking(&all, &tree(&["--package", "stillhouse"], "normal,build"));
+    assert!(lines.is_empty(), "add these to tests/features/Cargo.toml, for the program:\n{}", lines.join("\n"));
+}
+
+#[test]
+fn the_package_for_trainers_takes_nothing_for_it() {
+    let shown = cargo(&["tree", "--edges", "normal,build", "--prefix", "none", "--package", "stillhouse-python"]);
+    for other in ["stillhouse-features", "datafusion"] {
+        assert!(!shown.lines().any(|line| line.starts_with(other)), "{shown}");
+    }
+}
