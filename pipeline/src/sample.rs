@@ -142,12 +142,8 @@ impl Sampler<'_> {
             statistics: SharedStatistics::default(),
             meter: Arc::new(Counters::default()),
         };
-        let mut chain: Vec<Box<dyn Operator>> = prepared
-            .operators
-            .iter()
-            .map(|spec| spec.build(&context))
-            .collect::<Result<_, _>>()
-            .map_err(of_operator)?;
+        let built = prepared.operators.iter().map(|spec| spec.build(&context));
+        let mut chain: Vec<Box<dyn Operator>> = built.collect::<Result<_, _>>().map_err(of_operator)?;
         let mut rows = Rows {
             most: self.left,
             documents: BTreeSet::new(),
@@ -169,10 +165,8 @@ impl Sampler<'_> {
         };
         match (read, failed) {
             (Ok(summary), _) => {
-                summary
-                    .skipped
-                    .into_iter()
-                    .for_each(|(reason, n)| *self.sample.skipped.entry(reason).or_default() += n);
+                let skipped = &mut self.sample.skipped;
+                summary.skipped.into_iter().for_each(|(reason, n)| *skipped.entry(reason).or_default() += n);
                 match finish_all(&mut chain, &mut |out| rows.take(&out)) {
                     Ok(()) | Err(OperatorError::Stopped) => {}
                     Err(e) => return Err(of_operator(e)),

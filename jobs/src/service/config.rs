@@ -316,49 +316,60 @@ impl Config {
     }
 
     /// Everything wrong with the values.
-    #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.access.check();
         problems.iter_mut().for_each(|p| p.field.insert_str(0, "access."));
-        let mut at_least = |field: &str, got: u32, least: u32| {
-            if got < least {
-                problems.push(Problem::new(field, got, format!("too small; valid: {least} or more")));
-            }
-        };
-        at_least("capacity.running_jobs", self.capacity.running_jobs, 1);
-        at_least("capacity.jobs_per_gpu", self.capacity.jobs_per_gpu, 1);
-        if self.capacity.gpus.is_empty() {
-            at_least("capacity.cpu_slots", self.capacity.cpu_slots, 1);
+        problems.extend(
+            self.numbers()
+                .into_iter()
+                .filter(|(_, got)| *got == 0)
+                .map(|(field, got)| Problem::new(field, got, "too small; valid: 1 or more")),
+        );
+        problems.extend(self.folder_problems());
+        problems.extend(self.network_problems());
+        problems
+    }
+
+    /// What has to be 1 or more.
+    fn numbers(&self) -> Vec<(&'static str, u32)> {
+        let (capacity, limits) = (&self.capacity, &self.limits);
+        let mut numbers =
+            vec![("capacity.running_jobs", capacity.running_jobs), ("capacity.jobs_per_gpu", capacity.jobs_per_gpu)];
+        if capacity.gpus.is_empty() {
+            numbers.push(("capacity.cpu_slots", capacity.cpu_slots));
         }
-        let limits = &self.limits;
-        for (field, got, least) in [
-            ("limits.connections", limits.connections, 1),
-            ("limits.connections_kept", limits.connections_kept, 1),
-            ("limits.connections_per_address", limits.connections_per_address, 1),
-            ("limits.watchers_per_user", limits.watchers_per_user, 1),
-            ("limits.watchers_per_token", limits.watchers_per_token, 1),
-            ("limits.header_seconds", limits.header_seconds, 1),
-            ("limits.body_seconds", limits.body_seconds, 1),
-            ("limits.body_kilobytes", limits.body_kilobytes, 1),
-            ("limits.requests_per_minute", limits.requests_per_minute, 1),
-            ("limits.submissions_per_minute", limits.submissions_per_minute, 1),
-            ("limits.paths_per_job", limits.paths_per_job, 1),
-            ("limits.check_seconds", limits.check_seconds, 1),
-            ("limits.queued_jobs", limits.queued_jobs, 1),
-            ("limits.queued_jobs_per_user", limits.queued_jobs_per_user, 1),
-            ("limits.max_attempts", limits.max_attempts, 1),
-            ("limits.time_limit_hours", limits.time_limit_hours, 1),
-            ("limits.output_limit_gigabytes", limits.output_limit_gigabytes, 1),
-            ("limits.interruptions", limits.interruptions, 1),
-            ("limits.log_megabytes", limits.log_megabytes, 1),
-            ("limits.events_per_job", limits.events_per_job, 1),
-            ("limits.reports_at_once", limits.reports_at_once, 1),
-            ("limits.report_seconds", limits.report_seconds, 1),
-            ("capacity.worker_gigabytes", self.capacity.worker_gigabytes.unwrap_or(1), 1),
-            ("retry.largest_backoff_seconds", self.retry.largest_backoff_seconds, 1),
-        ] {
-            at_least(field, got, least);
-        }
+        numbers.extend([
+            ("limits.connections", limits.connections),
+            ("limits.connections_kept", limits.connections_kept),
+            ("limits.connections_per_address", limits.connections_per_address),
+            ("limits.watchers_per_user", limits.watchers_per_user),
+            ("limits.watchers_per_token", limits.watchers_per_token),
+            ("limits.header_seconds", limits.header_seconds),
+            ("limits.body_seconds", limits.body_seconds),
+            ("limits.body_kilobytes", limits.body_kilobytes),
+            ("limits.requests_per_minute", limits.requests_per_minute),
+            ("limits.submissions_per_minute", limits.submissions_per_minute),
+            ("limits.paths_per_job", limits.paths_per_job),
+            ("limits.check_seconds", limits.check_seconds),
+            ("limits.queued_jobs", limits.queued_jobs),
+            ("limits.queued_jobs_per_user", limits.queued_jobs_per_user),
+            ("limits.max_attempts", limits.max_attempts),
+            ("limits.time_limit_hours", limits.time_limit_hours),
+            ("limits.output_limit_gigabytes", limits.output_limit_gigabytes),
+            ("limits.interruptions", limits.interruptions),
+            ("limits.log_megabytes", limits.log_megabytes),
+            ("limits.events_per_job", limits.events_per_job),
+            ("limits.reports_at_once", limits.reports_at_once),
+            ("limits.report_seconds", limits.report_seconds),
+            ("capacity.worker_gigabytes", capacity.worker_gigabytes.unwrap_or(1)),
+            ("retry.largest_backoff_seconds", self.retry.largest_backoff_seconds),
+        ]);
+        numbers
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
+    fn folder_problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
         for (field, path) in [("data", &self.data), ("folder", &self.folder)] {
             if !path.is_absolute() {
                 problems.push(Problem::new(field, path.display(), "is relative; valid: an absolute path"));
@@ -374,6 +385,11 @@ impl Config {
         if !self.folder.is_dir() {
             problems.push(Problem::new("folder", self.folder.display(), "is not a folder"));
         }
+        problems
+    }
+
+    fn network_problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
         if let Some(problem) = self.endpoint.as_deref().and_then(endpoint_problem) {
             problems.push(Problem::missing("endpoint", problem));
         }

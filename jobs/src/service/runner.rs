@@ -259,12 +259,7 @@ impl Attempt {
                 },
                 _ = again.tick(), if !self.waiting.is_empty() => self.store_waiting().await,
                 why = stop_requested(&mut stop), if stopping.is_none() => reason = Some(stopped_by(why)),
-                () = &mut deadline, if stopping.is_none() => {
-                    let hours = limit.as_secs_f64() / 3600.0;
-                    reason = Some(Outcome::OverLimit(format!(
-                        "took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()
-                    )));
-                }
+                () = &mut deadline, if stopping.is_none() => reason = Some(over_time_limit(limit)),
                 // what it started may have outlived it, and hold its pipes
                 _ = look.tick(), if self.waiting.is_empty() && worker.has_ended() => {
                     worker.kill();
@@ -279,29 +274,22 @@ impl Attempt {
                     kill_at = None;
                 }
             }
-            let bytes = self.bytes_before + self.bytes;
-            if stopping.is_none() && bytes > self.task.output_limit_bytes && !self.finished {
-                reason = Some(Outcome::OverLimit(format!(
-                    "its shards take {bytes} bytes, more than its limit of {} bytes",
-                    self.task.output_limit_bytes
-                )));
-            }
+            let reason = self.over_output_limit().filter(|_| stopping.is_none()).or(reason);
             if let Some(reason) = reason {
                 worker.terminate();
                 stopping = Some(reason);
                 kill_at = Some(tokio::time::Instant::now() + patience);
             }
         }
-        // its pipes are closed, so it is at its end, or it is stuck there
-        for _ in 0..100 {
-            if worker.has_ended() {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        worker.kill();
-        let exit = worker.wait().await.map_err(|e| format!("the worker's end was not seen: {e}"))?;
+        let exit = end_of(worker).await?;
         Ok(self.outcome(exit, stopping))
+    }
+
+    /// Why a worker has to stop that takes more room than its job may.
+    fn over_output_limit(&self) -> Option<Outcome> {
+        let (bytes, limit) = (self.bytes_before + self.bytes, self.task.output_limit_bytes);
+        let over = bytes > limit && !self.finished;
+        over.then(|| Outcome::OverLimit(format!("its shards take {bytes} bytes, more than its limit of {limit} bytes")))
     }
 
     fn outcome(&mut self, exit: Exit, stopping: Option<Outcome>) -> Outcome {
@@ -546,6 +534,23 @@ fn bounded(event: &Event) -> Option<(Event, Value)> {
     let event = serde_json::from_value(data.clone()).ok()?;
     data.as_object_mut()?.remove("event");
     Some((event, data))
+}
+
+fn over_time_limit(limit: Duration) -> Outcome {
+    let hours = limit.as_secs_f64() / 3600.0;
+    Outcome::OverLimit(format!("took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()))
+}
+
+/// How a worker ended whose pipes are closed: it is at its end, or stuck there and killed.
+async fn end_of(worker: Worker) -> Result<Exit, String> {
+    for _ in 0..100 {
+        if worker.has_ended() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    worker.kill();
+    worker.wait().await.map_err(|e| format!("the worker's end was not seen: {e}"))
 }
 
 async fn stop_requested(stop: &mut watch::Receiver<Stop>) -> Stop {

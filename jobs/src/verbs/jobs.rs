@@ -12,7 +12,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, went_in};
 use crate::service::client::{Ask, Client, Followed, ServiceOptions, render_problem};
-use crate::service::model::{EventType, EventView, Job, JobId, JobState, Time};
+use crate::service::model::{EventType, EventView, Job, JobId, JobState, ProgressView, ResultView, Time};
 use crate::table::Table;
 use crate::units;
 use crate::verbs::submit;
@@ -280,38 +280,10 @@ fn view(job: &Job) -> Page {
     if let Some(teacher) = &job.teacher {
         fact("teacher", Line::plain(teacher));
     }
-    if let Some(p) = &job.progress {
-        let left = p.seconds_left.map_or(String::new(), |s| format!(", {} left", units::clock(s)));
-        fact("splits", Line::plain(format!("{} of {}", units::count(p.splits_done), units::count(p.splits))));
-        fact(
-            "tokens",
-            Line::plain(format!(
-                "{} in this attempt, {} tokens/s{left}",
-                units::count(p.tokens),
-                units::count(p.tokens_per_second as u64)
-            )),
-        );
-    }
-    if let Some(result) = &job.result {
-        let each = result.bytes as f64 / result.tokens.max(1) as f64;
-        fact(
-            "result",
-            Line::plain(format!(
-                "{}, {}, {}, {each:.2} bytes per token",
-                units::counted(result.rows, "sequence"),
-                units::counted(result.tokens, "token"),
-                units::bytes(result.bytes)
-            )),
-        );
-        let (read, skipped) = went_in(&WentIn {
-            documents: result.documents,
-            empty_documents: result.empty_documents,
-            skipped: result.skipped.clone(),
-            text_tokens: result.text_tokens,
-            dropped_tokens: result.dropped_tokens,
-        });
-        fact("input", Line::plain(read));
-        fact("skipped", Line::plain(skipped));
+    let of_progress = job.progress.as_ref().map(progress_facts).unwrap_or_default();
+    let of_result = job.result.as_ref().map(result_facts).unwrap_or_default();
+    for (name, text) in of_progress.into_iter().chain(of_result) {
+        fact(name, Line::plain(text));
     }
     let mut page = Page::new();
     page.facts(table);
@@ -325,6 +297,31 @@ fn view(job: &Job) -> Page {
         lines.iter().for_each(|line| page.line(Line::plain(format!("  {line}"))));
     }
     page
+}
+
+/// How far a job is, by the name of the fact.
+fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
+    let left = p.seconds_left.map_or(String::new(), |s| format!(", {} left", units::clock(s)));
+    let (tokens, rate) = (units::count(p.tokens), units::count(p.tokens_per_second as u64));
+    vec![
+        ("splits", format!("{} of {}", units::count(p.splits_done), units::count(p.splits))),
+        ("tokens", format!("{tokens} in this attempt, {rate} tokens/s{left}")),
+    ]
+}
+
+/// What a finished job made, and of what.
+fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
+    let each = result.bytes as f64 / result.tokens.max(1) as f64;
+    let (rows, tokens) = (units::counted(result.rows, "sequence"), units::counted(result.tokens, "token"));
+    let (read, skipped) = went_in(&WentIn {
+        documents: result.documents,
+        empty_documents: result.empty_documents,
+        skipped: result.skipped.clone(),
+        text_tokens: result.text_tokens,
+        dropped_tokens: result.dropped_tokens,
+    });
+    let made = format!("{rows}, {tokens}, {}, {each:.2} bytes per token", units::bytes(result.bytes));
+    vec![("result", made), ("input", read), ("skipped", skipped)]
 }
 
 fn change(client: &Client, what: &str, id: &JobId, json: bool, printer: &Printer) -> Result<(), Failure> {

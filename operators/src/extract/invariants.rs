@@ -60,43 +60,42 @@ fn check_noise(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Bro
         let row_ids = &ids[tokens.range(row)];
         let sum: usize = counts.iter().map(|&c| c as usize).sum();
         if counts.len() != draws * row_ids.len() || sum != indices.len() || sum != logprobs.len() {
-            broken.push(Broken::new(
-                row,
-                format!(
-                    "{} counts that add up to {sum}, {} indices, {} values, for {} draws of {} tokens",
-                    counts.len(),
-                    indices.len(),
-                    logprobs.len(),
-                    draws,
-                    row_ids.len()
-                ),
-            ));
+            let (of, values) = (counts.len(), logprobs.len());
+            let what = format!(
+                "{of} counts that add up to {sum}, {} indices, {values} values, for {draws} draws of {} tokens",
+                indices.len(),
+                row_ids.len()
+            );
+            broken.push(Broken::new(row, what));
             continue;
         }
-        let mut rest = indices;
-        for (i, &count) in counts.iter().enumerate() {
-            let (list, after) = rest.split_at(count as usize);
-            rest = after;
-            let token = row_ids[i % row_ids.len()] as u32;
-            // an entry may occur more than once: its values add up
-            let sound = list.is_sorted_by(|a, b| a <= b)
-                && list.iter().all(|&k| (k as usize) < config.vocab_size && k != token);
-            if !sound {
-                broken.push(Broken::new(
-                    row,
-                    format!(
-                        "corrections {list:?} of position {} are not in ascending order below {} without {token}",
-                        i % row_ids.len(),
-                        config.vocab_size
-                    ),
-                ));
-            }
-        }
+        let corrections = check_corrections(counts, indices, row_ids, config.vocab_size);
+        broken.extend(corrections.into_iter().map(|what| Broken::new(row, what)));
         if let Some(bad) = logprobs.iter().find(|v| !v.is_finite() || **v > 0.0) {
             broken.push(Broken::new(row, format!("noise_logprob {bad}, valid: finite, at most 0")));
         }
     }
     Ok(())
+}
+
+/// What is wrong with the lists of corrected entries of a row; `counts` says how long each is, and they add up to `indices`.
+fn check_corrections(counts: &[u32], indices: &[u32], ids: &[i32], vocab_size: usize) -> Vec<String> {
+    let mut rest = indices;
+    let mut wrong = Vec::new();
+    for (i, &count) in counts.iter().enumerate() {
+        let (list, after) = rest.split_at(count as usize);
+        rest = after;
+        let position = i % ids.len();
+        let token = ids[position] as u32;
+        // an entry may occur more than once: its values add up
+        let is_sorted = list.is_sorted_by(|a, b| a <= b);
+        if !is_sorted || list.iter().any(|&k| k as usize >= vocab_size || k == token) {
+            wrong.push(format!(
+                "corrections {list:?} of position {position} are not in ascending order below {vocab_size} without {token}"
+            ));
+        }
+    }
+    wrong
 }
 
 fn check_topk(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {

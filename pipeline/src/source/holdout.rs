@@ -109,28 +109,9 @@ fn smallest_keys(
             bound.store(*last, Ordering::Relaxed);
         }
     };
-    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(segments.len().max(1));
-    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let errors: Mutex<BTreeMap<usize, SourceError>> = Mutex::new(BTreeMap::new());
-    std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                while let i = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(segment) = segments.get(i)
-                    && !failed.load(Ordering::Relaxed)
-                {
-                    let file = &files[segment.file];
-                    if let Err(e) = read_keys(store, file, segment.range, input, range.seed, &mut |key| add(key)) {
-                        failed.store(true, Ordering::Relaxed);
-                        errors.lock().unwrap_or_else(PoisonError::into_inner).insert(i, e);
-                    }
-                }
-            });
-        }
-    });
-    if let Some((_, first)) = errors.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first() {
-        return Err(first);
-    }
+    for_each_segment(segments, |segment| {
+        read_keys(store, &files[segment.file], segment.range, input, range.seed, &mut |key| add(key))
+    })?;
     let mut keys = smallest.into_inner().unwrap_or_else(PoisonError::into_inner);
     if keys.len() < most {
         let fields: Vec<String> =
@@ -146,6 +127,32 @@ fn smallest_keys(
     }
     keys.pop_last();
     Ok(keys)
+}
+
+/// Looks at all segments, on as many threads as the machine has cores; the error is that of the first one that failed.
+fn for_each_segment(
+    segments: &[Segment],
+    look: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
+) -> Result<(), SourceError> {
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(segments.len().max(1));
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let errors: Mutex<BTreeMap<usize, SourceError>> = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let i = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(segment) = segments.get(i)
+                    && !failed.load(Ordering::Relaxed)
+                {
+                    if let Err(e) = look(segment) {
+                        failed.store(true, Ordering::Relaxed);
+                        errors.lock().unwrap_or_else(PoisonError::into_inner).insert(i, e);
+                    }
+                }
+            });
+        }
+    });
+    errors.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first().map_or(Ok(()), |(_, first)| Err(first))
 }
 
 /// What comes before the last `n` records, and those records; `before` records after them are held already.

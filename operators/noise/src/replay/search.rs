@@ -110,18 +110,22 @@ impl Encoder {
                 break;
             }
             if threshold <= give_up {
-                return Err(NoiseError::ToleranceUnreachable {
-                    sequence_id: stream.sequence_id,
-                    position: stream.position,
-                    reached: self.measure(&totals, all),
-                    tolerance: self.tolerance.get(),
-                    value_type: self.value_type,
-                });
+                return Err(self.unreachable(&totals, all, stream));
             }
             threshold /= 4.0;
         }
         let count = self.shrink(&totals, rivals, target);
         self.finish(&totals, count, stream, out)
+    }
+
+    fn unreachable(&self, totals: &Totals, corrected: usize, stream: &NoiseStream) -> NoiseError {
+        NoiseError::ToleranceUnreachable {
+            sequence_id: stream.sequence_id,
+            position: stream.position,
+            reached: self.measure(totals, corrected),
+            tolerance: self.tolerance.get(),
+            value_type: self.value_type,
+        }
     }
 
     /// Appends the first `count` candidates to `out`; returns the total variation they leave.

@@ -215,20 +215,11 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
             };
             readers.push((name.clone(), leaves.column(*leaf).max_def_level(), reader));
         }
-        let mut rest = match others.is_empty() {
-            true => None,
-            false => Some(
-                ParquetRecordBatchReaderBuilder::new_with_metadata(
-                    Chunks::new(store, &file.location, file.size),
-                    metadata.clone(),
-                )
-                .with_row_groups(vec![index])
-                .with_projection(ProjectionMask::roots(leaves, others.iter().copied()))
-                .with_batch_size(size)
-                .build()
-                .map_err(wrong)?,
-            ),
-        };
+        let chunks = || Chunks::new(store, &file.location, file.size);
+        let builder = || ParquetRecordBatchReaderBuilder::new_with_metadata(chunks(), metadata.clone());
+        let roots = || ProjectionMask::roots(leaves, others.iter().copied());
+        let open = || builder().with_row_groups(vec![index]).with_projection(roots()).with_batch_size(size).build();
+        let mut rest = (!others.is_empty()).then(open).transpose().map_err(wrong)?;
         let mut left = rows;
         while left > 0 {
             let want = size.min(left);
