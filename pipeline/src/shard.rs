@@ -239,7 +239,8 @@ async fn encode_all(
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
             writer.encoder.write(&batch).map_err(failed)?;
-            how.memory.try_resize(writer.encoder.memory_size()).map_err(|e| no_memory(e, context))?;
+            let size = writer.encoder.memory_size();
+            how.memory.try_resize(size).map_err(|e| no_memory(&e, size, context))?;
             metrics.put_out(batch.num_rows(), 0);
             stage.put_out(batch.num_rows());
             metrics.worked_since(began);
@@ -260,11 +261,14 @@ async fn encode_all(
     Ok(Encoded { rows, tokens, column_bytes, footer })
 }
 
-fn no_memory(error: DataFusionError, context: &str) -> PipelineError {
+fn no_memory(error: &DataFusionError, bytes: usize, context: &str) -> PipelineError {
+    // who has the rest of it
+    tracing::info!("{error}");
+    let megabytes = bytes as f64 / 1e6;
     let message = format!(
-        "{context}: no memory for a row group: raise `engine.memory_megabytes`, or lower `output.row_group_megabytes` or `engine.parallel_splits`"
+        "{context}: no memory for the {megabytes:.1} MB of a row group: raise `engine.memory_megabytes`, or lower `output.row_group_megabytes` or `engine.parallel_splits`"
     );
-    PipelineError::caused(ErrorKind::Usage, message, error)
+    PipelineError::new(ErrorKind::Usage, message)
 }
 
 fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {

@@ -1,7 +1,8 @@
 //! The walk-through of CONTRIBUTING.md: its file is compiled here, runs in a job, and everything that is promised there follows from it.
 
 use std::fs;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
 
 use arrow::array::{Array, ArrayRef, Int32Array, RecordBatch};
 use futures::TryStreamExt;
@@ -13,6 +14,7 @@ use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::dataset::{Dataset, Selection};
 use stillhouse_pipeline::events::Silent;
 use stillhouse_pipeline::inspect::{InspectOptions, inspect};
+use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::operators::{columns_table, job_format};
 use stillhouse_pipeline::verify::{VerifyOptions, verify};
 use stillhouse_pipeline::{job, plan, run};
@@ -20,40 +22,73 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::Statistic;
 use tokio::task::spawn_blocking;
 
+#[path = "walkthrough/faulty.rs"]
+mod faulty;
 #[path = "walkthrough/lengths.rs"]
 mod lengths;
 
 const FILE: &str = include_str!("walkthrough/lengths.rs");
 const PAGE: &str = include_str!("../../CONTRIBUTING.md");
 
+/// A process installs once.
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        registry::install(&[&Of::<lengths::LengthsConfig>::KIND, &Of::<faulty::FaultyConfig>::KIND]).unwrap();
+    });
+}
+
+/// A job over two lines; `section` is what it has beside.
+fn job_text(folder: &Path, section: &str) -> String {
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/teacher-nano-gpt2");
+    fs::write(
+        folder.join("a.txt"),
+        "It was the best of times.\nIt was the worst of times, it was the age of wisdom.\n",
+    )
+    .unwrap();
+    format!(
+        "version: 1\nname: small\ninput: {{format: text, paths: [a.txt]}}\ntokenizer: {{path: '{tokenizer}'}}\n\
+         pack: {{length: 12, mode: pad}}\noutput: {{path: out}}\n{section}\n"
+    )
+}
+
+async fn prepare(text: String, folder: PathBuf) -> Arc<Prepared> {
+    let prepared = spawn_blocking(move || job::prepare_text(&text, &folder, &Access::everything(), &Silent));
+    Arc::new(prepared.await.unwrap().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_an_operator_ends_the_run_with_its_split() {
+    install();
+    for (fault, says) in
+        [("panics", "stopped: a fault of this program"), ("breaks_its_invariant", "row 0: broken on purpose")]
+    {
+        let scratch = tempfile::tempdir().unwrap();
+        let text = job_text(scratch.path(), &format!("faulty: {{fault: {fault}}}"));
+        let prepared = prepare(text, scratch.path().to_owned()).await;
+        let error = run::run(prepared, run::RunOptions::default(), Arc::new(Silent)).await.unwrap_err();
+        assert!(error.to_string().starts_with("split 0 (") && error.to_string().contains(says), "{fault}: {error}");
+        assert!(!error.retryable, "{error}");
+        assert!(!scratch.path().join("out").exists(), "{fault}: a run that failed at once leaves nothing");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_of_one_file_and_one_line() {
     assert!(PAGE.contains(FILE), "CONTRIBUTING.md does not quote pipeline/tests/walkthrough/lengths.rs as it is");
-    registry::install(&[&Of::<lengths::LengthsConfig>::KIND]).unwrap();
+    install();
     assert!(registry::install(&[]).unwrap_err().contains(&"lengths"));
 
     // the job file
     let scratch = tempfile::tempdir().unwrap();
-    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/teacher-nano-gpt2");
-    fs::write(
-        scratch.path().join("a.txt"),
-        "It was the best of times.\nIt was the worst of times, it was the age of wisdom.\n",
-    )
-    .unwrap();
-    let text = format!(
-        "version: 1\nname: small\ninput: {{format: text, paths: [a.txt]}}\ntokenizer: {{path: '{tokenizer}'}}\n\
-         pack: {{length: 12, mode: pad}}\noutput: {{path: out}}\nlengths: {{}}\n"
-    );
+    let text = job_text(scratch.path(), "lengths: {}");
     let schema = job_format().json_schema();
     assert_eq!(schema["properties"]["lengths"]["$ref"], "#/$defs/LengthsSection");
     let wrong = job_format().parse(&text.replace("lengths: {}", "lengths: {x: 1}")).problems.to_string();
     assert!(wrong.contains("7:11: lengths.x: got 1: unknown key; valid keys here: none"), "{wrong}");
 
     // the plan
-    let folder = scratch.path().to_owned();
-    let made = text.clone();
-    let prepared = spawn_blocking(move || job::prepare_text(&made, &folder, &Access::everything(), &Silent));
-    let prepared = Arc::new(prepared.await.unwrap().unwrap());
+    let prepared = prepare(text, scratch.path().to_owned()).await;
     let planned = Arc::clone(&prepared);
     let planned = spawn_blocking(move || {
         let hash = plan::job_hash(&planned, &Silent).unwrap();

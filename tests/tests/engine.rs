@@ -249,3 +249,34 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
         scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
     }
 }
+
+/// `engine.memory_megabytes` is a limit: it makes splits wait for each other, and a row group that does not fit is an error, not a larger process.
+#[test]
+fn the_memory_of_a_job_is_a_limit() {
+    let scratch = Scratch::new();
+    scratch.write("corpus.jsonl", &(lines(2).join("\n") + "\n"));
+    // dense noise, which no encoder makes smaller: 200 kB for each of 128 tokens
+    let patch = json!({
+        "pack": {"length": 128, "mode": "pad"},
+        "extract": {"teacher": job()["extract"]["teacher"], "noise": {"codec": "dense"}}
+    });
+    let job = with(plain(), &patch);
+    let expected = made_by(&scratch, run(&scratch, &job, "without", Some(4), 2), "without");
+    assert!(expected.len() >= 2, "{}", expected.len());
+
+    let small = with(job.clone(), &json!({"engine": {"memory_megabytes": 16}}));
+    let seen = run(&scratch, &small, "small", Some(4), 2);
+    assert_eq!(seen.ran.code, Some(2), "{}", seen.ran.stderr);
+    for part in [
+        "error: split ",
+        "corpus.jsonl",
+        "no memory for the ",
+        " MB of a row group: raise `engine.memory_megabytes`",
+    ] {
+        assert!(seen.ran.stderr.contains(part), "{part:?} is not in {}", seen.ran.stderr);
+    }
+    assert!(!scratch.path("small/_SUCCESS").exists());
+
+    let enough = with(job, &json!({"engine": {"memory_megabytes": 100}}));
+    assert!(made_by(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
+}

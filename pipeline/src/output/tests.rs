@@ -3,6 +3,7 @@
 mod links;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -109,6 +110,7 @@ pub(crate) async fn conforms(backends: &Backends) {
         unfinished_work_is_taken_away,
         outputs_of_others_are_refused,
         one_run_at_a_time,
+        a_worker_commits_as_long_as_its_run_holds_the_output,
         a_sleeper_of_another_job_harms_nobody,
         removing_leaves_what_is_not_ours,
         a_failed_first_run_leaves_nothing,
@@ -346,6 +348,31 @@ async fn one_run_at_a_time(backends: &Backends) {
     assert!(refused.contains("another run is working"), "{refused}");
     lock.release().await;
     two.lock(&Silent).await.unwrap().release().await;
+}
+
+/// Another process that works for the run that holds the output.
+async fn a_worker_commits_as_long_as_its_run_holds_the_output(backends: &Backends) {
+    let run = backends.made("worker").await.for_job("hash");
+    let lock = run.lock(&Silent).await.unwrap();
+    run.begin(&plan("hash")).await.unwrap();
+    let sent = serde_json::to_string(&run.ticket()).unwrap();
+    let worker = (backends.open)("worker").joined(&serde_json::from_str(&sent).unwrap());
+    let whole = content(15, 6);
+    let (shard, record) = staged(&worker, &whole).await;
+    worker.commit(shard, record.clone()).await.unwrap();
+    assert_eq!(read(&run).await, whole);
+    let Found::Resumable { done, .. } = run.look("hash").await.unwrap() else { panic!() };
+    assert_eq!(done.into_values().collect::<Vec<_>>(), [record]);
+    // another run is refused meanwhile, of the same job too, and does not take a worker for the holder
+    let timing = Duration::from_secs(60);
+    let other = (backends.open)("worker").for_job("hash");
+    let refused = tokio::time::timeout(timing, other.lock(&Silent)).await.unwrap().err().unwrap().to_string();
+    assert!(refused.contains("another run is working"), "{refused}");
+    let late = staged(&worker, &content(16, 1)).await;
+    lock.release().await;
+    let refused = worker.commit(late.0, late.1).await.unwrap_err().to_string();
+    assert!(refused.ends_with("this one stops"), "{refused}");
+    assert_eq!(read(&run).await, whole);
 }
 
 /// It slept through its lease; meanwhile its output was given to another job.
