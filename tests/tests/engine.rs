@@ -267,16 +267,107 @@ fn the_memory_of_a_job_is_a_limit() {
     let small = with(job.clone(), &json!({"engine": {"memory_megabytes": 16}}));
     let seen = run(&scratch, &small, "small", Some(4), 2);
     assert_eq!(seen.ran.code, Some(2), "{}", seen.ran.stderr);
-    for part in [
-        "error: split ",
-        "corpus.jsonl",
-        "no memory for the ",
-        " MB of a row group: raise `engine.memory_megabytes`",
-    ] {
+    for part in
+        ["error: split ", "corpus.jsonl", "no memory for the ", " MB of a row group: raise `engine.memory_megabytes`"]
+    {
         assert!(seen.ran.stderr.contains(part), "{part:?} is not in {}", seen.ran.stderr);
     }
     assert!(!scratch.path("small/_SUCCESS").exists());
 
     let enough = with(job, &json!({"engine": {"memory_megabytes": 100}}));
     assert!(made_by(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
+}
+
+/// A copy of the small teacher that a test may spoil.
+fn teacher_copy(scratch: &Scratch) -> std::path::PathBuf {
+    let copy = scratch.path("teacher");
+    fs::create_dir(&copy).unwrap();
+    for file in fs::read_dir(nano_teacher()).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    copy
+}
+
+/// `taught` with another teacher.
+fn taught_by(teacher: &Path) -> Value {
+    with(taught(32), &json!({"extract": {"teacher": {"path": teacher}}, "tokenizer": {"path": teacher}}))
+}
+
+#[test]
+fn a_teacher_that_changes_while_the_job_runs_makes_no_data_set() {
+    let scratch = scratch(60);
+    let config = teacher_copy(&scratch).join("config.json");
+    let job = taught_by(&scratch.path("teacher"));
+    let expected = made_by(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
+    let was = fs::read(&config).unwrap();
+
+    scratch.job("job.yaml", &with(job, &json!({"engine": {"parallel_splits": 2}, "output": {"path": "changed"}})));
+    let mut command = scratch.command(&["run", "job.yaml", "--json"]);
+    let seen = watch_and(&mut command, DEADLINE, |_, said| {
+        if said.contains("split_committed") && fs::read(&config).unwrap() == was {
+            fs::write(&config, [&was[..], b"\n"].concat()).unwrap();
+        }
+    });
+    assert_eq!(seen.ran.code, Some(1), "{}", seen.ran.stderr);
+    assert!(seen.ran.stderr.contains("config.json has changed since the job began"), "{}", seen.ran.stderr);
+    assert_whole(&scratch.path("changed"), &expected);
+
+    // as it was: the same job, which goes on
+    fs::write(&config, was).unwrap();
+    let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
+    assert!(made_by(&scratch, resumed, "changed") == expected, "other bytes after a resume");
+}
+
+#[test]
+fn a_teacher_whose_logits_are_no_numbers_is_an_error_with_its_first_place() {
+    let scratch = scratch(3);
+    let weights = teacher_copy(&scratch).join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let norm = tensors.as_object().unwrap().iter().find(|(name, _)| name.ends_with("ln_f.weight")).unwrap().1;
+    let width = if norm["dtype"] == "F32" { 4 } else { 2 };
+    let first = 8 + header + norm["data_offsets"][0].as_u64().unwrap() as usize;
+    // all bits set is no number in any of the types
+    bytes[first..first + width].fill(0xff);
+    fs::write(&weights, bytes).unwrap();
+    let seen = run(&scratch, &taught_by(&scratch.path("teacher")), "out", Some(1), 2);
+    assert_eq!(seen.ran.code, Some(1), "{}", seen.ran.stderr);
+    for part in
+        ["error: split 0 (corpus.jsonl): ", "extract: sequence 0, position 1: the teacher's logit of token 0 is NaN"]
+    {
+        assert!(seen.ran.stderr.contains(part), "{part:?} is not in {}", seen.ran.stderr);
+    }
+    assert!(!scratch.path("out").exists(), "nothing was committed");
+}
+
+#[test]
+fn what_a_query_skipped_is_counted_once_over_a_stop_and_a_resume() {
+    let scratch = scratch(221);
+    let mut corpus = lines(221);
+    (0..221).step_by(20).for_each(|i| corpus[i] = corpus[i].replace("{\"text\":", "{\"text\","));
+    scratch.write("corpus.jsonl", &(corpus.join("\n") + "\n"));
+    let input = json!({"sql": "SELECT text FROM input", "on_error": "skip", "max_skipped": 0.5});
+    let job = with(taught(64), &json!({"input": input}));
+    let expected = made_by(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
+    let statistics = |name: &str| {
+        let manifest = fs::read(scratch.path(name).join("manifest.json")).unwrap();
+        serde_json::from_slice::<Value>(&manifest).unwrap()["statistics"].clone()
+    };
+    let whole = statistics("whole");
+    assert_eq!(whole["skipped"], json!({"broken JSON": 12}));
+
+    scratch.job("job.yaml", &with(job, &json!({"engine": {"parallel_splits": 2}, "output": {"path": "stopped"}})));
+    let mut stopped = false;
+    let seen = watch_and(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
+        if !stopped && said.contains("split_committed") {
+            signal(process, libc::SIGINT);
+            stopped = true;
+        }
+    });
+    assert_eq!(seen.ran.code, Some(130), "{}", seen.ran.stderr);
+    assert!(assert_whole(&scratch.path("stopped"), &expected) < expected.len());
+    let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
+    assert!(made_by(&scratch, resumed, "stopped") == expected, "other bytes after a resume");
+    assert_eq!(statistics("stopped"), whole);
 }

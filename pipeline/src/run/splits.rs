@@ -186,8 +186,11 @@ impl Job {
     }
 
     fn committed(&self, record: &ShardRecord) -> Result<()> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(record.split);
-        self.committed.fetch_add(1, Ordering::Relaxed);
+        let is_first = self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(record.split);
+        // one that is made again because it was damaged was done already
+        if is_first && !self.done.contains_key(&record.split) {
+            self.committed.fetch_add(1, Ordering::Relaxed);
+        }
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
         self.holdouts.committed(record)?;
         self.observer.event(&Event::SplitCommitted {
