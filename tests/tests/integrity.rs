@@ -249,9 +249,15 @@ fn a_shard_that_was_damaged_before_a_resume_is_made_again_before_the_end() {
         crashed(&out, 2);
         let shard = out.join("data").join(shards(&out).into_keys().next().unwrap());
         harm(&shard);
-        let ran = scratch.stillhouse(&["run", "job.yaml"]).expect(0);
+        let ran = scratch.stillhouse(&["run", "job.yaml", "--json"]).expect(0);
+        let events = ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let progress = events.filter(|event| event["event"] == "progress").last().unwrap();
+        assert_eq!(progress["splits_done"], progress["splits"], "{how}: {progress}");
         if how == "flipped" {
-            ran.says(&["warning", "train-00000-of-", "sha256", "made again"]);
+            let warning = ran.stdout.lines().find(|line| line.contains("warning")).unwrap();
+            for part in ["train-00000-of-", "sha256", "made again"] {
+                assert!(warning.contains(part), "{part:?} is not in {warning}");
+            }
         }
         assert_eq!(kept(&out), whole, "{how}");
     }

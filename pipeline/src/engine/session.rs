@@ -80,9 +80,13 @@ impl JobResources {
         found.ok_or_else(|| internal_datafusion_err!("this session has no resources of a Stillhouse job"))
     }
 
-    /// A session for executing a plan with these.
-    pub fn session(self: &Arc<Self>, runtime: Arc<RuntimeEnv>) -> SessionContext {
-        SessionContext::new_with_config_rt(SessionConfig::new().with_extension(Arc::clone(self)), runtime)
+    /// A session for executing a plan with these; the buckets of the input stand in its registry of object stores.
+    ///
+    /// # Errors
+    /// As [`Store::register`].
+    pub fn session(self: &Arc<Self>, runtime: Arc<RuntimeEnv>) -> Result<SessionContext> {
+        self.store.register(&runtime)?;
+        Ok(SessionContext::new_with_config_rt(SessionConfig::new().with_extension(Arc::clone(self)), runtime))
     }
 
     pub(super) fn state_of(&self, split: &SplitRecord) -> Arc<SplitState> {

@@ -224,7 +224,7 @@ fn other_process() {
         [(); 3].map(|()| DeviceQueue::start(load_teacher(&prepared, true, &Silent).unwrap().unwrap()).unwrap());
     let pool = Pool::new(2).unwrap();
     let here = resources(&prepared, &output, &devices, pool.spawner().unwrap(), &Arc::new(AtomicBool::new(false)));
-    let context = Arc::new(here).session(Arc::new(RuntimeEnv::default())).task_ctx();
+    let context = Arc::new(here).session(Arc::new(RuntimeEnv::default())).unwrap().task_ctx();
     let plan = from_bytes(&fs::read(folder.join("plan")).unwrap(), &context).unwrap();
     let own: usize = std::env::var("STILLHOUSE_TEST_OWN").unwrap().parse().unwrap();
     for partition in (0..plan.output_partitioning().partition_count()).filter(|p| p % 2 == own) {

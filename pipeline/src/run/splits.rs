@@ -95,7 +95,8 @@ impl Job {
         let plan = plan.map_err(PipelineError::of_plan)?;
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&plan));
         let resources = Arc::new(resources(prepared, &self.output, &self.devices, spawner, &self.stop));
-        let context = resources.session(runtime(&prepared.spec.engine)?).task_ctx();
+        let session = resources.session(runtime(&prepared.spec.engine)?).map_err(PipelineError::of_plan)?;
+        let context = session.task_ctx();
         let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
         Ok(Running { plan, splits, context, resources, tally, has_failed: Arc::default() })
     }

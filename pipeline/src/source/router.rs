@@ -45,6 +45,11 @@ impl Router {
         Self { disk: Arc::new(LocalFileSystem::new()), mounts }
     }
 
+    /// The buckets, by their URLs without a key.
+    pub fn buckets(&self) -> impl Iterator<Item = (&StoreUrl, &Arc<dyn ObjectStore>)> {
+        self.mounts.iter().map(|mount| (&mount.url, &mount.store))
+    }
+
     /// A path as a person names it, and whether it is on the disk.
     pub fn shown(&self, path: &Path) -> (String, bool) {
         for mount in &self.mounts {

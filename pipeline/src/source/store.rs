@@ -13,12 +13,15 @@ use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use datafusion::common::DataFusionError;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
+use url::Url;
 
 use super::list::InputFile;
 use super::router::{Mount, Router};
@@ -57,6 +60,18 @@ impl Store {
         };
         let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
         Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, handle, router, expected: Arc::default() }
+    }
+
+    /// Makes the buckets known to a session, under their URLs: nodes of DataFusion's own find them there, as they find the disk.
+    ///
+    /// # Errors
+    /// When a bucket has a name that no URL can have.
+    pub fn register(&self, runtime: &RuntimeEnv) -> datafusion::common::Result<()> {
+        for (url, store) in self.router.buckets() {
+            let url = Url::parse(&url.to_string()).map_err(|e| DataFusionError::External(Box::new(e)))?;
+            runtime.register_object_store(&url, Arc::clone(store));
+        }
+        Ok(())
     }
 
     /// The same, for reading these files as they were listed: a range of one that is another by now is an error ([`Changed`]).

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::StringArray;
+use datafusion::execution::object_store::ObjectStoreUrl;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
@@ -215,4 +217,26 @@ fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
     // and what changes while the query reads is an error
     let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
     assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");
+}
+
+/// What is not ours in a plan finds the buckets of a job where DataFusion looks for them.
+#[test]
+fn a_session_finds_the_buckets_by_their_urls() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let memory = Arc::new(InMemory::new());
+    let key = object_store::path::Path::from("of/a.jsonl");
+    runtime.block_on(memory.put(&key, PutPayload::from("whole"))).unwrap();
+    let opened = Opened {
+        store: Arc::clone(&memory) as Arc<dyn ObjectStore>,
+        multipart: None,
+        uploads: None,
+        statistics: Arc::default(),
+    };
+    let url = StoreUrl::parse("s3://corpora/of/a.jsonl").unwrap().unwrap();
+    let session = RuntimeEnv::default();
+    Store::with_buckets(runtime.handle().clone(), [(url, opened)]).register(&session).unwrap();
+    let found = session.object_store(ObjectStoreUrl::parse("s3://corpora").unwrap()).unwrap();
+    let bytes = runtime.block_on(async { found.get(&key).await?.bytes().await }).unwrap();
+    assert_eq!(bytes, "whole".as_bytes());
+    assert!(session.object_store(ObjectStoreUrl::parse("s3://others").unwrap()).is_err());
 }
