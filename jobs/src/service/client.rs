@@ -1,15 +1,17 @@
 //! The service's client, for the verbs that ask one: requests, problem details in words, streams that go on after a lost connection.
 
+use std::error::Error;
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
+use reqwest::blocking::{Client as HttpClient, Response};
+use reqwest::redirect::Policy;
+use reqwest::{Method, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use stillhouse_pipeline::storage::{Breakage, breakage};
 use stillhouse_schemas::problems::Problem;
-use ureq::Agent;
-use ureq::Body;
-use ureq::http::{Request, Response, StatusCode, header};
 use url::Url;
 
 use super::api::BASE;
@@ -81,11 +83,13 @@ type Result<T, E = ClientError> = std::result::Result<T, E>;
 pub struct Client {
     base: String,
     token: Option<String>,
-    agent: Agent,
+    http: HttpClient,
 }
 
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(120);
+/// A stream of events may be silent for as long as its job takes.
+const EVENTS: Duration = Duration::from_secs(365 * 86_400);
 const LARGEST_ANSWER: u64 = 256 << 20;
 const LONGEST_LINE: u64 = 64 << 20;
 
@@ -112,21 +116,28 @@ impl ServiceOptions {
         if token.as_ref().is_some_and(|t| !t.bytes().all(|b| b.is_ascii_graphic())) {
             return Err(usage("STILLHOUSE_TOKEN holds no token"));
         }
-        Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, agent: agent() })
+        Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, http: http()? })
     }
 }
 
-fn agent() -> Agent {
-    Agent::config_builder()
-        .http_status_as_error(false)
-        .max_redirects(0)
+fn http() -> Result<HttpClient> {
+    let settings = HttpClient::builder()
+        .redirect(Policy::none())
         .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
-        .timeout_connect(Some(CONNECT))
-        .timeout_send_request(Some(CONNECT))
-        .timeout_recv_response(Some(ANSWER))
-        .timeout_recv_body(None)
-        .build()
-        .into()
+        .connect_timeout(CONNECT)
+        // of the head of an answer, and of each read
+        .timeout(ANSWER);
+    settings.build().map_err(|e| ClientError::Usage(format!("no connection can be made: {}", breakage(&e).1)))
+}
+
+/// A text that has to end.
+fn read_text(answer: Response, limit: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    answer.take(limit + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > limit {
+        true => Err(std::io::Error::other(format!("the answer has more than {limit} bytes"))),
+        false => Ok(text),
+    }
 }
 
 /// A request: method, path below the API, and what goes with it.
@@ -173,9 +184,7 @@ impl Client {
     /// # Errors
     /// As [`ClientError`] says.
     pub fn text(&self, ask: &Ask<'_>) -> Result<String> {
-        let mut answer = self.send(ask)?;
-        let read = answer.body_mut().with_config().limit(LARGEST_ANSWER).read_to_string();
-        read.map_err(|e| self.broken(&e))
+        read_text(self.send(ask)?, LARGEST_ANSWER).map_err(|e| self.broken(&e))
     }
 
     /// Sends a request and gives the answer's body as it comes.
@@ -183,7 +192,7 @@ impl Client {
     /// # Errors
     /// As [`ClientError`] says.
     pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
-        Ok(self.send(ask)?.into_body().into_reader())
+        self.send(ask)
     }
 
     /// The events of a stream.
@@ -273,40 +282,32 @@ impl Client {
         }
     }
 
-    fn send(&self, ask: &Ask<'_>) -> Result<Response<Body>> {
-        let mut url = format!("{}{}", self.base, ask.path);
-        for (i, (key, value)) in ask.query.iter().enumerate() {
-            let value: String = url::form_urlencoded::byte_serialize(value.as_bytes()).collect();
-            url.push_str(&format!("{}{key}={value}", if i == 0 { '?' } else { '&' }));
+    fn send(&self, ask: &Ask<'_>) -> Result<Response> {
+        let wrong = |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
+        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| wrong(&e))?;
+        if !ask.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&ask.query);
         }
-        let mut request = Request::builder().method(ask.method).uri(url);
+        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| wrong(&e))?;
+        let mut request = self.http.request(method, url);
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         for (name, value) in &ask.headers {
             request = request.header(*name, value);
         }
-        let wrong = |e: ureq::http::Error| ClientError::Usage(format!("the request cannot be sent: {e}"));
-        let sent = match &ask.body {
-            Some(body) => self.agent.run(request.body(body.clone()).map_err(wrong)?),
-            None => {
-                let streaming = ask.headers.iter().any(|(_, value)| value == "text/event-stream");
-                let request = request.body(()).map_err(wrong)?;
-                match streaming {
-                    true => {
-                        let patient = self.agent.configure_request(request).timeout_per_call(None).build();
-                        self.agent.run(patient)
-                    }
-                    false => self.agent.run(request),
-                }
-            }
-        };
-        let mut answer = sent.map_err(|e| self.broken(&e))?;
+        if ask.headers.iter().any(|(_, value)| value == "text/event-stream") {
+            request = request.timeout(EVENTS);
+        }
+        if let Some(body) = &ask.body {
+            request = request.body(body.clone());
+        }
+        let answer = request.send().map_err(|e| self.broken(&e))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
         let status = answer.status();
-        let text = answer.body_mut().with_config().limit(1 << 20).read_to_string().unwrap_or_default();
+        let text = read_text(answer, 1 << 20).unwrap_or_default();
         let refusal: Refusal = serde_json::from_str(&text).unwrap_or_default();
         Err(self.refused(status, refusal))
     }
@@ -329,15 +330,14 @@ impl Client {
         ClientError::Refused(Box::new(refusal))
     }
 
-    fn broken(&self, error: &ureq::Error) -> ClientError {
+    fn broken(&self, error: &(dyn Error + 'static)) -> ClientError {
         let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
-        match error {
-            ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-                ClientError::NobodyListens(format!(
-                    "{service}: nobody listens there; `stillhouse serve` starts a service, --url names another one"
-                ))
-            }
-            other => ClientError::Connection(format!("{service}: {other}")),
+        match breakage(error) {
+            (Breakage::ConnectionRefused, _) => ClientError::NobodyListens(format!(
+                "{service}: nobody listens there; `stillhouse serve` starts a service, --url names another one"
+            )),
+            (Breakage::Unsendable, text) => ClientError::Usage(format!("{service}: the request {text}")),
+            (_, text) => ClientError::Connection(format!("{service}: {text}")),
         }
     }
 }

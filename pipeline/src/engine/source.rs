@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
@@ -22,7 +23,7 @@ use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 
 use super::node::{NodeMetrics, node_basics, properties};
-use super::pool::{Spawner, Task};
+use super::pool::Task;
 use super::session::JobResources;
 use super::state::{Doing, StageState};
 use crate::source::{InputFile, Listing, SourceError, SplitReader};
@@ -79,7 +80,7 @@ impl DisplayAs for SplitsExec {
 /// One split while it is read: a step makes its next batch on a reader's thread while the chain is at work on the one before.
 struct Reading {
     step: Option<Task<Step>>,
-    spawner: Spawner,
+    resources: Arc<JobResources>,
     metrics: Arc<NodeMetrics>,
     stage: StageState,
 }
@@ -89,10 +90,13 @@ type Step = (SplitReader, Result<Option<RecordBatch>, SourceError>);
 impl Reading {
     fn begin(&mut self, mut reader: SplitReader) {
         let (metrics, stage) = (Arc::clone(&self.metrics), self.stage.clone());
-        self.step = Some(self.spawner.step(move || {
+        let resources = Arc::clone(&self.resources);
+        self.step = Some(self.resources.spawner.step(move || {
             stage.does(Doing::Works);
             let began = Instant::now();
             let batch = reader.next().transpose();
+            // here, not where the chain comes to it: meanwhile others would begin
+            resources.has_failed.fetch_or(batch.is_err(), Ordering::Relaxed);
             metrics.worked_since(began);
             stage.does(Doing::Nothing);
             (reader, batch)
@@ -157,15 +161,17 @@ impl ExecutionPlan for SplitsExec {
         }
         let stage = StageState::new(&state, 0);
         let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));
-        let (spawner, metrics) = (resources.spawner.clone(), Arc::clone(&self.metrics));
-        let stream =
-            try_unfold((Some(reader), Reading { step: None, spawner, metrics, stage }), async |(new, mut reading)| {
+        let metrics = Arc::clone(&self.metrics);
+        let stream = try_unfold(
+            (Some(reader), Reading { step: None, resources, metrics, stage }),
+            async |(new, mut reading)| {
                 // nothing is read before somebody asks for it
                 if let Some(reader) = new {
                     reading.begin(reader);
                 }
                 Ok(reading.next().await?.map(|(batch, reading)| (batch, (None, reading))))
-            });
+            },
+        );
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
     }
 }

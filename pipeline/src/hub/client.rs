@@ -1,14 +1,16 @@
 //! The requests to the hub: redirects followed by hand so that the token stays home, retries, and what an answer means.
 
+use std::error::Error;
 use std::fs;
-use std::io;
+use std::io::Read;
 use std::thread;
 use std::time::Duration;
 
+use reqwest::blocking::Response;
+use reqwest::header::HeaderMap;
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Method, StatusCode};
 use serde_json::Value;
-use ureq::http::{HeaderMap, Method, Request, Response, StatusCode};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body};
 use url::Url;
 
 use super::config::{HubConfig, Token};
@@ -87,7 +89,7 @@ enum Follow {
 
 /// A client of one hub.
 pub(super) struct Client {
-    agent: Agent,
+    http: reqwest::blocking::Client,
     endpoint: Url,
     token: Option<Token>,
     pub(super) attempts: u32,
@@ -96,16 +98,14 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(config: &HubConfig) -> Result<Self> {
-        let mut settings = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
+        // without a body to send, the timeout is of the head of an answer, and of each read
+        let mut settings = reqwest::blocking::Client::builder()
+            .redirect(Policy::none())
             .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(config.timeout))
-            .timeout_per_read(Some(config.timeout))
-            .timeout_per_write(Some(config.timeout));
+            .connect_timeout(config.timeout)
+            .timeout(config.timeout);
         if !config.use_proxy {
-            settings = settings.proxy(None);
+            settings = settings.no_proxy();
         }
         if let Some(path) = &config.ca_bundle {
             let refuse = |why: String| {
@@ -115,20 +115,19 @@ impl Client {
                 )
             };
             let pem = fs::read(path).map_err(|e| refuse(e.to_string()))?;
-            let trusted: Vec<_> = parse_pem(&pem)
-                .filter_map(|item| match item {
-                    Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                    _ => None,
-                })
-                .collect();
+            let trusted = Certificate::from_pem_bundle(&pem).unwrap_or_default();
             if trusted.is_empty() {
                 return Err(refuse("it holds none (PEM is read)".to_owned()));
             }
-            settings =
-                settings.tls_config(TlsConfig::builder().root_certs(RootCerts::new_with_certs(&trusted)).build());
+            settings = settings.tls_built_in_root_certs(false);
+            settings = trusted.into_iter().fold(settings, reqwest::blocking::ClientBuilder::add_root_certificate);
         }
+        let unusable = |e: reqwest::Error| {
+            let (_, why) = storage::breakage(&e);
+            PipelineError::new(ErrorKind::Usage, format!("no connection to the hub can be made: {why}"))
+        };
         Ok(Self {
-            agent: settings.build().new_agent(),
+            http: settings.build().map_err(unusable)?,
             endpoint: config.endpoint.clone(),
             token: config.token.clone(),
             attempts: config.attempts.max(1),
@@ -143,9 +142,13 @@ impl Client {
         path.extend(["revision", reference.revision()]);
         let url = self.address(&path);
         self.retrying(attempts, || {
-            let mut response = self.ask(Method::GET, &url, None, Follow::ToTheEnd, reference, None)?;
-            let body = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
-            let body = body.map_err(|e| self.broken(&url, e))?;
+            let response = self.ask(Method::GET, &url, None, Follow::ToTheEnd, reference, None)?;
+            let mut body = Vec::new();
+            response.take(MAX_LISTING_BYTES + 1).read_to_end(&mut body).map_err(|e| self.broken(&url, &e))?;
+            if body.len() as u64 > MAX_LISTING_BYTES {
+                let problem = format!("more than {MAX_LISTING_BYTES} bytes");
+                return Err(self.nonsense(&format!("the list of files of {reference}"), &problem).into());
+            }
             Listing::parse(&body)
                 .map_err(|problem| self.nonsense(&format!("the list of files of {reference}"), &problem).into())
         })
@@ -171,7 +174,7 @@ impl Client {
     }
 
     /// The bytes of a file from an offset on; status 200 means that the server sends all of it.
-    pub(super) fn open(&self, reference: &HubRef, commit: &str, file: &str, offset: u64) -> Answer<Response<Body>> {
+    pub(super) fn open(&self, reference: &HubRef, commit: &str, file: &str, offset: u64) -> Answer<Response> {
         let url = self.resolve_address(reference, commit, file);
         self.ask(Method::GET, &url, Some(offset).filter(|&o| o > 0), Follow::ToTheEnd, reference, Some(file))
     }
@@ -227,22 +230,20 @@ impl Client {
         follow: Follow,
         reference: &HubRef,
         file: Option<&str>,
-    ) -> Answer<Response<Body>> {
+    ) -> Answer<Response> {
         let mut url = url.clone();
         let mut at_home = true;
         for _ in 0..=MAX_REDIRECTS {
             // once away, always away: nobody else decides what is asked in this person's name
             at_home &= url.origin() == self.endpoint.origin();
-            let mut request =
-                Request::builder().method(method.clone()).uri(url.as_str()).header("accept-encoding", "identity");
+            let mut request = self.http.request(method.clone(), url.clone()).header("accept-encoding", "identity");
             if let Some(offset) = offset {
                 request = request.header("range", format!("bytes={offset}-"));
             }
             if let Some(token) = self.token.as_ref().filter(|_| at_home) {
                 request = request.header("authorization", token.bearer());
             }
-            let request = request.body(()).map_err(|_| self.nonsense(host(&url), "its address cannot be asked for"))?;
-            let response = self.agent.run(request).map_err(|e| self.broken(&url, e))?;
+            let response = request.send().map_err(|e| self.broken(&url, &e))?;
 
             if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
                 return self.judged(response, &url, at_home, reference, file);
@@ -268,12 +269,12 @@ impl Client {
     /// Passes a success on; says of anything else what it means and what to do.
     fn judged(
         &self,
-        response: Response<Body>,
+        response: Response,
         url: &Url,
         at_home: bool,
         reference: &HubRef,
         file: Option<&str>,
-    ) -> Answer<Response<Body>> {
+    ) -> Answer<Response> {
         let status = response.status();
         let what = file.map_or_else(|| reference.to_string(), |file| format!("{file:?} of {reference}"));
         let answer = format!("{} answered {}", host(url), status.as_u16());
@@ -329,26 +330,13 @@ impl Client {
     }
 
     /// A request that got no answer. Addresses are not repeated: those of storage are signed.
-    fn broken(&self, url: &Url, error: ureq::Error) -> Failure {
-        let host = host(url);
-        let passing = match &error {
-            // rustls reports a bad certificate as invalid data
-            ureq::Error::Io(e) => !matches!(e.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput),
-            ureq::Error::Timeout(_)
-            | ureq::Error::HostNotFound
-            | ureq::Error::ConnectionFailed
-            | ureq::Error::ConnectProxyFailed(_)
-            | ureq::Error::Protocol(_) => true,
-            _ => false,
-        };
-        let message = match error {
-            ureq::Error::BadUri(_) => "its address cannot be used".to_owned(),
-            ureq::Error::HostNotFound => "no such host is known".to_owned(),
-            ureq::Error::ConnectProxyFailed(_) => "the proxy does not connect".to_owned(),
-            other => other.to_string(),
-        };
-        let message = format!("the hub cannot be reached: {host}: {message}");
-        if passing { Failure::passing(message) } else { PipelineError::new(ErrorKind::Model, message).into() }
+    fn broken(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
+        let (why, text) = storage::breakage(error);
+        let message = format!("the hub cannot be reached: {}: {text}", host(url));
+        match why.is_transient() {
+            true => Failure::passing(message),
+            false => PipelineError::new(ErrorKind::Model, message).into(),
+        }
     }
 }
 

@@ -61,7 +61,7 @@ pub struct HubConfig {
     pub token: Option<Token>,
     /// `HF_HUB_OFFLINE`: the cache alone.
     pub offline: bool,
-    /// Certificates to trust instead of Mozilla's (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
+    /// Certificates to trust instead of the system's (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
     pub ca_bundle: Option<PathBuf>,
     /// Whether `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are heeded.
     pub use_proxy: bool,

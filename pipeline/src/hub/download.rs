@@ -11,6 +11,7 @@ use super::cache::{Repo, disk};
 use super::client::{Again, Client, Failure, Metadata};
 use super::reference::HubRef;
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::storage;
 
 const BUFFER_BYTES: usize = 128 << 10;
 /// An attempt that brought this much was no failure: a long download over a bad line ends.
@@ -130,7 +131,7 @@ impl Download<'_> {
         (self.progress)(self.name, done, total);
 
         // one byte more than promised is enough to know that it is another file
-        let mut body = response.into_body().into_reader().take(size.map_or(u64::MAX, |size| size - done + 1));
+        let mut body = response.take(size.map_or(u64::MAX, |size| size - done + 1));
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let count = match body.read(&mut buffer) {
@@ -138,10 +139,8 @@ impl Download<'_> {
                 Ok(count) => count,
                 Err(e) if e.kind() == IoErrorKind::Interrupted => continue,
                 Err(e) => {
-                    return Err(Failure::passing(format!(
-                        "{:?} of {}: the connection broke: {e}",
-                        self.name, self.reference
-                    )));
+                    let (_, why) = storage::breakage(&e);
+                    return Err(Failure::passing(format!("{:?} of {}: {why}", self.name, self.reference)));
                 }
             };
             file.write_all(&buffer[..count]).map_err(disk(context()))?;

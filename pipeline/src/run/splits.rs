@@ -47,8 +47,6 @@ pub(crate) struct Running<'a> {
     context: Arc<TaskContext>,
     resources: Arc<JobResources>,
     tally: Tally<'a>,
-    /// Set where a split fails, before anybody sees the error: no other one begins.
-    has_failed: Arc<AtomicBool>,
 }
 
 impl Job {
@@ -98,7 +96,7 @@ impl Job {
         let session = resources.session(runtime(&prepared.spec.engine)?).map_err(PipelineError::of_plan)?;
         let context = session.task_ctx();
         let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
-        Ok(Running { plan, splits, context, resources, tally, has_failed: Arc::default() })
+        Ok(Running { plan, splits, context, resources, tally })
     }
 
     /// Tells where everything stands when nothing has moved for a while.
@@ -158,16 +156,16 @@ impl Job {
 
     /// One split from its piece of the input to its committed shard.
     async fn run_split(&self, running: &Running<'_>, partition: usize) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) || running.has_failed.load(Ordering::Relaxed) {
+        let resources = Arc::clone(&running.resources);
+        if self.stop.load(Ordering::Relaxed) || resources.has_failed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let split = &running.splits[partition];
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let (plan, context) = (Arc::clone(&running.plan), Arc::clone(&running.context));
-        let has_failed = Arc::clone(&running.has_failed);
         let chain = async move {
             let made = async { plan.execute(partition, context)?.try_collect::<Vec<_>>().await }.await;
-            has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
+            resources.has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
             made
         };
         let stopped = || format!("{} stopped: a fault of this program", describe(split));
@@ -221,6 +219,7 @@ pub(crate) fn resources(
         output: output.clone(),
         limits: Arc::new(move |split| operators::limits(&of.spec, of.vocab_size, &specials, split)),
         spawner,
+        has_failed: AtomicBool::new(false),
         stop: Arc::clone(stop),
         stages: stages(&prepared.operators),
         at_work: SplitsAtWork::default(),

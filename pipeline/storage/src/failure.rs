@@ -5,6 +5,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
@@ -138,9 +139,39 @@ pub fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> O
         if let Some(found) = error.downcast_ref::<T>() {
             return Some(found);
         }
-        next = error.source();
+        // what an I/O error was made of is not among its sources
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        next = inner.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
     }
     None
+}
+
+/// Why a request of any client has no whole answer, and that in words. Addresses are not repeated.
+pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
+    let mut texts = Vec::new();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        texts.push(cause.to_string());
+        next = cause.source();
+    }
+    let last = texts.last().cloned().unwrap_or_else(|| error.to_string());
+    let client = find_cause::<reqwest::Error>(error);
+    let (connects, late) = client.map_or((false, false), |e| (e.is_connect(), e.is_timeout()));
+    let certificate = matches!(find_cause(error), Some(rustls::Error::InvalidCertificate(_)));
+    // hyper has a type for it that cannot be named
+    let is_lookup = connects && texts.iter().any(|text| text.contains("dns error"));
+    match find_cause::<io::Error>(error).map(io::Error::kind) {
+        _ if certificate => (Breakage::Certificate, last),
+        _ if is_lookup => (Breakage::UnknownHost, "no such host is known".into()),
+        Some(io::ErrorKind::ConnectionRefused) => (Breakage::ConnectionRefused, "the connection is refused".into()),
+        _ if connects && late => (Breakage::NoConnection, "no connection: nobody answers there".into()),
+        _ if connects => (Breakage::NoConnection, format!("no connection: {last}")),
+        _ if late => (Breakage::Timeout, "no answer in time".into()),
+        _ if client.is_some_and(reqwest::Error::is_builder) => {
+            (Breakage::Unsendable, format!("cannot be sent: {last}"))
+        }
+        _ => (Breakage::Connection, format!("the connection broke: {last}")),
+    }
 }
 
 /// Which store a transport is for.
@@ -300,6 +331,37 @@ mod tests {
         );
         sent.insert("x-amz-security-token", "TOKENSECRET".parse().unwrap());
         Refusal::read(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes(), &sent)
+    }
+
+    /// As clients wrap what failed below them.
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_known_by_its_type() {
+        let untrusted = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let error = Outer(io::Error::new(io::ErrorKind::InvalidData, untrusted));
+        let (why, text) = breakage(&error);
+        assert!(why == Breakage::Certificate && !why.is_transient(), "{why:?}: {text}");
+        let (why, text) = breakage(&Outer(io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError)));
+        assert!(why == Breakage::Connection && why.is_transient(), "{why:?}: {text}");
+    }
+
+    #[tokio::test]
+    async fn who_is_not_reached_is_known_by_the_client() {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = |address: std::net::SocketAddr| client.get(format!("http://{address}")).send();
+        let closes = async { drop(listener.accept().await.unwrap()) };
+        let (closed, ()) = tokio::join!(asked(address), closes);
+        assert_eq!(breakage(&closed.unwrap_err()).0, Breakage::Connection);
+        drop(listener);
+        let refused = breakage(&asked(address).await.unwrap_err());
+        assert_eq!(refused, (Breakage::ConnectionRefused, "the connection is refused".to_owned()));
+        let odd = client.get("no scheme").send().await.unwrap_err();
+        assert_eq!(breakage(&odd).0, Breakage::Unsendable);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub use addresses::is_public;
 pub use blocking::blocking;
 pub use disk_cache::{DiskCache, DiskCacheOptions};
 pub use explain::{explain, explain_cause, is_retryable};
-pub use failure::{Outcome, TransportError, find_cause, find_failure};
+pub use failure::{Breakage, Outcome, TransportError, breakage, find_cause, find_failure};
 pub use guard::Guard;
 pub use open::{Opened, Requests, StorageError, Storages};
 pub use profile::Environment;

@@ -17,9 +17,7 @@
 //! Memory: an answer is held whole, so callers read objects in bounded ranges; more than 1 GiB is refused. Nothing is spawned: a
 //! dropped call is a cancelled request.
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -36,7 +34,7 @@ use object_store::client::{
 };
 use stillhouse_schemas::storage::{RetryLimits, Scheme};
 
-use super::failure::{Asked, Breakage, Outcome, Refusal, Target, TransportError, element, find_cause};
+use super::failure::{Asked, Breakage, Outcome, Refusal, Target, TransportError, breakage, element, find_cause};
 use super::guard::{Guard, Guarded};
 use super::retry::{Backoff, asked_wait};
 
@@ -334,29 +332,8 @@ fn broken(error: &HttpError) -> Fault {
     if let Some(guarded) = find_cause::<Guarded>(error) {
         return Fault::broken(Breakage::Guarded, guarded.to_string());
     }
-    let mut texts = Vec::new();
-    let mut next: Option<&dyn Error> = error.source();
-    while let Some(cause) = next {
-        texts.push(cause.to_string());
-        next = cause.source();
-    }
-    let says = |text: &str| texts.iter().any(|t| t.contains(text));
-    let io = find_cause::<io::Error>(error).map(io::Error::kind);
-    let last = texts.last().cloned().unwrap_or_default();
-    match error.kind() {
-        _ if says("certificate") => Fault::broken(Breakage::Certificate, last),
-        _ if says("dns error") => Fault::broken(Breakage::UnknownHost, "no such host is known"),
-        _ if io == Some(io::ErrorKind::ConnectionRefused) => {
-            Fault::broken(Breakage::ConnectionRefused, "the connection is refused")
-        }
-        HttpErrorKind::Connect => Fault::broken(Breakage::NoConnection, format!("no connection: {last}")),
-        HttpErrorKind::Timeout if says("(Connect)") => {
-            Fault::broken(Breakage::NoConnection, "no connection: nobody answers there")
-        }
-        HttpErrorKind::Timeout => Fault::broken(Breakage::Timeout, "no answer in time"),
-        _ if says("builder error") => Fault::broken(Breakage::Unsendable, format!("cannot be sent: {last}")),
-        _ => Fault::broken(Breakage::Connection, format!("the connection broke: {last}")),
-    }
+    let (why, text) = breakage(error);
+    Fault::broken(why, text)
 }
 
 /// Services that only machines of a cloud have: elsewhere nobody, or a proxy, answers.

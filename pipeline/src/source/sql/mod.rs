@@ -29,6 +29,7 @@ use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::logical_expr::{Expr, LogicalPlan, Volatility};
 use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::sql::parser::Statement;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
@@ -149,7 +150,14 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
     let tables = input.sources().into_iter().map(|source| format!("`{}`", source.name)).collect::<Vec<_>>().join(", ");
     let invalid = |message: String| SourceError::Sql { message, retryable: false };
     let sql = input.sql.as_deref().unwrap_or_default();
-    let plan = context.state().create_logical_plan(sql).await.map_err(sql_error)?;
+    let state = context.state();
+    let dialect = state.config().options().sql_parser.dialect;
+    let statement = state.sql_to_statement(sql, &dialect).map_err(sql_error)?;
+    if matches!(statement, Statement::CopyTo(_)) {
+        // to where, in which format, is nobody's question
+        return Err(invalid(format!("DML not supported: COPY; valid: one SELECT over the tables {tables}")));
+    }
+    let plan = state.statement_to_plan(statement).await.map_err(sql_error)?;
     let only_queries = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let verified = only_queries.verify_plan(&plan);
     let explains = matches!(plan, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_) | LogicalPlan::DescribeTable(_));
