@@ -251,7 +251,7 @@ fn a_shard_that_was_damaged_before_a_resume_is_made_again_before_the_end() {
         harm(&shard);
         let ran = scratch.stillhouse(&["run", "job.yaml", "--json"]).expect(0);
         let events = ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let progress = events.filter(|event| event["event"] == "progress").last().unwrap();
+        let progress = events.rev().find(|event| event["event"] == "progress").unwrap();
         assert_eq!(progress["splits_done"], progress["splits"], "{how}: {progress}");
         if how == "flipped" {
             let warning = ran.stdout.lines().find(|line| line.contains("warning")).unwrap();
