@@ -1,5 +1,7 @@
 //! The walk-through of CONTRIBUTING.md: its file is compiled here, runs in a job, and everything that is promised there follows from it.
 
+#![allow(clippy::unwrap_used, reason = "tests fail by it")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
