@@ -31,7 +31,7 @@ use crate::run::{Job, blocking, planned};
 use crate::shard::hex;
 
 /// Damages that are told one by one.
-const MOST_TOLD: usize = 10;
+const MOST_NAMED: usize = 10;
 
 /// A file that is not what it should be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -129,11 +129,11 @@ pub async fn check_finished(
     }
     let mut message =
         format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
-    for damage in found.iter().take(MOST_TOLD) {
+    for damage in found.iter().take(MOST_NAMED) {
         message += &format!("\n  {}: {}", damage.name, damage.message);
     }
-    if found.len() > MOST_TOLD {
-        message += &format!("\n  … and {} more", found.len() - MOST_TOLD);
+    if found.len() > MOST_NAMED {
+        message += &format!("\n  … and {} more", found.len() - MOST_NAMED);
     }
     Err(PipelineError::new(ErrorKind::DataSet, message))
 }

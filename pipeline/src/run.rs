@@ -102,6 +102,7 @@ async fn run_locked(
             let manifest = finish::manifest_of(output).await?;
             let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
             check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
+            output.remove_leftovers().await?;
             output.clean_state().await?;
             verdict::judge(&prepared.spec, &manifest)?;
             finish::renew_card(&prepared, output, &manifest).await?;

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stillhouse_pipeline::storage::{Breakage, breakage};
 use stillhouse_schemas::problems::Problem;
-use url::Url;
+use url::{Host, Url};
 
 use super::api::BASE;
 use super::config::DEFAULT_PORT;
@@ -88,8 +88,6 @@ pub struct Client {
 
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(120);
-/// A stream of events may be silent for as long as its job takes.
-const EVENTS: Duration = Duration::from_secs(365 * 86_400);
 const LARGEST_ANSWER: u64 = 256 << 20;
 const LONGEST_LINE: u64 = 64 << 20;
 
@@ -116,18 +114,44 @@ impl ServiceOptions {
         if token.as_ref().is_some_and(|t| !t.bytes().all(|b| b.is_ascii_graphic())) {
             return Err(usage("STILLHOUSE_TOKEN holds no token"));
         }
-        Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, http: http()? })
+        let http = http(is_here(&url), ANSWER)?;
+        Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, http })
     }
 }
 
-fn http() -> Result<HttpClient> {
+/// Whether a URL is of this machine, to which no proxy leads.
+fn is_here(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    }
+}
+
+/// `answer`: the longest wait for the head of an answer, and for each read.
+fn http(here: bool, answer: Duration) -> Result<HttpClient> {
     let settings = HttpClient::builder()
         .redirect(Policy::none())
         .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
-        // of the head of an answer, and of each read
-        .timeout(ANSWER);
+        .timeout(answer);
+    let settings = if here { settings.no_proxy() } else { settings };
     settings.build().map_err(|e| ClientError::Usage(format!("no connection can be made: {}", breakage(&e).1)))
+}
+
+/// A body that may be silent: a read that took too long is begun again.
+struct Patient<R>(R);
+
+impl<R: Read> Read for Patient<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Err(e) if breakage(&e).0 == Breakage::Timeout => {}
+                read => return read,
+            }
+        }
+    }
 }
 
 /// A text that has to end.
@@ -187,12 +211,12 @@ impl Client {
         read_text(self.send(ask)?, LARGEST_ANSWER).map_err(|e| self.broken(&e))
     }
 
-    /// Sends a request and gives the answer's body as it comes.
+    /// Sends a request and gives the answer's body as it comes, however long nothing does.
     ///
     /// # Errors
     /// As [`ClientError`] says.
     pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
-        self.send(ask)
+        Ok(Patient(self.send(ask)?))
     }
 
     /// The events of a stream.
@@ -200,7 +224,8 @@ impl Client {
     /// # Errors
     /// As [`ClientError`] says.
     pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
-        let body = self.stream(&ask.header("accept", "text/event-stream"))?;
+        // one that is silent for that long is lost: a service says every few seconds that it is there
+        let body = self.send(&ask.header("accept", "text/event-stream"))?;
         Ok(Events { lines: BufReader::new(body), last_id: None })
     }
 
@@ -295,9 +320,6 @@ impl Client {
         }
         for (name, value) in &ask.headers {
             request = request.header(*name, value);
-        }
-        if ask.headers.iter().any(|(_, value)| value == "text/event-stream") {
-            request = request.timeout(EVENTS);
         }
         if let Some(body) = &ask.body {
             request = request.body(body.clone());
@@ -399,7 +421,8 @@ impl<R: Read> Events<R> {
         let (mut kind, mut data) = (String::new(), String::new());
         loop {
             let mut line = Vec::new();
-            let broken = |e: std::io::Error| ClientError::Connection(format!("the stream broke off: {e}"));
+            let broken =
+                |e: std::io::Error| ClientError::Connection(format!("the stream broke off: {}", breakage(&e).1));
             if (&mut self.lines).take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(broken)? == 0 {
                 return Ok(None);
             }
@@ -435,6 +458,8 @@ pub fn plain(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::service::model::EventType;
 
@@ -450,6 +475,41 @@ mod tests {
         assert_eq!(events.last_id.as_deref(), Some("7"));
         assert_eq!(events.next().unwrap(), Some(Received::End));
         assert_eq!(events.next().unwrap(), None);
+    }
+
+    /// A server that answers one request: the head at once or never, the body after a while.
+    fn slow(has_head: bool, silence: Duration) -> Client {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            if has_head {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n").unwrap();
+            }
+            std::thread::sleep(silence);
+            let _ = stream.write_all(b"line");
+        });
+        Client { base, token: None, http: http(true, silence / 8).unwrap() }
+    }
+
+    #[test]
+    fn a_log_may_be_silent_and_an_answer_may_not() {
+        let silence = Duration::from_millis(800);
+        let mut text = String::new();
+        slow(true, silence).stream(&Ask::new("GET", "/log")).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "line");
+        for has_head in [true, false] {
+            let error = slow(has_head, silence).text(&Ask::new("GET", "/job")).unwrap_err();
+            assert!(
+                matches!(&error, ClientError::Connection(text) if text.ends_with("no answer in time")),
+                "{error:?}"
+            );
+        }
+        let mut events = slow(true, silence).events(Ask::new("GET", "/events")).unwrap();
+        let error = events.next().unwrap_err().to_string();
+        assert_eq!(error, "the stream broke off: no answer in time");
+        assert!(slow(false, silence).stream(&Ask::new("GET", "/log")).is_err(), "also a log has to begin");
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub enum Stop {
     Shutdown,
 }
 
-const TELL: Duration = Duration::from_millis(500);
+const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// Seconds that something a worker left behind may hold its pipes and say nothing, and in all.
 const LINGER: u32 = 5;
 const LINGER_AT_ALL: u32 = 120;
@@ -79,7 +79,7 @@ struct Attempt {
     view: Option<ProgressView>,
     bytes_before: u64,
     bytes: u64,
-    appended: Option<Instant>,
+    last_report: Option<Instant>,
     kept: Option<Instant>,
     failed: Option<Outcome>,
     finished: bool,
@@ -120,7 +120,7 @@ impl Attempt {
             view: None,
             bytes_before: 0,
             bytes: 0,
-            appended: None,
+            last_report: None,
             kept: None,
             failed: None,
             finished: false,
@@ -417,8 +417,8 @@ impl Attempt {
             stages: stages(&now),
         });
         self.last = now;
-        if self.appended.is_none_or(|appended| appended.elapsed() >= TELL) {
-            self.appended = Some(Instant::now());
+        if self.last_report.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+            self.last_report = Some(Instant::now());
             let whose = &self.task.whose;
             self.service.store.publish(EventView {
                 seq: None,

@@ -316,10 +316,10 @@ mod tests {
         assert_eq!(running.free(&capacity), [Slot::Cpu]);
         assert_eq!(put(&running, Slot::Cpu, &capacity), None);
         assert_eq!(running.free(&capacity), []);
-        let appended: Vec<(String, u32, u32, u32)> =
+        let reported: Vec<(String, u32, u32, u32)> =
             running.slots(&capacity).into_iter().map(|s| (s.kind, s.all, s.used, s.free)).collect();
         let expected = [("all", 4, 3, 1), ("cpu", 1, 1, 0), ("gpu:0", 1, 1, 0), ("gpu:3", 1, 1, 0)];
-        assert_eq!(appended, expected.map(|(kind, all, used, free)| (kind.to_owned(), all, used, free)));
+        assert_eq!(reported, expected.map(|(kind, all, used, free)| (kind.to_owned(), all, used, free)));
         // and never more than so many jobs, whatever they run on
         let one = Capacity { running_jobs: 1, ..capacity };
         let running = Running::default();

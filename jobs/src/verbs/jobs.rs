@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clap::Subcommand;
 use serde_json::Value;
 use stillhouse_pipeline::events::WentIn;
+use stillhouse_pipeline::storage::breakage;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
@@ -355,7 +356,7 @@ fn logs(client: &Client, ask: Ask<'_>, follow: bool) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut piece = vec![0; 64 << 10];
     loop {
-        let n = body.read(&mut piece).map_err(|e| Failure::System(format!("the log broke off: {e}")))?;
+        let n = body.read(&mut piece).map_err(|e| Failure::System(format!("the log broke off: {}", breakage(&e).1)))?;
         if n == 0 {
             return Ok(());
         }

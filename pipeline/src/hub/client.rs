@@ -10,6 +10,9 @@ use reqwest::blocking::Response;
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Method, StatusCode};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 use url::Url;
 
@@ -115,7 +118,11 @@ impl Client {
                 )
             };
             let pem = fs::read(path).map_err(|e| refuse(e.to_string()))?;
-            let trusted = Certificate::from_pem_bundle(&pem).unwrap_or_default();
+            // one of them that is of no use, such as an ancient one, takes nothing from the others
+            let mut store = RootCertStore::empty();
+            let all = CertificateDer::pem_slice_iter(&pem).flatten();
+            let usable = all.filter(|certificate| store.add(certificate.clone()).is_ok());
+            let trusted: Vec<_> = usable.filter_map(|certificate| Certificate::from_der(&certificate).ok()).collect();
             if trusted.is_empty() {
                 return Err(refuse("it holds none (PEM is read)".to_owned()));
             }

@@ -65,10 +65,11 @@ pub(super) async fn unfinished(folders: Vec<PathBuf>, is_ours: fn(&str) -> bool)
                 let entry = entry?;
                 let name = entry.file_name();
                 let meant = name.to_str().and_then(|name| name.rsplit_once('#'));
+                // as `put` names them: the process, and its number in ten digits
                 let ours = meant.is_some_and(|(meant, number)| {
-                    number.bytes().all(|digit| digit.is_ascii_digit()) && is_ours(meant)
+                    number.len() > 10 && number.bytes().all(|digit| digit.is_ascii_digit()) && is_ours(meant)
                 });
-                if ours {
+                if ours && entry.file_type()?.is_file() {
                     found.push(entry.path());
                 }
             }

@@ -301,8 +301,9 @@ async fn unfinished_work_is_taken_away(backends: &Backends) {
     // as a killed process leaves it: nothing is told to anybody
     std::mem::forget(staged(&output, &content(10, 6)).await);
     // and names that are hidden from lists: those being put, and files of others that only look like them
-    let put = ["_SUCCESS#70000000001", "_stillhouse/plan.json#7", "_stillhouse/splits/00003.json#70000000002"];
-    let theirs = ["notes#1", "_stillhouse/splits/a#b.json"];
+    let put =
+        ["_SUCCESS#70000000001", "_stillhouse/plan.json#70000000003", "_stillhouse/splits/00003.json#70000000002"];
+    let theirs = ["notes#70000000001", "manifest.json#1", "_stillhouse/splits/a#b.json"];
     if let Some(root) = output.folder() {
         std::fs::create_dir_all(root.join("_stillhouse/splits")).unwrap();
         put.iter().chain(&theirs).for_each(|name| std::fs::write(root.join(name), "half").unwrap());

@@ -38,7 +38,7 @@ const SPLITS_WITH_A_TEACHER: usize = 2;
 /// Row groups that a split has in memory: one that is encoded, with what the encoder needs beside it, and an encoded one on its way.
 const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
 /// Who has most of the memory, where there is not enough.
-const CONSUMERS_TOLD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
+const CONSUMERS_LISTED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
 
 /// A plan at work.
 pub(crate) struct Running<'a> {
@@ -276,7 +276,7 @@ fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
     let builder = match engine.memory_megabytes {
         Some(megabytes) => {
             let pool = GreedyMemoryPool::new(megabytes as usize * 1_000_000);
-            builder.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, CONSUMERS_TOLD)))
+            builder.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, CONSUMERS_LISTED)))
         }
         None => builder,
     };

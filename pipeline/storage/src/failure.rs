@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use object_store::path::Path;
+use rustls::InvalidMessage;
 use serde_json::Value;
 use stillhouse_schemas::storage::Scheme;
 
@@ -157,11 +158,19 @@ pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
     let last = texts.last().cloned().unwrap_or_else(|| error.to_string());
     let client = find_cause::<reqwest::Error>(error);
     let (connects, late) = client.map_or((false, false), |e| (e.is_connect(), e.is_timeout()));
-    let certificate = matches!(find_cause(error), Some(rustls::Error::InvalidCertificate(_)));
+    let tls = find_cause::<rustls::Error>(error);
+    let certificate =
+        matches!(tls, Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented));
+    // who answers speaks no TLS, or none that is spoken here
+    let no_tls = matches!(
+        tls,
+        Some(rustls::Error::PeerIncompatible(_) | rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))
+    );
     // hyper has a type for it that cannot be named
     let is_lookup = connects && texts.iter().any(|text| text.contains("dns error"));
     match find_cause::<io::Error>(error).map(io::Error::kind) {
         _ if certificate => (Breakage::Certificate, last),
+        _ if no_tls => (Breakage::Unsendable, format!("no TLS can be spoken with it: {last}")),
         _ if is_lookup => (Breakage::UnknownHost, "no such host is known".into()),
         Some(io::ErrorKind::ConnectionRefused) => (Breakage::ConnectionRefused, "the connection is refused".into()),
         _ if connects && late => (Breakage::NoConnection, "no connection: nobody answers there".into()),
@@ -344,6 +353,9 @@ mod tests {
         let error = Outer(io::Error::new(io::ErrorKind::InvalidData, untrusted));
         let (why, text) = breakage(&error);
         assert!(why == Breakage::Certificate && !why.is_transient(), "{why:?}: {text}");
+        let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
+        let (why, text) = breakage(&Outer(io::Error::new(io::ErrorKind::InvalidData, plain)));
+        assert!(why == Breakage::Unsendable && !why.is_transient(), "{why:?}: {text}");
         let (why, text) = breakage(&Outer(io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError)));
         assert!(why == Breakage::Connection && why.is_transient(), "{why:?}: {text}");
     }
