@@ -19,7 +19,6 @@ use object_store::{
 
 use super::*;
 use crate::source::store::ObjectReader;
-use crate::storage::{Opened, StoreUrl};
 
 const KB: u64 = 1 << 10;
 
@@ -115,14 +114,7 @@ impl Bucket {
         let gate =
             Gate { store: memory, asked: Mutex::default(), silent_from, fails_from, given_up: AtomicU64::new(0) };
         let gate = Arc::new(gate);
-        let opened = Opened {
-            store: Arc::clone(&gate) as Arc<dyn ObjectStore>,
-            multipart: None,
-            uploads: None,
-            statistics: Arc::default(),
-        };
-        let url = StoreUrl::parse("s3://corpora/").unwrap().unwrap();
-        let store = Store::with_buckets(runtime.handle().clone(), [(url, opened)]);
+        let store = with_corpora(runtime.handle(), gate.clone());
         let input = input(json!({"paths": ["s3://corpora/a.jsonl"]}));
         let names = Names::of(&Access::everything());
         let files = list(&store, Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap();

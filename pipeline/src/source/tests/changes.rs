@@ -7,11 +7,10 @@ use arrow::array::StringArray;
 use datafusion::execution::object_store::ObjectStoreUrl;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use object_store::memory::InMemory;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStoreExt, PutPayload};
 
 use super::columnar::parquet_bytes;
 use super::*;
-use crate::storage::{Opened, StoreUrl};
 
 /// Numbers, always the same.
 struct Numbers(u64);
@@ -177,14 +176,7 @@ fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
         runtime.block_on(memory.put(&path, PutPayload::from(content))).unwrap();
     };
     put("one");
-    let url = StoreUrl::parse("s3://corpora/").unwrap().unwrap();
-    let opened = Opened {
-        store: Arc::clone(&memory) as Arc<dyn ObjectStore>,
-        multipart: None,
-        uploads: None,
-        statistics: Arc::default(),
-    };
-    let store = Store::with_buckets(runtime.handle().clone(), [(url, opened)]);
+    let store = with_corpora(runtime.handle(), memory.clone());
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
     let files = {
         let names = Names::of(&Access::everything());
@@ -226,15 +218,8 @@ fn a_session_finds_the_buckets_by_their_urls() {
     let memory = Arc::new(InMemory::new());
     let key = object_store::path::Path::from("of/a.jsonl");
     runtime.block_on(memory.put(&key, PutPayload::from("whole"))).unwrap();
-    let opened = Opened {
-        store: Arc::clone(&memory) as Arc<dyn ObjectStore>,
-        multipart: None,
-        uploads: None,
-        statistics: Arc::default(),
-    };
-    let url = StoreUrl::parse("s3://corpora/of/a.jsonl").unwrap().unwrap();
     let session = RuntimeEnv::default();
-    Store::with_buckets(runtime.handle().clone(), [(url, opened)]).register(&session).unwrap();
+    with_corpora(runtime.handle(), memory.clone()).register(&session).unwrap();
     let found = session.object_store(ObjectStoreUrl::parse("s3://corpora").unwrap()).unwrap();
     let bytes = runtime.block_on(async { found.get(&key).await?.bytes().await }).unwrap();
     assert_eq!(bytes, "whole".as_bytes());

@@ -16,17 +16,28 @@ mod sql;
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::UInt64Type;
+use object_store::ObjectStore;
 use serde_json::{Value, json};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
+use tokio::runtime::Handle;
 
 use super::*;
 use crate::access::Access;
 use crate::names::Names;
+use crate::storage::{Opened, StoreUrl};
+
+/// A store of the input with the one bucket `s3://corpora`.
+pub(super) fn with_corpora(handle: &Handle, bucket: Arc<dyn ObjectStore>) -> Store {
+    let opened = Opened { store: bucket, multipart: None, uploads: None, statistics: Arc::default() };
+    let url = StoreUrl::parse("s3://corpora/").unwrap().unwrap();
+    Store::with_buckets(handle.clone(), [(url, opened)])
+}
 
 /// A folder of input files and what reads them.
 pub(super) struct Bench {
