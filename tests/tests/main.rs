@@ -10,6 +10,7 @@ mod integrity;
 mod job_files;
 mod messages;
 mod nothing;
+mod pins;
 mod plan;
 mod python;
 mod resume;

@@ -201,8 +201,13 @@ impl ExecutionPlan for OperatorExec {
         let resources = JobResources::of(&context)?;
         let split = self.split(partition)?;
         let state = resources.state_of(&split);
-        let input = self.input.execute(partition, context)?;
-        let stage = StageState::new(&state, 1 + depth(&self.input));
+        let below = depth(&self.input);
+        let mut input = self.input.execute(partition, context)?;
+        // reading is ahead by itself
+        if resources.operators_overlap && below > 0 {
+            input = resources.spawner.ahead(input);
+        }
+        let stage = StageState::new(&state, 1 + below);
         let node = Node { input, metrics: Arc::clone(&self.metrics), stage };
         if let Some(config) = self.spec.config::<ExtractConfig>() {
             let device = resources.device_of(partition).map_err(external)?;

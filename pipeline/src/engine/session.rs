@@ -36,6 +36,8 @@ pub struct JobResources {
     pub limits: Arc<dyn Fn(SplitId) -> Limits + Send + Sync>,
     /// The threads that work on splits.
     pub spawner: Spawner,
+    /// Whether the operators of a split overlap, each pulled one batch ahead: where there are fewer splits at work at once than threads.
+    pub operators_overlap: bool,
     /// Set where a split fails, before anybody sees the error: no other one begins.
     pub has_failed: AtomicBool,
     /// Set when a split has failed: the others end at their next batch.

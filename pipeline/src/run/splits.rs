@@ -92,7 +92,9 @@ impl Job {
         let plan = engine::job_plan(corpus, &prepared.operators, shards(prepared, &splits, &names, &self.remade));
         let plan = plan.map_err(PipelineError::of_plan)?;
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&plan));
-        let resources = Arc::new(resources(prepared, &self.output, &self.devices, spawner, &self.stop));
+        let mut resources = resources(prepared, &self.output, &self.devices, spawner, &self.stop);
+        resources.operators_overlap = splits_at_once(&prepared.spec).min(splits.len()) < rayon::current_num_threads();
+        let resources = Arc::new(resources);
         let session = resources.session(runtime(&prepared.spec.engine)?).map_err(PipelineError::of_plan)?;
         let context = session.task_ctx();
         let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
@@ -219,6 +221,7 @@ pub(crate) fn resources(
         output: output.clone(),
         limits: Arc::new(move |split| operators::limits(&of.spec, of.vocab_size, &specials, split)),
         spawner,
+        operators_overlap: false,
         has_failed: AtomicBool::new(false),
         stop: Arc::clone(stop),
         stages: stages(&prepared.operators),
