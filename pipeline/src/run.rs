@@ -21,9 +21,10 @@ use std::time::Instant;
 
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
+use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
-use stillhouse_schemas::spec::Dtype;
+use stillhouse_schemas::spec::{Dtype, TeacherSpec};
 use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherInfo};
 
 use crate::differs::differences;
@@ -277,7 +278,8 @@ impl Job {
         });
         let info = teacher.as_ref().map(|teacher| teacher.info().clone());
         let devices = teacher.map(DeviceQueue::start).transpose();
-        let devices = devices.map_err(PipelineError::output("the system gives no thread for the device"))?;
+        let failed = |e: OperatorError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
+        let devices = devices.map_err(failed)?;
         Ok(Self {
             holdouts: Holdouts::new(&splits, done.values()),
             bytes: AtomicU64::new(0),
@@ -445,19 +447,20 @@ pub(crate) fn load_teacher(
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
-    load(&found.path, &extract.teacher.device, extract.teacher.dtype).map(Some)
+    load(&found.path, &extract.teacher, &extract.teacher.device).map(Some)
 }
 
 /// Loads a teacher.
 ///
 /// # Errors
 /// When its files or the device cannot be had.
-pub fn load(path: &Path, device: &str, dtype: Dtype) -> Result<Arc<dyn Teacher>> {
+pub fn load(path: &Path, teacher: &TeacherSpec, device: &str) -> Result<Arc<dyn Teacher>> {
     let fail =
         |e: stillhouse_teacher::TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
     let options = LoadOptions {
         device: device.parse().map_err(fail)?,
-        dtype: match dtype {
+        batch_tokens: teacher.batch_tokens as usize,
+        dtype: match teacher.dtype {
             Dtype::F32 => Precision::F32,
             Dtype::Bf16 => Precision::Bf16,
             Dtype::F16 => Precision::F16,

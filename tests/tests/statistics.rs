@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use stillhouse_noise::{DrawKey, NoiseStream, Softmax, dense_noise};
-use stillhouse_teacher::{LoadOptions, load};
+use stillhouse_teacher::{Precision, load_on_host};
 use stillhouse_tests::{corpus, nano_teacher};
 use tokenizers::Tokenizer;
 
@@ -63,7 +63,7 @@ fn tokens(folder: &Path) -> Vec<u32> {
 #[test]
 fn noise_of_drawn_tokens_is_gumbel_and_gives_them_back() {
     let folder = nano_teacher();
-    let teacher = load(&folder, &LoadOptions::default()).unwrap();
+    let teacher = load_on_host(&folder, Precision::F32).unwrap();
     let vocab = teacher.info().vocab_size;
     let hidden = teacher.hidden(&tokens(&folder), ROWS, LENGTH).unwrap().flatten(0, 1).unwrap();
 

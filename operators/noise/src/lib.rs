@@ -21,6 +21,7 @@
 //! | `replay`, `decode`, `verify` | the codec: encoder, decoder, and an independent judge in f64 |
 //! | `dense`, `value` | dense noise in the stored type; the types and their rounding |
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
+//! | `extract` | the contract of all devices for slices of logits, and the CPU's side of it |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //!
 //! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
@@ -30,6 +31,7 @@ mod decode;
 mod dense;
 mod dispatch;
 mod error;
+mod extract;
 mod kernels;
 mod math;
 mod output;
@@ -48,6 +50,7 @@ pub use decode::{Correction, StoredToken, decode, decode_softmax};
 pub use dense::round_dense;
 pub use dispatch::Level;
 pub use error::NoiseError;
+pub use extract::{Extract, Extracted, Extraction, NoiseForm, Observed, RowExtractor};
 pub use math::exponential_from_word;
 pub use output::{DenseRow, Element, Output, OutputKind, RowWriter};
 pub use philox::{DrawKey, NoiseStream, philox4x32_10};

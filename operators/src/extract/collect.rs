@@ -9,17 +9,13 @@ use std::time::Instant;
 use arrow::array::{ArrayRef, Float16Array, Float32Array, Int32Array, UInt8Array, UInt16Array, UInt32Array};
 use arrow::datatypes::{DataType, Field};
 use half::f16;
-use rayon::prelude::*;
-use stillhouse_noise::{
-    DrawKey, NoiseError, NoiseStream, RowEncoder, Rows, Softmax, Tolerance, dense_noise_of_loaded, prior_noise,
-    round_dense, top_k_of_loaded,
-};
+use stillhouse_noise::{DrawKey, Extracted, Extraction, NoiseForm, NoiseStream, Observed, Tolerance, prior_noise};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
 use super::pass::{Predicted, Sequence, Slice};
-use super::{ExtractConfig, NAME, noise_error};
+use super::{ExtractConfig, NAME, Workspace, noise_error};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
@@ -30,7 +26,7 @@ pub(super) struct Collector {
     /// Positions of each row, padding included, and where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
-    keys: Vec<DrawKey>,
+    asked: Extraction,
     logprob: Vec<f32>,
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
@@ -41,7 +37,6 @@ pub(super) struct Collector {
 
 /// Corrections as they come, and where each list of (row, draw, position) is.
 struct Replay {
-    encoder: RowEncoder,
     lists: Vec<(usize, u32)>,
     indices: Vec<u32>,
     logprobs: Vec<f32>,
@@ -67,7 +62,7 @@ impl Collector {
             config: Arc::clone(config),
             sequences: Arc::clone(sequences),
             starts,
-            keys: Vec::new(),
+            asked: asked(config)?,
             logprob: vec![0.0; positions],
             replay: None,
             dense: None,
@@ -76,23 +71,14 @@ impl Collector {
             meter: Arc::clone(meter),
             lengths,
         };
-        if let Some(noise) = &config.noise {
-            collector.keys = DrawKey::draws(noise.seed, noise.draws);
-            let draws = noise.draws as usize;
-            match noise.codec {
-                NoiseCodec::Replay => {
-                    let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
-                    collector.replay = Some(Replay {
-                        encoder: RowEncoder::new(config.vocab_size, tolerance, noise.stored())
-                            .map_err(noise_error)?
-                            .with_condition(noise.condition),
-                        lists: vec![(0, 0); positions * draws],
-                        indices: Vec::new(),
-                        logprobs: Vec::new(),
-                    });
-                }
-                NoiseCodec::Dense => collector.dense = Some(vec![0.0; positions * draws * config.vocab_size]),
+        let lists = positions * collector.asked.keys.len();
+        match collector.asked.noise {
+            Some(NoiseForm::Replay { .. }) => {
+                collector.replay =
+                    Some(Replay { lists: vec![(0, 0); lists], indices: Vec::new(), logprobs: Vec::new() });
             }
+            Some(NoiseForm::Dense { .. }) => collector.dense = Some(vec![0.0; lists * config.vocab_size]),
+            None => {}
         }
         if config.topk > 0 {
             collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
@@ -138,8 +124,8 @@ impl Collector {
 
     fn fill_prior(&mut self, row: usize, position: usize) -> Result<(), OperatorError> {
         let token = self.token(row, position);
-        for draw in 0..self.keys.len() {
-            let stream = NoiseStream::new(self.keys[draw], self.sequences[row].id, position as u32);
+        for draw in 0..self.asked.keys.len() {
+            let stream = NoiseStream::new(self.asked.keys[draw], self.sequences[row].id, position as u32);
             let at = self.dense_start(row, draw, position);
             if let Some(dense) = &mut self.dense {
                 prior_noise(token, &stream, &mut dense[at..at + self.config.vocab_size]).map_err(noise_error)?;
@@ -154,7 +140,7 @@ impl Collector {
 
     /// Place of (row, draw, position) in a column of shape [D, L], in lists.
     fn list(&self, row: usize, draw: usize, position: usize) -> usize {
-        self.starts[row] * self.keys.len() + draw * self.lengths[row] + position
+        self.starts[row] * self.asked.keys.len() + draw * self.lengths[row] + position
     }
 
     fn dense_start(&self, row: usize, draw: usize, position: usize) -> usize {
@@ -162,42 +148,56 @@ impl Collector {
     }
 
     /// Takes one slice.
-    pub(super) fn collect(&mut self, Slice { positions, logits }: &Slice) -> Result<(), OperatorError> {
+    pub(super) fn collect(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<(), OperatorError> {
         let began = Instant::now();
+        let positions = &slice.positions;
         self.statistics.predicted_tokens += positions.len() as u64;
         let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
-        if self.replay.is_some() {
-            self.collect_replay(positions, &tokens, logits)?;
-        }
-        if self.replay.is_none() || self.topk.is_some() {
-            self.collect_rows(positions, &tokens, logits)?;
-        }
+        let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
+        let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
+        let observed = Observed { tokens: &tokens, positions: &places, sequence_ids: &ids };
+        let extracted = workspace.extract(&self.asked, &slice.logits, &observed)?;
+        self.place(positions, &extracted)?;
         self.meter.add_since(Measure::ExtractNanos, began);
         self.meter.add(Measure::TeacherTokens, positions.len() as u64);
         Ok(())
     }
 
-    fn collect_replay(&mut self, positions: &[Predicted], tokens: &[u32], logits: &[f32]) -> Result<(), OperatorError> {
-        let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
-        let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
-        let rows = Rows { logits, tokens, positions: &places, sequence_ids: &ids, certain: &[] };
-        let Some(replay) = &self.replay else { return Ok(()) };
-        let encoded = replay.encoder.encode_rows(&rows, &self.keys).map_err(noise_error)?;
+    /// Puts what came of a slice where it belongs.
+    fn place(&mut self, positions: &[Predicted], extracted: &Extracted) -> Result<(), OperatorError> {
+        let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.asked.keys.len());
         for (n, p) in positions.iter().enumerate() {
-            self.logprob[self.starts[p.row] + p.position] = encoded.logprob[n];
-            for draw in 0..self.keys.len() {
-                let (indices, logprobs) = encoded.corrections(n, draw);
-                self.check_count(p, indices.len())?;
-                let list = self.list(p.row, draw, p.position);
-                if let Some(replay) = &mut self.replay {
-                    replay.lists[list] = (replay.indices.len(), indices.len() as u32);
-                    replay.indices.extend_from_slice(indices);
-                    replay.logprobs.extend_from_slice(logprobs);
+            let at = self.starts[p.row] + p.position;
+            self.logprob[at] = extracted.logprob[n];
+            if let (Some((indices, logprobs)), Some((found, values))) = (&mut self.topk, &extracted.topk) {
+                // fewer than k where the vocabulary has fewer
+                let found_here = found.len() / positions.len();
+                for i in 0..found_here.min(k) {
+                    indices[at * k + i] = found[n * found_here + i] as i32;
+                    logprobs[at * k + i] = values[n * found_here + i];
                 }
-                self.statistics.count_corrections(indices.len() as u64);
+            }
+            for draw in 0..draws {
+                let list = self.list(p.row, draw, p.position);
+                if let Some(encoded) = &extracted.replay {
+                    let (indices, logprobs) = encoded.corrections(n, draw);
+                    self.check_count(p, indices.len())?;
+                    if let Some(replay) = &mut self.replay {
+                        replay.lists[list] = (replay.indices.len(), indices.len() as u32);
+                        replay.indices.extend_from_slice(indices);
+                        replay.logprobs.extend_from_slice(logprobs);
+                    }
+                    self.statistics.count_corrections(indices.len() as u64);
+                }
+                if let (Some(dense), Some(found)) = (&mut self.dense, &extracted.dense) {
+                    let from = (n * draws + draw) * vocab;
+                    dense[list * vocab..(list + 1) * vocab].copy_from_slice(&found[from..from + vocab]);
+                }
             }
         }
-        self.statistics.total_variation_max = self.statistics.total_variation_max.max(encoded.max_total_variation);
+        if let Some(encoded) = &extracted.replay {
+            self.statistics.total_variation_max = self.statistics.total_variation_max.max(encoded.max_total_variation);
+        }
         Ok(())
     }
 
@@ -217,58 +217,6 @@ impl Collector {
             place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
             message: format!("{count} corrections, more than {most}; raise extract.noise.tolerance"),
         })
-    }
-
-    /// Log-probabilities, top-k and dense noise of a slice.
-    fn collect_rows(&mut self, positions: &[Predicted], tokens: &[u32], logits: &[f32]) -> Result<(), OperatorError> {
-        let (vocab, k) = (self.config.vocab_size, self.config.topk);
-        let noise = self.config.noise.as_ref().filter(|_| self.dense.is_some());
-        let results: Vec<Result<RowResult, NoiseError>> = logits
-            .par_chunks_exact(vocab)
-            .enumerate()
-            .map_init(
-                || Softmax::new(vocab),
-                |softmax, (n, logits)| {
-                    let softmax = softmax.as_mut().map_err(|e| e.clone())?;
-                    let (p, token) = (positions[n], tokens[n]);
-                    let stream = |key| NoiseStream::new(key, self.sequences[p.row].id, p.position as u32);
-                    softmax.load(logits).map_err(|e| e.at(&stream(DrawKey::new(0, 0))))?;
-                    let mut dense = Vec::new();
-                    if let Some(noise) = noise {
-                        dense.resize(self.keys.len() * vocab, 0.0);
-                        for (key, out) in self.keys.iter().zip(dense.chunks_exact_mut(vocab)) {
-                            let stream = stream(*key);
-                            dense_noise_of_loaded(softmax, logits, token, &stream, out)?;
-                            round_dense(logits, token, noise.stored(), noise.condition, &stream, out)?;
-                        }
-                    }
-                    let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
-                    Ok(RowResult {
-                        logprob: softmax.stored_logprob(logit),
-                        topk: if k > 0 { top_k_of_loaded(softmax, logits, k) } else { Vec::new() },
-                        dense,
-                    })
-                },
-            )
-            .collect();
-        for (p, result) in positions.iter().zip(results) {
-            let result = result.map_err(noise_error)?;
-            let at = self.starts[p.row] + p.position;
-            self.logprob[at] = result.logprob;
-            if let Some((indices, logprobs)) = &mut self.topk {
-                for (i, (index, logprob)) in result.topk.into_iter().enumerate() {
-                    indices[at * k + i] = index as i32;
-                    logprobs[at * k + i] = logprob;
-                }
-            }
-            for draw in 0..self.keys.len() {
-                let start = self.dense_start(p.row, draw, p.position);
-                if let Some(dense) = &mut self.dense {
-                    dense[start..start + vocab].copy_from_slice(&result.dense[draw * vocab..(draw + 1) * vocab]);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// The columns in the order of [`ExtractConfig::fields`], and what was counted.
@@ -291,7 +239,7 @@ impl Collector {
         let logprob = Arc::new(Float32Array::from(std::mem::take(&mut self.logprob)));
         arrays.push(list_column(next()?, logprob, &self.lengths).map_err(&error)?);
         if let Some(replay) = self.replay.take() {
-            let draws = self.keys.len();
+            let draws = self.asked.keys.len();
             let (count, index, logprob) = (next()?, next()?, next()?);
             let scaled: Vec<usize> = self.lengths.iter().map(|l| l * draws).collect();
             let counts: Vec<u32> = replay.lists.iter().map(|list| list.1).collect();
@@ -302,7 +250,7 @@ impl Collector {
         }
         if let Some(dense) = self.dense.take() {
             let field = next()?;
-            let width = self.keys.len() * self.config.vocab_size;
+            let width = self.asked.keys.len() * self.config.vocab_size;
             let per_row: Vec<usize> = self.lengths.iter().map(|l| l * width).collect();
             arrays.push(list_column(field, floats(field, dense), &per_row).map_err(&error)?);
         }
@@ -315,10 +263,21 @@ impl Collector {
     }
 }
 
-struct RowResult {
-    logprob: f32,
-    topk: Vec<(u32, f32)>,
-    dense: Vec<f32>,
+/// What the config asks of every row.
+fn asked(config: &ExtractConfig) -> Result<Extraction, OperatorError> {
+    let mut asked = Extraction { vocab: config.vocab_size, keys: Vec::new(), noise: None, topk: config.topk };
+    if let Some(noise) = &config.noise {
+        let (value_type, condition) = (noise.stored(), noise.condition);
+        asked.keys = DrawKey::draws(noise.seed, noise.draws);
+        asked.noise = Some(match noise.codec {
+            NoiseCodec::Replay => {
+                let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
+                NoiseForm::Replay { tolerance, value_type, condition }
+            }
+            NoiseCodec::Dense => NoiseForm::Dense { value_type, condition },
+        });
+    }
+    Ok(asked)
 }
 
 /// Corrections in the order of the lists, and how many each row has.

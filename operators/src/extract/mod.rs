@@ -15,11 +15,13 @@
 
 mod collect;
 mod declaration;
+mod extractor;
 mod invariants;
 pub mod pass;
 #[cfg(test)]
 mod tests;
 
+pub use extractor::Workspace;
 pub use pass::{Predicted, Sequence, Slice, Visit};
 
 use std::sync::Arc;
@@ -31,7 +33,7 @@ use stillhouse_noise::{NoiseError, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
-use stillhouse_teacher::{Teacher, TeacherInfo};
+use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
 
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extended};
 use crate::rows::{ListRows, sequence_ids};
@@ -161,7 +163,14 @@ impl ExtractConfig {
         let teacher = context.teacher.clone().ok_or_else(none)?;
         self.check(teacher.info())?;
         let (statistics, meter) = (context.statistics.clone(), Arc::clone(&context.meter));
-        Ok(Extract { config: Arc::new(self.clone()), teacher, statistics, meter, logits: Vec::new() })
+        Ok(Extract {
+            config: Arc::new(self.clone()),
+            teacher,
+            statistics,
+            meter,
+            logits: None,
+            workspace: Workspace::default(),
+        })
     }
 
     /// Rows that are worked on at once: all of a batch, but for dense noise only what fits 64 MB.
@@ -188,7 +197,8 @@ pub struct Extract {
     teacher: Arc<dyn Teacher>,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
-    logits: Vec<f32>,
+    logits: Option<Logits>,
+    workspace: Workspace,
 }
 
 impl Operator for Extract {
@@ -196,10 +206,15 @@ impl Operator for Extract {
         for part in parts(batch, self.config.rows_at_once()) {
             let forward = Forward::new(&self.config, &part, Arc::clone(&self.meter))?;
             let mut columns = forward.columns(part)?;
-            let ran = forward.run(self.teacher.as_ref(), &mut self.logits, &mut |slice| {
-                columns.take(&slice)?;
+            let mut logits = match self.logits.take() {
+                Some(logits) => logits,
+                None => self.teacher.buffer()?,
+            };
+            let ran = forward.run(self.teacher.as_ref(), &mut logits, &mut |slice| {
+                columns.take(&slice, &mut self.workspace)?;
                 Ok(slice.logits)
             });
+            self.logits = Some(logits);
             ran.map_err(|error| forward.origin(self.teacher.as_ref(), error))?;
             let (batch, statistics) = columns.finish()?;
             self.statistics.lock().add(&statistics);
@@ -240,12 +255,7 @@ impl Forward {
     ///
     /// # Errors
     /// When the teacher fails or `visit` does.
-    pub fn run(
-        &self,
-        teacher: &dyn Teacher,
-        logits: &mut Vec<f32>,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), OperatorError> {
+    pub fn run(&self, teacher: &dyn Teacher, logits: &mut Logits, visit: &mut Visit<'_>) -> Result<(), OperatorError> {
         self.pass(teacher).run(&self.sequences, logits, visit)
     }
 
@@ -277,8 +287,8 @@ impl Columns {
     ///
     /// # Errors
     /// When a logit is no number, or what is extracted does not fit its column.
-    pub fn take(&mut self, slice: &Slice) -> Result<(), OperatorError> {
-        self.collector.collect(slice)
+    pub fn take(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<(), OperatorError> {
+        self.collector.collect(slice, workspace)
     }
 
     /// The batch with its new columns, once all slices were taken, and what is to be added to the statistics of its split.

@@ -1,26 +1,22 @@
 //! One teacher pass over a batch of packed sequences, in slices of logits that are handed out and forgotten.
 //!
 //! ```text
-//!   sequences ─► runs (whole rows, or documents) ─► [B, L] inputs ─► hidden [B, L, H] ─► slices [n, V] ─► visit
+//!   sequences ─► runs (whole rows, or documents) ─► hidden states, where the teacher is ─► slices [n, V] there ─► visit
 //! ```
 //!
 //! What the teacher sees (NOISE.md): position i is predicted from the tokens before it in its run. A run that does
 //! not begin with BOS gets one put before it, so all of its positions are predicted; a run that does begin with BOS is
 //! taken as it is, and its first position is given. Padding is never predicted.
 //!
-//! Memory: the hidden states of a batch and one slice of about `SLICE_VALUES` logits, whose buffer `visit` takes and gives back (or
+//! Memory: the hidden states of a batch and one slice of logits ([`Teacher::slice_rows`]), whose buffer `visit` takes and gives back (or
 //! another one, where slices are worked on elsewhere); [B, L, V] never exists.
 
 use std::time::Instant;
 
-use candle_core::Tensor;
 use stillhouse_schemas::spec::TeacherContext;
-use stillhouse_teacher::{Teacher, TeacherError};
+use stillhouse_teacher::{Logits, Runs, Teacher};
 
 use crate::operator::{Measure, Meter, OperatorError};
-
-/// Logits of one slice: 32 MB in f32.
-const SLICE_VALUES: usize = 8 << 20;
 
 /// A packed sequence as the teacher pass sees it.
 #[derive(Debug, Clone)]
@@ -57,12 +53,12 @@ pub struct Predicted {
 pub struct Slice {
     /// The n positions.
     pub positions: Vec<Predicted>,
-    /// Their logits [n, V].
-    pub logits: Vec<f32>,
+    /// Their logits [n, V], where they were made.
+    pub logits: Logits,
 }
 
 /// Takes a slice and gives a buffer for the logits of the next one, whatever it holds.
-pub type Visit<'a> = dyn FnMut(Slice) -> Result<Vec<f32>, OperatorError> + 'a;
+pub type Visit<'a> = dyn FnMut(Slice) -> Result<Logits, OperatorError> + 'a;
 
 /// How the pass runs.
 pub struct TeacherPass<'a> {
@@ -94,12 +90,7 @@ impl TeacherPass<'_> {
     ///
     /// # Errors
     /// When the teacher fails or `visit` does.
-    pub fn run(
-        &self,
-        sequences: &[Sequence],
-        logits: &mut Vec<f32>,
-        visit: &mut Visit<'_>,
-    ) -> Result<(), OperatorError> {
+    pub fn run(&self, sequences: &[Sequence], logits: &mut Logits, visit: &mut Visit<'_>) -> Result<(), OperatorError> {
         let mut runs = self.runs(sequences);
         if self.context == TeacherContext::Document {
             // Documents of like length share a forward pass, so that little of it is padding.
@@ -152,8 +143,8 @@ impl TeacherPass<'_> {
         }
         let vocab = self.teacher.info().vocab_size;
         let mut found: Option<(u32, usize, f32)> = None;
-        self.run(&[piece], &mut Vec::new(), &mut |Slice { positions, logits }| {
-            for (p, row) in positions.iter().zip(logits.chunks_exact(vocab)) {
+        self.run(&[piece], &mut self.teacher.buffer()?, &mut |Slice { positions, logits }| {
+            for (p, row) in positions.iter().zip(logits.on_host(vocab)?.chunks_exact(vocab)) {
                 if found.is_none_or(|(position, ..)| position < p.position as u32)
                     && let Some(token) = row.iter().position(|l| !l.is_finite())
                 {
@@ -194,19 +185,17 @@ impl TeacherPass<'_> {
         &self,
         sequences: &[Sequence],
         group: &[Run],
-        logits: &mut Vec<f32>,
+        logits: &mut Logits,
         visit: &mut Visit<'_>,
     ) -> Result<(), OperatorError> {
-        let length = group.iter().map(|run| run.length).max().unwrap_or(0);
-        let (inputs, wanted) = self.inputs(sequences, group, length);
+        let (inputs, wanted) = self.inputs(sequences, group);
         let began = Instant::now();
-        let hidden = self.teacher.hidden(&inputs, group.len(), length)?.flatten(0, 1).map_err(TeacherError::from)?;
+        let hidden = self.teacher.pass(&inputs)?;
         self.meter.add_since(Measure::TeacherNanos, began);
-        let slice = (SLICE_VALUES / self.teacher.info().vocab_size).clamp(8, 512);
-        for wanted in wanted.chunks(slice) {
+        for wanted in wanted.chunks(self.teacher.slice_rows().max(1)) {
             let began = Instant::now();
-            let rows: Vec<u32> = wanted.iter().map(|(input, _)| *input).collect();
-            self.teacher.logits_into(&select(&hidden, &rows)?, logits)?;
+            let tokens: Vec<u32> = wanted.iter().map(|(token, _)| *token).collect();
+            self.teacher.slice(&hidden, &tokens, logits)?;
             self.meter.add_since(Measure::TeacherNanos, began);
             let positions = wanted.iter().map(|(_, position)| *position).collect();
             *logits = visit(Slice { positions, logits: std::mem::take(logits) })?;
@@ -214,35 +203,20 @@ impl TeacherPass<'_> {
         Ok(())
     }
 
-    /// Inputs [B, length], padded on the right (causal attention never looks there), and which of their hidden
-    /// states predict which position.
-    fn inputs(&self, sequences: &[Sequence], group: &[Run], length: usize) -> (Vec<u32>, Vec<(u32, Predicted)>) {
-        let mut inputs = Vec::with_capacity(group.len() * length);
-        let mut wanted = Vec::with_capacity(group.len() * length);
-        for (b, run) in group.iter().enumerate() {
+    /// The inputs, and which of them predict which position.
+    fn inputs(&self, sequences: &[Sequence], group: &[Run]) -> (Runs, Vec<(u32, Predicted)>) {
+        let (mut inputs, mut wanted) = (Runs::new(), Vec::new());
+        for run in group {
             let tokens = &sequences[run.row].tokens[run.start..run.start + run.length];
             let given = usize::from(tokens.first() == Some(&self.bos));
-            if given == 0 {
-                inputs.push(self.bos);
-            }
-            inputs.extend_from_slice(&tokens[..tokens.len() - (1 - given)]);
-            inputs.resize((b + 1) * length, self.bos);
+            let first = inputs.tokens().len();
+            let shown = tokens[..tokens.len() - (1 - given)].iter().copied();
+            inputs.push((given == 0).then_some(self.bos).into_iter().chain(shown));
             wanted.extend(
                 (given..run.length)
-                    .map(|i| ((b * length + i - given) as u32, Predicted { row: run.row, position: run.start + i })),
+                    .map(|i| ((first + i - given) as u32, Predicted { row: run.row, position: run.start + i })),
             );
         }
         (inputs, wanted)
     }
-}
-
-/// Rows of the hidden states; a view where they are neighbours.
-fn select(hidden: &Tensor, rows: &[u32]) -> Result<Tensor, TeacherError> {
-    let first = rows.first().copied().unwrap_or(0);
-    let neighbours = rows.iter().zip(first..).all(|(row, expected)| *row == expected);
-    Ok(if neighbours {
-        hidden.narrow(0, first as usize, rows.len())?
-    } else {
-        hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?
-    })
 }

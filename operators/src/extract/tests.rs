@@ -4,9 +4,12 @@ use arrow::array::{ArrayRef, AsArray, BooleanArray, Int32Array, ListArray, Recor
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{Field, Float32Type, Schema, UInt8Type, UInt16Type};
 use candle_core::{Device, Tensor};
+use stillhouse_gpu_host::Host;
 use stillhouse_noise::{Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, judge, judge_dense};
 use stillhouse_schemas::spec::PackMode;
-use stillhouse_teacher::{Architecture, Precision, TeacherInfo};
+use stillhouse_teacher::{
+    Architecture, DeviceLogits, Hidden, HostTeacher, OnHost, Precision, Runs, TeacherInfo, stillhouse_gpu,
+};
 
 use super::*;
 use crate::invariants::{float_column, unsigned_column};
@@ -18,7 +21,7 @@ const BOS: u32 = 36;
 /// A teacher that knows nothing, of a large vocabulary.
 struct FlatTeacher(TeacherInfo);
 
-impl stillhouse_teacher::Teacher for FlatTeacher {
+impl HostTeacher for FlatTeacher {
     fn info(&self) -> &TeacherInfo {
         &self.0
     }
@@ -43,7 +46,7 @@ struct SmearingTeacher(HashTeacher);
 
 const POISON: u32 = 7;
 
-impl stillhouse_teacher::Teacher for SmearingTeacher {
+impl HostTeacher for SmearingTeacher {
     fn info(&self) -> &TeacherInfo {
         self.0.info()
     }
@@ -80,7 +83,7 @@ fn logits_of(state: f32) -> Vec<f32> {
     (0..VOCAB).map(|k| 4.0 * (state * 0.37 + k as f32 * 1.7).sin()).collect()
 }
 
-impl stillhouse_teacher::Teacher for HashTeacher {
+impl HostTeacher for HashTeacher {
     fn info(&self) -> &TeacherInfo {
         &self.0
     }
@@ -103,11 +106,50 @@ impl stillhouse_teacher::Teacher for HashTeacher {
     }
 }
 
-fn context() -> SplitContext {
-    context_of(Arc::new(HashTeacher(info(VOCAB))))
+/// Where a test's logits are.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Cpu,
+    Device,
 }
 
-fn context_of(teacher: Arc<dyn Teacher>) -> SplitContext {
+/// A teacher on a device, as far as the extraction can tell: its logits are there.
+struct Uploaded<T>(OnHost<T>, Arc<dyn stillhouse_gpu::Device>);
+
+impl<T: HostTeacher> Teacher for Uploaded<T> {
+    fn info(&self) -> &TeacherInfo {
+        self.0.info()
+    }
+
+    fn slice_rows(&self) -> usize {
+        self.0.slice_rows()
+    }
+
+    fn buffer(&self) -> stillhouse_teacher::Result<Logits> {
+        Ok(Logits::Device(DeviceLogits::new(&self.1, self.slice_rows(), self.info().vocab_size)?))
+    }
+
+    fn pass(&self, runs: &Runs) -> stillhouse_teacher::Result<Hidden> {
+        self.0.pass(runs)
+    }
+
+    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> stillhouse_teacher::Result<()> {
+        let mut on_host = Logits::default();
+        self.0.slice(hidden, tokens, &mut on_host)?;
+        let Logits::Device(logits) = logits else { panic!("a buffer of the CPU") };
+        Ok(logits.fill(&on_host.on_host(self.info().vocab_size)?, tokens.len())?)
+    }
+}
+
+fn context(place: Place) -> SplitContext {
+    context_of(place, HashTeacher(info(VOCAB)))
+}
+
+fn context_of(place: Place, teacher: impl HostTeacher + 'static) -> SplitContext {
+    let teacher: Arc<dyn Teacher> = match place {
+        Place::Cpu => Arc::new(OnHost(teacher)),
+        Place::Device => Arc::new(Uploaded(OnHost(teacher), Arc::new(Host::new(1)))),
+    };
     SplitContext { teacher: Some(teacher), ..crate::testing::context(&crate::testing::gpt2()) }
 }
 
@@ -166,8 +208,12 @@ fn batch(rows: Rows, data: &[(Vec<u32>, Vec<i32>, usize)], mode: PackMode) -> Re
     RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap()
 }
 
-fn run(config: &ExtractConfig, input: &RecordBatch) -> (RecordBatch, stillhouse_schemas::manifest::Statistics) {
-    let context = context();
+fn run(
+    place: Place,
+    config: &ExtractConfig,
+    input: &RecordBatch,
+) -> (RecordBatch, stillhouse_schemas::manifest::Statistics) {
+    let context = context(place);
     let all = run_in(config, &context, input).unwrap();
     (all, context.statistics.lock().clone())
 }
@@ -205,13 +251,12 @@ fn assert_close(got: &[f32], expected: &[f64]) {
     }
 }
 
-#[test]
-fn a_leading_bos_is_given_and_a_missing_one_is_put_before() {
+fn a_leading_bos_is_given_and_a_missing_one_is_put_before(place: Place) {
     let with = vec![BOS, 3, 4, 5, 9, 1];
     let without = vec![3, 4, 5, 9, 1, 2];
     let rows = Rows::Fixed(6);
     let input = batch(rows, &[(with.clone(), vec![0], 6), (without.clone(), vec![0], 6)], PackMode::Wrap);
-    let (out, statistics) = run(&config(TeacherContext::Sequence, None, 0, rows), &input);
+    let (out, statistics) = run(place, &config(TeacherContext::Sequence, None, 0, rows), &input);
     let logprob = float_column(&out, columns::LOGPROB).unwrap();
     assert_close(logprob.row(0), &expected_logprobs(&with));
     assert_close(logprob.row(1), &expected_logprobs(&without));
@@ -220,23 +265,22 @@ fn a_leading_bos_is_given_and_a_missing_one_is_put_before() {
     assert!((statistics.logprob_sum - sum).abs() < 1e-4);
 }
 
-#[test]
-fn the_context_of_a_document_ends_where_it_begins() {
+fn the_context_of_a_document_ends_where_it_begins(place: Place) {
     let tokens = vec![BOS, 3, 4, 5, 9, 1, 2, 8];
     let rows = Rows::Fixed(8);
     let input = batch(rows, &[(tokens.clone(), vec![0, 3, 4], 8)], PackMode::Wrap);
-    let (out, _) = run(&config(TeacherContext::Document, noise(NoiseCodec::Replay, 2, 1e-3), 0, rows), &input);
+    let (out, _) = run(place, &config(TeacherContext::Document, noise(NoiseCodec::Replay, 2, 1e-3), 0, rows), &input);
     let expected: Vec<f64> =
         [&tokens[..3], &tokens[3..4], &tokens[4..]].iter().flat_map(|run| expected_logprobs(run)).collect();
     assert_close(float_column(&out, columns::LOGPROB).unwrap().row(0), &expected);
 }
 
-#[test]
-fn padding_is_certain() {
+fn padding_is_certain(place: Place) {
     let tokens = vec![3, 4, 5, 0, 0, 0];
     let rows = Rows::Fixed(6);
     let input = batch(rows, &[(tokens.clone(), vec![0], 3)], PackMode::Pad);
-    let (out, statistics) = run(&config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 1, 1e-4), 2, rows), &input);
+    let (out, statistics) =
+        run(place, &config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 1, 1e-4), 2, rows), &input);
     let mut expected = expected_logprobs(&tokens[..3]);
     expected.extend([0.0; 3]);
     assert_close(float_column(&out, columns::LOGPROB).unwrap().row(0), &expected);
@@ -252,14 +296,13 @@ fn logits_at(tokens: &[u32], position: usize) -> Vec<f32> {
     logits_of(seen(&inputs[..if tokens[0] == BOS { position } else { position + 1 }]))
 }
 
-#[test]
-fn corrections_of_every_draw_are_where_the_counts_say() {
+fn corrections_of_every_draw_are_where_the_counts_say(place: Place) {
     let tolerance = 1e-4;
     let rows = Rows::UpTo(7);
     let data = [(vec![BOS, 3, 4, 5, 9, 1, 2], vec![0], 7), (vec![8, 8, 1, 30], vec![0], 4)];
     let input = batch(rows, &data, PackMode::Wrap);
     let (out, statistics) =
-        run(&config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 3, tolerance), 0, rows), &input);
+        run(place, &config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 3, tolerance), 0, rows), &input);
     let (counts, indices) =
         (unsigned_column(&out, columns::NOISE_COUNT).unwrap(), unsigned_column(&out, columns::NOISE_INDEX).unwrap());
     let (values, logprobs) =
@@ -313,12 +356,12 @@ fn corrections_of_every_draw_are_where_the_counts_say() {
     );
 }
 
-#[test]
-fn dense_noise_and_top_k_are_those_of_the_definition() {
+fn dense_noise_and_top_k_are_those_of_the_definition(place: Place) {
     let tokens = vec![4, 3, 4, 5];
     let rows = Rows::Fixed(4);
     let input = batch(rows, &[(tokens.clone(), vec![0], 4), (vec![BOS, 1, 2, 3], vec![0], 4)], PackMode::Wrap);
-    let (out, _) = run(&config(TeacherContext::Sequence, noise(NoiseCodec::Dense, 2, 1e-3), VOCAB, rows), &input);
+    let (out, _) =
+        run(place, &config(TeacherContext::Sequence, noise(NoiseCodec::Dense, 2, 1e-3), VOCAB, rows), &input);
     let dense = float_column(&out, columns::NOISE).unwrap();
     assert_eq!(dense.row(0).len(), 2 * 4 * VOCAB);
     let topk = out.column_by_name(columns::TOPK_LOGPROB).unwrap().as_fixed_size_list().value(0);
@@ -340,17 +383,15 @@ fn dense_noise_and_top_k_are_those_of_the_definition() {
     assert!(dense.row(1)[..VOCAB].iter().all(|xi| *xi != 0.0));
 }
 
-#[test]
-fn a_teacher_of_another_vocabulary_is_refused() {
+fn a_teacher_of_another_vocabulary_is_refused(place: Place) {
     let mut config = config(TeacherContext::Sequence, None, 0, Rows::Fixed(4));
     config.vocab_size = 36;
-    let error = config.build(&context()).err().unwrap().to_string();
+    let error = config.build(&context(place)).err().unwrap().to_string();
     assert_eq!(error, "extract: the teacher has 37 vocabulary entries, the job 36");
 }
 
 /// Dense noise in half precision, over enough tokens that the nearest values would have the observed one lose.
-#[test]
-fn the_observed_token_wins_in_dense_noise_as_it_is_stored() {
+fn the_observed_token_wins_in_dense_noise_as_it_is_stored(place: Place) {
     let tokens: Vec<u32> = (0..60).map(|i| (i * 7 + i / 5) % 36).collect();
     let rows = Rows::Fixed(60);
     let data: Vec<_> = (0..4).map(|_| (tokens.clone(), vec![0], 60)).collect();
@@ -359,7 +400,7 @@ fn the_observed_token_wins_in_dense_noise_as_it_is_stored() {
     for (i, condition) in [true, false].into_iter().enumerate() {
         let half =
             NoiseConfig { precision: NoisePrecision::F16, condition, ..noise(NoiseCodec::Dense, 48, 1e-3).unwrap() };
-        let (out, _) = run(&config(TeacherContext::Sequence, Some(half), 0, rows), &input);
+        let (out, _) = run(place, &config(TeacherContext::Sequence, Some(half), 0, rows), &input);
         let dense = float_column(&out, columns::NOISE).unwrap();
         for row in 0..4 {
             for (at, xi) in dense.row(row).chunks(VOCAB).enumerate() {
@@ -376,8 +417,7 @@ fn the_observed_token_wins_in_dense_noise_as_it_is_stored() {
 }
 
 /// A teacher that knows nothing, a large vocabulary, a small tolerance and a large e_0: more corrections than 16 bits count.
-#[test]
-fn more_corrections_than_two_bytes_count() {
+fn more_corrections_than_two_bytes_count(place: Place) {
     let vocab = 151_936;
     let (tolerance, id) = (2e-5, 5u64 << 32);
     let stream = |seed| NoiseStream::new(DrawKey::new(seed, 0), id, 0);
@@ -387,7 +427,7 @@ fn more_corrections_than_two_bytes_count() {
     let rows = Rows::Fixed(1);
     let wide = ExtractConfig { vocab_size: vocab, ..config(TeacherContext::Sequence, Some(noise), 0, rows) };
     let input = batch(rows, &[(vec![3], vec![0], 1)], PackMode::Wrap);
-    let out = run_in(&wide, &context_of(Arc::new(FlatTeacher(info(vocab)))), &input).unwrap();
+    let out = run_in(&wide, &context_of(place, FlatTeacher(info(vocab))), &input).unwrap();
     let values = out.column_by_name(columns::NOISE_COUNT).unwrap().as_fixed_size_list().values().clone();
     let count = values.as_primitive::<arrow::datatypes::UInt32Type>().value(0);
     assert!(count > 65_535, "{count}");
@@ -402,8 +442,7 @@ fn more_corrections_than_two_bytes_count() {
     assert!(judged.total_variation <= tolerance && judged.lead > 0.0, "{judged:?}");
 }
 
-#[test]
-fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first() {
+fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first(place: Place) {
     let rows = Rows::Fixed(9);
     // rows before it are sound; its first wrong prediction is that of the token after the poison
     let data = [
@@ -412,7 +451,7 @@ fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first() {
         (vec![BOS, POISON, 3, 4, 5, 6, 8, 9, 10], vec![0], 9),
     ];
     let input = |first: usize| batch(rows, &data[first..first + 2], PackMode::Wrap);
-    let context = context_of(Arc::new(SmearingTeacher(HashTeacher(info(VOCAB)))));
+    let context = context_of(place, SmearingTeacher(HashTeacher(info(VOCAB))));
     let noises = [None, noise(NoiseCodec::Replay, 1, 1e-3), noise(NoiseCodec::Dense, 1, 1e-3)];
     for noise in noises {
         for seen in [TeacherContext::Sequence, TeacherContext::Document] {
@@ -432,4 +471,28 @@ fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first() {
     let last = batch(rows, &data[2..], PackMode::Wrap);
     let error = run_in(&config(TeacherContext::Sequence, None, 0, rows), &context, &last).unwrap_err();
     assert!(matches!(error, OperatorError::NotFinite { position: 2, .. }), "{error}");
+}
+
+/// Every test of this file, with the logits in memory and on a device.
+macro_rules! in_both_places {
+    ($($name:ident),+ $(,)?) => {
+        mod on_the_cpu {
+            $(#[test] fn $name() { super::$name(super::Place::Cpu); })+
+        }
+        mod on_a_device {
+            $(#[test] fn $name() { super::$name(super::Place::Device); })+
+        }
+    };
+}
+
+in_both_places! {
+    a_leading_bos_is_given_and_a_missing_one_is_put_before,
+    the_context_of_a_document_ends_where_it_begins,
+    padding_is_certain,
+    corrections_of_every_draw_are_where_the_counts_say,
+    dense_noise_and_top_k_are_those_of_the_definition,
+    a_teacher_of_another_vocabulary_is_refused,
+    the_observed_token_wins_in_dense_noise_as_it_is_stored,
+    more_corrections_than_two_bytes_count,
+    a_logit_that_is_no_number_names_the_position_that_went_wrong_first,
 }

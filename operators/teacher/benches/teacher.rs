@@ -9,7 +9,7 @@ use std::path::Path;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use stillhouse_teacher::candle_core::{Device, Tensor, safetensors};
-use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, Teacher, load};
+use stillhouse_teacher::{HostTeacher, Precision, load_on_host};
 
 const ROWS: usize = 64;
 const CONFIG: &str = r#"{"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 64, "n_head": 4,
@@ -43,7 +43,7 @@ fn write_nano(folder: &Path) {
     std::fs::write(folder.join("config.json"), CONFIG).unwrap();
 }
 
-fn prefill(teacher: &dyn Teacher, tokens: &[u32], batch: usize, length: usize, logits: &mut Vec<f32>) {
+fn prefill(teacher: &dyn HostTeacher, tokens: &[u32], batch: usize, length: usize, logits: &mut Vec<f32>) {
     let hidden = teacher.hidden(tokens, batch, length).unwrap().flatten(0, 1).unwrap();
     for first in (0..tokens.len()).step_by(ROWS) {
         teacher.logits_into(&hidden.narrow(0, first, ROWS).unwrap(), logits).unwrap();
@@ -55,9 +55,8 @@ fn bench(criterion: &mut Criterion) {
     write_nano(folder.path());
     let mut models = vec![("nano", folder.path().to_path_buf())];
     models.extend(std::env::var_os("STILLHOUSE_SMOLLM2").map(|path| ("smollm2", path.into())));
-    let options = LoadOptions { device: DeviceChoice::Auto, dtype: Precision::F32 };
     for (name, path) in models {
-        let teacher = load(&path, &options).unwrap();
+        let teacher = load_on_host(&path, Precision::F32).unwrap();
         let mut group = criterion.benchmark_group(name);
         group.sample_size(10);
         for (batch, length) in [(4, 256), (1, 1024), (4, 1024)] {

@@ -1,7 +1,7 @@
 //! Tokens per second of the hidden states, and of hidden states with logits, of a model on this machine:
 //!
 //! ```text
-//! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DEVICE] [DTYPE] [--shape BATCHxLENGTH]
+//! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DTYPE] [--shape BATCHxLENGTH]
 //! ```
 //!
 //! and, with `--text FILE` (plain text) and a tokenizer in the model, its perplexity on the text and on its words in
@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use stillhouse_teacher::{LoadOptions, Teacher, gguf_tokenizer, load};
+use stillhouse_teacher::{HostTeacher, gguf_tokenizer, load_on_host};
 use tokenizers::Tokenizer;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -25,12 +25,11 @@ fn main() -> Result<(), Failure> {
     };
     let (text, shape) = (option("--text"), option("--shape"));
     let [model, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: prefill MODEL [DEVICE] [DTYPE] [--shape BATCHxLENGTH | --text FILE]".into());
+        return Err("usage: prefill MODEL [DTYPE] [--shape BATCHxLENGTH | --text FILE]".into());
     };
-    let device = rest.first().map_or("auto", String::as_str).parse()?;
-    let dtype = rest.get(1).map_or("f32", String::as_str).parse()?;
+    let dtype = rest.first().map_or("f32", String::as_str).parse()?;
     let (model, start) = (PathBuf::from(model), Instant::now());
-    let teacher = load(&model, &LoadOptions { device, dtype })?;
+    let teacher = load_on_host(&model, dtype)?;
     let info = teacher.info();
     println!(
         "{}: {} parameters, V = {}, {} on {}, loaded in {:.2?}",
@@ -50,7 +49,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-fn speeds(teacher: &dyn Teacher, shapes: &[(usize, usize)]) -> Result<(), Failure> {
+fn speeds(teacher: &dyn HostTeacher, shapes: &[(usize, usize)]) -> Result<(), Failure> {
     println!("{:>6} {:>6} {:>14} {:>14}", "length", "batch", "hidden tok/s", "+ logits tok/s");
     let mut logits = Vec::new();
     for &(length, batch) in shapes {
@@ -77,7 +76,7 @@ fn speeds(teacher: &dyn Teacher, shapes: &[(usize, usize)]) -> Result<(), Failur
     Ok(())
 }
 
-fn perplexities(teacher: &dyn Teacher, model: &Path, text: &str) -> Result<(), Failure> {
+fn perplexities(teacher: &dyn HostTeacher, model: &Path, text: &str) -> Result<(), Failure> {
     let tokenizer = if model.is_dir() {
         Tokenizer::from_file(model.join("tokenizer.json"))?
     } else {
@@ -97,7 +96,7 @@ fn perplexities(teacher: &dyn Teacher, model: &Path, text: &str) -> Result<(), F
 }
 
 /// Of whole windows of 1,024; the first token of each is given.
-fn perplexity(teacher: &dyn Teacher, tokenizer: &Tokenizer, text: &str) -> Result<f64, Failure> {
+fn perplexity(teacher: &dyn HostTeacher, tokenizer: &Tokenizer, text: &str) -> Result<f64, Failure> {
     let length = teacher.info().max_positions.min(1024);
     let encoding = tokenizer.encode_fast(text, false)?;
     let (mut logits, mut nats, mut count) = (Vec::new(), 0.0, 0usize);

@@ -1,7 +1,8 @@
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use serde::{Deserialize, Serialize};
+use stillhouse_gpu::Device;
 
 use crate::error::{Result, TeacherError};
 
@@ -66,30 +67,41 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// [`TeacherError::Device`] when a CUDA device was asked for by name and cannot be had.
-    pub fn open(self) -> Result<Device> {
+    pub fn open(self) -> Result<Opened> {
         match self {
-            Self::Cpu => Ok(Device::Cpu),
-            Self::Auto => Ok(cuda(0).unwrap_or(Device::Cpu)),
-            Self::Cuda(ordinal) => {
-                cuda(ordinal).map_err(|message| TeacherError::Device { device: self.to_string(), message })
-            }
+            Self::Cpu => Ok(Opened::Cpu),
+            Self::Auto => Ok(cuda(0).map_or(Opened::Cpu, Opened::Gpu)),
+            Self::Cuda(ordinal) => cuda(ordinal).map(Opened::Gpu),
         }
     }
 }
 
-#[cfg(feature = "cuda")]
-fn cuda(ordinal: usize) -> std::result::Result<Device, String> {
-    use candle_core::cuda_backend::cudarc::driver::sys::is_culib_present;
-    // SAFETY: only tries to open libcuda. `Device::new_cuda` panics where there is none.
-    if !unsafe { is_culib_present() } {
-        return Err("no NVIDIA driver (libcuda) on this machine, valid: cpu".into());
+/// A device that is there.
+#[derive(Debug, Clone)]
+pub enum Opened {
+    /// The CPU.
+    Cpu,
+    /// A GPU.
+    Gpu(Arc<dyn Device>),
+}
+
+impl Opened {
+    /// Whether it is the CPU.
+    #[must_use]
+    pub fn is_cpu(&self) -> bool {
+        matches!(self, Self::Cpu)
     }
-    Device::new_cuda(ordinal).map_err(|error| format!("{error}, valid: cpu, or another ordinal"))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
+    Ok(Arc::new(stillhouse_gpu::cuda::Cuda::open(ordinal)?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_ordinal: usize) -> std::result::Result<Device, String> {
-    Err("this binary was built without CUDA, valid: cpu".into())
+fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
+    let message = "this binary was built without CUDA, valid: cpu".into();
+    Err(TeacherError::Device { device: DeviceChoice::Cuda(ordinal).to_string(), message })
 }
 
 /// The type that weights and activations have; logits are f32 whatever it is.

@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use stillhouse_gpu::GpuError;
+
 /// What can go wrong with a teacher. Only [`TeacherError::Io`] may succeed when tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum TeacherError {
@@ -133,6 +135,19 @@ pub enum TeacherError {
     /// A tensor operation failed, for want of memory or on a device.
     #[error("teacher arithmetic failed: {0}")]
     Compute(String),
+    /// A GPU failed, or cannot hold what it should.
+    #[error(transparent)]
+    Gpu(GpuError),
+}
+
+impl From<GpuError> for TeacherError {
+    fn from(error: GpuError) -> Self {
+        match error {
+            GpuError::Unavailable { device, message } => Self::Device { device, message },
+            GpuError::Input { what, got, valid } => Self::Input { what, got, valid },
+            other => Self::Gpu(other),
+        }
+    }
 }
 
 impl From<candle_core::Error> for TeacherError {

@@ -18,10 +18,10 @@
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use stillhouse_teacher::{LoadOptions, load};
+//! use stillhouse_teacher::{LoadOptions, load_on_host};
 //!
 //! # fn main() -> stillhouse_teacher::Result<()> {
-//! let teacher = load(Path::new("models/gpt2-large"), &LoadOptions::default())?;
+//! let teacher = load_on_host(Path::new("models/gpt2-large"), &LoadOptions::default())?;
 //! let tokens = vec![0u32; 4 * 1024];
 //! let hidden = teacher.hidden(&tokens, 4, 1024)?.flatten(0, 1)?;
 //! let mut logits = Vec::new();
@@ -37,12 +37,14 @@
 
 mod attention;
 mod config;
+mod contract;
 mod device;
 mod error;
 mod gguf;
 mod gguf_header;
 mod gguf_tokenizer;
 mod gpt2;
+pub mod gpu;
 mod kernels;
 mod layers;
 mod llama;
@@ -57,10 +59,12 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use device::{DeviceChoice, Precision};
+pub use contract::{DeviceLogits, Hidden, Logits, OnHost, Runs, Teacher};
+pub use device::{DeviceChoice, Opened, Precision};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
-pub use model::{LoadOptions, check_weights, load};
+pub use model::{LoadOptions, check_weights, load, load_on_host};
+pub use stillhouse_gpu;
 
 /// What a teacher is, for manifests and checks.
 #[derive(Debug, Clone)]
@@ -69,7 +73,7 @@ pub struct TeacherInfo {
     pub architecture: Architecture,
     /// Columns of the logits, V.
     pub vocab_size: usize,
-    /// The longest sequence that [`Teacher::hidden`] takes.
+    /// The longest sequence that [`HostTeacher::hidden`] takes.
     pub max_positions: usize,
     /// Width of the hidden states, H.
     pub hidden_size: usize,
@@ -91,8 +95,8 @@ pub struct TeacherInfo {
     pub arithmetic: String,
 }
 
-/// A causal language model that sees whole sequences.
-pub trait Teacher: Send + Sync {
+/// A causal language model on this machine's CPU; [`OnHost`] makes a [`Teacher`] of it.
+pub trait HostTeacher: Send + Sync {
     /// What this teacher is.
     fn info(&self) -> &TeacherInfo;
 
@@ -103,7 +107,7 @@ pub trait Teacher: Send + Sync {
     /// When the tokens do not fit the shape, the vocabulary or the context, or the device fails.
     fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor>;
 
-    /// Logits `[n, V]`, f32 on the device, of `[n, H]` hidden states (any rows of [`Teacher::hidden`], flattened).
+    /// Logits `[n, V]`, f32 on the device, of `[n, H]` hidden states (any rows of [`HostTeacher::hidden`], flattened).
     ///
     /// # Errors
     /// When the rows have another width, or the device fails.
@@ -113,6 +117,6 @@ pub trait Teacher: Send + Sync {
     /// there: hand in the same buffer for every slice, and nothing is allocated, zeroed or copied.
     ///
     /// # Errors
-    /// As [`Teacher::logits`].
+    /// As [`HostTeacher::logits`].
     fn logits_into(&self, hidden_rows: &Tensor, out: &mut Vec<f32>) -> Result<()>;
 }

@@ -5,27 +5,36 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
-use crate::device::{DeviceChoice, Precision};
+use crate::device::{DeviceChoice, Opened, Precision};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 use crate::gpt2::Gpt2;
+use crate::gpu;
 use crate::layers::Head;
 use crate::llama::Llama;
 use crate::qwen3::Qwen3;
 use crate::weights::{Read, Weights};
-use crate::{Teacher, TeacherInfo};
+use crate::{HostTeacher, OnHost, Teacher, TeacherInfo};
 
 /// On a CPU a batch runs in pieces of about this many tokens: what a layer writes then stays below the size from
 /// which the allocator hands out fresh, unmapped pages every time.
 const CPU_TOKENS: usize = 2048;
 
 /// How to run a teacher.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
     /// Where.
     pub device: DeviceChoice,
     /// In which type.
     pub dtype: Precision,
+    /// Tokens of one pass at most: what a GPU gets room for. A CPU takes what comes.
+    pub batch_tokens: usize,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { device: DeviceChoice::Auto, dtype: Precision::F32, batch_tokens: 16_384 }
+    }
 }
 
 enum Net {
@@ -36,7 +45,6 @@ enum Net {
 
 struct Model {
     info: TeacherInfo,
-    device: Device,
     net: Net,
 }
 
@@ -46,14 +54,39 @@ struct Model {
 /// Names the file and the field or tensor, what was found and what is valid. Tensors that the configuration does not
 /// describe are an error as missing ones are.
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
-    let device = options.device.open()?;
-    let dtype = options.dtype.dtype();
+    match options.device.open()? {
+        Opened::Cpu => Ok(Box::new(OnHost(load_model(path, options.dtype)?))),
+        Opened::Gpu(device) => gpu::load(path, &device, options.dtype, options.batch_tokens),
+    }
+}
+
+/// The same on the CPU, for those who want its tensors.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_on_host(path: &Path, dtype: Precision) -> Result<Box<dyn HostTeacher>> {
+    Ok(Box::new(load_model(path, dtype)?))
+}
+
+fn load_model(path: &Path, dtype: Precision) -> Result<Model> {
     let config = TeacherConfig::read(path)?;
-    let (net, weights) = build(path, &config, &device, dtype, Read::Weights)?;
+    let (net, weights) = build(path, &config, &Device::Cpu, dtype.dtype(), Read::Weights)?;
+    let info = describe(path, &config, &weights, dtype, "cpu");
+    Ok(Model { info, net })
+}
+
+/// What manifests and checks say of a teacher that was loaded.
+pub(crate) fn describe(
+    path: &Path,
+    config: &TeacherConfig,
+    weights: &Weights,
+    dtype: Precision,
+    device: &str,
+) -> TeacherInfo {
     let format = if is_gguf(path) { "gguf" } else { "safetensors" };
     let stored = weights.stored_types();
     let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let info = TeacherInfo {
+    TeacherInfo {
         architecture: config.architecture,
         vocab_size: config.vocab_size,
         max_positions: config.max_positions,
@@ -63,18 +96,14 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
         bos_token_id: config.bos_token_id,
         eos_token_id: config.eos_token_id,
         weights: config.weights.iter().map(|path| (name(path), path.clone())).collect(),
-        dtype: options.dtype,
-        device: match device.location() {
-            candle_core::DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
-            _ => "cpu".into(),
-        },
-        arithmetic: if stored.eq_ignore_ascii_case(&options.dtype.to_string()) {
-            format!("{} ({format})", options.dtype)
+        dtype,
+        device: device.into(),
+        arithmetic: if stored.eq_ignore_ascii_case(&dtype.to_string()) {
+            format!("{dtype} ({format})")
         } else {
-            format!("{} ({} from {stored} {format})", options.dtype, change(options.dtype, &stored))
+            format!("{dtype} ({} from {stored} {format})", change(dtype, &stored))
         },
-    };
-    Ok(Box::new(Model { info, device, net }))
+    }
 }
 
 /// Checks that the weights are those that the configuration describes: every tensor is there with its shape and a type of
@@ -118,7 +147,7 @@ fn build(path: &Path, config: &TeacherConfig, device: &Device, dtype: DType, rea
 }
 
 /// What a configuration says that decides which tensors there are, in its own words.
-fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
+pub(crate) fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
     if is_gguf(path) {
         return format!("llama.block_count {}, llama.embedding_length {}", config.layers, config.hidden_size);
     }
@@ -133,7 +162,7 @@ fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
 }
 
 /// Tensors that are no weights: tables that the model computes, which older programs stored. `name` is without prefix.
-fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
+pub(crate) fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
     let of_layer = |before: &str, after: &str| {
         let layer = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
         let number = layer.and_then(|layer| layer.parse::<usize>().ok());
@@ -164,35 +193,36 @@ impl Model {
             Net::Qwen3(net) => &net.head,
         }
     }
+}
 
-    fn check(&self, tokens: &[u32], batch: usize, length: usize) -> Result<()> {
-        let invalid = |what, got: String, valid: String| Err(TeacherError::Input { what, got, valid });
-        if length == 0 || length > self.info.max_positions {
-            return invalid("sequence length", length.to_string(), format!("1 to {}", self.info.max_positions));
-        }
-        if batch == 0 || batch.checked_mul(length) != Some(tokens.len()) {
-            let valid = format!("{batch} sequences of {length}, at least one");
-            return invalid("number of tokens", tokens.len().to_string(), valid);
-        }
-        match tokens.iter().find(|token| **token as usize >= self.info.vocab_size) {
-            Some(token) => invalid("token", token.to_string(), format!("0 to {}", self.info.vocab_size - 1)),
-            None => Ok(()),
-        }
+/// That tokens fit a teacher.
+pub(crate) fn check_tokens(info: &TeacherInfo, tokens: &[u32], batch: usize, length: usize) -> Result<()> {
+    let invalid = |what, got: String, valid: String| Err(TeacherError::Input { what, got, valid });
+    if length == 0 || length > info.max_positions {
+        return invalid("sequence length", length.to_string(), format!("1 to {}", info.max_positions));
+    }
+    if batch == 0 || batch.checked_mul(length) != Some(tokens.len()) {
+        let valid = format!("{batch} sequences of {length}, at least one");
+        return invalid("number of tokens", tokens.len().to_string(), valid);
+    }
+    match tokens.iter().find(|token| **token as usize >= info.vocab_size) {
+        Some(token) => invalid("token", token.to_string(), format!("0 to {}", info.vocab_size - 1)),
+        None => Ok(()),
     }
 }
 
-impl Teacher for Model {
+impl HostTeacher for Model {
     fn info(&self) -> &TeacherInfo {
         &self.info
     }
 
     fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor> {
-        self.check(tokens, batch, length)?;
-        let at_once = if self.device.is_cpu() { (CPU_TOKENS / length).max(1) } else { batch };
+        check_tokens(&self.info, tokens, batch, length)?;
+        let at_once = (CPU_TOKENS / length).max(1);
         let mut parts = Vec::with_capacity(batch.div_ceil(at_once));
         for part in tokens.chunks(at_once * length) {
             let rows = part.len() / length;
-            let part = Tensor::from_slice(part, (rows, length), &self.device)?;
+            let part = Tensor::from_slice(part, (rows, length), &Device::Cpu)?;
             let hidden = match &self.net {
                 Net::Gpt2(net) => net.hidden(&part)?,
                 Net::Llama(net) => net.hidden(&part)?,

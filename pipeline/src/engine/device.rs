@@ -17,10 +17,10 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
-use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice};
+use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice, Workspace};
 use stillhouse_operators::operator::{Meter, OperatorError};
 use stillhouse_schemas::manifest::Statistics;
-use stillhouse_teacher::{Teacher, TeacherInfo};
+use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
 use tokio::sync::{mpsc, oneshot};
 
 /// Requests that wait for a device; more wait with their splits.
@@ -75,20 +75,22 @@ impl DeviceQueue {
     /// Starts the owner of the device that a teacher is on.
     ///
     /// # Errors
-    /// When the system gives no thread.
-    pub fn start(teacher: Arc<dyn Teacher>) -> io::Result<Self> {
+    /// When the system gives no thread, or the device no room for logits.
+    pub fn start(teacher: Arc<dyn Teacher>) -> Result<Self, OperatorError> {
         let info = Arc::new(teacher.info().clone());
         let (requests, received) = mpsc::channel(QUEUE);
         let (parts, to_columns) = sync_channel(1);
         let (buffers, free) = sync_channel(BUFFERS);
         // one is with the owner, the others circulate; there is room for all of them
         for _ in 1..BUFFERS {
-            let _ = buffers.try_send(Vec::new());
+            let _ = buffers.try_send(teacher.buffer()?);
         }
-        Builder::new().name(format!("{} columns", info.device)).spawn(move || make_columns(&to_columns, &buffers))?;
-        Builder::new()
-            .name(format!("{} forward", info.device))
-            .spawn(move || own(teacher.as_ref(), received, &parts, &free))?;
+        let mut logits = teacher.buffer()?;
+        let thread = |name: &str| Builder::new().name(format!("{} {name}", info.device));
+        let none = |e: io::Error| OperatorError::Config { operator: "extract", message: format!("no thread: {e}") };
+        thread("columns").spawn(move || make_columns(&to_columns, &buffers)).map_err(none)?;
+        let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free);
+        thread("forward").spawn(forward).map_err(none)?;
         Ok(Self { requests, info })
     }
 
@@ -143,11 +145,11 @@ enum Part {
 
 fn own(
     teacher: &dyn Teacher,
+    logits: &mut Logits,
     mut requests: mpsc::Receiver<Request>,
     parts: &SyncSender<Part>,
-    free: &Receiver<Vec<f32>>,
+    free: &Receiver<Logits>,
 ) {
-    let mut logits = Vec::new();
     while let Some(request) = requests.blocking_recv() {
         match request {
             // whose split has ended meanwhile
@@ -159,7 +161,7 @@ fn own(
                 if parts.send(begin).is_err() {
                     return;
                 }
-                let ran = forward.run(teacher, &mut logits, &mut |slice| {
+                let ran = forward.run(teacher, logits, &mut |slice| {
                     parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
                     let buffer = free.recv().map_err(|_| OperatorError::Stopped)?;
                     // the rest of a batch that has failed is of no use
@@ -176,7 +178,8 @@ fn own(
     }
 }
 
-fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Vec<f32>>) {
+fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>) {
+    let mut workspace = Workspace::default();
     let mut columns: Result<Columns, OperatorError> = Err(stopped());
     let mut has_failed = Arc::new(AtomicBool::new(false));
     for part in parts {
@@ -187,7 +190,7 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Vec<f32>>) {
             }
             Part::Logits(slice) => {
                 if let Ok(taken) = &mut columns
-                    && let Err(e) = taken.take(&slice)
+                    && let Err(e) = taken.take(&slice, &mut workspace)
                 {
                     columns = Err(e);
                 }

@@ -110,7 +110,7 @@ fn load(
         ));
     }
     let device = options.device.as_deref().unwrap_or(&extract.teacher.device);
-    let teacher = run::load(&path, device, extract.teacher.dtype)?;
+    let teacher = run::load(&path, &extract.teacher, device)?;
     for (name, file) in &teacher.info().weights {
         let expected = record.and_then(|r| r.files.get(name));
         let got = plan::hash_file(file)?;
@@ -207,11 +207,12 @@ impl Recomputed<'_> {
         };
         let mut predicted: Vec<Vec<bool>> = sequences.iter().map(|s| vec![false; s.tokens.len()]).collect();
         check.sequences += sequences.len() as u64;
-        pass.run(&sequences, &mut Vec::new(), &mut |Slice { positions, logits }| {
+        pass.run(&sequences, &mut self.teacher.buffer()?, &mut |Slice { positions, logits }| {
             let vocab = self.teacher.info().vocab_size;
+            let on_host = logits.on_host(vocab)?;
             let results: Result<Vec<TokenCheck>, NoiseError> = positions
                 .par_iter()
-                .zip(logits.par_chunks_exact(vocab))
+                .zip(on_host.par_chunks_exact(vocab))
                 .map(|(p, logits)| self.token(&sequences, &stored, *p, logits))
                 .collect();
             let results = results.map_err(|e| OperatorError::Data {
@@ -224,6 +225,7 @@ impl Recomputed<'_> {
                 check.tokens += 1;
                 self.judge(*p, &result, check, variation_sum, found);
             }
+            drop(on_host);
             Ok(logits)
         })?;
         self.check_certain(&sequences, &stored, &predicted, found);

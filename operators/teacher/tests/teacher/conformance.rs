@@ -4,57 +4,51 @@ use super::*;
 
 #[test]
 fn logits_equal_the_reference() {
-    for device in test_devices() {
-        for model in MODELS {
-            let (teacher, expected) = (teacher(model, device, F32), expected(model));
-            let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
-            assert_eq!(hidden.dims(), [expected.batch, expected.length, teacher.info().hidden_size]);
-            let logits = teacher.logits(&rows(&hidden)).unwrap();
-            let off = worst(&logits, &expected.logits);
-            assert!(off < 1e-4, "{model} on {device}: off by {off}");
-        }
+    for model in MODELS {
+        let (teacher, expected) = (teacher(model, F32), expected(model));
+        let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
+        assert_eq!(hidden.dims(), [expected.batch, expected.length, teacher.info().hidden_size]);
+        let logits = teacher.logits(&rows(&hidden)).unwrap();
+        let off = worst(&logits, &expected.logits);
+        assert!(off < 1e-4, "{model}: off by {off}");
     }
 }
 
 #[test]
 fn half_precision_stays_near_the_reference() {
-    for device in test_devices() {
-        for (model, dtype) in MODELS.into_iter().flat_map(|model| [(model, Bf16), (model, F16)]) {
-            let (teacher, expected) = (teacher(model, device, dtype), expected(model));
-            let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
-            let logits = teacher.logits(&rows(&hidden)).unwrap();
-            assert_eq!(logits.dtype(), DType::F32);
-            // Of what the rounding is allowed, eight times finer in f16 (11 bits) than in bf16 (8 bits).
-            let (got, want) = (floats(&logits), floats(&expected.logits));
-            let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
-            let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
-            let allowed = if dtype == F16 { 0.01 } else { 0.08 };
-            assert!(off < allowed, "{model} in {dtype} on {device}: off by {off}");
-            let mut buffer = Vec::new();
-            teacher.logits_into(&rows(&hidden), &mut buffer).unwrap();
-            assert_eq!(buffer, floats(&logits));
-        }
+    for (model, dtype) in MODELS.into_iter().flat_map(|model| [(model, Bf16), (model, F16)]) {
+        let (teacher, expected) = (teacher(model, dtype), expected(model));
+        let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
+        let logits = teacher.logits(&rows(&hidden)).unwrap();
+        assert_eq!(logits.dtype(), DType::F32);
+        // Of what the rounding is allowed, eight times finer in f16 (11 bits) than in bf16 (8 bits).
+        let (got, want) = (floats(&logits), floats(&expected.logits));
+        let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+        let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
+        let allowed = if dtype == F16 { 0.01 } else { 0.08 };
+        assert!(off < allowed, "{model} in {dtype}: off by {off}");
+        let mut buffer = Vec::new();
+        teacher.logits_into(&rows(&hidden), &mut buffer).unwrap();
+        assert_eq!(buffer, floats(&logits));
     }
 }
 
 #[test]
 fn slices_of_rows_equal_the_whole() {
-    for device in test_devices() {
-        for model in MODELS {
-            let (teacher, expected) = (teacher(model, device, F32), expected(model));
-            let hidden = rows(&teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap());
-            let vocab = teacher.info().vocab_size;
-            let whole = floats(&teacher.logits(&hidden).unwrap());
-            let mut buffer = vec![f32::NAN; 7];
-            for size in [1, 2, 17, 64] {
-                for first in (0..hidden.dim(0).unwrap()).step_by(size) {
-                    let size = size.min(hidden.dim(0).unwrap() - first);
-                    let slice = hidden.narrow(0, first, size).unwrap();
-                    teacher.logits_into(&slice, &mut buffer).unwrap();
-                    let want = &whole[first * vocab..(first + size) * vocab];
-                    assert_eq!(buffer.len(), want.len());
-                    assert!(buffer.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-5), "{model}, {size} from {first}");
-                }
+    for model in MODELS {
+        let (teacher, expected) = (teacher(model, F32), expected(model));
+        let hidden = rows(&teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap());
+        let vocab = teacher.info().vocab_size;
+        let whole = floats(&teacher.logits(&hidden).unwrap());
+        let mut buffer = vec![f32::NAN; 7];
+        for size in [1, 2, 17, 64] {
+            for first in (0..hidden.dim(0).unwrap()).step_by(size) {
+                let size = size.min(hidden.dim(0).unwrap() - first);
+                let slice = hidden.narrow(0, first, size).unwrap();
+                teacher.logits_into(&slice, &mut buffer).unwrap();
+                let want = &whole[first * vocab..(first + size) * vocab];
+                assert_eq!(buffer.len(), want.len());
+                assert!(buffer.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-5), "{model}, {size} from {first}");
             }
         }
     }
@@ -62,41 +56,37 @@ fn slices_of_rows_equal_the_whole() {
 
 #[test]
 fn a_batch_equals_its_sequences_one_by_one() {
-    for device in test_devices() {
-        for model in MODELS {
-            let (teacher, expected) = (teacher(model, device, F32), expected(model));
-            let together = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
-            for (b, tokens) in expected.tokens.chunks(expected.length).enumerate() {
-                let alone = teacher.hidden(tokens, 1, expected.length).unwrap();
-                assert!(worst(&alone, &together.narrow(0, b, 1).unwrap()) < 1e-4, "{model} on {device}");
-            }
+    for model in MODELS {
+        let (teacher, expected) = (teacher(model, F32), expected(model));
+        let together = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
+        for (b, tokens) in expected.tokens.chunks(expected.length).enumerate() {
+            let alone = teacher.hidden(tokens, 1, expected.length).unwrap();
+            assert!(worst(&alone, &together.narrow(0, b, 1).unwrap()) < 1e-4, "{model}");
         }
     }
 }
 
 #[test]
 fn a_later_token_changes_nothing_before_it() {
-    for device in test_devices() {
-        for model in MODELS {
-            let teacher = teacher(model, device, F32);
-            let length = teacher.info().max_positions;
-            let vocab = teacher.info().vocab_size as u32;
-            let mut tokens: Vec<u32> = (0..length as u32).map(|i| (i * 7919 + 5) % vocab).collect();
-            let before = teacher.hidden(&tokens, 1, length).unwrap();
-            let changed = length / 2;
-            tokens[changed] = (tokens[changed] + 1) % vocab;
-            let after = teacher.hidden(&tokens, 1, length).unwrap();
-            let part = |hidden: &Tensor, from, to| floats(&hidden.narrow(1, from, to - from).unwrap());
-            assert_eq!(part(&before, 0, changed), part(&after, 0, changed), "{model} on {device}");
-            assert_ne!(part(&before, changed, length), part(&after, changed, length), "{model} on {device}");
-        }
+    for model in MODELS {
+        let teacher = teacher(model, F32);
+        let length = teacher.info().max_positions;
+        let vocab = teacher.info().vocab_size as u32;
+        let mut tokens: Vec<u32> = (0..length as u32).map(|i| (i * 7919 + 5) % vocab).collect();
+        let before = teacher.hidden(&tokens, 1, length).unwrap();
+        let changed = length / 2;
+        tokens[changed] = (tokens[changed] + 1) % vocab;
+        let after = teacher.hidden(&tokens, 1, length).unwrap();
+        let part = |hidden: &Tensor, from, to| floats(&hidden.narrow(1, from, to - from).unwrap());
+        assert_eq!(part(&before, 0, changed), part(&after, 0, changed), "{model}");
+        assert_ne!(part(&before, changed, length), part(&after, changed, length), "{model}");
     }
 }
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     for model in MODELS {
-        let (teacher, expected) = (teacher(model, DeviceChoice::Cpu, F32), expected(model));
+        let (teacher, expected) = (teacher(model, F32), expected(model));
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
@@ -136,8 +126,7 @@ fn a_checkpoint_without_prefix_loads_too() {
     let index = folder.path().join("model.safetensors.index.json");
     std::fs::write(index, format!("{{\"weight_map\": {{{map}}}}}")).unwrap();
 
-    let options = LoadOptions { device: DeviceChoice::Cpu, dtype: F32 };
-    let (sharded, expected) = (load(folder.path(), &options).unwrap(), expected("gpt2"));
+    let (sharded, expected) = (load_on_host(folder.path(), Precision::F32).unwrap(), expected("gpt2"));
     assert_eq!(sharded.info().weights.len(), 2);
     let hidden = sharded.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
     assert!(worst(&sharded.logits(&rows(&hidden)).unwrap(), &expected.logits) < 1e-4);
@@ -145,7 +134,7 @@ fn a_checkpoint_without_prefix_loads_too() {
 
 #[test]
 fn info_describes_the_model() {
-    let teacher = teacher("llama-gqa", DeviceChoice::Cpu, F32);
+    let teacher = teacher("llama-gqa", F32);
     let info = teacher.info();
     assert_eq!((info.vocab_size, info.max_positions, info.hidden_size, info.layers), (199, 128, 48, 3));
     assert_eq!((info.bos_token_id, info.eos_token_id), (Some(1), Some(2)));

@@ -85,15 +85,14 @@ fn write(path: &Path, metadata: &[(&'static str, Value)], tensors: &[(String, Te
     gguf_file::write(&mut fs::File::create(path).unwrap(), &metadata, &tensors).unwrap();
 }
 
-fn logits(path: &Path, device: DeviceChoice) -> Tensor {
-    let (teacher, expected) =
-        (load(path, &LoadOptions { device, dtype: Precision::F32 }).unwrap(), expected("llama-gqa"));
+fn logits(path: &Path) -> Tensor {
+    let (teacher, expected) = (load_on_host(path, Precision::F32).unwrap(), expected("llama-gqa"));
     let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
     teacher.logits(&rows(&hidden)).unwrap()
 }
 
-fn off(path: &Path, device: DeviceChoice) -> f32 {
-    worst(&logits(path, device), &expected("llama-gqa").logits)
+fn off(path: &Path) -> f32 {
+    worst(&logits(path), &expected("llama-gqa").logits)
 }
 
 #[test]
@@ -108,16 +107,14 @@ fn gguf_equals_the_reference() {
             false => (name, tensor),
         })
         .collect();
-    for device in test_devices() {
-        write(&path, &metadata(), &tensors(), GgmlDType::F32);
-        let off = off(&path, device);
-        assert!(off < 1e-4, "f32 on {device}: off by {off}");
-        write(&path, &metadata(), &rounded, GgmlDType::F32);
-        let widened = logits(&path, device);
-        write(&path, &metadata(), &tensors(), GgmlDType::Q8_0);
-        assert_eq!(worst(&logits(&path, device), &widened), 0.0, "q8_0 on {device}");
-    }
-    let teacher = load(&path, &LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 }).unwrap();
+    write(&path, &metadata(), &tensors(), GgmlDType::F32);
+    let off = off(&path);
+    assert!(off < 1e-4, "f32: off by {off}");
+    write(&path, &metadata(), &rounded, GgmlDType::F32);
+    let widened = logits(&path);
+    write(&path, &metadata(), &tensors(), GgmlDType::Q8_0);
+    assert_eq!(worst(&logits(&path), &widened), 0.0, "q8_0");
+    let teacher = load_on_host(&path, Precision::F32).unwrap();
     assert_eq!(teacher.info().arithmetic, "f32 (widened from F32/Q8_0 gguf)");
     let config = TeacherConfig::read(&path).unwrap();
     assert_eq!((config.architecture, config.vocab_size, config.max_positions), (Architecture::Llama, 199, 128));
@@ -133,13 +130,13 @@ fn an_untied_head_and_frequency_factors_are_used() {
     all.push(("output.weight".into(), embedding));
     all.push(("rope_freqs.weight".into(), Tensor::ones(4, DType::F32, &Device::Cpu).unwrap()));
     write(&path, &metadata(), &all, GgmlDType::F32);
-    assert!(off(&path, DeviceChoice::Cpu) < 1e-4);
+    assert!(off(&path) < 1e-4);
     let doubled = Tensor::new(&[1f32, 1.0, 1.0, 8.0], &Device::Cpu).unwrap();
     if let Some(last) = all.last_mut() {
         last.1 = doubled;
     }
     write(&path, &metadata(), &all, GgmlDType::F32);
-    assert!(off(&path, DeviceChoice::Cpu) > 1e-4);
+    assert!(off(&path) > 1e-4);
 }
 
 #[test]
@@ -148,8 +145,7 @@ fn gguf_complaints_name_file_and_field() {
     let path = folder.path().join("model.gguf");
     let complaint = |metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)]| {
         write(&path, metadata, tensors, GgmlDType::F32);
-        let error =
-            load(&path, &LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 }).map(|_| ()).unwrap_err();
+        let error = load_on_host(&path, Precision::F32).map(|_| ()).unwrap_err();
         let error = error.to_string();
         assert!(error.contains("model.gguf"), "{error}");
         error
@@ -175,7 +171,7 @@ fn gguf_complaints_name_file_and_field() {
     let whole = fs::read(&path).unwrap();
     for length in [3, 40, 400, whole.len() / 2, whole.len() - 1] {
         fs::write(&path, &whole[..length]).unwrap();
-        let error = load(&path, &LoadOptions::default()).map(|_| ()).unwrap_err().to_string();
+        let error = load_on_host(&path, Precision::F32).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("model.gguf") && error.contains("cut short"), "{length}: {error}");
         assert_eq!(check_weights(&path).unwrap_err().to_string().lines().next(), error.lines().next());
     }
@@ -188,8 +184,7 @@ fn a_gguf_holds_the_tensors_that_its_metadata_describes_and_no_other() {
     let said = |metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)]| {
         write(&path, metadata, tensors, GgmlDType::F32);
         let checked = check_weights(&path).err().map(|e| e.to_string());
-        let options = LoadOptions { device: DeviceChoice::Cpu, dtype: Precision::F32 };
-        assert_eq!(load(&path, &options).err().map(|e| e.to_string()), checked);
+        assert_eq!(load_on_host(&path, Precision::F32).err().map(|e| e.to_string()), checked);
         checked.unwrap_or_default()
     };
     assert_eq!(said(&metadata(), &tensors()), "");

@@ -1,16 +1,17 @@
-//! Teachers against logits computed by Hugging Face transformers, on every device there is.
+//! Teachers against logits computed by Hugging Face transformers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod conformance;
 mod errors;
 mod gguf;
+mod gpu;
 mod weights;
 
 use std::path::PathBuf;
 
 use stillhouse_teacher::candle_core::{self, DType, Device, Tensor};
-use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, Teacher, load};
+use stillhouse_teacher::{DeviceChoice, HostTeacher, Precision, load_on_host};
 
 const MODELS: [&str; 3] = ["gpt2", "llama-gqa", "qwen3"];
 
@@ -18,16 +19,8 @@ fn testdata(model: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model)
 }
 
-/// The CPU, and a GPU where this binary has CUDA and the machine has one.
-fn test_devices() -> Vec<DeviceChoice> {
-    let gpu = DeviceChoice::Cuda(0);
-    let mut devices = vec![DeviceChoice::Cpu];
-    devices.extend(gpu.open().is_ok().then_some(gpu));
-    devices
-}
-
-fn teacher(model: &str, device: DeviceChoice, dtype: Precision) -> Box<dyn Teacher> {
-    load(&testdata(model), &LoadOptions { device, dtype }).unwrap()
+fn teacher(model: &str, dtype: Precision) -> Box<dyn HostTeacher> {
+    load_on_host(&testdata(model), dtype).unwrap()
 }
 
 struct Expected {

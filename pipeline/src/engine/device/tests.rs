@@ -12,7 +12,7 @@ use stillhouse_operators::extract::ExtractConfig;
 use stillhouse_operators::operator::{Counters, Measure, Meter, OperatorError};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::spec::TeacherContext;
-use stillhouse_teacher::{Architecture, Precision, Result, Teacher, TeacherInfo};
+use stillhouse_teacher::{Architecture, HostTeacher, OnHost, Precision, Result, TeacherInfo};
 
 use super::DeviceQueue;
 
@@ -44,11 +44,11 @@ impl Echo {
             device: "cpu".into(),
             arithmetic: "f32".into(),
         };
-        DeviceQueue::start(Arc::new(Self { info, passes: Arc::clone(passes) })).unwrap()
+        DeviceQueue::start(Arc::new(OnHost(Self { info, passes: Arc::clone(passes) }))).unwrap()
     }
 }
 
-impl Teacher for Echo {
+impl HostTeacher for Echo {
     fn info(&self) -> &TeacherInfo {
         &self.info
     }

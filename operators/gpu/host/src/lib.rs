@@ -1,0 +1,282 @@
+//! A [`Device`] whose kernels run on the host: the same source, compiled as C++, a thread block as fibers of one thread.
+//!
+//! For tests on machines without a GPU. Copies, launches and products are done when they are called, so streams and events only keep their
+//! contract. The order in which the threads of a block run between two barriers follows from a seed: what depends on it is a race.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use half::{bf16, f16};
+use stillhouse_gpu::{Arg, Device, Element, Event, GpuError, Launch, Matrix, Memory, Product, Result, Stream};
+
+unsafe extern "C" {
+    fn stillhouse_host_launch(
+        kernel: *const c_char,
+        grid: *const u32,
+        block: *const u32,
+        shared_bytes: u32,
+        args: *mut *mut c_void,
+        schedule_seed: u64,
+    ) -> c_int;
+}
+
+const ALIGNMENT: usize = 256;
+/// What is free at the beginning, unless a test says otherwise.
+const MEMORY_BYTES: u64 = 4 << 30;
+/// Fresh memory holds this: what reads it before it was written shows (as f32 and f64 it is NaN).
+const POISON: u8 = 0xFF;
+
+/// The host in the place of a GPU.
+#[derive(Debug)]
+pub struct Host {
+    schedule_seed: u64,
+    total: u64,
+    blocks: Mutex<BTreeMap<u64, usize>>,
+    launches: AtomicU64,
+    allocations: AtomicU64,
+}
+
+impl Host {
+    /// A host whose threads run in an order that follows from the seed; 0 is by number.
+    #[must_use]
+    pub fn new(schedule_seed: u64) -> Self {
+        Self::with_memory(schedule_seed, MEMORY_BYTES)
+    }
+
+    /// A host with so much memory.
+    #[must_use]
+    pub fn with_memory(schedule_seed: u64, total: u64) -> Self {
+        let (launches, allocations) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { schedule_seed, total, blocks: Mutex::default(), launches, allocations }
+    }
+
+    /// Bytes that are allocated now.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.blocks().values().map(|bytes| *bytes as u64).sum()
+    }
+
+    /// Allocations so far.
+    #[must_use]
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    fn blocks(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, call: impl Into<String>, message: impl Into<String>) -> GpuError {
+        GpuError::Failed { device: self.name().into(), call: call.into(), message: message.into(), lost: false }
+    }
+
+    /// That so many bytes from an address on are within one allocation.
+    fn check(&self, what: &str, pointer: u64, bytes: usize) -> Result<()> {
+        let blocks = self.blocks();
+        let within = blocks.range(..=pointer).next_back().is_some_and(|(start, length)| {
+            pointer.checked_add(bytes as u64).is_some_and(|end| end <= start + *length as u64)
+        });
+        drop(blocks);
+        within
+            .then_some(())
+            .ok_or_else(|| self.failed(what, format!("{bytes} bytes at {pointer:#x} are within no buffer")))
+    }
+
+    fn check_matrix(&self, what: &str, matrix: &Matrix) -> Result<()> {
+        let Matrix { pointer, element, rows, columns, stride } = *matrix;
+        if stride < columns {
+            return Err(self.failed(what, format!("a stride of {stride} for {columns} columns")));
+        }
+        let elements = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
+        self.check(what, pointer, elements * element.bytes())
+    }
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGNMENT), ALIGNMENT).ok()
+}
+
+/// # Safety
+/// `element` number `at` from the address on is readable memory.
+unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
+    // SAFETY: as the caller says
+    unsafe {
+        match element {
+            Element::F32 => *(pointer as *const f32).add(at),
+            Element::Bf16 => (*(pointer as *const bf16).add(at)).to_f32(),
+            Element::F16 => (*(pointer as *const f16).add(at)).to_f32(),
+        }
+    }
+}
+
+/// # Safety
+/// `element` number `at` from the address on is writable memory.
+unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
+    // SAFETY: as the caller says
+    unsafe {
+        match element {
+            Element::F32 => *(pointer as *mut f32).add(at) = value,
+            Element::Bf16 => *(pointer as *mut bf16).add(at) = bf16::from_f32(value),
+            Element::F16 => *(pointer as *mut f16).add(at) = f16::from_f32(value),
+        }
+    }
+}
+
+/// A row of a matrix, widened.
+///
+/// # Safety
+/// The matrix is readable memory.
+unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
+    out.clear();
+    // SAFETY: as the caller says
+    out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));
+}
+
+impl Device for Host {
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn model(&self) -> &str {
+        "host"
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        4
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        Ok(Memory { free: self.total.saturating_sub(self.used()), total: self.total })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let Memory { free, total } = self.memory()?;
+        let short = GpuError::Memory { device: self.name().into(), bytes: bytes as u64, free, total };
+        let layout = layout(bytes).filter(|layout| layout.size() as u64 <= free).ok_or(short)?;
+        // SAFETY: the layout is not empty
+        let pointer = unsafe { alloc(layout) };
+        if pointer.is_null() {
+            return Err(self.failed("allocate", "the system gives no memory"));
+        }
+        // SAFETY: so many bytes were just allocated
+        unsafe { pointer.write_bytes(POISON, layout.size()) };
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.blocks().insert(pointer as u64, bytes);
+        Ok(pointer as u64)
+    }
+
+    fn free(&self, pointer: u64) {
+        let bytes = self.blocks().remove(&pointer);
+        if let Some(layout) = bytes.and_then(layout) {
+            // SAFETY: it was allocated with this layout, and is no longer in the list
+            unsafe { dealloc(pointer as *mut u8, layout) };
+        }
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        self.allocate(bytes).map(|pointer| pointer as *mut u8)
+    }
+
+    fn free_pinned(&self, pointer: *mut u8, _: usize) {
+        self.free(pointer as u64);
+    }
+
+    unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        self.check("copy_in", to, bytes)?;
+        // SAFETY: the target was just checked, the source is the caller's to see to
+        unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, _: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        self.check("copy_out", from, bytes)?;
+        // SAFETY: the source was just checked, the target is the caller's to see to
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to, bytes) };
+        Ok(())
+    }
+
+    unsafe fn launch(&self, _: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
+        let kernel = CString::new(launch.kernel).map_err(|e| self.failed(launch.kernel, e.to_string()))?;
+        let mut args = args.to_vec();
+        let mut pointers: Vec<*mut c_void> = args
+            .iter_mut()
+            .map(|arg| match arg {
+                Arg::Pointer(v) | Arg::U64(v) => std::ptr::from_mut(v).cast(),
+                Arg::U32(v) => std::ptr::from_mut(v).cast(),
+                Arg::I32(v) => std::ptr::from_mut(v).cast(),
+                Arg::F32(v) => std::ptr::from_mut(v).cast(),
+                Arg::F64(v) => std::ptr::from_mut(v).cast(),
+            })
+            .collect();
+        // another order at every launch, the same ones in every run
+        let number = self.launches.fetch_add(1, Ordering::Relaxed);
+        let seed = if self.schedule_seed == 0 { 0 } else { self.schedule_seed.wrapping_add(number).max(1) };
+        let (grid, block) = (launch.grid.as_ptr(), launch.block.as_ptr());
+        // SAFETY: three numbers each; the arguments are of the kernel's types, as the caller says
+        let code = unsafe {
+            stillhouse_host_launch(kernel.as_ptr(), grid, block, launch.shared_bytes, pointers.as_mut_ptr(), seed)
+        };
+        let message = match code {
+            0 => return Ok(()),
+            1 => "there is no such kernel".into(),
+            2 => "threads of a block wait at different barriers for ever".into(),
+            3 => "more than 1,024 threads or 227 KiB of shared memory".into(),
+            other => format!("code {other}"),
+        };
+        Err(self.failed(launch.kernel, message))
+    }
+
+    unsafe fn product(&self, _: Stream, product: &Product) -> Result<()> {
+        let Product { a, b, d, bias, add } = product;
+        for (what, matrix) in [("A of a product", a), ("B of a product", b), ("D of a product", d)] {
+            self.check_matrix(what, matrix)?;
+        }
+        if a.columns != b.columns || (d.rows, d.columns) != (a.rows, b.rows) {
+            let shape = |m: &Matrix| format!("[{}, {}]", m.rows, m.columns);
+            return Err(self.failed("product", format!("{} · {}ᵀ into {}", shape(a), shape(b), shape(d))));
+        }
+        let (mut x, mut y) = (Vec::new(), Vec::new());
+        for n in 0..b.rows {
+            // SAFETY: all matrices were just checked; the bias is the caller's to see to
+            unsafe {
+                row(b, n, &mut y);
+                let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
+                for m in 0..a.rows {
+                    row(a, m, &mut x);
+                    let sum = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32;
+                    let at = m * d.stride + n;
+                    let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
+                    write(d.pointer, d.element, at, sum + bias + before);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, _: Stream) -> Result<Event> {
+        Ok(Event::new(0))
+    }
+
+    fn wait_in(&self, _: Stream, _: Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Event) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let left = std::mem::take(&mut *self.blocks());
+        for (pointer, bytes) in left {
+            if let Some(layout) = layout(bytes) {
+                // SAFETY: it was allocated with this layout, and its owner is gone with the device
+                unsafe { dealloc(pointer as *mut u8, layout) };
+            }
+        }
+    }
+}

@@ -1,0 +1,39 @@
+// Causal grouped-query attention over runs of different lengths, in memory that does not grow with L².
+//
+// In: fused rows of q, k and v and a list of work, see forward/work.cuh; out: [T, heads · D]. A block takes one item for one head: 32 query
+// rows in f32 and 128 or 64 (M = 2, 1) otherwise. What the launch has to know of that stands in src/net/attention.rs.
+//
+// Flops per token of a run of length L: 2 L heads · D, half of 4 L: blocks of the future are skipped.
+#include "portable.cuh"
+
+#include "forward/flash.cuh"
+#include "forward/plain.cuh"
+
+namespace forward {
+
+#define FLASH_KERNEL(T, D, M)                                                                                                             \
+    KERNEL_BOUNDS(attention_##D##_##T, 128, 2)(const T* qkv, T* out, const unsigned* items, unsigned heads, unsigned kv_heads, float scale) { \
+        flash<T, D, M>(qkv, out, items, Heads{heads, kv_heads, scale});                                                                   \
+    }                                                                                                                                     \
+    EXPORT(attention_##D##_##T)
+#define ATTENTION_KERNELS(D, M)                                                                                                           \
+    KERNEL_BOUNDS(attention_##D##_f32, 128, 2)(const float* qkv, float* out, const unsigned* items, unsigned heads, unsigned kv_heads,    \
+                                               float scale) {                                                                             \
+        plain<D>(qkv, out, items, Heads{heads, kv_heads, scale});                                                                         \
+    }                                                                                                                                     \
+    EXPORT(attention_##D##_f32)                                                                                                           \
+    FLASH_KERNEL(bf16, D, M)                                                                                                              \
+    FLASH_KERNEL(f16, D, M)
+
+ATTENTION_KERNELS(16, 1)
+ATTENTION_KERNELS(32, 1)
+ATTENTION_KERNELS(64, 2)
+ATTENTION_KERNELS(80, 2)
+ATTENTION_KERNELS(96, 1)
+ATTENTION_KERNELS(128, 1)
+ATTENTION_KERNELS(192, 1)
+ATTENTION_KERNELS(256, 1)
+#undef ATTENTION_KERNELS
+#undef FLASH_KERNEL
+
+}  // namespace forward

@@ -1,0 +1,398 @@
+//! NVIDIA GPUs through the driver's API and cuBLASLt, both looked for when a device is opened, so that the program starts without them.
+
+mod libraries;
+mod products;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::device::{Arg, Device, Event, Launch, Memory, Product, Result, Stream};
+use crate::error::GpuError;
+use products::Products;
+
+/// Machine code of the kernels; empty where no toolkit was there when this was compiled.
+const IMAGES: [&[u8]; 3] = [
+    include_bytes!(concat!(env!("OUT_DIR"), "/noise.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/forward.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+];
+/// Events of a stream. One that is used again only ever stands for a later point of the same stream, so whoever still waits for it waits
+/// longer, and never for nothing.
+const EVENTS: usize = 64;
+/// From here on dynamic shared memory has to be asked for.
+const USUAL_SHARED_BYTES: u32 = 48 << 10;
+
+/// A GPU.
+pub struct Cuda {
+    name: String,
+    model: String,
+    multiprocessors: u32,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    streams: [sys::CUstream; 2],
+    events: [Vec<sys::CUevent>; 2],
+    next: [AtomicUsize; 2],
+    modules: Vec<sys::CUmodule>,
+    functions: Mutex<HashMap<&'static str, Function>>,
+    products: Mutex<Products>,
+    lost: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: sys::CUfunction,
+    shared_bytes: u32,
+}
+
+// SAFETY: the driver's API may be called from any thread; every method makes the context current on its thread first, and what is not
+// only read is behind a lock or atomic
+unsafe impl Send for Cuda {}
+// SAFETY: as above
+unsafe impl Sync for Cuda {}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda").field("name", &self.name).field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+/// How many GPUs there are; 0 without a driver.
+#[must_use]
+pub fn count() -> usize {
+    // SAFETY: only tries to open libcuda
+    if !unsafe { sys::is_culib_present() } || result::init().is_err() {
+        return 0;
+    }
+    result::device::get_count().ok().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)
+}
+
+impl Cuda {
+    /// Opens a GPU by its number.
+    ///
+    /// # Errors
+    /// [`GpuError::Unavailable`] without a driver, a GPU of this number, cuBLASLt or kernels, with what was looked for.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let name = format!("cuda:{ordinal}");
+        let unavailable = |message: String| GpuError::Unavailable { device: name.clone(), message };
+        // SAFETY: only tries to open libcuda, without which the calls below would panic
+        if !unsafe { sys::is_culib_present() } {
+            return Err(unavailable("no NVIDIA driver (libcuda) on this machine, valid: cpu".into()));
+        }
+        if IMAGES.iter().any(|image| image.is_empty()) {
+            return Err(unavailable("this binary was built without a CUDA toolkit, so without kernels".into()));
+        }
+        libraries::load_cublaslt().map_err(&unavailable)?;
+        let failed = |call: &str, error: DriverError| unavailable(format!("{call}: {}", words(error)));
+        result::init().map_err(|e| failed("cuInit", e))?;
+        let there = count();
+        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < there);
+        let number =
+            number.ok_or_else(|| unavailable(format!("there are {there} GPUs, valid: cpu, or cuda:N below")))?;
+        let device = result::device::get(number).map_err(|e| failed("cuDeviceGet", e))?;
+        let model = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
+        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device is one that the driver gave
+        let multiprocessors = unsafe { result::device::get_attribute(device, count) };
+        let multiprocessors = multiprocessors.map_err(|e| failed("cuDeviceGetAttribute", e))?.unsigned_abs();
+        // SAFETY: as above; released when the value is dropped
+        let context =
+            unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
+        let mut opened = Self {
+            name: name.clone(),
+            model,
+            multiprocessors,
+            device,
+            context,
+            streams: [std::ptr::null_mut(); 2],
+            events: [Vec::new(), Vec::new()],
+            next: Default::default(),
+            modules: Vec::new(),
+            functions: Mutex::default(),
+            products: Mutex::default(),
+            lost: AtomicBool::new(false),
+        };
+        opened.set_up()?;
+        Ok(opened)
+    }
+
+    fn set_up(&mut self) -> Result<()> {
+        self.current()?;
+        for stream in 0..2 {
+            self.streams[stream] =
+                self.call("cuStreamCreate", || result::stream::create(result::stream::StreamKind::NonBlocking))?;
+            for _ in 0..EVENTS {
+                let event =
+                    self.call("cuEventCreate", || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+                self.events[stream].push(event);
+            }
+        }
+        for image in IMAGES {
+            // SAFETY: nvcc made the image, and it lives as long as the program
+            let module =
+                self.call("cuModuleLoadData", || unsafe { result::module::load_data(image.as_ptr().cast()) })?;
+            self.modules.push(module);
+        }
+        self.products().open(&self.name)
+    }
+
+    /// Makes the context this thread's.
+    fn current(&self) -> Result<()> {
+        if self.lost.load(Ordering::Relaxed) {
+            let message = "the device was lost before".into();
+            return Err(GpuError::Failed { device: self.name.clone(), call: "any call".into(), message, lost: true });
+        }
+        // SAFETY: the context lives as long as this value
+        self.call("cuCtxSetCurrent", || unsafe { result::ctx::set_current(self.context) })
+    }
+
+    fn call<T>(&self, call: &str, does: impl FnOnce() -> std::result::Result<T, DriverError>) -> Result<T> {
+        does().map_err(|error| {
+            let lost = is_lost(error.0);
+            self.lost.fetch_or(lost, Ordering::Relaxed);
+            GpuError::Failed { device: self.name.clone(), call: call.into(), message: words(error), lost }
+        })
+    }
+
+    fn short_of_memory(&self, error: GpuError, bytes: usize) -> GpuError {
+        match (&error, self.memory()) {
+            (GpuError::Failed { message, .. }, Ok(Memory { free, total }))
+                if message.starts_with("CUDA_ERROR_OUT_OF_MEMORY") =>
+            {
+                GpuError::Memory { device: self.name.clone(), bytes: bytes as u64, free, total }
+            }
+            _ => error,
+        }
+    }
+
+    fn stream(&self, stream: Stream) -> sys::CUstream {
+        self.streams[stream as usize]
+    }
+
+    fn products(&self) -> MutexGuard<'_, Products> {
+        self.products.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A kernel that may have so much dynamic shared memory.
+    fn function(&self, launch: &Launch) -> Result<sys::CUfunction> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let function = match functions.get(launch.kernel) {
+            Some(function) => *function,
+            None => Function { handle: self.find(launch.kernel)?, shared_bytes: USUAL_SHARED_BYTES },
+        };
+        let shared_bytes = launch.shared_bytes.max(function.shared_bytes);
+        if shared_bytes > function.shared_bytes {
+            let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = c_int::try_from(shared_bytes).unwrap_or(c_int::MAX);
+            // SAFETY: the function is of a module that lives as long as this value
+            self.call(launch.kernel, || unsafe {
+                result::function::set_function_attribute(function.handle, what, bytes)
+            })?;
+        }
+        functions.insert(launch.kernel, Function { shared_bytes, ..function });
+        Ok(function.handle)
+    }
+
+    fn find(&self, kernel: &'static str) -> Result<sys::CUfunction> {
+        let missing = || GpuError::Failed {
+            device: self.name.clone(),
+            call: kernel.into(),
+            message: "there is no such kernel".into(),
+            lost: false,
+        };
+        let name = CString::new(kernel).map_err(|_| missing())?;
+        // SAFETY: the modules live as long as this value
+        let found = self.modules.iter().find_map(|m| unsafe { result::module::get_function(*m, name.clone()) }.ok());
+        found.ok_or_else(missing)
+    }
+}
+
+/// Name and sentence of an error of the driver.
+fn words(error: DriverError) -> String {
+    let text = |words: std::result::Result<&std::ffi::CStr, DriverError>| {
+        words.map_or_else(|_| format!("{:?}", error.0), |w| w.to_string_lossy().into_owned())
+    };
+    format!("{}, {}", text(error.error_name()), text(error.error_string()))
+}
+
+/// Whether an error leaves a device, or this process's context of it, of no use.
+fn is_lost(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUresult::CUDA_ERROR_NO_DEVICE
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_SYSTEM_NOT_READY
+            | CUresult::CUDA_ERROR_UNKNOWN
+    )
+}
+
+impl Device for Cuda {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        self.current()?;
+        let (free, total) = self.call("cuMemGetInfo", result::mem_get_info)?;
+        Ok(Memory { free: free as u64, total: total as u64 })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.current()?;
+        // SAFETY: whoever asked keeps to its length
+        let got = self.call("cuMemAlloc", || unsafe { result::malloc_sync(bytes) });
+        got.map_err(|error| self.short_of_memory(error, bytes))
+    }
+
+    fn free(&self, pointer: u64) {
+        if self.current().is_ok() {
+            // SAFETY: it was given by `allocate`, and its owner is gone; the driver waits for what still uses it
+            let _ = unsafe { result::free_sync(pointer) };
+        }
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        self.current()?;
+        // SAFETY: whoever asked keeps to its length
+        self.call("cuMemHostAlloc", || unsafe { result::malloc_host(bytes, 0) }).map(<*mut c_void>::cast)
+    }
+
+    fn free_pinned(&self, pointer: *mut u8, _: usize) {
+        if self.current().is_ok() {
+            // SAFETY: it was given by `allocate_pinned`, and its owner is gone
+            let _ = unsafe { result::free_host(pointer.cast()) };
+        }
+    }
+
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        self.current()?;
+        // SAFETY: as the caller says
+        self.call("cuMemcpyHtoDAsync", || unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream(stream)).result()
+        })
+    }
+
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        self.current()?;
+        // SAFETY: as the caller says
+        self.call("cuMemcpyDtoHAsync", || unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream(stream)).result()
+        })
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
+        self.current()?;
+        let function = self.function(launch)?;
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // the largest kernel has fewer; this is called some hundred times a batch and allocates nothing
+        let mut values = [Arg::U64(0); 32];
+        let mut pointers = [std::ptr::null_mut::<c_void>(); 32];
+        let Some(values) = values.get_mut(..args.len()) else {
+            let (got, valid) = (args.len().to_string(), "at most 32".into());
+            return Err(GpuError::Input { what: "arguments of a kernel", got, valid });
+        };
+        values.copy_from_slice(args);
+        for (pointer, value) in pointers.iter_mut().zip(values.iter_mut()) {
+            *pointer = match value {
+                Arg::Pointer(v) | Arg::U64(v) => std::ptr::from_mut(v).cast(),
+                Arg::U32(v) => std::ptr::from_mut(v).cast(),
+                Arg::I32(v) => std::ptr::from_mut(v).cast(),
+                Arg::F32(v) => std::ptr::from_mut(v).cast(),
+                Arg::F64(v) => std::ptr::from_mut(v).cast(),
+            };
+        }
+        let stream = self.stream(stream);
+        // SAFETY: the function is of a live module; its arguments are as the caller says, and are copied before this returns
+        self.call(launch.kernel, || unsafe {
+            result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), launch.shared_bytes, stream, &mut pointers)
+        })
+    }
+
+    unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
+        self.current()?;
+        // SAFETY: as the caller says
+        unsafe { self.products().run(&self.name, stream, self.stream(stream), product) }
+    }
+
+    fn record(&self, stream: Stream) -> Result<Event> {
+        self.current()?;
+        let number = self.next[stream as usize].fetch_add(1, Ordering::Relaxed) % EVENTS;
+        // SAFETY: both live as long as this value
+        self.call("cuEventRecord", || unsafe {
+            result::event::record(self.events[stream as usize][number], self.stream(stream))
+        })?;
+        Ok(Event::new((stream as usize * EVENTS + number) as u64))
+    }
+
+    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
+        self.current()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let event = self.event(event)?;
+        // SAFETY: both live as long as this value
+        self.call("cuStreamWaitEvent", || unsafe { result::stream::wait_event(self.stream(stream), event, flags) })
+    }
+
+    fn wait(&self, event: Event) -> Result<()> {
+        self.current()?;
+        let event = self.event(event)?;
+        // SAFETY: it lives as long as this value
+        self.call("cuEventSynchronize", || unsafe { result::event::synchronize(event) })
+    }
+}
+
+impl Cuda {
+    fn event(&self, event: Event) -> Result<sys::CUevent> {
+        let number = usize::try_from(event.number()).unwrap_or(usize::MAX);
+        let found = self.events.get(number / EVENTS).and_then(|events| events.get(number % EVENTS));
+        found.copied().ok_or_else(|| GpuError::Input {
+            what: "event",
+            got: number.to_string(),
+            valid: format!("0 to {}", 2 * EVENTS - 1),
+        })
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.products().close();
+        if self.current().is_err() {
+            return;
+        }
+        // SAFETY: all of it was made by this value and is used by nobody else; what still runs is waited for first
+        unsafe {
+            for (stream, events) in self.streams.iter().zip(&self.events).filter(|(stream, _)| !stream.is_null()) {
+                let _ = result::stream::synchronize(*stream);
+                for event in events {
+                    let _ = result::event::destroy(*event);
+                }
+                let _ = result::stream::destroy(*stream);
+            }
+            for module in &self.modules {
+                let _ = result::module::unload(*module);
+            }
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}

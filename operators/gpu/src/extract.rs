@@ -1,0 +1,223 @@
+//! What is kept of a slice of logits that lies in device memory: ln p_x, the corrections of its noise, the top-k, dense noise.
+//!
+//! ```text
+//!   begin ──► tokens, positions ─► kernels/noise.cu on Stream::Extract ─► pinned memory ┐
+//!   begin of the next slice …                                                          event
+//!   collect ◄── columns ◄── the few rows that the kernels leave to the CPU ◄────────────┘
+//! ```
+//!
+//! What `stillhouse_noise` does on the CPU is the specification, and its encoder does every row that a kernel cannot do: a list that does
+//! not fit, a tolerance out of reach, a logit that is not finite. So nothing is approximate, and errors are the CPU's own.
+//!
+//! Beyond the logits, a row takes about 23 KiB of device memory for each draw. Nothing is allocated after [`Extractor::new`].
+
+mod fallback;
+mod slots;
+mod work;
+
+use std::sync::Arc;
+
+use half::f16;
+use stillhouse_noise::{DrawKey, RowsEncoded, Tolerance, ValueType};
+
+use crate::device::{Device, Event, Result};
+use crate::error::GpuError;
+use fallback::Fallback;
+use slots::{Slot, Wire};
+use work::Work;
+
+/// Slices that may be in flight at once.
+pub const SLICES: usize = 2;
+/// The largest k of the top-k.
+pub const MOST_TOPK: usize = 2048;
+/// The most rows of a slice: blocks of a grid.
+const MOST_ROWS: usize = 65_535;
+const MOST_VOCAB: usize = (1 << 31) - 1;
+
+/// How noise is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Noise {
+    /// ln p_x and corrections.
+    Replay {
+        /// Largest total variation.
+        tolerance: Tolerance,
+        /// Type of the corrections.
+        value_type: ValueType,
+        /// Whether the observed token wins in argmax(l + ξ̂).
+        condition: bool,
+    },
+    /// All of ξ.
+    Dense {
+        /// Type of ξ.
+        value_type: ValueType,
+        /// Whether the observed token wins in argmax(l + ξ).
+        condition: bool,
+    },
+}
+
+/// What is kept of every row.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// V.
+    pub vocab: usize,
+    /// Floats from one row of logits to the next: V, or more where rows are padded.
+    pub stride: usize,
+    /// The draws' keys; not read where no noise is asked for.
+    pub keys: Vec<DrawKey>,
+    /// The noise, if any.
+    pub noise: Option<Noise>,
+    /// k of the top-k; 0 for none.
+    pub topk: usize,
+}
+
+/// What was observed at the rows of a slice.
+#[derive(Debug, Clone, Copy)]
+pub struct Positions<'a> {
+    /// Observed tokens `[n]`.
+    pub tokens: &'a [u32],
+    /// Positions in the packed sequence `[n]`.
+    pub positions: &'a [u32],
+    /// Packed sequences `[n]`.
+    pub sequence_ids: &'a [u64],
+}
+
+/// Dense noise `[n, D, V]` in the type it is stored in: what is written to a shard, without a detour through f32.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Dense {
+    /// 16-bit.
+    F16(Vec<f16>),
+    /// 32-bit.
+    F32(Vec<f32>),
+}
+
+/// The columns of a slice of n rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extracted {
+    /// ln p_x `[n]`.
+    pub logprob: Vec<f32>,
+    /// Corrections, where they were asked for.
+    pub replay: Option<RowsEncoded>,
+    /// Indices and ln p of the k largest logits `[n, min(k, V)]`, where they were asked for.
+    pub topk: Option<(Vec<u32>, Vec<f32>)>,
+    /// Dense noise, where it was asked for.
+    pub dense: Option<Dense>,
+    /// Rows that the CPU encoded.
+    pub fallbacks: u64,
+}
+
+/// A slice in flight.
+#[derive(Debug)]
+#[must_use = "its slot is free again once it is collected"]
+pub struct Pending {
+    slot: usize,
+    rows: usize,
+    logits: u64,
+    /// Corrections that are already on their way to the host.
+    copied: usize,
+    event: Event,
+}
+
+/// Takes slices of logits to columns; two may be in flight.
+#[derive(Debug)]
+pub struct Extractor {
+    device: Arc<dyn Device>,
+    asked: Asked,
+    most_rows: usize,
+    work: Work,
+    slots: Vec<Slot>,
+    fallback: Fallback,
+    /// Corrections that are copied before their number is known: a little more than the last slice's, for each list.
+    expected: f64,
+}
+
+fn check(what: &'static str, got: usize, valid: std::ops::RangeInclusive<usize>) -> Result<()> {
+    if valid.contains(&got) {
+        return Ok(());
+    }
+    Err(GpuError::Input { what, got: got.to_string(), valid: format!("{} to {}", valid.start(), valid.end()) })
+}
+
+impl Extractor {
+    /// An extractor of slices of up to `most_rows` rows, with all the memory it will need.
+    ///
+    /// # Errors
+    /// With sizes that the kernels do not take, or without enough memory.
+    pub fn new(device: &Arc<dyn Device>, asked: Asked, most_rows: usize) -> Result<Self> {
+        check("vocabulary size", asked.vocab, 1..=MOST_VOCAB)?;
+        check("stride of the logits", asked.stride, asked.vocab..=usize::MAX)?;
+        check("rows of a slice", most_rows, 1..=MOST_ROWS)?;
+        check("k of the top-k", asked.topk.min(asked.vocab), 0..=MOST_TOPK)?;
+        if asked.noise.is_some() {
+            check("draws", asked.keys.len(), 1..=MOST_ROWS)?;
+        }
+        let work = Work::new(device, &asked, most_rows)?;
+        let slots = (0..SLICES).map(|_| Slot::new(device, &asked, most_rows)).collect::<Result<Vec<_>>>()?;
+        let fallback = Fallback::new(device, &asked)?;
+        Ok(Self { device: Arc::clone(device), asked, most_rows, work, slots, fallback, expected: 4.0 })
+    }
+
+    /// Launches the work on a slice of logits `[n, V]` (f32) and comes back. It begins when what [`Stream::Pass`](crate::Stream) has to do
+    /// now is done.
+    ///
+    /// # Safety
+    /// `logits` is the address of that many rows on this device, and they stay as they are until the slice is collected.
+    ///
+    /// # Errors
+    /// With more rows than were announced or lists of different lengths, with two slices in flight already, or when the device fails.
+    pub unsafe fn begin(&mut self, logits: u64, positions: &Positions<'_>) -> Result<Pending> {
+        let rows = positions.tokens.len();
+        check("rows of a slice", rows, 0..=self.most_rows)?;
+        check("positions of a slice", positions.positions.len(), rows..=rows)?;
+        check("sequence ids of a slice", positions.sequence_ids.len(), rows..=rows)?;
+        let Some(at) = self.slots.iter().position(|slot| !slot.busy) else {
+            let (got, valid) = (SLICES + 1, SLICES.to_string());
+            return Err(GpuError::Input { what: "slices in flight", got: got.to_string(), valid });
+        };
+        let slot = &mut self.slots[at];
+        let copied = ((self.expected * (rows * self.work.draws()) as f64) as usize + 64).min(slot.room);
+        // SAFETY: as the caller says; all buffers are for `most_rows` rows, and live as long as this value
+        let event = unsafe { self.work.launch(&self.device, &self.asked, logits, positions, slot, copied)? };
+        slot.busy = true;
+        Ok(Pending { slot: at, rows, logits, copied, event })
+    }
+
+    /// Waits for a slice, lets the CPU do the rows that are left to it, and gives the columns.
+    ///
+    /// # Errors
+    /// The CPU's error of the first row that has one; or when the device fails.
+    pub fn collect(&mut self, pending: Pending) -> Result<Extracted> {
+        let slot = &mut self.slots[pending.slot];
+        slot.busy = false;
+        self.device.wait(pending.event)?;
+        let wire = slot.wire(&self.device, &self.asked, pending.rows, pending.copied)?;
+        let lists = (pending.rows * self.work.draws()).max(1) as f64;
+        self.expected = 1.25 * wire.total as f64 / lists;
+        // SAFETY: the logits are there until now, as the caller of `begin` said
+        unsafe { assemble(&mut self.fallback, &self.asked, &wire, pending.logits) }
+    }
+}
+
+/// Puts the rows together, in their order.
+///
+/// # Safety
+/// The logits are as [`Extractor::begin`] got them.
+unsafe fn assemble(fallback: &mut Fallback, asked: &Asked, wire: &Wire<'_>, logits: u64) -> Result<Extracted> {
+    let mut out = Extracted { logprob: wire.logprob.clone(), replay: None, topk: None, dense: None, fallbacks: 0 };
+    let mut replay = matches!(asked.noise, Some(Noise::Replay { .. })).then(|| slots::Lists::new(asked.keys.len()));
+    out.topk = wire.topk();
+    out.dense = wire.dense();
+    for row in 0..wire.rows {
+        if !wire.left_to_cpu(row) {
+            if let Some(lists) = &mut replay {
+                lists.take(wire, row);
+            }
+            continue;
+        }
+        out.fallbacks += 1;
+        let stride = (asked.stride * size_of::<f32>()) as u64;
+        // SAFETY: the row is one of the slice
+        unsafe { fallback.row(asked, logits + row as u64 * stride, wire, row, &mut out, replay.as_mut())? };
+    }
+    out.replay = replay.map(slots::Lists::finish);
+    Ok(out)
+}

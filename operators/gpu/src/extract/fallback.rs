@@ -1,0 +1,112 @@
+//! Rows that the kernels leave to the CPU: fetched and done there, so that results and errors are the CPU's own.
+
+use std::sync::Arc;
+
+use half::f16;
+use stillhouse_noise::{
+    Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, ValueType, dense_noise_of_loaded, round_dense,
+    top_k_of_loaded,
+};
+
+use super::slots::{Lists, Wire};
+use super::{Asked, Dense, Extracted, Noise};
+use crate::device::{Device, Pinned, Result, Stream};
+
+#[derive(Debug)]
+pub(super) struct Fallback {
+    device: Arc<dyn Device>,
+    row: Pinned,
+    logits: Vec<f32>,
+    encoder: Option<Encoder>,
+    softmax: Softmax,
+    xi: Vec<f32>,
+    corrections: Vec<Correction>,
+}
+
+impl Fallback {
+    pub fn new(device: &Arc<dyn Device>, asked: &Asked) -> Result<Self> {
+        let vocab = asked.vocab;
+        let encoder = match asked.noise {
+            Some(Noise::Replay { tolerance, value_type, condition }) => {
+                Some(Encoder::new(vocab, tolerance, value_type)?.with_condition(condition))
+            }
+            _ => None,
+        };
+        let dense = matches!(asked.noise, Some(Noise::Dense { .. }));
+        Ok(Self {
+            device: Arc::clone(device),
+            row: Pinned::new(device, vocab * size_of::<f32>())?,
+            logits: vec![0.0; vocab],
+            encoder,
+            softmax: Softmax::new(vocab)?,
+            xi: vec![0.0; if dense { vocab } else { 0 }],
+            corrections: Vec::new(),
+        })
+    }
+
+    /// Does a row anew, into the columns and lists.
+    ///
+    /// # Safety
+    /// A row of logits lies at `pointer`.
+    pub unsafe fn row(
+        &mut self,
+        asked: &Asked,
+        pointer: u64,
+        wire: &Wire<'_>,
+        row: usize,
+        out: &mut Extracted,
+        lists: Option<&mut Lists>,
+    ) -> Result<()> {
+        let bytes = self.row.len();
+        // SAFETY: a row is this long, and so is the target, which is waited for
+        unsafe { self.device.copy_out(Stream::Extract, self.row.as_mut_ptr(), pointer, bytes)? };
+        self.device.wait(self.device.record(Stream::Extract)?)?;
+        for (to, from) in self.logits.iter_mut().zip(self.row.as_chunks::<4>().0) {
+            *to = f32::from_ne_bytes(*from);
+        }
+        let token = wire.token(row);
+        let stream = |key| NoiseStream::new(key, wire.sequence_id(row), wire.position(row));
+        let any = stream(DrawKey::new(0, 0));
+        self.softmax.load(&self.logits).map_err(|e| e.at(&any))?;
+        let Some(&logit) = self.logits.get(token as usize) else {
+            let (sequence_id, position) = (any.sequence_id, any.position);
+            return Err(NoiseError::Token { sequence_id, position, token, vocab: asked.vocab }.into());
+        };
+        out.logprob[row] = self.softmax.stored_logprob(logit);
+        if let (Some(lists), Some(encoder)) = (lists, &mut self.encoder) {
+            encoder.load(&self.logits, &any)?;
+            for &key in &asked.keys {
+                self.corrections.clear();
+                let encoded = encoder.encode_loaded(&self.logits, token, &stream(key), &mut self.corrections)?;
+                lists.push(&self.corrections, encoded.total_variation);
+            }
+            lists.end_row(out.logprob[row]);
+        }
+        if let (Some(Noise::Dense { value_type, condition }), Some(dense)) = (asked.noise, &mut out.dense) {
+            for (draw, &key) in asked.keys.iter().enumerate() {
+                let (xi, stream) = (&mut self.xi, stream(key));
+                dense_noise_of_loaded(&self.softmax, &self.logits, token, &stream, xi)?;
+                round_dense(&self.logits, token, value_type, condition, &stream, xi)?;
+                put(dense, (row * asked.keys.len() + draw) * asked.vocab, xi, value_type);
+            }
+        }
+        if let Some((indices, logprobs)) = &mut out.topk {
+            let first = row * asked.topk.min(asked.vocab);
+            for (i, (index, logprob)) in top_k_of_loaded(&self.softmax, &self.logits, asked.topk).into_iter().enumerate() {
+                (indices[first + i], logprobs[first + i]) = (index, logprob);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn put(dense: &mut Dense, first: usize, xi: &[f32], _: ValueType) {
+    match dense {
+        Dense::F16(values) => {
+            for (to, from) in values[first..].iter_mut().zip(xi) {
+                *to = f16::from_f32(*from);
+            }
+        }
+        Dense::F32(values) => values[first..first + xi.len()].copy_from_slice(xi),
+    }
+}

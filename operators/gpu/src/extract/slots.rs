@@ -1,0 +1,280 @@
+//! What belongs to one slice in flight: its inputs and its results, on the device and on the host.
+
+use std::sync::Arc;
+
+use half::f16;
+use stillhouse_noise::{Correction, RowsEncoded, ValueType};
+
+use super::{Asked, Dense, Noise, Positions};
+use crate::device::{Buffer, Device, Pinned, Result, Stream};
+
+/// Corrections that there is room for, for each list on average; a slice with more leaves the rest to the CPU.
+const ROOM: usize = 128;
+/// A count that says: the CPU has to do it.
+const FALL_BACK: u32 = 1 << 31;
+
+/// A region of device memory with its copy on the host.
+#[derive(Debug)]
+pub(super) struct Mirrored {
+    pub device: Buffer,
+    pub host: Pinned,
+}
+
+impl Mirrored {
+    fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        Ok(Self { device: Buffer::new(device, bytes)?, host: Pinned::new(device, bytes)? })
+    }
+
+    /// Copies `range` to the host.
+    ///
+    /// # Safety
+    /// Nobody reads the copy until the stream has come there.
+    pub unsafe fn fetch(&mut self, device: &Arc<dyn Device>, range: std::ops::Range<usize>) -> Result<()> {
+        let (from, bytes) = (self.device.pointer() + range.start as u64, range.len());
+        let to = self.host[range].as_mut_ptr();
+        // SAFETY: both are this long; the rest is the caller's to see to
+        unsafe { device.copy_out(Stream::Extract, to, from, bytes) }
+    }
+}
+
+/// The memory of one slice in flight.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Sequence ids, tokens, positions.
+    pub inputs: Mirrored,
+    /// Total variations, ln p_x, counts.
+    pub columns: Mirrored,
+    /// Pairs of index and value.
+    pub pairs: Mirrored,
+    /// Indices, ln p.
+    pub topk: Mirrored,
+    /// ξ, and then which rows it could not hold.
+    pub dense: Mirrored,
+    /// Corrections that `pairs` takes.
+    pub room: usize,
+    pub busy: bool,
+    /// Lists of a row, and where the inputs and columns of the slice lie.
+    lists_of_row: usize,
+}
+
+/// Where the parts of a slice of n rows lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    pub rows: usize,
+    pub lists: usize,
+}
+
+impl Layout {
+    pub fn tokens(self) -> usize {
+        self.rows * 8
+    }
+    pub fn positions(self) -> usize {
+        self.rows * 12
+    }
+    pub fn inputs(self) -> usize {
+        self.rows * 16
+    }
+    pub fn logprobs(self) -> usize {
+        self.lists * 8
+    }
+    pub fn counts(self) -> usize {
+        self.lists * 8 + self.rows * 4
+    }
+    pub fn columns(self) -> usize {
+        self.lists * 12 + self.rows * 4
+    }
+}
+
+impl Slot {
+    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
+        let lists_of_row = if asked.noise.is_some() { asked.keys.len() } else { 0 };
+        let layout = Layout { rows: most_rows, lists: most_rows * lists_of_row };
+        let (room, dense) = match asked.noise {
+            Some(Noise::Replay { .. }) => (layout.lists * ROOM + 512, 0),
+            Some(Noise::Dense { value_type, .. }) => (0, layout.lists * asked.vocab * bytes_of(value_type)),
+            None => (0, 0),
+        };
+        Ok(Self {
+            inputs: Mirrored::new(device, layout.inputs())?,
+            columns: Mirrored::new(device, layout.columns())?,
+            pairs: Mirrored::new(device, room * 8)?,
+            topk: Mirrored::new(device, most_rows * asked.topk.min(asked.vocab) * 8)?,
+            dense: Mirrored::new(device, dense)?,
+            room,
+            busy: false,
+            lists_of_row,
+        })
+    }
+
+    pub fn layout(&self, rows: usize) -> Layout {
+        Layout { rows, lists: rows * self.lists_of_row }
+    }
+
+    /// Puts the inputs where they are copied from.
+    pub fn stage(&mut self, at: &Positions<'_>) {
+        let layout = self.layout(at.tokens.len());
+        let (sequences, rest) = self.inputs.host[..layout.inputs()].split_at_mut(layout.tokens());
+        let (tokens, positions) = rest.split_at_mut(layout.positions() - layout.tokens());
+        for (to, from) in sequences.as_chunks_mut::<8>().0.iter_mut().zip(at.sequence_ids) {
+            *to = from.to_ne_bytes();
+        }
+        for (to, from) in tokens.as_chunks_mut::<4>().0.iter_mut().zip(at.tokens) {
+            *to = from.to_ne_bytes();
+        }
+        for (to, from) in positions.as_chunks_mut::<4>().0.iter_mut().zip(at.positions) {
+            *to = from.to_ne_bytes();
+        }
+    }
+
+    /// Reads what has come to the host, and fetches the corrections that have not.
+    pub fn wire(&mut self, device: &Arc<dyn Device>, asked: &Asked, rows: usize, copied: usize) -> Result<Wire<'_>> {
+        let layout = self.layout(rows);
+        let columns = &self.columns.host;
+        let logprob = f32s(&columns[layout.logprobs()..layout.counts()]);
+        let counts = u32s(&columns[layout.counts()..layout.columns()]);
+        let variations = f64s(&columns[..layout.logprobs()]);
+        let mut offsets = Vec::with_capacity(counts.len());
+        let mut total = 0;
+        let replay = matches!(asked.noise, Some(Noise::Replay { .. }));
+        for &count in counts.iter().filter(|_| replay) {
+            offsets.push(total);
+            total += if count & FALL_BACK == 0 { count as usize } else { 0 };
+        }
+        if total.min(self.room) > copied {
+            // SAFETY: the copy is waited for
+            unsafe { self.pairs.fetch(device, copied * 8..total.min(self.room) * 8)? };
+            device.wait(device.record(Stream::Extract)?)?;
+        }
+        Ok(Wire { slot: self, asked: asked.clone(), rows, logprob, counts, variations, offsets, total })
+    }
+}
+
+pub(super) fn bytes_of(value_type: ValueType) -> usize {
+    match value_type {
+        ValueType::F16 => 2,
+        ValueType::F32 => 4,
+    }
+}
+
+fn u32s(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| u32::from_ne_bytes(*b)).collect()
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}
+
+fn f64s(bytes: &[u8]) -> Vec<f64> {
+    bytes.as_chunks::<8>().0.iter().map(|b| f64::from_ne_bytes(*b)).collect()
+}
+
+/// The results of a slice as they came to the host.
+#[derive(Debug)]
+pub(super) struct Wire<'a> {
+    slot: &'a Slot,
+    asked: Asked,
+    pub rows: usize,
+    /// NaN where the row is left to the CPU.
+    pub logprob: Vec<f32>,
+    counts: Vec<u32>,
+    variations: Vec<f64>,
+    offsets: Vec<usize>,
+    /// Corrections of the slice.
+    pub total: usize,
+}
+
+impl Wire<'_> {
+    fn lists(&self, row: usize) -> std::ops::Range<usize> {
+        row * self.slot.lists_of_row..(row + 1) * self.slot.lists_of_row
+    }
+
+    /// Whether the CPU has to do this row.
+    pub fn left_to_cpu(&self, row: usize) -> bool {
+        self.logprob[row].is_nan()
+            || self.lists(row).any(|list| {
+                let beyond = |offset: &usize| offset + self.counts[list] as usize > self.slot.room;
+                self.counts[list] & FALL_BACK != 0 || self.offsets.get(list).is_some_and(beyond)
+            })
+    }
+
+    pub fn token(&self, row: usize) -> u32 {
+        let at = self.slot.layout(self.rows).tokens() + row * 4;
+        u32s(&self.slot.inputs.host[at..at + 4]).first().copied().unwrap_or(0)
+    }
+
+    pub fn position(&self, row: usize) -> u32 {
+        let at = self.slot.layout(self.rows).positions() + row * 4;
+        u32s(&self.slot.inputs.host[at..at + 4]).first().copied().unwrap_or(0)
+    }
+
+    pub fn sequence_id(&self, row: usize) -> u64 {
+        let bytes = self.slot.inputs.host[row * 8..row * 8 + 8].as_chunks::<8>().0;
+        bytes.first().copied().map(u64::from_ne_bytes).unwrap_or(0)
+    }
+
+    pub fn topk(&self) -> Option<(Vec<u32>, Vec<f32>)> {
+        let values = self.rows * self.asked.topk.min(self.asked.vocab);
+        let host = &self.slot.topk.host;
+        (self.asked.topk > 0).then(|| (u32s(&host[..values * 4]), f32s(&host[values * 4..values * 8])))
+    }
+
+    pub fn dense(&self) -> Option<Dense> {
+        let Some(Noise::Dense { value_type, .. }) = self.asked.noise else { return None };
+        let values = self.rows * self.slot.lists_of_row * self.asked.vocab;
+        let bytes = &self.slot.dense.host[..values * bytes_of(value_type)];
+        Some(match value_type {
+            ValueType::F16 => Dense::F16(bytes.as_chunks::<2>().0.iter().map(|b| f16::from_ne_bytes(*b)).collect()),
+            ValueType::F32 => Dense::F32(f32s(bytes)),
+        })
+    }
+}
+
+/// Lists of corrections as they are put together, row by row.
+#[derive(Debug)]
+pub(super) struct Lists {
+    out: RowsEncoded,
+    sum: f64,
+}
+
+impl Lists {
+    pub fn new(draws: usize) -> Self {
+        Self { out: RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() }, sum: 0.0 }
+    }
+
+    /// A row as the kernels left it.
+    pub fn take(&mut self, wire: &Wire<'_>, row: usize) {
+        for list in wire.lists(row) {
+            let (first, count) = (wire.offsets[list], wire.counts[list] as usize);
+            let pairs = u32s(&wire.slot.pairs.host[first * 8..(first + count) * 8]);
+            self.out.indices.extend(pairs.iter().step_by(2));
+            self.out.logprobs.extend(pairs.iter().skip(1).step_by(2).map(|bits| f32::from_bits(*bits)));
+            self.close(count, wire.variations[list]);
+        }
+        self.out.logprob.push(wire.logprob[row]);
+    }
+
+    /// A draw that the CPU encoded; after a row's last one comes its ln p_x, with [`Lists::end_row`].
+    pub fn push(&mut self, corrections: &[Correction], total_variation: f64) {
+        self.out.indices.extend(corrections.iter().map(|c| c.index));
+        self.out.logprobs.extend(corrections.iter().map(|c| c.logprob));
+        self.close(corrections.len(), total_variation);
+    }
+
+    pub fn end_row(&mut self, logprob: f32) {
+        self.out.logprob.push(logprob);
+    }
+
+    fn close(&mut self, count: usize, total_variation: f64) {
+        self.out.counts.push(count as u32);
+        self.out.offsets.push(self.out.indices.len());
+        self.out.max_total_variation = self.out.max_total_variation.max(total_variation);
+        self.sum += total_variation;
+    }
+
+    pub fn finish(mut self) -> RowsEncoded {
+        if !self.out.counts.is_empty() {
+            self.out.mean_total_variation = self.sum / self.out.counts.len() as f64;
+        }
+        self.out
+    }
+}

@@ -1,0 +1,235 @@
+//! The launches of a slice. What is only used between them is shared by all slices: the stream keeps their order.
+
+use std::sync::Arc;
+
+use stillhouse_noise::{Tolerance, ValueType};
+
+use super::slots::{Layout, Slot};
+use super::{Asked, Noise, Positions};
+use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream};
+
+/// Threads of a block, as in kernels/noise/block.cuh.
+const THREADS: u32 = 512;
+/// Bytes of `RowState`, of `Found`, and of a list's values.
+const ROW_STATE: usize = 24;
+const FOUND: usize = 24 + 2 * 64 * 8 + 1024 * 12;
+const VALUES: usize = 1024 * 8;
+/// Bytes of a candidate in the search's shared memory, and for how many it is launched: most lists are short, and a short one lets
+/// more of them run at once.
+const CANDIDATE: u32 = 4 * 8 + 9 * 4;
+const SEARCHES: [(u32, u32); 3] = [(0, 64), (65, 256), (257, 1024)];
+
+/// Memory between launches.
+#[derive(Debug)]
+pub(super) struct Work {
+    keys: Buffer,
+    states: Buffer,
+    found: Buffer,
+    corrections: Buffer,
+    offsets: Buffer,
+    draws: usize,
+}
+
+/// What a slice's launches have in common.
+struct Slice<'a> {
+    device: &'a Arc<dyn Device>,
+    asked: &'a Asked,
+    work: &'a Work,
+    layout: Layout,
+    logits: u64,
+    inputs: u64,
+    columns: u64,
+}
+
+/// The encoder's aim: its own margin for readers, as in `stillhouse_noise::Tolerance`.
+fn target(tolerance: Tolerance) -> f64 {
+    tolerance.get() * 0.999 - 1e-6
+}
+
+impl Work {
+    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
+        let draws = if asked.noise.is_some() { asked.keys.len() } else { 0 };
+        let replay = if matches!(asked.noise, Some(Noise::Replay { .. })) { most_rows * draws } else { 0 };
+        let keys: Vec<u8> = asked.keys.iter().flat_map(|key| key.words()).flat_map(u32::to_ne_bytes).collect();
+        Ok(Self {
+            keys: Buffer::of(device, &keys)?,
+            states: Buffer::new(device, most_rows * ROW_STATE)?,
+            found: Buffer::new(device, replay * FOUND)?,
+            corrections: Buffer::new(device, replay * VALUES)?,
+            offsets: Buffer::new(device, replay * 4)?,
+            draws,
+        })
+    }
+
+    pub fn draws(&self) -> usize {
+        self.draws
+    }
+
+    /// Launches all that was asked for, and the copies to the host; `copied` corrections at once.
+    ///
+    /// # Safety
+    /// `logits` is the address of a slice; it and the slot stay until the event has come.
+    pub unsafe fn launch(
+        &self,
+        device: &Arc<dyn Device>,
+        asked: &Asked,
+        logits: u64,
+        positions: &Positions<'_>,
+        slot: &mut Slot,
+        copied: usize,
+    ) -> Result<Event> {
+        let layout = slot.layout(positions.tokens.len());
+        if layout.rows == 0 {
+            return device.record(Stream::Extract);
+        }
+        slot.stage(positions);
+        let (inputs, columns) = (slot.inputs.device.pointer(), slot.columns.device.pointer());
+        let slice = Slice { device, asked, work: self, layout, logits, inputs, columns };
+        device.wait_in(Stream::Extract, device.record(Stream::Pass)?)?;
+        // SAFETY: the slot's memory stays until the event has come, as do the logits; sizes are those of `Slot::new` and `Work::new`
+        unsafe {
+            device.copy_in(Stream::Extract, inputs, slot.inputs.host.as_ptr(), layout.inputs())?;
+            slice.softmax()?;
+            match asked.noise {
+                Some(Noise::Replay { .. }) => {
+                    slice.replay(slot)?;
+                    slot.pairs.fetch(device, 0..copied * 8)?;
+                }
+                Some(Noise::Dense { value_type, condition }) => {
+                    slice.dense(slot.dense.device.pointer(), value_type, condition)?;
+                    let bytes = layout.lists * asked.vocab * super::slots::bytes_of(value_type);
+                    slot.dense.fetch(device, 0..bytes)?;
+                }
+                None => {}
+            }
+            let k = asked.topk.min(asked.vocab);
+            if k > 0 {
+                slice.topk(slot.topk.device.pointer(), k)?;
+                slot.topk.fetch(device, 0..layout.rows * k * 8)?;
+            }
+            slot.columns.fetch(device, 0..layout.columns())?;
+        }
+        device.record(Stream::Extract)
+    }
+}
+
+impl Slice<'_> {
+    unsafe fn run(&self, kernel: &'static str, grid: [u32; 3], threads: u32, shared_bytes: u32, args: &[Arg]) -> Result<()> {
+        let launch = Launch { kernel, grid, block: [threads, 1, 1], shared_bytes };
+        // SAFETY: as the caller says
+        unsafe { self.device.launch(Stream::Extract, &launch, args) }
+    }
+
+    fn at_logits(&self) -> [Arg; 3] {
+        let vocab = Arg::U32(self.asked.vocab as u32);
+        [Arg::Pointer(self.logits), Arg::U64(self.asked.stride as u64), vocab]
+    }
+
+    fn tokens(&self) -> Arg {
+        Arg::Pointer(self.inputs + self.layout.tokens() as u64)
+    }
+
+    /// Positions, sequences, keys.
+    fn stream(&self) -> [Arg; 3] {
+        let positions = Arg::Pointer(self.inputs + self.layout.positions() as u64);
+        [positions, Arg::Pointer(self.inputs), Arg::Pointer(self.work.keys.pointer())]
+    }
+
+    fn states(&self) -> Arg {
+        Arg::Pointer(self.work.states.pointer())
+    }
+
+    fn logprobs(&self) -> Arg {
+        Arg::Pointer(self.columns + self.layout.logprobs() as u64)
+    }
+
+    fn counts(&self) -> Arg {
+        Arg::Pointer(self.columns + self.layout.counts() as u64)
+    }
+
+    fn lists(&self) -> [u32; 3] {
+        [self.work.draws as u32, self.layout.rows as u32, 1]
+    }
+
+    unsafe fn softmax(&self) -> Result<()> {
+        let [logits, stride, vocab] = self.at_logits();
+        let args = [logits, stride, vocab, self.tokens(), self.states(), self.logprobs()];
+        // SAFETY: as the kernel declares; buffers of this many rows
+        unsafe { self.run("noise_softmax", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
+    }
+
+    unsafe fn replay(&self, slot: &Slot) -> Result<()> {
+        let Some(Noise::Replay { tolerance, value_type, condition }) = self.asked.noise else { return Ok(()) };
+        let [logits, stride, vocab] = self.at_logits();
+        let [positions, sequences, keys] = self.stream();
+        let (states, logprobs, counts) = (self.states(), self.logprobs(), self.counts());
+        let (target, lead) = (Arg::F64(target(tolerance)), Arg::F64(tolerance.lead()));
+        let condition = Arg::U32(u32::from(condition));
+        let half = Arg::U32(u32::from(value_type == ValueType::F16));
+        let found = Arg::Pointer(self.work.found.pointer());
+        let corrections = Arg::Pointer(self.work.corrections.pointer());
+        let offsets = Arg::Pointer(self.work.offsets.pointer());
+        let lists = self.layout.lists as u32;
+        let args = [
+            logits, stride, vocab, self.tokens(), positions, sequences, keys, states, logprobs, target, lead, condition, found,
+        ];
+        // SAFETY: as the kernels declare; buffers of this many rows and draws
+        unsafe { self.run("noise_candidates", self.lists(), THREADS, 0, &args)? };
+        for (low, high) in SEARCHES {
+            let args = [
+                positions,
+                sequences,
+                keys,
+                self.tokens(),
+                logits,
+                stride,
+                states,
+                logprobs,
+                found,
+                target,
+                lead,
+                condition,
+                half,
+                Arg::U32(low),
+                Arg::U32(high),
+                counts,
+                Arg::Pointer(self.columns),
+                corrections,
+            ];
+            // SAFETY: as above
+            unsafe { self.run("noise_search", self.lists(), 32, high * CANDIDATE, &args)? };
+        }
+        let out = Arg::Pointer(slot.pairs.device.pointer());
+        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(slot.room.min(u32::MAX as usize) as u32), out];
+        // SAFETY: as above
+        unsafe {
+            self.run("noise_offsets", [1, 1, 1], 1024, 0, &[counts, Arg::U32(lists), offsets])?;
+            self.run("noise_gather", [lists.div_ceil(8), 1, 1], 256, 0, &gather)
+        }
+    }
+
+    unsafe fn dense(&self, out: u64, value_type: ValueType, condition: bool) -> Result<()> {
+        let kernel = match value_type {
+            ValueType::F16 => "noise_dense_f16",
+            ValueType::F32 => "noise_dense_f32",
+        };
+        let [logits, stride, vocab] = self.at_logits();
+        let [positions, sequences, keys] = self.stream();
+        let (condition, out) = (Arg::U32(u32::from(condition)), Arg::Pointer(out));
+        let args = [
+            logits, stride, vocab, self.tokens(), positions, sequences, keys, self.states(), condition, out, self.counts(),
+        ];
+        // SAFETY: as the kernel declares; buffers of this many rows and draws
+        unsafe { self.run(kernel, self.lists(), THREADS, 0, &args) }
+    }
+
+    unsafe fn topk(&self, out: u64, k: usize) -> Result<()> {
+        let [logits, stride, vocab] = self.at_logits();
+        let values = (self.layout.rows * k * 4) as u64;
+        let args = [
+            logits, stride, vocab, Arg::U32(k as u32), self.states(), Arg::Pointer(out), Arg::Pointer(out + values),
+        ];
+        // SAFETY: as the kernel declares; buffers of this many rows
+        unsafe { self.run("noise_topk", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
+    }
+}

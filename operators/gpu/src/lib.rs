@@ -1,0 +1,19 @@
+//! Teachers and their signal on NVIDIA GPUs.
+//!
+//! ```text
+//!   kernels/*.cu ──► nvcc ──► CUDA ─┐
+//!        └────────► c++  ──► host ──┴─► Device ─► forward pass ─► slice of logits ─► extraction ─► pinned memory
+//! ```
+//!
+//! Logits stay where they are made: what comes back is, per token, ln p_x, the corrections of its noise, the top-k. The same kernels
+//! run on the host, block after block (`stillhouse-gpu-host`), so that everything but CUDA's own calls is tested without a GPU.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod device;
+mod error;
+pub mod extract;
+pub mod net;
+
+pub use device::{Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, Stream};
+pub use error::GpuError;

@@ -1,0 +1,359 @@
+//! The forward pass of GPT-2, Llama and Qwen3 on a device. What it computes is `stillhouse-teacher`'s; where that speaks of `[B, L]` this
+//! takes runs of tokens of any lengths, back to back, so that documents share a pass without padding.
+//!
+//! ```text
+//!   tokens ─► embed ─► x ─► norm ─► n ─► qkv ─► rope ─► attention ─► x += out ─► norm ─► n ─► up ─► gelu | swiglu ─► x += down ─┐
+//!                       ▲                                                                                                  │
+//!                       └──────────────────────────────────── layers ──────────────────────────────────────────────────────┘
+//!   x ─► norm ─► n, which stays on the device;   logits: rows of n · headᵀ, in f32, straight from the product
+//! ```
+//!
+//! Weights and activations are of one type; sums, norms and softmax are f32. The residual sums are made inside the products, so that x is
+//! rounded once per step. Memory is allocated when the net is loaded and never after.
+//!
+//! Cost per token and layer: 2 flops per weight, and 2 L heads · D for attention.
+
+pub mod kernels;
+mod shape;
+mod upload;
+mod weights;
+
+use std::sync::Arc;
+
+pub use shape::{Kind, Shape};
+pub use weights::Source;
+
+use crate::device::{Buffer, Device, Element, Matrix, Product, Result, Stream};
+use crate::error::GpuError;
+use kernels::{ITEM_BYTES, Kernels, Rotation, Scale, query_rows, work_items};
+use shape::{INPUT_BYTES, ROW_BYTES};
+use upload::{Upload, put};
+use weights::{Layer, Linear, Loader, Norm, Weights};
+
+/// Matrices handed to a product begin at a multiple of this, which libraries take for granted when they choose an algorithm.
+const PRODUCT_ALIGN: u64 = 256;
+
+/// Rotary positions: cosines and sines `[positions, D/2]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Rope<'a> {
+    /// Cosines.
+    pub cos: &'a [f32],
+    /// Sines.
+    pub sin: &'a [f32],
+}
+
+/// What a pass works in.
+#[derive(Debug)]
+struct Workspace {
+    /// The residual stream.
+    x: Buffer,
+    /// Normalised.
+    n: Buffer,
+    /// See [`Shape`]'s widths.
+    wide: Buffer,
+    narrow: Buffer,
+    inputs: Buffer,
+    rows: Buffer,
+}
+
+/// Where what a pass was told lies.
+#[derive(Debug, Clone, Copy)]
+struct Inputs {
+    items: u64,
+    item_count: usize,
+    tokens: u64,
+    positions: u64,
+    count: usize,
+}
+
+/// A net on a device.
+#[derive(Debug)]
+pub struct Net {
+    device: Arc<dyn Device>,
+    kernels: Kernels,
+    shape: Shape,
+    element: Element,
+    weights: Weights,
+    angles: Option<[Buffer; 2]>,
+    work: Workspace,
+    input_upload: Upload,
+    row_upload: Upload,
+    most_tokens: usize,
+    /// Of the last pass.
+    tokens: usize,
+}
+
+fn input(what: &'static str, got: impl ToString, valid: impl Into<String>) -> GpuError {
+    GpuError::Input { what, got: got.to_string(), valid: valid.into() }
+}
+
+impl Net {
+    /// Loads a net, with room for passes over `most_tokens` tokens.
+    ///
+    /// # Errors
+    /// With a shape that cannot be computed, weights that do not fit it, or too little memory.
+    pub fn load(
+        device: &Arc<dyn Device>,
+        shape: Shape,
+        element: Element,
+        rope: Option<Rope<'_>>,
+        source: &mut dyn Source,
+        most_tokens: usize,
+    ) -> Result<Self> {
+        shape.check()?;
+        if most_tokens == 0 || u32::try_from(most_tokens).is_err() {
+            return Err(input("tokens of a pass", most_tokens, "at least 1, below 2^32"));
+        }
+        check_rope(&shape, rope)?;
+        let bytes = |per_token: usize| Buffer::new(device, per_token * most_tokens);
+        let [wide, narrow] = shape.work_widths().map(|width| width * element.bytes());
+        // First, since it is the caller's to choose: who asked for too much learns it before the weights are read.
+        let work = Workspace {
+            x: bytes(shape.width * element.bytes())?,
+            n: bytes(shape.width * element.bytes())?,
+            wide: bytes(wide)?,
+            narrow: bytes(narrow)?,
+            inputs: bytes(INPUT_BYTES)?,
+            rows: bytes(ROW_BYTES)?,
+        };
+        let mut loader = Loader::new(device, &shape, element, source)?;
+        let angles = match rope.filter(|_| shape.rotates()) {
+            Some(Rope { cos, sin }) => Some([loader.table_of_angles(cos)?, loader.table_of_angles(sin)?]),
+            None => None,
+        };
+        let weights = loader.load()?;
+        Ok(Self {
+            device: Arc::clone(device),
+            kernels: Kernels::new(device, element),
+            shape,
+            element,
+            weights,
+            angles,
+            work,
+            input_upload: Upload::new(device, INPUT_BYTES * most_tokens)?,
+            row_upload: Upload::new(device, ROW_BYTES * most_tokens)?,
+            most_tokens,
+            tokens: 0,
+        })
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The type of weights and activations.
+    #[must_use]
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    /// Tokens that a pass may have.
+    #[must_use]
+    pub fn most_tokens(&self) -> usize {
+        self.most_tokens
+    }
+
+    /// The normalised hidden states of the last pass; they are there when [`Stream::Pass`] has come to its end, and stay until the next.
+    #[must_use]
+    pub fn states(&self) -> Matrix {
+        self.activations(&self.work.n, self.tokens, self.shape.width)
+    }
+
+    /// Passes runs of tokens, back to back, through the net: run i is `tokens[offsets[i]..offsets[i + 1]]`, its positions count from 0.
+    /// Enqueued on [`Stream::Pass`].
+    ///
+    /// # Errors
+    /// With tokens outside the vocabulary, runs longer than the net's positions, more tokens than there is room for, or when the device
+    /// fails.
+    pub fn hidden(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
+        self.check_runs(tokens, offsets)?;
+        self.tokens = 0;
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let inputs = self.send(tokens, offsets)?;
+        let (kernels, work, width) = (&self.kernels, &self.work, self.shape.width);
+        let (x, rows) = (work.x.pointer(), [inputs.count, width]);
+        let wpe = self.weights.positions.as_ref().map(Buffer::pointer);
+        let wte = self.weights.tokens.matrix(self.element).pointer;
+        // SAFETY: buffers have room for `most_tokens` rows; tokens and positions were checked
+        unsafe { kernels.embed([inputs.tokens, inputs.positions], wte, wpe, x, rows)? };
+        for layer in &self.weights.layers {
+            self.norm(&layer.before_attention, inputs.count)?;
+            self.attention(layer, &inputs)?;
+            self.norm(&layer.before_mlp, inputs.count)?;
+            self.feed_forward(layer, inputs.count)?;
+        }
+        self.norm(&self.weights.last, inputs.count)?;
+        self.tokens = inputs.count;
+        Ok(())
+    }
+
+    /// Computes the logits of these rows of the last pass, f32 `[rows, vocabulary]`, into device memory. Enqueued on [`Stream::Pass`].
+    ///
+    /// # Safety
+    /// There is a live buffer with room for them at `to`, and whoever reads it waits for the stream.
+    ///
+    /// # Errors
+    /// With rows that the last pass did not have, or when the device fails.
+    pub unsafe fn logits(&mut self, rows: &[u32], to: u64) -> Result<()> {
+        if rows.len() > self.most_tokens {
+            return Err(input("rows of the head", rows.len(), format!("at most {}", self.most_tokens)));
+        }
+        if let Some(row) = rows.iter().find(|row| **row as usize >= self.tokens) {
+            return Err(input("row of the head", row, format!("below {}, the tokens of the last pass", self.tokens)));
+        }
+        let Some(first) = rows.first() else { return Ok(()) };
+        let width = self.shape.width;
+        let in_place = self.work.n.pointer() + u64::from(*first) * (width * self.element.bytes()) as u64;
+        let neighbours = rows.iter().zip(*first..).all(|(row, i)| *row == i);
+        let mut states = self.activations(&self.work.narrow, rows.len(), width);
+        if neighbours && in_place.is_multiple_of(PRODUCT_ALIGN) {
+            states.pointer = in_place;
+        } else {
+            let numbers = self.work.rows.pointer();
+            // SAFETY: there is room for `most_tokens` rows and their numbers, which were checked
+            unsafe {
+                self.row_upload.send(numbers, rows.len() * ROW_BYTES, |memory| put(rows, memory, u32::to_ne_bytes))?;
+                self.kernels.gather(self.work.n.pointer(), numbers, states.pointer, [rows.len(), width])?;
+            }
+        }
+        let head = self.weights.head.as_ref().unwrap_or(&self.weights.tokens).matrix(self.element);
+        let vocab = self.shape.vocab;
+        let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride: vocab };
+        // SAFETY: the states and the head are the net's; the logits' memory is as the caller says
+        unsafe { self.device.product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, add: false }) }
+    }
+
+    fn check_runs(&self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
+        let Shape { vocab, positions, .. } = self.shape;
+        if tokens.len() > self.most_tokens {
+            return Err(input("tokens of a pass", tokens.len(), format!("at most {}", self.most_tokens)));
+        }
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+            return Err(input("token", token, format!("below {vocab}, the size of the vocabulary")));
+        }
+        let ends = (offsets.first().copied(), offsets.last().map(|end| *end as usize));
+        if ends != (Some(0), Some(tokens.len())) || !offsets.is_sorted() {
+            let got = format!("{} from {:?} to {:?}", offsets.len(), offsets.first(), offsets.last());
+            return Err(input("offsets of runs", got, format!("ascending, from 0 to {}", tokens.len())));
+        }
+        let longest = offsets.windows(2).map(|run| run.iter().rev().fold(0, |end, x| x.abs_diff(end))).max();
+        match longest {
+            Some(longest) if longest as usize > positions => {
+                Err(input("tokens of a run", longest, format!("at most {positions}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Uploads what the pass is of: items of work, tokens, positions, in one copy.
+    fn send(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<Inputs> {
+        let items = work_items(offsets, query_rows(self.element, self.shape.heads().dim));
+        let (count, token_bytes) = (tokens.len(), size_of_val(tokens));
+        let start = self.work.inputs.pointer();
+        let item_bytes = items.len() * ITEM_BYTES;
+        let fill = |memory: &mut [u8]| {
+            let (item_memory, memory) = memory.split_at_mut(item_bytes);
+            let (token_memory, memory) = memory.split_at_mut(token_bytes);
+            put(items.as_flattened(), item_memory, u32::to_ne_bytes);
+            put(tokens, token_memory, u32::to_ne_bytes);
+            let positions = offsets.windows(2).flat_map(|run| run.iter().skip(1).zip(run).flat_map(|(e, s)| 0..e - s));
+            for (to, position) in memory.chunks_exact_mut(size_of::<u32>()).zip(positions) {
+                to.copy_from_slice(&position.to_ne_bytes());
+            }
+        };
+        // SAFETY: an item has at least one token, so there are no more items than tokens; the buffer was made for `most_tokens`
+        unsafe { self.input_upload.send(start, item_bytes + 2 * token_bytes, fill)? };
+        let first_token = start + item_bytes as u64;
+        Ok(Inputs {
+            items: start,
+            item_count: items.len(),
+            tokens: first_token,
+            positions: first_token + token_bytes as u64,
+            count,
+        })
+    }
+
+    fn norm(&self, norm: &Norm, tokens: usize) -> Result<()> {
+        let bias = norm.bias.as_ref().map(Buffer::pointer);
+        let scale = Scale { weight: norm.weight.pointer(), bias, eps: self.shape.eps };
+        let (x, n) = (self.work.x.pointer(), self.work.n.pointer());
+        // SAFETY: both have `most_tokens` rows
+        unsafe { self.kernels.add_norm(x, None, &scale, n, [tokens, self.shape.width]) }
+    }
+
+    /// x += the output projection of attention over n.
+    fn attention(&self, layer: &Layer, inputs: &Inputs) -> Result<()> {
+        let (heads, [qkv_width, out_width]) = (self.shape.heads(), self.shape.attention_widths());
+        let qkv = self.activations(&self.work.wide, inputs.count, qkv_width);
+        let out = self.activations(&self.work.narrow, inputs.count, out_width);
+        let n = self.activations(&self.work.n, inputs.count, self.shape.width);
+        self.linear(n, &layer.qkv, qkv, false)?;
+        if let Some([cos, sin]) = &self.angles {
+            let norms = layer.head_norms.as_ref().map(|[q, k]| [q.pointer(), k.pointer()]);
+            let (cos, sin, eps) = (cos.pointer(), sin.pointer(), self.shape.eps);
+            let rotation = Rotation { cos, sin, positions: inputs.positions, norms, eps };
+            // SAFETY: so many fused rows are there; positions are below the tables', as checked
+            unsafe { self.kernels.rope(qkv.pointer, &rotation, &heads, inputs.count)? };
+        }
+        // SAFETY: the items are of these rows, and the output has room for them
+        unsafe { self.kernels.attention(qkv.pointer, out.pointer, inputs.items, inputs.item_count, &heads)? };
+        self.linear(out, &layer.attention_out, self.activations(&self.work.x, inputs.count, self.shape.width), true)
+    }
+
+    /// x += the feed-forward part of n.
+    fn feed_forward(&self, layer: &Layer, tokens: usize) -> Result<()> {
+        let Shape { width, inner, .. } = self.shape;
+        let n = self.activations(&self.work.n, tokens, width);
+        let up = self.activations(&self.work.wide, tokens, self.shape.up_width());
+        self.linear(n, &layer.up, up, false)?;
+        let activated = if self.shape.gated() {
+            let out = self.activations(&self.work.narrow, tokens, inner);
+            // SAFETY: both have `most_tokens` rows of these widths
+            unsafe { self.kernels.swiglu(up.pointer, out.pointer, [tokens, inner])? };
+            out
+        } else {
+            // SAFETY: it has `most_tokens` rows of this width
+            unsafe { self.kernels.gelu_new(up.pointer, [tokens, inner])? };
+            up
+        };
+        self.linear(activated, &layer.down, self.activations(&self.work.x, tokens, width), true)
+    }
+
+    fn activations(&self, buffer: &Buffer, rows: usize, columns: usize) -> Matrix {
+        Matrix { pointer: buffer.pointer(), element: self.element, rows, columns, stride: columns }
+    }
+
+    fn linear(&self, from: Matrix, linear: &Linear, to: Matrix, add: bool) -> Result<()> {
+        let product = Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add };
+        // SAFETY: activations have `most_tokens` rows, and weights their shapes' sizes
+        unsafe { self.device.product(Stream::Pass, &product) }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // The stream may still be at work on what is freed now. A device that fails is not.
+        if let Ok(event) = self.device.record(Stream::Pass) {
+            let _ = self.device.wait(event);
+        }
+    }
+}
+
+fn check_rope(shape: &Shape, rope: Option<Rope<'_>>) -> Result<()> {
+    if !shape.rotates() {
+        return Ok(());
+    }
+    let Some(Rope { cos, sin }) = rope else {
+        return Err(input("rotary positions", "none", "tables of cosines and sines"));
+    };
+    let count = shape.positions * shape.head_dim / 2;
+    if cos.len() == count && sin.len() == count {
+        return Ok(());
+    }
+    let valid = format!("{count}: {} positions, half of {} each", shape.positions, shape.head_dim);
+    Err(input("rotary positions", format!("{} and {}", cos.len(), sin.len()), valid))
+}

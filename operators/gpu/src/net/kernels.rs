@@ -1,0 +1,310 @@
+//! Launches of `kernels/forward.cu` and `kernels/attention.cu`: a method per kernel, with the grids that they expect.
+//!
+//! All addresses are of device memory, all sizes in elements, everything is enqueued on [`Stream::Pass`].
+
+use std::sync::Arc;
+
+use crate::device::{Arg, Device, Element, Launch, Result, Stream};
+
+/// Threads of a block that share a row.
+const ROW_THREADS: usize = 256;
+/// Threads of a block of an activation: 1,024 elements of 16 bits, of which most widths are multiples.
+const PIECE_THREADS: usize = 128;
+const ATTENTION_THREADS: u32 = 128;
+/// Dimensions of a head that attention was compiled for; others are filled up with zeros.
+const DIMS: [usize; 8] = [16, 32, 64, 80, 96, 128, 192, 256];
+/// Bytes of an item of attention's work: first row of the run, its length, first query row, 0.
+pub(super) const ITEM_BYTES: usize = 16;
+
+macro_rules! names {
+    ($name:literal) => {
+        [concat!($name, "_f32"), concat!($name, "_bf16"), concat!($name, "_f16")]
+    };
+}
+
+/// The heads of a layer, as they lie in fused rows of q, k and v: `heads + 2 kv_heads` of `dim` elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head in memory.
+    pub dim: usize,
+    /// Elements of a head of the model; the others are 0.
+    pub own_dim: usize,
+}
+
+/// What a rotation reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation {
+    /// Cosines, f32 `[positions, dim / 2]`.
+    pub cos: u64,
+    /// Sines.
+    pub sin: u64,
+    /// The position of each token, u32.
+    pub positions: u64,
+    /// Weights of the norms of query and key heads `[dim]`, where there are such norms.
+    pub norms: Option<[u64; 2]>,
+    /// Of these norms.
+    pub eps: f32,
+}
+
+/// A norm: with a bias a LayerNorm, without an RMSNorm.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale {
+    /// Weight `[width]`.
+    pub weight: u64,
+    /// Bias `[width]`, or none.
+    pub bias: Option<u64>,
+    /// What keeps the root away from 0.
+    pub eps: f32,
+}
+
+/// The kernels for one type of elements.
+#[derive(Debug, Clone)]
+pub struct Kernels {
+    device: Arc<dyn Device>,
+    element: Element,
+}
+
+/// The dimension that heads of `dim` elements take in memory, if attention can be computed over them.
+#[must_use]
+pub fn memory_dim(dim: usize) -> Option<usize> {
+    DIMS.into_iter().find(|d| *d >= dim)
+}
+
+/// Query rows of an item of attention's work; `kernels/attention.cu` is compiled for these.
+#[must_use]
+pub fn query_rows(element: Element, dim: usize) -> usize {
+    match (element, dim) {
+        (Element::F32, _) => 32,
+        (_, 64 | 80) => 128,
+        _ => 64,
+    }
+}
+
+/// Attention's work over runs that lie back to back: who sees the most keys comes first, so that no long block is left for the end.
+///
+/// `offsets` are the first rows of the runs and the end of the last one, ascending.
+#[must_use]
+pub fn work_items(offsets: &[u32], rows: usize) -> Vec<[u32; 4]> {
+    let mut items: Vec<[u32; 4]> = Vec::new();
+    for run in offsets.windows(2) {
+        let &[start, end] = run else { continue };
+        let length = end.saturating_sub(start);
+        items.extend((0..length).step_by(rows).map(|first| [start, length, first, 0]));
+    }
+    // Stable, so that the order is the runs' where the lengths are equal.
+    items.sort_by_key(|[_, length, first, _]| std::cmp::Reverse((*first + rows as u32).min(*length)));
+    items
+}
+
+fn attention_name(element: Element, dim: usize) -> Option<&'static str> {
+    let names = match dim {
+        16 => names!("attention_16"),
+        32 => names!("attention_32"),
+        64 => names!("attention_64"),
+        80 => names!("attention_80"),
+        96 => names!("attention_96"),
+        128 => names!("attention_128"),
+        192 => names!("attention_192"),
+        256 => names!("attention_256"),
+        _ => return None,
+    };
+    Some(of(element, names))
+}
+
+fn of(element: Element, names: [&'static str; 3]) -> &'static str {
+    let [f32, bf16, f16] = names;
+    match element {
+        Element::F32 => f32,
+        Element::Bf16 => bf16,
+        Element::F16 => f16,
+    }
+}
+
+/// Shared memory of attention, as the kernels lay it out.
+fn attention_bytes(element: Element, dim: usize) -> usize {
+    match element {
+        Element::F32 => 3 * 32 * (dim + 4) * 4,
+        _ => (query_rows(element, dim) + 2 * 64) * (dim + 8) * 2,
+    }
+}
+
+impl Kernels {
+    /// The kernels of a device.
+    #[must_use]
+    pub fn new(device: &Arc<dyn Device>, element: Element) -> Self {
+        Self { device: Arc::clone(device), element }
+    }
+
+    /// x`[i]` = wte`[tokens[i]]` + wpe`[positions[i]]`, the latter where there is a wpe.
+    ///
+    /// # Safety
+    /// All is within live buffers, also what tokens and positions point to.
+    ///
+    /// # Errors
+    /// When the device fails; so for all methods.
+    pub unsafe fn embed(
+        &self,
+        [tokens, positions]: [u64; 2],
+        wte: u64,
+        wpe: Option<u64>,
+        x: u64,
+        [rows, width]: [usize; 2],
+    ) -> Result<()> {
+        let args = [tokens, positions, wte, wpe.unwrap_or(0), x].map(Arg::Pointer);
+        let launch = self.rows(names!("embed"), rows, width, 0);
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &args, &[size(width)]) }
+    }
+
+    /// to`[i]` = from`[rows[i]]`, for `count` rows.
+    ///
+    /// # Safety
+    /// All is within live buffers, also what the rows point to.
+    pub unsafe fn gather(&self, from: u64, rows: u64, to: u64, [count, width]: [usize; 2]) -> Result<()> {
+        let launch = self.rows(names!("gather_rows"), count, width, 0);
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &[from, rows, to].map(Arg::Pointer), &[size(width)]) }
+    }
+
+    /// x += y where there is a y, out = the norm of x.
+    ///
+    /// # Safety
+    /// All is within live buffers.
+    pub unsafe fn add_norm(
+        &self,
+        x: u64,
+        y: Option<u64>,
+        scale: &Scale,
+        out: u64,
+        [rows, width]: [usize; 2],
+    ) -> Result<()> {
+        let y = y.unwrap_or(0);
+        let last = [size(width), Arg::F32(scale.eps)];
+        let shared = width * self.element.bytes();
+        // SAFETY: the arguments are the kernels'; the memory is as the caller says
+        unsafe {
+            match scale.bias {
+                Some(bias) => {
+                    let launch = self.rows(names!("add_layer_norm"), rows, width, shared);
+                    self.launch(&launch, &[x, y, scale.weight, bias, out].map(Arg::Pointer), &last)
+                }
+                None => {
+                    let launch = self.rows(names!("add_rms_norm"), rows, width, shared);
+                    self.launch(&launch, &[x, y, scale.weight, out].map(Arg::Pointer), &last)
+                }
+            }
+        }
+    }
+
+    /// Rotates the queries and keys of `tokens` fused rows.
+    ///
+    /// # Safety
+    /// All is within live buffers, also what the positions point to; `heads.dim` is of [`memory_dim`].
+    pub unsafe fn rope(&self, qkv: u64, rotation: &Rotation, heads: &Heads, tokens: usize) -> Result<()> {
+        // Threads of a head have 16 bytes of either half each.
+        let lanes = (heads.dim / 2 * self.element.bytes() / 16).next_power_of_two();
+        let blocks = (tokens * (heads.heads + heads.kv_heads)).div_ceil(ROW_THREADS / lanes);
+        let launch = Launch {
+            kernel: of(self.element, names!("rope")),
+            grid: [blocks as u32, 1, 1],
+            block: [ROW_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        };
+        let [q_norm, k_norm] = rotation.norms.unwrap_or_default();
+        let pointers = [qkv, rotation.cos, rotation.sin, rotation.positions, q_norm, k_norm].map(Arg::Pointer);
+        let last = [
+            size(tokens),
+            size(heads.heads),
+            size(heads.kv_heads),
+            size(heads.dim),
+            size(heads.own_dim),
+            size(lanes),
+            Arg::F32(rotation.eps),
+        ];
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &pointers, &last) }
+    }
+
+    /// Causal attention within each of the items' runs: out `[T, heads · dim]`.
+    ///
+    /// # Safety
+    /// All is within live buffers; the items are of [`work_items`] for [`query_rows`]; `heads.dim` is of [`memory_dim`].
+    pub unsafe fn attention(&self, qkv: u64, out: u64, items: u64, count: usize, heads: &Heads) -> Result<()> {
+        let Heads { heads, kv_heads, dim, own_dim } = *heads;
+        let scale = std::f64::consts::LOG2_E / (own_dim as f64).sqrt();
+        let launch = Launch {
+            // No such name: the device says so.
+            kernel: attention_name(self.element, dim).unwrap_or("attention"),
+            grid: [(count * heads) as u32, 1, 1],
+            block: [ATTENTION_THREADS, 1, 1],
+            shared_bytes: attention_bytes(self.element, dim) as u32,
+        };
+        let last = [size(heads), size(kv_heads), Arg::F32(scale as f32)];
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &[qkv, out, items].map(Arg::Pointer), &last) }
+    }
+
+    /// Rows of gate ‖ up `[rows, 2 inner]` to silu(gate) ⊙ up `[rows, inner]`.
+    ///
+    /// # Safety
+    /// All is within live buffers.
+    pub unsafe fn swiglu(&self, gate_up: u64, out: u64, [rows, inner]: [usize; 2]) -> Result<()> {
+        let launch = self.pieces(names!("swiglu"), rows, inner);
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &[gate_up, out].map(Arg::Pointer), &[size(inner)]) }
+    }
+
+    /// GELU in its tanh form, in place.
+    ///
+    /// # Safety
+    /// All is within live buffers.
+    pub unsafe fn gelu_new(&self, x: u64, [rows, inner]: [usize; 2]) -> Result<()> {
+        let launch = self.pieces(names!("gelu_new"), rows, inner);
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &[Arg::Pointer(x)], &[size(inner)]) }
+    }
+
+    /// Elements that a thread takes at once: 16 bytes of them, or one where rows do not begin at multiples of that.
+    fn vector(&self, width: usize) -> usize {
+        let vector = 16 / self.element.bytes();
+        if width.is_multiple_of(vector) { vector } else { 1 }
+    }
+
+    fn rows(&self, names: [&'static str; 3], rows: usize, width: usize, shared_bytes: usize) -> Launch {
+        let threads = width.div_ceil(self.vector(width)).next_multiple_of(32).min(ROW_THREADS);
+        Launch {
+            kernel: of(self.element, names),
+            grid: [rows as u32, 1, 1],
+            block: [threads as u32, 1, 1],
+            shared_bytes: shared_bytes as u32,
+        }
+    }
+
+    fn pieces(&self, names: [&'static str; 3], rows: usize, width: usize) -> Launch {
+        let pieces = width.div_ceil(self.vector(width) * PIECE_THREADS);
+        Launch {
+            kernel: of(self.element, names),
+            grid: [rows as u32, pieces as u32, 1],
+            block: [PIECE_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        }
+    }
+
+    /// # Safety
+    /// As [`Device::launch`].
+    unsafe fn launch(&self, launch: &Launch, first: &[Arg], last: &[Arg]) -> Result<()> {
+        let mut args = [Arg::U32(0); 16];
+        let (count, given) = (first.len() + last.len(), first.iter().chain(last));
+        args.iter_mut().zip(given).for_each(|(arg, given)| *arg = *given);
+        // SAFETY: as the caller says
+        unsafe { self.device.launch(Stream::Pass, launch, args.get(..count).unwrap_or_default()) }
+    }
+}
+
+fn size(value: usize) -> Arg {
+    Arg::U32(value as u32)
+}

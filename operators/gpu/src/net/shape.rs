@@ -1,0 +1,156 @@
+//! What a net looks like, and what it takes.
+
+use super::kernels::{Heads, ITEM_BYTES, memory_dim};
+use crate::device::{Element, Result};
+use crate::error::GpuError;
+
+/// An architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Learned positions, LayerNorm, GELU, biases, weights as Conv1D.
+    Gpt2,
+    /// Rotary positions, RMSNorm, SwiGLU.
+    Llama,
+    /// A Llama whose query and key heads are normalised before they are rotated.
+    Qwen3,
+}
+
+/// A net.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Architecture.
+    pub kind: Kind,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Width H of the residual stream.
+    pub width: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Inner width of the feed-forward part.
+    pub inner: usize,
+    /// Of the norms.
+    pub eps: f32,
+    /// Tokens of the longest run.
+    pub positions: usize,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// Whether q, k, v and o have biases; GPT-2 has them always.
+    pub attention_bias: bool,
+    /// Whether the feed-forward part has; GPT-2 always.
+    pub mlp_bias: bool,
+}
+
+fn invalid(what: &'static str, got: impl ToString, valid: impl Into<String>) -> GpuError {
+    GpuError::Input { what, got: got.to_string(), valid: valid.into() }
+}
+
+impl Shape {
+    /// That a net of this shape can be computed.
+    ///
+    /// # Errors
+    /// With the field that does not fit, and what would.
+    pub fn check(&self) -> Result<()> {
+        let sizes = [
+            ("vocabulary", self.vocab),
+            ("width", self.width),
+            ("heads", self.heads),
+            ("key and value heads", self.kv_heads),
+            ("inner width", self.inner),
+            ("positions", self.positions),
+        ];
+        for (what, size) in sizes {
+            if size == 0 || u32::try_from(size).is_err() {
+                return Err(invalid(what, size, "at least 1, below 2^32"));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let valid = format!("a divisor of the {} heads", self.heads);
+            return Err(invalid("key and value heads", self.kv_heads, valid));
+        }
+        if self.head_dim == 0 || memory_dim(self.head_dim).is_none() {
+            return Err(invalid("dimension of a head", self.head_dim, "1 to 256"));
+        }
+        if self.rotates() && !self.head_dim.is_multiple_of(2) {
+            return Err(invalid("dimension of a head", self.head_dim, "an even number"));
+        }
+        if !self.rotates() && self.kv_heads != self.heads {
+            return Err(invalid("key and value heads", self.kv_heads, format!("{}, as many as heads", self.heads)));
+        }
+        Ok(())
+    }
+
+    /// Whether positions are rotations.
+    #[must_use]
+    pub fn rotates(&self) -> bool {
+        self.kind != Kind::Gpt2
+    }
+
+    /// Whether SwiGLU is what is between the layers' last two products.
+    pub(super) fn gated(&self) -> bool {
+        self.kind != Kind::Gpt2
+    }
+
+    pub(super) fn heads(&self) -> Heads {
+        let dim = memory_dim(self.head_dim).unwrap_or(self.head_dim);
+        Heads { heads: self.heads, kv_heads: self.kv_heads, dim, own_dim: self.head_dim }
+    }
+
+    /// Elements of a fused row of q, k and v, and of a row of attention's output.
+    pub(super) fn attention_widths(&self) -> [usize; 2] {
+        let Heads { heads, kv_heads, dim, .. } = self.heads();
+        [(heads + 2 * kv_heads) * dim, heads * dim]
+    }
+
+    /// Outputs of the first product of the feed-forward part.
+    pub(super) fn up_width(&self) -> usize {
+        if self.gated() { 2 * self.inner } else { self.inner }
+    }
+
+    /// Bytes of the weights on the device; what allocations round up comes on top.
+    #[must_use]
+    pub fn weight_bytes(&self, element: Element) -> u64 {
+        let Heads { dim, .. } = self.heads();
+        let [qkv, attention] = self.attention_widths();
+        let (width, up, gpt2) = (self.width, self.up_width(), !self.rotates());
+        let biases = |on: bool, outputs: usize| if on || gpt2 { outputs } else { 0 };
+        let norm = if gpt2 { 2 * width } else { width };
+        let heads_norms = if self.kind == Kind::Qwen3 { 2 * dim } else { 0 };
+        let layer = (qkv + attention) * width
+            + biases(self.attention_bias, qkv + width)
+            + (up + self.inner) * width
+            + biases(self.mlp_bias, up + width)
+            + 2 * norm
+            + heads_norms;
+        let tables = if gpt2 { 0 } else { 2 * self.positions * dim / 2 * Element::F32.bytes() };
+        let embeddings =
+            self.vocab * width * if self.tied { 1 } else { 2 } + if gpt2 { self.positions * width } else { 0 };
+        ((layer * self.layers + embeddings + norm) * element.bytes() + tables) as u64
+    }
+
+    /// Bytes of what a pass over so many tokens works in.
+    #[must_use]
+    pub fn workspace_bytes(&self, element: Element, most_tokens: usize) -> u64 {
+        let [wide, narrow] = self.work_widths();
+        let row = (2 * self.width + wide + narrow) * element.bytes() + INPUT_BYTES + ROW_BYTES;
+        (row * most_tokens) as u64
+    }
+
+    /// Elements per token of the two buffers that what comes between the residual stream's steps shares: q, k, v or the feed-forward
+    /// part's first product; attention's output, or the inner activations, or rows for the head.
+    pub(super) fn work_widths(&self) -> [usize; 2] {
+        let [qkv, attention] = self.attention_widths();
+        let inner = if self.gated() { self.inner } else { 0 };
+        [qkv.max(self.up_width()), attention.max(inner).max(self.width)]
+    }
+}
+
+/// Bytes per token of what a pass is told: a token, its position, and at most one item of attention's work.
+pub(super) const INPUT_BYTES: usize = 2 * size_of::<u32>() + ITEM_BYTES;
+/// Bytes per token of the rows that the head is asked for.
+pub(super) const ROW_BYTES: usize = size_of::<u32>();

@@ -1,0 +1,275 @@
+//! The kernels of the forward pass on the host, and whole nets, against f64.
+//!
+//! Inputs are rounded to the kernel's type before f64 sees them, so that what is bounded is the arithmetic and the roundings of what is
+//! stored.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "forward/common.rs"]
+mod common;
+#[path = "forward/naive.rs"]
+mod naive;
+#[path = "forward/nets.rs"]
+mod nets;
+
+use common::*;
+use stillhouse_gpu::Element;
+use stillhouse_gpu::net::kernels::{Heads, Kernels, Rotation, Scale, memory_dim, query_rows, work_items};
+
+#[test]
+fn embeddings_are_summed() {
+    for (element, width) in ELEMENTS.into_iter().flat_map(|e| [(e, 7), (e, 40), (e, 264)]) {
+        let device = host(1);
+        let (vocab, positions, rows) = (19, 11, 23);
+        let (wte, wpe) = (numbers(1, vocab * width), numbers(2, positions * width));
+        let (tokens, at) = (below(3, rows, vocab as u32), below(4, rows, positions as u32));
+        let buffers = [upload(&device, &wte, element), upload(&device, &wpe, element)];
+        let words = [upload_words(&device, &tokens), upload_words(&device, &at)];
+        let x = empty(&device, rows * width, element);
+        let kernels = Kernels::new(&device, element);
+        for with_positions in [true, false] {
+            let wpe_at = with_positions.then(|| buffers[1].pointer());
+            let words = [words[0].pointer(), words[1].pointer()];
+            unsafe { kernels.embed(words, buffers[0].pointer(), wpe_at, x.pointer(), [rows, width]) }.unwrap();
+            let (wte, wpe) = (rounded(&wte, element), rounded(&wpe, element));
+            let want: Vec<f64> = (0..rows * width)
+                .map(|i| {
+                    let (row, c) = (i / width, i % width);
+                    let p = if with_positions { wpe[at[row] as usize * width + c] } else { 0.0 };
+                    wte[tokens[row] as usize * width + c] + p
+                })
+                .collect();
+            assert_near("embed", &download(&x, element), &want, element, 1.0, 0.0);
+        }
+    }
+}
+
+#[test]
+fn rows_are_gathered() {
+    for (element, width) in ELEMENTS.into_iter().flat_map(|e| [(e, 7), (e, 72)]) {
+        let device = host(2);
+        let from = numbers(1, 30 * width);
+        let rows = below(2, 41, 30);
+        let (source, words) = (upload(&device, &from, element), upload_words(&device, &rows));
+        let to = empty(&device, rows.len() * width, element);
+        let size = [rows.len(), width];
+        unsafe { Kernels::new(&device, element).gather(source.pointer(), words.pointer(), to.pointer(), size) }.unwrap();
+        let from = rounded(&from, element);
+        let want: Vec<f64> = rows.iter().flat_map(|r| from[*r as usize * width..][..width].to_vec()).collect();
+        assert_eq!(download(&to, element), want);
+    }
+}
+
+#[test]
+fn norms_of_residual_sums_are_those_of_f64() {
+    for (element, width) in ELEMENTS.into_iter().flat_map(|e| [(e, 5), (e, 64), (e, 200), (e, 2056)]) {
+        let rows = 3;
+        // a mean that is not small, where the variance could cancel
+        let x: Vec<f32> = numbers(1, rows * width).iter().map(|x| x + 2.0).collect();
+        let (y, w, b) = (numbers(2, rows * width), numbers(3, width), numbers(4, width));
+        for (add, centred) in [(false, false), (false, true), (true, false), (true, true)] {
+            let device = host(3);
+            let [bx, by, bw, bb] = [&x, &y, &w, &b].map(|values| upload(&device, values, element));
+            let out = empty(&device, rows * width, element);
+            let scale = Scale { weight: bw.pointer(), bias: centred.then(|| bb.pointer()), eps: 1e-5 };
+            let y_at = add.then(|| by.pointer());
+            let kernels = Kernels::new(&device, element);
+            unsafe { kernels.add_norm(bx.pointer(), y_at, &scale, out.pointer(), [rows, width]) }.unwrap();
+            let stored = download(&bx, element);
+            let sums: Vec<f64> = rounded(&x, element)
+                .iter()
+                .zip(rounded(&y, element))
+                .map(|(x, y)| if add { x + y } else { *x })
+                .collect();
+            assert_near("residual", &stored, &sums, element, 1.0, 0.0);
+            let (w, b) = (rounded(&w, element), rounded(&b, element));
+            let norm = |x: &[f64]| match centred {
+                true => naive::layer_norm(x, &w, &b, 1e-5),
+                false => naive::rms_norm(x, &w, 1e-5),
+            };
+            let want: Vec<f64> = stored.chunks_exact(width).flat_map(norm).collect();
+            // One rounding of what is stored; in f32 those of the mean and the sums, relative to numbers of size 2 and more, too.
+            let (units, scale) = if element == Element::F32 { (12.0, 1.0) } else { (1.01, 0.05) };
+            assert_near("norm", &download(&out, element), &want, element, units, scale);
+        }
+    }
+}
+
+fn angles(positions: usize, half: usize) -> [Vec<f32>; 2] {
+    let angle = |i: usize| (i / half) as f64 * 10_000f64.powf(-((i % half) as f64) / half as f64);
+    [f64::cos, f64::sin].map(|f| (0..positions * half).map(|i| f(angle(i)) as f32).collect())
+}
+
+#[test]
+fn heads_are_normalised_and_rotated() {
+    for (element, dim) in ELEMENTS.into_iter().flat_map(|e| [16, 32, 64, 80, 96, 128, 256].map(|d| (e, d))) {
+        let (heads, kv, tokens, positions) = (4, 2, 7, 13);
+        let width = (heads + 2 * kv) * dim;
+        let (qkv, at) = (numbers(1, tokens * width), below(2, tokens, positions as u32));
+        let [cos, sin] = angles(positions, dim / 2);
+        let norms = [numbers(3, dim), numbers(4, dim)];
+        for normed in [false, true] {
+            let device = host(4);
+            let rows = upload(&device, &qkv, element);
+            let tables = [&cos, &sin].map(|t| upload(&device, t, Element::F32));
+            let words = upload_words(&device, &at);
+            let weights = [&norms[0], &norms[1]].map(|w| upload(&device, w, element));
+            let rotation = Rotation {
+                cos: tables[0].pointer(),
+                sin: tables[1].pointer(),
+                positions: words.pointer(),
+                norms: normed.then(|| [weights[0].pointer(), weights[1].pointer()]),
+                eps: 1e-6,
+            };
+            let shape = Heads { heads, kv_heads: kv, dim, own_dim: dim };
+            unsafe { Kernels::new(&device, element).rope(rows.pointer(), &rotation, &shape, tokens) }.unwrap();
+            let mut want = rounded(&qkv, element);
+            for (i, head) in want.chunks_exact_mut(dim).enumerate() {
+                let (token, head_of) = (i / (heads + 2 * kv), i % (heads + 2 * kv));
+                if head_of >= heads + kv {
+                    continue;
+                }
+                if normed {
+                    let weight = rounded(&norms[usize::from(head_of >= heads)], element);
+                    head.copy_from_slice(&naive::rms_norm(head, &weight, 1e-6));
+                }
+                let from = at[token] as usize * dim / 2;
+                let part = |t: &[f32]| rounded(&t[from..from + dim / 2], Element::F32);
+                naive::rotate(head, &part(&cos), &part(&sin));
+            }
+            let units = if element == Element::F32 { 8.0 } else { 1.01 };
+            assert_near(&format!("rope of {dim}"), &download(&rows, element), &want, element, units, 0.5);
+        }
+    }
+}
+
+#[test]
+fn activations_are_those_of_f64() {
+    for (element, inner) in ELEMENTS.into_iter().flat_map(|e| [(e, 5), (e, 64), (e, 1032)]) {
+        let (device, rows) = (host(5), 3);
+        // from where they are 0 to where they are the identity
+        let x: Vec<f32> = numbers(1, rows * 2 * inner).iter().map(|x| 12.0 * x).collect();
+        let gate_up = upload(&device, &x, element);
+        let out = empty(&device, rows * inner, element);
+        let kernels = Kernels::new(&device, element);
+        unsafe { kernels.swiglu(gate_up.pointer(), out.pointer(), [rows, inner]) }.unwrap();
+        unsafe { kernels.gelu_new(gate_up.pointer(), [rows, 2 * inner]) }.unwrap();
+        let x = rounded(&x, element);
+        let gated: Vec<f64> = x
+            .chunks_exact(2 * inner)
+            .flat_map(|row| row[..inner].iter().zip(&row[inner..]).map(|(g, u)| naive::silu(*g) * u).collect::<Vec<_>>())
+            .collect();
+        let curved: Vec<f64> = x.iter().map(|x| naive::gelu_new(*x)).collect();
+        let units = if element == Element::F32 { 16.0 } else { 1.01 };
+        assert_near("swiglu", &download(&out, element), &gated, element, units, 1.0);
+        assert_near("gelu_new", &download(&gate_up, element), &curved, element, units, 1.0);
+    }
+}
+
+/// Attention of random fused rows, on a host with this seed.
+fn attend(seed: u64, element: Element, qkv: &[f32], offsets: &[u32], shape: &Heads) -> Vec<f64> {
+    let device = host(seed);
+    let items = work_items(offsets, query_rows(element, shape.dim));
+    let words = upload_words(&device, items.as_flattened());
+    let tokens = *offsets.last().unwrap() as usize;
+    let (rows, out) = (upload(&device, qkv, element), empty(&device, tokens * shape.heads * shape.dim, element));
+    let kernels = Kernels::new(&device, element);
+    unsafe { kernels.attention(rows.pointer(), out.pointer(), words.pointer(), items.len(), shape) }.unwrap();
+    download(&out, element)
+}
+
+fn offsets(lengths: &[u32]) -> Vec<u32> {
+    let mut offsets = vec![0];
+    offsets.extend(lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    }));
+    offsets
+}
+
+fn check_attention(dim: usize, heads: usize, kv: usize, lengths: &[u32]) {
+    let offsets = offsets(lengths);
+    let shape = Heads { heads, kv_heads: kv, dim, own_dim: dim };
+    let width = (heads + 2 * kv) * dim;
+    // Scores of some size, so that the softmax is no mean.
+    let qkv: Vec<f32> = numbers(7, *offsets.last().unwrap() as usize * width).iter().map(|x| 2.0 * x).collect();
+    for element in ELEMENTS {
+        let got = attend(1, element, &qkv, &offsets, &shape);
+        let rows = rounded(&qkv, element);
+        let runs = offsets.windows(2).map(|run| &rows[run[0] as usize * width..run[1] as usize * width]);
+        let want: Vec<f64> = runs.flat_map(|run| naive::attention(run, heads, kv, dim)).collect();
+        // 16 bits: weights and what is stored are rounded, and values are up to 2. f32: sums of up to 256 terms.
+        let units = if element == Element::F32 { 64.0 } else { 2.0 };
+        assert_near(&format!("attention of {dim}"), &got, &want, element, units, 2.0);
+    }
+}
+
+#[test]
+fn attention_of_runs_is_that_of_f64() {
+    for dim in [16, 32] {
+        check_attention(dim, 2, 2, &[1, 2, 63, 64, 65, 130]);
+        check_attention(dim, 4, 1, &[65, 1, 130, 2]);
+    }
+}
+
+#[test]
+fn attention_with_heads_of_64_is_that_of_f64() {
+    check_attention(64, 1, 1, &[1, 2, 63, 64, 65, 130]);
+    check_attention(64, 4, 1, &[65, 3]);
+}
+
+#[test]
+fn attention_with_heads_of_80_is_that_of_f64() {
+    check_attention(80, 1, 1, &[130, 2, 64]);
+    check_attention(80, 4, 1, &[65, 3]);
+}
+
+#[test]
+fn attention_with_wide_heads_is_that_of_f64() {
+    check_attention(128, 1, 1, &[130, 1, 63]);
+    check_attention(128, 4, 1, &[65, 2]);
+    for dim in [96, 192, 256] {
+        check_attention(dim, 2, 1, &[66, 3]);
+    }
+}
+
+#[test]
+fn attention_has_the_same_bits_in_every_order_of_threads() {
+    for (element, dim) in [(Element::F32, 32), (Element::Bf16, 64), (Element::F16, 128)] {
+        let shape = Heads { heads: 2, kv_heads: 1, dim, own_dim: dim };
+        let qkv = numbers(9, 72 * 4 * dim);
+        let [first, rest @ ..] = [0, 1, 5, 99].map(|seed| attend(seed, element, &qkv, &[0, 70, 72], &shape));
+        assert!(rest.iter().all(|other| *other == first), "{element:?}");
+    }
+}
+
+#[test]
+fn attention_of_large_scores_stays_finite() {
+    // what f16 holds, in scores far beyond what an exponential does
+    let shape = Heads { heads: 1, kv_heads: 1, dim: 16, own_dim: 16 };
+    let qkv: Vec<f32> = numbers(10, 70 * 48).iter().map(|x| 1000.0 * x).collect();
+    for element in ELEMENTS {
+        let got = attend(0, element, &qkv, &[0, 70], &shape);
+        let want = naive::attention(&rounded(&qkv, element), 1, 1, 16);
+        assert!(difference(&got, &want) <= 4.0 * unit(element).max(1e-5) * 1000.0, "{element:?}");
+    }
+}
+
+#[test]
+fn work_is_of_every_row_once_and_the_longest_comes_first() {
+    let offsets = offsets(&[5, 0, 200, 64, 1, 129]);
+    for rows in [32, 64, 128] {
+        let items = work_items(&offsets, rows);
+        let mut seen = vec![0; *offsets.last().unwrap() as usize];
+        for [start, length, first, _] in &items {
+            for row in *first..(*first + rows as u32).min(*length) {
+                seen[(start + row) as usize] += 1;
+            }
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+        let keys: Vec<u32> = items.iter().map(|[_, length, first, _]| (first + rows as u32).min(*length)).collect();
+        assert!(keys.is_sorted_by(|a, b| a >= b), "{keys:?}");
+    }
+    assert_eq!([1, 16, 20, 64, 65, 100, 112, 129, 256, 257].map(memory_dim).map(Option::unwrap_or_default), [
+        16, 16, 32, 64, 80, 128, 128, 192, 256, 0
+    ]);
+}

@@ -1,0 +1,96 @@
+//! Numbers, their types, their way to a device and back.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use stillhouse_gpu::{Buffer, Device, Element, Stream};
+use stillhouse_gpu_host::Host;
+
+pub const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
+
+/// What rounding to a type may change, of a number of size 1.
+pub fn unit(element: Element) -> f64 {
+    match element {
+        Element::F32 => 2f64.powi(-24),
+        Element::Bf16 => 2f64.powi(-8),
+        Element::F16 => 2f64.powi(-11),
+    }
+}
+
+pub fn host(seed: u64) -> Arc<dyn Device> {
+    Arc::new(Host::new(seed))
+}
+
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Numbers in -1..1.
+pub fn numbers(key: u64, count: usize) -> Vec<f32> {
+    (0..count as u64).map(|i| (mix(mix(key) ^ i) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+pub fn below(key: u64, count: usize, bound: u32) -> Vec<u32> {
+    (0..count as u64).map(|i| (mix(mix(key) ^ i) % u64::from(bound)) as u32).collect()
+}
+
+/// As a type has it.
+pub fn rounded(values: &[f32], element: Element) -> Vec<f64> {
+    let round = |v: &f32| match element {
+        Element::F32 => f64::from(*v),
+        Element::Bf16 => bf16::from_f32(*v).to_f64(),
+        Element::F16 => f16::from_f32(*v).to_f64(),
+    };
+    values.iter().map(round).collect()
+}
+
+pub fn upload(device: &Arc<dyn Device>, values: &[f32], element: Element) -> Buffer {
+    let bytes: Vec<u8> = match element {
+        Element::F32 => values.iter().flat_map(|v| v.to_ne_bytes()).collect(),
+        Element::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_ne_bytes()).collect(),
+        Element::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_ne_bytes()).collect(),
+    };
+    Buffer::of(device, &bytes).unwrap()
+}
+
+pub fn upload_words(device: &Arc<dyn Device>, words: &[u32]) -> Buffer {
+    Buffer::of(device, &words.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<_>>()).unwrap()
+}
+
+pub fn empty(device: &Arc<dyn Device>, count: usize, element: Element) -> Buffer {
+    Buffer::new(device, count * element.bytes()).unwrap()
+}
+
+pub fn values(bytes: &[u8], element: Element) -> Vec<f64> {
+    match element {
+        Element::F32 => bytes.chunks_exact(4).map(|b| f64::from(f32::from_ne_bytes(b.try_into().unwrap()))).collect(),
+        Element::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_ne_bytes(b.try_into().unwrap()).to_f64()).collect(),
+        Element::F16 => bytes.chunks_exact(2).map(|b| f16::from_ne_bytes(b.try_into().unwrap()).to_f64()).collect(),
+    }
+}
+
+pub fn download(buffer: &Buffer, element: Element) -> Vec<f64> {
+    values(&buffer.to_host(Stream::Pass).unwrap(), element)
+}
+
+/// The largest difference; NaN is one of any size.
+pub fn difference(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    got.iter().zip(want).map(|(g, w)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY }).fold(0.0, f64::max)
+}
+
+pub fn largest(values: &[f64]) -> f64 {
+    values.iter().map(|v| v.abs()).fold(0.0, f64::max)
+}
+
+/// That no number is further away than `units` roundings of it, or of `scale` where it is small.
+pub fn assert_near(what: &str, got: &[f64], want: &[f64], element: Element, units: f64, scale: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let bound = units * unit(element) * want.abs().max(scale);
+        assert!((got - want).abs() <= bound, "{what} in {element:?}: number {i} is {got}, not {want} within {bound:e}");
+    }
+}

@@ -1,0 +1,210 @@
+//! Whole nets with random weights.
+
+use std::sync::Arc;
+
+use stillhouse_gpu::net::{Kind, Net, Rope, Shape, Source};
+use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
+use stillhouse_gpu_host::Host;
+
+use crate::common::*;
+use crate::naive::{Naive, Weights};
+use crate::{angles, offsets};
+
+/// Weights drawn by their names, and kept as the net has them.
+struct Random {
+    element: Element,
+    given: Weights,
+}
+
+impl Source for Random {
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let key = name.bytes().fold(7u64, |key, b| key.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
+        let count = shape.iter().product();
+        let mut values = numbers(key, count);
+        match shape {
+            [_] if name.ends_with("weight") => values.iter_mut().for_each(|v| *v = 1.0 + 0.2 * *v),
+            [_] => values.iter_mut().for_each(|v| *v *= 0.2),
+            _ => values.iter_mut().for_each(|v| *v *= (3.0 / shape[shape.len() - 1] as f32).sqrt()),
+        }
+        assert!(self.given.insert(name.into(), rounded(&values, self.element)).is_none(), "{name} is asked for twice");
+        Ok(values)
+    }
+}
+
+/// Three architectures; heads that fit and heads that are filled up, widths that are multiples of a vector and such that are not.
+fn shapes() -> [Shape; 4] {
+    let gpt2 = Shape {
+        kind: Kind::Gpt2,
+        vocab: 53,
+        width: 48,
+        layers: 2,
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 16,
+        inner: 68,
+        eps: 1e-5,
+        positions: 80,
+        tied: true,
+        attention_bias: false,
+        mlp_bias: false,
+    };
+    let llama = Shape { kind: Kind::Llama, heads: 4, kv_heads: 2, head_dim: 20, width: 36, eps: 1e-6, tied: false, ..gpt2 };
+    let biased = Shape { attention_bias: true, mlp_bias: true, head_dim: 32, inner: 64, width: 64, tied: true, ..llama };
+    let qwen3 = Shape { kind: Kind::Qwen3, kv_heads: 1, head_dim: 32, width: 40, inner: 100, ..llama };
+    [gpt2, llama, biased, qwen3]
+}
+
+const LENGTHS: [u32; 5] = [1, 66, 2, 10, 17];
+
+fn load(device: &Arc<dyn Device>, shape: Shape, element: Element) -> (Net, Weights) {
+    let mut source = Random { element, given: Weights::new() };
+    let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
+    let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
+    let net = Net::load(device, shape, element, rope, &mut source, 96).unwrap();
+    (net, source.given)
+}
+
+fn states(device: &Arc<dyn Device>, net: &Net) -> Vec<u8> {
+    let states = net.states();
+    let mut bytes = vec![0; states.rows * states.columns * states.element.bytes()];
+    unsafe { device.copy_out(Stream::Pass, bytes.as_mut_ptr(), states.pointer, bytes.len()) }.unwrap();
+    device.wait(device.record(Stream::Pass).unwrap()).unwrap();
+    bytes
+}
+
+fn logits(device: &Arc<dyn Device>, net: &mut Net, rows: &[u32]) -> Vec<u8> {
+    let to = Buffer::new(device, rows.len() * net.shape().vocab * 4).unwrap();
+    unsafe { net.logits(rows, to.pointer()) }.unwrap();
+    to.to_host(Stream::Pass).unwrap()
+}
+
+/// Relative to the largest number, hidden states and logits.
+fn check(shape: Shape, element: Element, bound: f64) {
+    let device = host(1);
+    let (mut net, weights) = load(&device, shape, element);
+    let [cos, sin] = angles(shape.positions, shape.head_dim / 2).map(|t| rounded(&t, Element::F32));
+    let reference = Naive { shape, weights: &weights, cos: &cos, sin: &sin };
+    let offsets = offsets(&LENGTHS);
+    let tokens = below(11, 96, shape.vocab as u32);
+    net.hidden(&tokens, &offsets).unwrap();
+    let runs = offsets.windows(2).map(|run| &tokens[run[0] as usize..run[1] as usize]);
+    let want: Vec<f64> = runs.flat_map(|run| reference.hidden(run)).collect();
+    let got = values(&states(&device, &net), element);
+    let far = difference(&got, &want) / largest(&want);
+    assert!(far <= bound, "{shape:?} {element:?}: hidden {far:e} away, {} units", far / unit(element));
+    // Of the states that were stored the product is near f64's whatever the type is; the bound is of the whole way.
+    let want = reference.logits(&want);
+    let got = values(&logits(&device, &mut net, &(0..96).collect::<Vec<_>>()), Element::F32);
+    let far = difference(&got, &want) / largest(&want);
+    assert!(far <= bound, "{shape:?} {element:?}: logits {far:e} away, {} units", far / unit(element));
+}
+
+#[test]
+fn nets_in_f32_are_those_of_f64() {
+    shapes().into_iter().for_each(|shape| check(shape, Element::F32, 1e-5));
+}
+
+// Some eight roundings lie on the way of a number in each of two layers; of thousands of numbers the one that is furthest away is seen.
+#[test]
+fn nets_in_bf16_are_those_of_f64_but_for_roundings() {
+    shapes().into_iter().for_each(|shape| check(shape, Element::Bf16, 8.0 * unit(Element::Bf16)));
+}
+
+#[test]
+fn nets_in_f16_are_those_of_f64_but_for_roundings() {
+    shapes().into_iter().for_each(|shape| check(shape, Element::F16, 8.0 * unit(Element::F16)));
+}
+
+#[test]
+fn runs_in_one_pass_are_those_one_by_one() {
+    for (shape, element) in shapes().into_iter().zip([Element::Bf16, Element::F32, Element::F16, Element::Bf16]) {
+        let device = host(2);
+        let (mut net, _) = load(&device, shape, element);
+        let offsets = offsets(&LENGTHS);
+        let tokens = below(12, 96, shape.vocab as u32);
+        net.hidden(&tokens, &offsets).unwrap();
+        let together = states(&device, &net);
+        let rows: Vec<u32> = (0..96).collect();
+        let all = logits(&device, &mut net, &rows);
+        let mut apart = (Vec::new(), Vec::new());
+        for run in offsets.windows(2) {
+            net.hidden(&tokens[run[0] as usize..run[1] as usize], &[0, run[1] - run[0]]).unwrap();
+            apart.0.extend(states(&device, &net));
+            apart.1.extend(logits(&device, &mut net, &rows[..(run[1] - run[0]) as usize]));
+        }
+        assert!(together == apart.0 && all == apart.1, "{shape:?} {element:?}");
+    }
+}
+
+#[test]
+fn nets_have_the_same_bits_in_every_order_of_threads() {
+    for (shape, element) in shapes().into_iter().zip([Element::F16, Element::Bf16, Element::F32, Element::Bf16]) {
+        let bits = |seed: u64| {
+            let device = host(seed);
+            let (mut net, _) = load(&device, shape, element);
+            net.hidden(&below(13, 40, 53), &[0, 3, 3, 40]).unwrap();
+            states(&device, &net)
+        };
+        let first = bits(0);
+        assert!([3, 77].into_iter().all(|seed| bits(seed) == first), "{shape:?} {element:?}");
+    }
+}
+
+#[test]
+fn logits_are_of_the_rows_asked_for() {
+    let device = host(0);
+    let [_, _, _, shape] = shapes();
+    let (mut net, _) = load(&device, shape, Element::Bf16);
+    net.hidden(&below(14, 60, 53), &[0, 60]).unwrap();
+    let row = shape.vocab * 4;
+    let all = logits(&device, &mut net, &(0..60).collect::<Vec<_>>());
+    let of = |rows: &[u32]| rows.iter().flat_map(|r| all[*r as usize * row..][..row].to_vec()).collect::<Vec<u8>>();
+    // more slices than uploads may be on their way; neighbours, a gap, backwards, twice
+    for rows in [&[3, 4, 5][..], &[16, 17], &[7], &[59, 3], &[2, 2, 2], &[1, 2, 4], &[], &[8, 7, 6]] {
+        assert_eq!(logits(&device, &mut net, rows), of(rows), "{rows:?}");
+    }
+    let error = unsafe { net.logits(&[60], 0) }.unwrap_err().to_string();
+    assert_eq!(error, "row of the head: got 60, valid: below 60, the tokens of the last pass");
+}
+
+#[test]
+fn memory_is_what_was_said_and_none_is_asked_for_later() {
+    for (shape, element) in shapes().into_iter().zip([Element::F32, Element::Bf16, Element::F16, Element::F32]) {
+        let host = Arc::new(Host::new(0));
+        let device: Arc<dyn Device> = Arc::clone(&host) as Arc<dyn Device>;
+        let (mut net, _) = load(&device, shape, element);
+        // 28 bytes per token of pinned memory, four times: the host counts it as its own
+        let pinned = 4 * 28 * 96;
+        assert_eq!(host.used(), shape.weight_bytes(element) + shape.workspace_bytes(element, 96) + pinned, "{shape:?}");
+        let to = Buffer::new(&device, 2 * shape.vocab * 4).unwrap();
+        let allocations = host.allocations();
+        for _ in 0..6 {
+            net.hidden(&[1, 2, 3], &[0, 1, 3]).unwrap();
+            unsafe { net.logits(&[2, 0], to.pointer()) }.unwrap();
+        }
+        assert_eq!(host.allocations(), allocations);
+        drop((net, to));
+        assert_eq!(host.used(), 0);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let device = host(0);
+    let [gpt2, llama, ..] = shapes();
+    let (mut net, _) = load(&device, gpt2, Element::F32);
+    let mut said = |tokens: &[u32], offsets: &[u32]| net.hidden(tokens, offsets).unwrap_err().to_string();
+    assert_eq!(said(&[0, 53], &[0, 2]), "token: got 53, valid: below 53, the size of the vocabulary");
+    assert_eq!(said(&[0; 81], &[0, 81]), "tokens of a run: got 81, valid: at most 80");
+    assert_eq!(said(&[0; 97], &[0, 40, 97]), "tokens of a pass: got 97, valid: at most 96");
+    assert!(said(&[0; 4], &[0, 3, 2, 4]).starts_with("offsets of runs: got 4 "));
+    assert!(said(&[0; 4], &[0, 3]).contains("valid: ascending, from 0 to 4"));
+    assert!(said(&[0; 4], &[]).starts_with("offsets of runs: got 0 "));
+    net.hidden(&[], &[0]).unwrap();
+    assert_eq!(net.states().rows, 0);
+    let mut source = Random { element: Element::F32, given: Weights::new() };
+    let mut load = |shape: Shape, rope| Net::load(&device, shape, Element::F32, rope, &mut source, 8).unwrap_err().to_string();
+    assert_eq!(load(llama, None), "rotary positions: got none, valid: tables of cosines and sines");
+    assert!(load(Shape { head_dim: 300, ..gpt2 }, None).contains("got 300, valid: 1 to 256"));
+    assert!(load(Shape { kv_heads: 3, ..llama }, None).contains("a divisor of the 4 heads"));
+}

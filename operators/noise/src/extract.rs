@@ -1,0 +1,204 @@
+//! What is made of a slice of a teacher's logits, whatever device it is on: one contract, and the CPU's side of it.
+//!
+//! ```text
+//!   logits [n, V] ─► Extract ─► ln p_x [n] · corrections or dense noise [n, D, …] · top-k [n, k]
+//! ```
+//!
+//! Rows do not know of each other. On a CPU they are shared out over rayon's threads and put together in order, so that
+//! nothing depends on how many there are.
+
+use rayon::prelude::*;
+
+use crate::{
+    DrawKey, NoiseError, NoiseStream, RowEncoder, Rows, RowsEncoded, Softmax, Tolerance, ValueType,
+    dense_noise_of_loaded, round_dense, top_k_of_loaded,
+};
+
+/// What is asked of every row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extraction {
+    /// V.
+    pub vocab: usize,
+    /// The draws, D of them.
+    pub keys: Vec<DrawKey>,
+    /// The noise, if any is asked for.
+    pub noise: Option<NoiseForm>,
+    /// k of the top-k; 0 for none.
+    pub topk: usize,
+}
+
+/// How noise comes out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum NoiseForm {
+    /// As corrections.
+    Replay {
+        /// Largest total variation of a token's noise.
+        tolerance: Tolerance,
+        /// Type of the stored values.
+        value_type: ValueType,
+        /// Whether the observed token wins in l + ξ as it is stored.
+        condition: bool,
+    },
+    /// As ξ.
+    Dense {
+        /// Type of the stored values.
+        value_type: ValueType,
+        /// As above.
+        condition: bool,
+    },
+}
+
+/// What was observed at the rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Observed<'a> {
+    /// Tokens `[n]`.
+    pub tokens: &'a [u32],
+    /// Positions in the packed sequence `[n]`.
+    pub positions: &'a [u32],
+    /// Packed sequences `[n]`.
+    pub sequence_ids: &'a [u64],
+}
+
+/// What came of n rows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Extracted {
+    /// ln p_x `[n]`.
+    pub logprob: Vec<f32>,
+    /// Corrections, where they were asked for.
+    pub replay: Option<RowsEncoded>,
+    /// ξ `[n, D, V]` in values of the stored type, where it was asked for.
+    pub dense: Option<Vec<f32>>,
+    /// Tokens and ln p `[n, k]`, falling, ties by lower token, where they were asked for.
+    pub topk: Option<(Vec<u32>, Vec<f32>)>,
+    /// Rows and draws that a device left to the CPU.
+    pub fallbacks: u64,
+}
+
+/// Makes something of slices of logits where they are.
+pub trait Extract {
+    /// A slice of logits `[n, V]`.
+    type Logits: ?Sized;
+    /// What can go wrong.
+    type Error;
+
+    /// What was asked for, of these rows.
+    ///
+    /// # Errors
+    /// With a logit that is NaN or infinite, a token outside the vocabulary, a column of another length, noise that the stored type
+    /// cannot hold; or when the device fails.
+    fn extract(&mut self, logits: &Self::Logits, observed: &Observed<'_>) -> Result<Extracted, Self::Error>;
+}
+
+/// The CPU's side.
+#[derive(Debug)]
+pub struct RowExtractor {
+    asked: Extraction,
+    encoder: Option<RowEncoder>,
+}
+
+/// What came of one row besides corrections.
+#[derive(Default)]
+struct Row {
+    logprob: f32,
+    topk: Vec<(u32, f32)>,
+    dense: Vec<f32>,
+}
+
+impl RowExtractor {
+    /// For rows of so many logits.
+    ///
+    /// # Errors
+    /// If no index type of the format addresses the vocabulary.
+    pub fn new(asked: Extraction) -> Result<Self, NoiseError> {
+        Softmax::new(asked.vocab)?;
+        let encoder = match asked.noise {
+            Some(NoiseForm::Replay { tolerance, value_type, condition }) => {
+                Some(RowEncoder::new(asked.vocab, tolerance, value_type)?.with_condition(condition))
+            }
+            _ => None,
+        };
+        Ok(Self { asked, encoder })
+    }
+
+    /// What is asked of every row.
+    #[must_use]
+    pub fn asked(&self) -> &Extraction {
+        &self.asked
+    }
+
+    fn row(&self, softmax: &mut Softmax, logits: &[f32], observed: &Observed<'_>, n: usize) -> Result<Row, NoiseError> {
+        let (vocab, token) = (self.asked.vocab, observed.tokens[n]);
+        let stream = |key| NoiseStream::new(key, observed.sequence_ids[n], observed.positions[n]);
+        softmax.load(logits).map_err(|e| e.at(&stream(DrawKey::new(0, 0))))?;
+        let mut dense = Vec::new();
+        if let Some(NoiseForm::Dense { value_type, condition }) = self.asked.noise {
+            dense.resize(self.asked.keys.len() * vocab, 0.0);
+            for (key, out) in self.asked.keys.iter().zip(dense.chunks_exact_mut(vocab)) {
+                let stream = stream(*key);
+                dense_noise_of_loaded(softmax, logits, token, &stream, out)?;
+                round_dense(logits, token, value_type, condition, &stream, out)?;
+            }
+        }
+        let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
+        let topk = if self.asked.topk > 0 { top_k_of_loaded(softmax, logits, self.asked.topk) } else { Vec::new() };
+        Ok(Row { logprob: softmax.stored_logprob(logit), topk, dense })
+    }
+
+    fn rows(&self, logits: &[f32], observed: &Observed<'_>, out: &mut Extracted) -> Result<(), NoiseError> {
+        let vocab = self.asked.vocab;
+        let rows: Vec<Result<Row, NoiseError>> = logits
+            .par_chunks_exact(vocab)
+            .enumerate()
+            .map_init(
+                || Softmax::new(vocab),
+                |softmax, (n, logits)| match softmax {
+                    Ok(softmax) => self.row(softmax, logits, observed, n),
+                    Err(e) => Err(e.clone()),
+                },
+            )
+            .collect();
+        let (mut tokens, mut logprobs, mut dense) = (Vec::new(), Vec::new(), Vec::new());
+        out.logprob.clear();
+        for row in rows {
+            let row = row?;
+            out.logprob.push(row.logprob);
+            tokens.extend(row.topk.iter().map(|entry| entry.0));
+            logprobs.extend(row.topk.iter().map(|entry| entry.1));
+            dense.extend(row.dense);
+        }
+        out.topk = (self.asked.topk > 0).then_some((tokens, logprobs));
+        out.dense = matches!(self.asked.noise, Some(NoiseForm::Dense { .. })).then_some(dense);
+        Ok(())
+    }
+}
+
+impl Extract for RowExtractor {
+    type Logits = [f32];
+    type Error = NoiseError;
+
+    fn extract(&mut self, logits: &[f32], observed: &Observed<'_>) -> Result<Extracted, NoiseError> {
+        let Observed { tokens, positions, sequence_ids } = *observed;
+        let n = tokens.len();
+        let lengths = [
+            ("logits", logits.len(), n * self.asked.vocab),
+            ("positions", positions.len(), n),
+            ("sequence ids", sequence_ids.len(), n),
+        ];
+        for (what, got, expected) in lengths {
+            if got != expected {
+                return Err(NoiseError::Length { what, got, expected });
+            }
+        }
+        let mut out = Extracted::default();
+        if let Some(encoder) = &self.encoder {
+            let rows = Rows { logits, tokens, positions, sequence_ids, certain: &[] };
+            let encoded = encoder.encode_rows(&rows, &self.asked.keys)?;
+            out.logprob.clone_from(&encoded.logprob);
+            out.replay = Some(encoded);
+        }
+        if self.encoder.is_none() || self.asked.topk > 0 {
+            self.rows(logits, observed, &mut out)?;
+        }
+        Ok(out)
+    }
+}

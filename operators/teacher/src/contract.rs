@@ -1,0 +1,252 @@
+//! What the extraction asks of a teacher, wherever it runs: hidden states of runs of tokens, and slices of logits that stay where they are made.
+//!
+//! ```text
+//!   runs of tokens ─► hidden ─► rows of it ─► Logits::Host   [n, V] in a Vec    ─► the codec on the CPU
+//!                                             Logits::Device [n, V] on a GPU    ─► its kernels; only what they found comes back
+//! ```
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use stillhouse_gpu::{Buffer, Device, Event, GpuError, Stream};
+
+use crate::error::{Result, TeacherError};
+use crate::{HostTeacher, TeacherInfo};
+
+/// Stretches of tokens that the teacher sees on their own, back to back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Runs {
+    tokens: Vec<u32>,
+    /// Where each begins, and where the last one ends.
+    offsets: Vec<u32>,
+}
+
+impl Runs {
+    /// None so far.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { tokens: Vec::new(), offsets: vec![0] }
+    }
+
+    /// One more.
+    pub fn push(&mut self, tokens: impl IntoIterator<Item = u32>) {
+        self.tokens.extend(tokens);
+        self.offsets.push(self.tokens.len() as u32);
+    }
+
+    /// All tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Where each run begins, and where the last one ends.
+    #[must_use]
+    pub fn offsets(&self) -> &[u32] {
+        &self.offsets
+    }
+
+    /// The runs.
+    pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
+        self.offsets.windows(2).map(|ends| &self.tokens[ends[0] as usize..ends[1] as usize])
+    }
+}
+
+/// The hidden states of runs; rows are counted as their tokens are.
+#[derive(Debug)]
+pub enum Hidden {
+    /// `[B·L, H]`, runs padded to the longest one, L tokens.
+    Host {
+        /// The states.
+        states: Tensor,
+        /// The row that each token has.
+        rows: Vec<u32>,
+    },
+    /// With the device, until it is asked for others.
+    Device,
+}
+
+/// A slice of logits `[n, V]`, f32.
+#[derive(Debug)]
+pub enum Logits {
+    /// In memory.
+    Host(Vec<f32>),
+    /// On a device.
+    Device(DeviceLogits),
+}
+
+/// A slice of logits on a device.
+#[derive(Debug)]
+pub struct DeviceLogits {
+    device: Arc<dyn Device>,
+    buffer: Buffer,
+    rows: usize,
+    ready: Option<Event>,
+}
+
+impl DeviceLogits {
+    /// Room for so many rows of V logits.
+    ///
+    /// # Errors
+    /// When the device has not so much memory.
+    pub fn new(device: &Arc<dyn Device>, rows: usize, vocab_size: usize) -> std::result::Result<Self, GpuError> {
+        let buffer = Buffer::new(device, rows * vocab_size * size_of::<f32>())?;
+        Ok(Self { device: Arc::clone(device), buffer, rows: 0, ready: None })
+    }
+
+    /// Puts logits of the host here.
+    ///
+    /// # Errors
+    /// When there is no room for so many rows, or the device fails.
+    pub fn fill(&mut self, logits: &[f32], rows: usize) -> std::result::Result<(), GpuError> {
+        let bytes = size_of_val(logits);
+        if bytes > self.buffer.bytes() {
+            let (got, valid) = (bytes.to_string(), format!("at most {}", self.buffer.bytes()));
+            return Err(GpuError::Input { what: "bytes of a slice of logits", got, valid });
+        }
+        // SAFETY: there is room for so many bytes, and the copy is waited for
+        unsafe { self.device.copy_in(Stream::Pass, self.buffer.pointer(), logits.as_ptr().cast(), bytes)? };
+        let there = self.device.record(Stream::Pass)?;
+        self.device.wait(there)?;
+        self.filled(rows, there);
+        Ok(())
+    }
+
+    pub(crate) fn filled(&mut self, rows: usize, ready: Event) {
+        (self.rows, self.ready) = (rows, Some(ready));
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn pointer(&self) -> u64 {
+        self.buffer.pointer()
+    }
+
+    /// Rows that it has room for, with V columns.
+    #[must_use]
+    pub fn room(&self, vocab_size: usize) -> usize {
+        self.buffer.bytes() / (vocab_size * size_of::<f32>())
+    }
+
+    /// Lets what follows in [`Stream::Extract`] wait until they are there.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn wait(&self) -> std::result::Result<(), GpuError> {
+        self.ready.map_or(Ok(()), |ready| self.device.wait_in(Stream::Extract, ready))
+    }
+}
+
+impl Default for Logits {
+    fn default() -> Self {
+        Self::Host(Vec::new())
+    }
+}
+
+impl Logits {
+    /// All of them in memory, copied where they are not there already: for checks, not for extraction.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn on_host(&self, vocab_size: usize) -> Result<Cow<'_, [f32]>> {
+        let logits = match self {
+            Self::Host(logits) => return Ok(Cow::Borrowed(logits)),
+            Self::Device(logits) => logits,
+        };
+        logits.wait()?;
+        let mut copy = vec![0f32; logits.rows * vocab_size];
+        let (device, bytes) = (&logits.device, size_of_val(copy.as_slice()));
+        // SAFETY: both are this long, and the copy is waited for
+        unsafe { device.copy_out(Stream::Extract, copy.as_mut_ptr().cast(), logits.pointer(), bytes)? };
+        device.wait(device.record(Stream::Extract)?)?;
+        Ok(Cow::Owned(copy))
+    }
+}
+
+/// A causal language model that sees whole sequences.
+pub trait Teacher: Send + Sync {
+    /// What this teacher is.
+    fn info(&self) -> &TeacherInfo;
+
+    /// Rows of a slice of logits: as many as make good use of the device.
+    fn slice_rows(&self) -> usize;
+
+    /// A buffer for [`Teacher::slice`], to be used again and again.
+    ///
+    /// # Errors
+    /// When the device has not so much memory.
+    fn buffer(&self) -> Result<Logits>;
+
+    /// The final, normalised hidden states of runs; that of a token has seen its run up to there and predicts the next one.
+    ///
+    /// # Errors
+    /// When the tokens do not fit the vocabulary or the context, or the device fails.
+    fn pass(&self, runs: &Runs) -> Result<Hidden>;
+
+    /// Logits of tokens of the last [`Teacher::pass`], by their numbers, at most [`Teacher::slice_rows`] of them.
+    ///
+    /// # Errors
+    /// When the buffer is another device's, or the device fails.
+    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()>;
+}
+
+/// Logits of one slice on the host: 32 MB in f32.
+const SLICE_VALUES: usize = 8 << 20;
+
+/// A teacher whose logits are in memory.
+pub struct OnHost<T>(pub T);
+
+impl<T: HostTeacher> Teacher for OnHost<T> {
+    fn info(&self) -> &TeacherInfo {
+        self.0.info()
+    }
+
+    fn slice_rows(&self) -> usize {
+        (SLICE_VALUES / self.info().vocab_size).clamp(8, 512)
+    }
+
+    fn buffer(&self) -> Result<Logits> {
+        Ok(Logits::Host(Vec::new()))
+    }
+
+    fn pass(&self, runs: &Runs) -> Result<Hidden> {
+        let length = runs.iter().map(<[u32]>::len).max().unwrap_or(0);
+        let (mut padded, mut rows, mut batch) = (Vec::new(), Vec::with_capacity(runs.tokens().len()), 0);
+        for run in runs.iter() {
+            rows.extend((0..run.len()).map(|i| (batch * length + i) as u32));
+            padded.extend_from_slice(run);
+            batch += 1;
+            // on the right: causal attention never looks there
+            padded.resize(batch * length, run.first().copied().unwrap_or(0));
+        }
+        let states = self.0.hidden(&padded, batch, length)?.flatten(0, 1)?;
+        Ok(Hidden::Host { states, rows })
+    }
+
+    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
+        let (Hidden::Host { states, rows }, Logits::Host(logits)) = (hidden, logits) else {
+            let (got, valid) = ("those of a device".into(), "those of this teacher".into());
+            return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
+        };
+        let rows: Vec<u32> = tokens.iter().filter_map(|token| rows.get(*token as usize).copied()).collect();
+        self.0.logits_into(&select(states, &rows)?, logits)
+    }
+}
+
+/// Rows of the hidden states; a view where they are neighbours.
+fn select(states: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    let first = rows.first().copied().unwrap_or(0);
+    let neighbours = rows.iter().zip(first..).all(|(row, expected)| *row == expected);
+    Ok(if neighbours {
+        states.narrow(0, first as usize, rows.len())?
+    } else {
+        states.index_select(&Tensor::new(rows, states.device())?, 0)?
+    })
+}

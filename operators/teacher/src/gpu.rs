@@ -1,0 +1,215 @@
+//! Teachers on GPUs: the same files, the net and the logits on the device.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device as HostDevice, Tensor};
+use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source};
+use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream};
+
+use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
+use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
+use crate::device::Precision;
+use crate::error::{Result, TeacherError};
+use crate::gguf::Gguf;
+use crate::layers::Rope;
+use crate::llama::heads;
+use crate::model::{check_tokens, check_weights, describe, is_buffer, says};
+use crate::weights::{Read, Weights};
+use crate::{Teacher, TeacherInfo};
+
+/// Logits of one slice: 128 MB in f32, enough rows for a product at full speed, and for a block of the extraction on every multiprocessor.
+const SLICE_VALUES: usize = 32 << 20;
+/// Of what is free, this share is left to others and to fragmentation.
+const SPARE: f64 = 0.05;
+
+struct GpuTeacher {
+    info: TeacherInfo,
+    device: Arc<dyn Device>,
+    net: Mutex<Net>,
+    slice_rows: usize,
+}
+
+/// Loads a model onto a device, with room for passes of so many tokens.
+///
+/// # Errors
+/// As [`crate::load`]; and with both numbers where the weights, or the smallest pass, do not fit the device.
+pub fn load(path: &Path, device: &Arc<dyn Device>, dtype: Precision, batch_tokens: usize) -> Result<Box<dyn Teacher>> {
+    // what headers tell is told before a device is filled
+    check_weights(path)?;
+    let config = TeacherConfig::read(path)?;
+    let cpu = HostDevice::Cpu;
+    let (json, weights) = if is_gguf(path) {
+        let gguf = Gguf::open(path)?;
+        (gguf.config_file()?, Weights::gguf(gguf, &cpu, DType::F32, Read::Weights)?)
+    } else {
+        let json = ConfigFile::read(&path.join("config.json"))?;
+        (json, Weights::safetensors(&config.weights, &cpu, DType::F32, Read::Weights)?)
+    };
+    let weights = match config.architecture {
+        Architecture::Gpt2 => weights.with_prefix_if("transformer.", "wte.weight"),
+        Architecture::Llama | Architecture::Qwen3 => weights.with_prefix_if("model.", "embed_tokens.weight"),
+    };
+    let tokens = batch_tokens.max(1);
+    let shape = shape(&config, &json, tokens)?;
+    let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
+    fits(device.as_ref(), &shape, element(dtype), tokens, slice_rows)?;
+    let angles = match shape.kind {
+        Kind::Gpt2 => None,
+        Kind::Llama | Kind::Qwen3 => {
+            let (cos, sin) = Rope::load(&json, &weights, shape.head_dim)?.tables(shape.positions)?;
+            Some([floats(&cos)?, floats(&sin)?])
+        }
+    };
+    let angles = angles.as_ref().map(|[cos, sin]| Angles { cos, sin });
+    let tied = match config.architecture {
+        Architecture::Gpt2 => "wte.weight",
+        Architecture::Llama | Architecture::Qwen3 => "embed_tokens.weight",
+    };
+    if shape.tied {
+        weights.check_tied("lm_head.weight", tied)?;
+    }
+    let mut source = OfFiles { weights: &weights, error: None };
+    let net = Net::load(device, shape, element(dtype), angles, &mut source, tokens);
+    if let Some(error) = source.error {
+        return Err(error);
+    }
+    let net = net?;
+    weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name))?;
+    let mut info = describe(path, &config, &weights, dtype, device.name());
+    // another type of GPU gives other last bits
+    info.arithmetic = format!("{}, sums in f32, on {}", info.arithmetic, device.model());
+    Ok(Box::new(GpuTeacher { info, device: Arc::clone(device), net: Mutex::new(net), slice_rows }))
+}
+
+fn element(dtype: Precision) -> Element {
+    match dtype {
+        Precision::F32 => Element::F32,
+        Precision::Bf16 => Element::Bf16,
+        Precision::F16 => Element::F16,
+    }
+}
+
+/// That weights, one pass and two slices of logits have room.
+fn fits(device: &dyn Device, shape: &Shape, element: Element, tokens: usize, slice_rows: usize) -> Result<()> {
+    let Memory { free, total } = device.memory()?;
+    let logits = 2 * (slice_rows * shape.vocab * size_of::<f32>()) as u64;
+    let wanted = shape.weight_bytes(element) + shape.workspace_bytes(element, tokens) + logits;
+    let room = (free as f64 * (1.0 - SPARE)) as u64;
+    if wanted <= room {
+        return Ok(());
+    }
+    let short = GpuError::Memory { device: device.name().into(), bytes: wanted, free, total };
+    let message = format!(
+        "{short}: weights {}, a pass of {tokens} tokens {}, logits {logits}; valid: a smaller extract.teacher.batch_tokens, or a smaller type",
+        shape.weight_bytes(element),
+        shape.workspace_bytes(element, tokens),
+    );
+    Err(TeacherError::Device { device: device.name().into(), message })
+}
+
+fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(tensor.flatten_all()?.to_vec1()?)
+}
+
+/// Weights of files, one after another.
+struct OfFiles<'a> {
+    weights: &'a Weights,
+    error: Option<TeacherError>,
+}
+
+impl Source for OfFiles<'_> {
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, GpuError> {
+        let tensor = match name {
+            "lm_head.weight" => self.weights.get_bare(name, shape),
+            _ => self.weights.get(name, shape),
+        };
+        tensor.and_then(|tensor| floats(&tensor)).map_err(|error| {
+            let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
+            self.error = Some(error);
+            GpuError::Input { what: "weight", got, valid }
+        })
+    }
+}
+
+/// What the configuration says of the net. Values that mean another net were refused when the headers were checked.
+fn shape(config: &TeacherConfig, json: &ConfigFile, batch_tokens: usize) -> Result<Shape> {
+    let common = |kind, heads, kv_heads, head_dim, inner, eps: f64| Shape {
+        kind,
+        vocab: config.vocab_size,
+        width: config.hidden_size,
+        layers: config.layers,
+        heads,
+        kv_heads,
+        head_dim,
+        inner,
+        eps: eps as f32,
+        // no run is longer than a pass, and nobody needs angles or learned positions beyond
+        positions: if kind == Kind::Gpt2 { config.max_positions } else { config.max_positions.min(batch_tokens) },
+        tied: false,
+        attention_bias: false,
+        mlp_bias: false,
+    };
+    if config.architecture == Architecture::Gpt2 {
+        let heads = json.size_or("n_head", 12)?;
+        let inner = json.size_or("n_inner", 4 * config.hidden_size)?;
+        let eps = json.float_or("layer_norm_epsilon", 1e-5)?;
+        let tied = json.flag_or("tie_word_embeddings", true)?;
+        let shape = common(Kind::Gpt2, heads, heads, config.hidden_size / heads, inner, eps);
+        return Ok(Shape { tied, attention_bias: true, mlp_bias: true, ..shape });
+    }
+    let kind = if config.architecture == Architecture::Qwen3 { Kind::Qwen3 } else { Kind::Llama };
+    let attention = heads(json)?;
+    let (inner, eps) = (json.size("intermediate_size")?, json.float_or("rms_norm_eps", 1e-6)?);
+    let shape = common(kind, attention.heads, attention.kv_heads, attention.head_dim, inner, eps);
+    Ok(Shape {
+        tied: json.flag_or("tie_word_embeddings", false)?,
+        attention_bias: kind == Kind::Llama && json.flag_or("attention_bias", false)?,
+        mlp_bias: kind == Kind::Llama && json.flag_or("mlp_bias", false)?,
+        ..shape
+    })
+}
+
+impl GpuTeacher {
+    fn net(&self) -> std::sync::MutexGuard<'_, Net> {
+        self.net.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Teacher for GpuTeacher {
+    fn info(&self) -> &TeacherInfo {
+        &self.info
+    }
+
+    fn slice_rows(&self) -> usize {
+        self.slice_rows
+    }
+
+    fn buffer(&self) -> Result<Logits> {
+        Ok(Logits::Device(DeviceLogits::new(&self.device, self.slice_rows, self.info.vocab_size)?))
+    }
+
+    fn pass(&self, runs: &Runs) -> Result<Hidden> {
+        for run in runs.iter() {
+            check_tokens(&self.info, run, 1, run.len())?;
+        }
+        self.net().hidden(runs.tokens(), runs.offsets())?;
+        Ok(Hidden::Device)
+    }
+
+    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
+        let (Hidden::Device, Logits::Device(logits)) = (hidden, logits) else {
+            let (got, valid) = ("those of the CPU".into(), "those of this teacher".into());
+            return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
+        };
+        let room = logits.room(self.info.vocab_size);
+        if tokens.len() > room {
+            let (got, valid) = (tokens.len().to_string(), format!("at most {room}"));
+            return Err(TeacherError::Input { what: "rows of a slice", got, valid });
+        }
+        // SAFETY: there is room for so many rows, and whoever has the buffer has waited for what was made of it before
+        unsafe { self.net().logits(tokens, logits.pointer())? };
+        logits.filled(tokens.len(), self.device.record(Stream::Pass)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Teachers on a device, here the host in its place: the same logits as transformers and as the CPU's path.
+
+use std::sync::Arc;
+
+use stillhouse_gpu_host::Host;
+use stillhouse_teacher::stillhouse_gpu::Device;
+use stillhouse_teacher::{Logits, Runs, Teacher, gpu};
+
+use super::*;
+
+const ROOM: usize = 512;
+
+fn on_device(model: &str, dtype: Precision) -> Box<dyn Teacher> {
+    let device: Arc<dyn Device> = Arc::new(Host::new(3));
+    gpu::load(&testdata(model), &device, dtype, ROOM).unwrap()
+}
+
+/// Logits of every token of some runs, in slices.
+fn logits(teacher: &dyn Teacher, runs: &Runs) -> Vec<f32> {
+    let hidden = teacher.pass(runs).unwrap();
+    let (mut buffer, mut all) = (teacher.buffer().unwrap(), Vec::new());
+    let tokens: Vec<u32> = (0..runs.tokens().len() as u32).collect();
+    for tokens in tokens.chunks(5.min(teacher.slice_rows())) {
+        teacher.slice(&hidden, tokens, &mut buffer).unwrap();
+        assert!(matches!(buffer, Logits::Device(_)));
+        all.extend_from_slice(&buffer.on_host(teacher.info().vocab_size).unwrap());
+    }
+    all
+}
+
+fn off(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn runs_of(expected: &Expected) -> Runs {
+    let mut runs = Runs::new();
+    expected.tokens.chunks(expected.length).for_each(|run| runs.push(run.iter().copied()));
+    runs
+}
+
+#[test]
+fn a_device_gives_the_logits_of_transformers() {
+    for model in MODELS {
+        let (teacher, expected) = (on_device(model, Precision::F32), expected(model));
+        let off = off(&logits(teacher.as_ref(), &runs_of(&expected)), &floats(&expected.logits));
+        assert!(off < 1e-4, "{model}: off by {off}");
+        let info = teacher.info();
+        assert_eq!(
+            (info.device.as_str(), info.arithmetic.as_str()),
+            ("host", "f32 (safetensors), sums in f32, on host")
+        );
+    }
+}
+
+#[test]
+fn sixteen_bits_stay_as_near_as_on_a_cpu() {
+    let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    for (dtype, allowed) in [(Precision::Bf16, 0.08), (Precision::F16, 0.01)] {
+        for model in MODELS {
+            let (teacher, expected) = (on_device(model, dtype), expected(model));
+            let (got, want) = (logits(teacher.as_ref(), &runs_of(&expected)), floats(&expected.logits));
+            let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
+            assert!(off < allowed, "{model} in {dtype}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn runs_of_any_lengths_share_a_pass() {
+    for model in MODELS {
+        let (teacher, expected) = (on_device(model, Precision::F32), expected(model));
+        let tokens = &expected.tokens[..expected.length];
+        let lengths = [1, expected.length, 2, expected.length / 2];
+        let (mut together, mut alone) = (Runs::new(), Vec::new());
+        for length in lengths {
+            together.push(tokens[..length].iter().copied());
+            let mut one = Runs::new();
+            one.push(tokens[..length].iter().copied());
+            alone.extend(logits(teacher.as_ref(), &one));
+        }
+        let off = off(&logits(teacher.as_ref(), &together), &alone);
+        assert!(off < 1e-6, "{model}: off by {off}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_its_numbers() {
+    let device: Arc<dyn Device> = Arc::new(Host::with_memory(0, 100_000));
+    let error = gpu::load(&testdata("gpt2"), &device, Precision::F32, ROOM).err().unwrap().to_string();
+    assert!(error.contains("100000") && error.contains("batch_tokens") && error.contains("host"), "{error}");
+
+    let teacher = on_device("gpt2", Precision::F32);
+    let mut long = Runs::new();
+    long.push(std::iter::repeat_n(0, teacher.info().max_positions + 1));
+    assert!(teacher.pass(&long).unwrap_err().to_string().starts_with("sequence length"));
+    let mut strange = Runs::new();
+    strange.push([teacher.info().vocab_size as u32]);
+    assert!(teacher.pass(&strange).unwrap_err().to_string().starts_with("token"));
+    assert!(teacher.slice(&teacher.pass(&runs_of(&expected("gpt2"))).unwrap(), &[0], &mut Logits::default()).is_err());
+}
