@@ -14,7 +14,7 @@ use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary,
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference};
-use stillhouse_teacher::TeacherConfig;
+use stillhouse_teacher::{DeviceChoice, TeacherConfig};
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
@@ -386,7 +386,8 @@ impl Checks<'_> {
         if let Err(e) = stillhouse_teacher::check_weights(&path) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
         }
-        if let Err(e) = spec.device.parse::<stillhouse_teacher::DeviceChoice>().and_then(|d| d.open().map(|_| ())) {
+        let open = |devices: Vec<DeviceChoice>| devices.into_iter().try_for_each(|device| device.open().map(|_| ()));
+        if let Err(e) = stillhouse_teacher::devices(&spec.device).and_then(open) {
             self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
         }
         let length = self.spec.pack.length;

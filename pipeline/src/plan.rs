@@ -333,8 +333,8 @@ impl Stamp {
 
 /// `cpu` or `cuda`: floating point differs between them.
 fn device_kind(spec: &JobSpec) -> &'static str {
-    let choice = spec.extract.as_ref().and_then(|e| e.teacher.device.parse::<stillhouse_teacher::DeviceChoice>().ok());
-    match choice.map(stillhouse_teacher::DeviceChoice::open) {
+    let devices = spec.extract.as_ref().and_then(|e| stillhouse_teacher::devices(&e.teacher.device).ok());
+    match devices.and_then(|devices| devices.first().copied()).map(stillhouse_teacher::DeviceChoice::open) {
         Some(Ok(device)) if !device.is_cpu() => "cuda",
         _ => "cpu",
     }

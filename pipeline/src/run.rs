@@ -25,7 +25,7 @@ use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::{Dtype, TeacherSpec};
-use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherInfo};
+use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherError, TeacherInfo};
 
 use crate::differs::differences;
 use crate::engine::device::DeviceQueue;
@@ -241,6 +241,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// The job with other devices.
+    #[cfg(test)]
+    pub(crate) fn with_devices(self, devices: Vec<DeviceQueue>) -> Self {
+        Self { devices, ..self }
+    }
+
     /// Plans, loads the teacher, and tells that it begins.
     pub(crate) async fn start(
         prepared: Arc<Prepared>,
@@ -251,10 +257,10 @@ impl Job {
     ) -> Result<Self> {
         let Planned { splits, files, skipped } = planned(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
-        let teacher = if prepared.teacher.is_some() {
-            blocking(&prepared, &observer, move |p, o| load_teacher(p, pending, o)).await?
+        let teachers = if prepared.teacher.is_some() {
+            blocking(&prepared, &observer, move |p, o| load_teachers(p, pending, o)).await?
         } else {
-            None
+            Vec::new()
         };
         hash.teacher_is_still()?;
         observer.event(&Event::JobStarted {
@@ -264,20 +270,20 @@ impl Job {
             splits_done: done.len() as u64,
             bytes_done: done.values().map(|shard| shard.bytes).sum(),
             input_bytes: plan::text_bytes(&pending_splits(&splits, &done)),
-            teacher: teacher.as_ref().map(|t| {
+            teacher: teachers.first().map(|t| {
                 let info = t.info();
                 format!(
                     "{}, {:.1}M parameters, {} on {}",
                     info.architecture.name(),
                     info.parameters as f64 / 1e6,
                     info.arithmetic,
-                    info.device
+                    teachers.iter().map(|t| t.info().device.as_str()).collect::<Vec<_>>().join(", ")
                 )
             }),
             job_hash: hash.hash.clone(),
         });
-        let info = teacher.as_ref().map(|teacher| teacher.info().clone());
-        let devices = teacher.map(DeviceQueue::start).transpose();
+        let info = teachers.first().map(|teacher| teacher.info().clone());
+        let devices: Result<Vec<_>, _> = teachers.into_iter().map(DeviceQueue::start).collect();
         let failed = |e: OperatorError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         let devices = devices.map_err(failed)?;
         Ok(Self {
@@ -295,7 +301,7 @@ impl Job {
             made: Mutex::default(),
             plans: Mutex::default(),
             teacher: info,
-            devices: devices.into_iter().collect(),
+            devices,
             stop: Arc::default(),
             observer,
         })
@@ -437,29 +443,49 @@ pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Obs
         .map_err(|e| PipelineError::source("input.sql", e))
 }
 
-/// Loads the teacher; when every split is done only its description is needed, and loading gives that too.
-pub(crate) fn load_teacher(
+/// Loads the teacher onto every device that the job names, none without a teacher. When every split is done only its description is
+/// needed, and loading gives that too.
+pub(crate) fn load_teachers(
     prepared: &Prepared,
     pending: bool,
     observer: &dyn Observer,
-) -> Result<Option<Arc<dyn Teacher>>> {
-    let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(None) };
+) -> Result<Vec<Arc<dyn Teacher>>> {
+    let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(Vec::new()) };
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
-    load(&found.path, &extract.teacher, &extract.teacher.device).map(Some)
+    let fail = |e: TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
+    let devices = stillhouse_teacher::devices(&extract.teacher.device).map_err(fail)?;
+    let length = prepared.spec.pack.length as usize;
+    let teachers: Vec<_> = devices
+        .iter()
+        .map(|device| load(&found.path, &extract.teacher, length, &device.to_string()))
+        .collect::<Result<_>>()?;
+    // else the bytes of a split would depend on the device that it came to
+    let mut infos = teachers.iter().map(|teacher| teacher.info());
+    let first = infos.next().map_or("", |info| &info.arithmetic);
+    match infos.find(|info| info.arithmetic != first) {
+        None => Ok(teachers),
+        Some(other) => Err(PipelineError::new(
+            ErrorKind::Model,
+            format!(
+                "extract.teacher.device: {} computes {}, another device {first}; valid: devices of one kind with as much memory",
+                other.device, other.arithmetic
+            ),
+        )),
+    }
 }
 
 /// Loads a teacher.
 ///
 /// # Errors
 /// When its files or the device cannot be had.
-pub fn load(path: &Path, teacher: &TeacherSpec, device: &str) -> Result<Arc<dyn Teacher>> {
-    let fail =
-        |e: stillhouse_teacher::TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
+pub fn load(path: &Path, teacher: &TeacherSpec, length: usize, device: &str) -> Result<Arc<dyn Teacher>> {
+    let fail = |e: TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
     let options = LoadOptions {
         device: device.parse().map_err(fail)?,
         batch_tokens: teacher.batch_tokens as usize,
+        length,
         dtype: match teacher.dtype {
             Dtype::F32 => Precision::F32,
             Dtype::Bf16 => Precision::Bf16,

@@ -58,7 +58,7 @@ pub fn sample(prepared: &Prepared, hash: &JobHash, documents: u64, observer: &dy
     };
     let files: &[InputFile] = staged.as_ref().map_or(&prepared.files, |query| &query.files);
     let splits = plan::splits(prepared, files, observer)?;
-    let teacher = run::load_teacher(prepared, true, observer)?;
+    let teacher = run::load_teachers(prepared, true, observer)?.into_iter().next();
     let info = teacher.as_ref().map(|t| t.info().clone());
     let manifest = finish::manifest(prepared, hash, info.as_ref(), splits.clone(), Vec::new())?;
     let names = run::splits::shard_names(&splits);

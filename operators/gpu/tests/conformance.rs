@@ -7,14 +7,16 @@ mod checks;
 mod common;
 #[path = "conformance/ways.rs"]
 mod ways;
+#[path = "conformance/words.rs"]
+mod words;
 
 use std::sync::Arc;
 
 use checks::check;
-use stillhouse_gpu::extract::{Asked, Extracted, Extractor, Noise};
-use stillhouse_gpu::{Arg, Buffer, Device, Launch, Stream};
+use stillhouse_gpu::Device;
+use stillhouse_gpu::extract::{Asked, Extractor, Noise};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, NoiseStream, Tolerance, ValueType, exponentials};
+use stillhouse_noise::{DrawKey, Tolerance, ValueType};
 use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
 
 fn asked(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> Asked {
@@ -64,9 +66,130 @@ fn small_suite(way: Way<'_>) -> Result<(), String> {
     Ok(())
 }
 
+/// Ties, zeros of both signs, k beyond the vocabulary, rows that rise (every one of them is the largest so far) and padded rows.
+fn topk_suite(way: Way<'_>) -> Result<(), String> {
+    for (vocab, levels) in [(1usize, 3u32), (5, 2), (64, 4), (130, 1), (5000, 40), (9000, 1 << 30)] {
+        let mut uniforms = stillhouse_noise::keyed_uniforms(3, "top-k", vocab as u64, 0);
+        let mut slice = Slice::new(vocab);
+        let ties: Vec<f32> = (0..vocab).map(|_| uniforms.below(levels) as f32 * 0.1 - 1.0).collect();
+        let rising: Vec<f32> = (0..vocab).map(|k| k as f32 * 1e-3 - 2.0).collect();
+        let zeros: Vec<f32> = (0..vocab).map(|k| if k % 3 == 0 { -0.0 } else { 0.0 }).collect();
+        for logits in [ties, rising, zeros] {
+            slice.push(&logits, 0);
+        }
+        for k in [1, 7, 64, 1024, 2048] {
+            let asked = Asked { stride: vocab + 3, ..asked(vocab, None, 1, k) };
+            check(way, &slice, &asked).map_err(|e| format!("V = {vocab}, k = {k}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn dense_suite(way: Way<'_>) -> Result<(), String> {
+    for vocab in [2usize, 5, 257, 1031, 5000] {
+        let slice = mixed(vocab, 24, 900 + vocab as u64);
+        for (value_type, condition) in [(ValueType::F16, true), (ValueType::F32, true), (ValueType::F16, false)] {
+            let noise = Some(Noise::Dense { value_type, condition });
+            check(way, &slice, &asked(vocab, noise, 2, 0)).map_err(|e| format!("V = {vocab}, {value_type}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn topk_on_the_host() {
+    topk_suite(&on_host(3)).unwrap();
+}
+
+#[test]
+fn dense_noise_on_the_host() {
+    dense_suite(&on_host(4)).unwrap();
+}
+
+#[test]
+fn errors_are_those_of_the_cpu() {
+    let vocab = 1031;
+    for noise in
+        [None, replay(1e-3, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
+    {
+        for (bad, at) in [(f32::NAN, 1030), (f32::NEG_INFINITY, 0), (f32::INFINITY, 513)] {
+            let mut slice = mixed(vocab, 6, 77);
+            slice.logits[4 * vocab + at] = bad;
+            slice.logits[5 * vocab] = f32::NAN;
+            let error = check(&on_host(1), &slice, &asked(vocab, noise, 2, 3)).unwrap_err();
+            assert!(error.contains(&format!("the logit of token {at} is {bad}")), "{error}");
+        }
+    }
+    let mut slice = mixed(vocab, 4, 78);
+    slice.tokens[2] = vocab as u32;
+    let error = check(&on_host(1), &slice, &asked(vocab, replay(1e-3, ValueType::F16, true), 2, 0)).unwrap_err();
+    assert!(error.contains("token 1031 is not below the vocabulary size 1031"), "{error}");
+}
+
+/// A flat row of many entries at the least tolerance: more corrections than a list takes.
+#[test]
+fn what_the_kernels_cannot_do_the_cpu_does() {
+    let vocab = 6000;
+    let mut slice = Slice::new(vocab);
+    let zipf = common::zipf_logits(vocab, 1, 1.5);
+    for i in 0..6u32 {
+        let logits = if i % 2 == 0 { vec![0.25; vocab] } else { zipf.clone() };
+        slice.push(&logits, i * 7);
+    }
+    for value_type in [ValueType::F16, ValueType::F32] {
+        let got = check(&on_host(2), &slice, &asked(vocab, replay(1e-5, value_type, true), 2, 0)).unwrap();
+        assert!((3..=6).contains(&got.fallbacks), "{}", got.fallbacks);
+    }
+}
+
+#[test]
+fn slices_follow_each_other_without_allocations() {
+    let host = Arc::new(Host::new(9));
+    let device: Arc<dyn Device> = host.clone();
+    let asked = Asked { stride: 264, ..asked(257, replay(1e-3, ValueType::F16, true), 2, 5) };
+    let slices: Vec<Slice> = [7, 3, 7, 0].into_iter().map(|rows| mixed(257, rows, 40 + u64::from(rows))).collect();
+    let expected: Vec<_> = slices.iter().map(|slice| on_device(&device, slice, &asked).unwrap()).collect();
+    let logits: Vec<_> = slices.iter().map(|slice| upload(&device, slice, 264)).collect();
+    let mut extractor = Extractor::new(&device, asked, 7).unwrap();
+    let before = host.allocations();
+    // SAFETY: the buffers outlive the extractor's work
+    let begin =
+        |extractor: &mut Extractor, i: usize| unsafe { extractor.begin(logits[i].pointer(), &slices[i].positions()) };
+    let mut ahead = begin(&mut extractor, 0).unwrap();
+    for i in 1..4 {
+        let next = begin(&mut extractor, i).unwrap();
+        assert!(begin(&mut extractor, i).unwrap_err().to_string().contains("slices in flight"));
+        assert!(extractor.collect(ahead).unwrap() == expected[i - 1]);
+        ahead = next;
+    }
+    assert!(extractor.collect(ahead).unwrap() == expected[3]);
+    assert_eq!(host.allocations(), before);
+    let large = mixed(257, 8, 1);
+    // SAFETY: it is refused
+    let refused = unsafe { extractor.begin(logits[0].pointer(), &large.positions()) };
+    assert!(refused.unwrap_err().to_string().contains("rows of a slice"));
+}
+
+/// Kernels with a mistake each: a sum that leaves warps out, a row that ends one entry early, a barrier that is missing.
+#[test]
+fn the_suite_sees_mistakes() {
+    for prefix in ["broken_reduction_", "broken_tail_", "broken_race_"] {
+        let seen = (1..4).filter(|&seed| {
+            let device: Arc<dyn Device> = Arc::new(Broken { host: Host::new(seed), prefix });
+            let way = move |slice: &Slice, asked: &Asked| on_device(&device, slice, asked);
+            let result = small_suite(&way);
+            println!("{prefix} {seed}: {result:?}");
+            result.is_err()
+        });
+        assert_eq!(seen.count(), 3, "{prefix}");
+    }
+}
+
 #[test]
 fn the_cpu_meets_its_own_specification() {
     small_suite(&on_cpu).unwrap();
+    topk_suite(&on_cpu).unwrap();
+    dense_suite(&on_cpu).unwrap();
 }
 
 #[test]
@@ -77,7 +200,9 @@ fn small_vocabularies_on_the_host() {
 #[test]
 fn every_schedule_gives_the_same_bytes() {
     let slice = mixed(1031, 12, 5);
-    for noise in [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })] {
+    for noise in
+        [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
+    {
         let asked = asked(1031, noise, 2, 20);
         let first = on_host(0)(&slice, &asked).unwrap();
         for seed in 1..5 {
@@ -87,15 +212,18 @@ fn every_schedule_gives_the_same_bytes() {
 }
 
 /// Corrections as few as the CPU's, and few rows left to it.
-fn compare(vocab: usize, rows: u64, tolerance: f64, value_type: ValueType) -> (f64, u64, Extracted) {
+fn compare(vocab: usize, rows: u64, tolerance: f64, value_type: ValueType) -> (f64, u64) {
     let slice = teacher_like(vocab, rows);
     let asked = asked(vocab, replay(tolerance, value_type, true), 1, 0);
     let got = check(&on_host(0), &slice, &asked).unwrap();
     let of_cpu = on_cpu(&slice, &asked).unwrap().replay.unwrap().indices.len();
     let own = got.replay.as_ref().unwrap().indices.len();
     let ratio = own as f64 / of_cpu as f64;
-    println!("V = {vocab}, {tolerance}, {value_type}: {own} corrections, the CPU {of_cpu} ({ratio:.3}), {} of {rows} rows left to it", got.fallbacks);
-    (ratio, got.fallbacks, got)
+    println!(
+        "V = {vocab}, {tolerance}, {value_type}: {own} corrections, the CPU {of_cpu} ({ratio:.3}), {} of {rows} rows left to it",
+        got.fallbacks
+    );
+    (ratio, got.fallbacks)
 }
 
 #[test]
@@ -103,22 +231,31 @@ fn about_as_many_corrections_as_on_the_cpu() {
     for (tolerance, value_type) in
         [(1e-3, ValueType::F16), (1e-4, ValueType::F16), (1e-3, ValueType::F32), (1e-4, ValueType::F32)]
     {
-        let (ratio, fallbacks, _) = compare(8000, 150, tolerance, value_type);
-        assert!(ratio <= 1.05 && fallbacks <= 1000, "{ratio}, {fallbacks}");
+        let (ratio, fallbacks) = compare(8000, 150, tolerance, value_type);
+        assert!(ratio <= 1.05 && fallbacks == 0, "{ratio}, {fallbacks}");
     }
 }
 
 #[test]
-fn a_large_vocabulary() {
-    let (ratio, fallbacks, _) = compare(50_257, 8, 1e-3, ValueType::F16);
-    assert!(ratio <= 1.05 && fallbacks <= 1000, "{ratio}, {fallbacks}");
+fn large_vocabularies() {
+    for (vocab, rows, tolerance) in [(50_257, 8, 1e-3), (262_144, 2, 1e-3), (151_936, 2, 1e-4), (50_257, 4, 0.5)] {
+        let (ratio, fallbacks) = compare(vocab, rows, tolerance, ValueType::F16);
+        assert!(ratio <= 1.05 && fallbacks == 0, "{ratio}, {fallbacks}");
+    }
 }
 
 /// For looking at, not for CI: `--run-ignored all`.
 #[test]
 #[ignore = "a measurement"]
 fn measured_ratios() {
-    for (tolerance, value_type, rows) in [(1e-3, ValueType::F16, 2000), (1e-4, ValueType::F16, 300), (1e-3, ValueType::F32, 300), (1e-4, ValueType::F32, 300), (2e-4, ValueType::F16, 300), (1e-5, ValueType::F16, 100)] {
+    for (tolerance, value_type, rows) in [
+        (1e-3, ValueType::F16, 2000),
+        (1e-4, ValueType::F16, 300),
+        (1e-3, ValueType::F32, 300),
+        (1e-4, ValueType::F32, 300),
+        (2e-4, ValueType::F16, 300),
+        (1e-5, ValueType::F16, 100),
+    ] {
         compare(50_257, rows, tolerance, value_type);
     }
 }

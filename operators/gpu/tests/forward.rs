@@ -52,7 +52,8 @@ fn rows_are_gathered() {
         let (source, words) = (upload(&device, &from, element), upload_words(&device, &rows));
         let to = empty(&device, rows.len() * width, element);
         let size = [rows.len(), width];
-        unsafe { Kernels::new(&device, element).gather(source.pointer(), words.pointer(), to.pointer(), size) }.unwrap();
+        unsafe { Kernels::new(&device, element).gather(source.pointer(), words.pointer(), to.pointer(), size) }
+            .unwrap();
         let from = rounded(&from, element);
         let want: Vec<f64> = rows.iter().flat_map(|r| from[*r as usize * width..][..width].to_vec()).collect();
         assert_eq!(download(&to, element), want);
@@ -156,7 +157,9 @@ fn activations_are_those_of_f64() {
         let x = rounded(&x, element);
         let gated: Vec<f64> = x
             .chunks_exact(2 * inner)
-            .flat_map(|row| row[..inner].iter().zip(&row[inner..]).map(|(g, u)| naive::silu(*g) * u).collect::<Vec<_>>())
+            .flat_map(|row| {
+                row[..inner].iter().zip(&row[inner..]).map(|(g, u)| naive::silu(*g) * u).collect::<Vec<_>>()
+            })
             .collect();
         let curved: Vec<f64> = x.iter().map(|x| naive::gelu_new(*x)).collect();
         let units = if element == Element::F32 { 16.0 } else { 1.01 };
@@ -269,7 +272,8 @@ fn work_is_of_every_row_once_and_the_longest_comes_first() {
         let keys: Vec<u32> = items.iter().map(|[_, length, first, _]| (first + rows as u32).min(*length)).collect();
         assert!(keys.is_sorted_by(|a, b| a >= b), "{keys:?}");
     }
-    assert_eq!([1, 16, 20, 64, 65, 100, 112, 129, 256, 257].map(memory_dim).map(Option::unwrap_or_default), [
-        16, 16, 32, 64, 80, 128, 128, 192, 256, 0
-    ]);
+    assert_eq!(
+        [1, 16, 20, 64, 65, 100, 112, 129, 256, 257].map(memory_dim).map(Option::unwrap_or_default),
+        [16, 16, 32, 64, 80, 128, 128, 192, 256, 0]
+    );
 }

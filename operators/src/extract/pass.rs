@@ -102,11 +102,22 @@ impl TeacherPass<'_> {
                 TeacherContext::Sequence => rest.len(),
                 TeacherContext::Document => (self.batch_tokens / first.length.max(1)).clamp(1, rest.len()),
             };
-            let (group, after) = rest.split_at(most);
+            let (group, after) = rest.split_at(self.with_room(&rest[..most]));
             self.forward(sequences, group, logits, visit)?;
             rest = after;
         }
         Ok(())
+    }
+
+    /// How many of these runs, one at least, the teacher has room for at once.
+    fn with_room(&self, runs: &[Run]) -> usize {
+        let most = self.teacher.pass_tokens();
+        let mut tokens = 0usize;
+        let fitting = runs.iter().take_while(|run| {
+            tokens = tokens.saturating_add(run.length);
+            tokens <= most
+        });
+        fitting.count().max(1)
     }
 
     /// Where a logit that is no number comes from. In attention a position that goes wrong may take earlier ones along

@@ -178,6 +178,11 @@ pub trait Teacher: Send + Sync {
     /// Rows of a slice of logits: as many as make good use of the device.
     fn slice_rows(&self) -> usize;
 
+    /// Tokens of a pass at most, unless a single run has more: what there is room for.
+    fn pass_tokens(&self) -> usize {
+        usize::MAX
+    }
+
     /// A buffer for [`Teacher::slice`], to be used again and again.
     ///
     /// # Errors

@@ -19,7 +19,44 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
-const DEVICES: &str = "auto, cpu, cuda, cuda:N";
+const DEVICES: &str = "auto, cpu, cuda, cuda:N, all, or several cuda:N with commas between them";
+
+/// The devices that a job names: one of [`DeviceChoice`], `all` GPUs, or several of them (`cuda:0,cuda:1`).
+///
+/// # Errors
+/// With a name that is none, one that is there twice, or `all` where there is no GPU.
+pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
+    let invalid = |what, got: &str| TeacherError::Input { what, got: format!("`{got}`"), valid: DEVICES.into() };
+    if text == "all" {
+        return match gpus() {
+            0 => Err(TeacherError::Device { device: text.into(), message: "there is no GPU here, valid: cpu".into() }),
+            count => Ok((0..count).map(DeviceChoice::Cuda).collect()),
+        };
+    }
+    let mut choices = Vec::new();
+    for name in text.split(',') {
+        let choice = name.parse()?;
+        if choices.contains(&choice) {
+            return Err(invalid("device, there twice", name));
+        }
+        choices.push(choice);
+    }
+    let several = choices.len() > 1;
+    match choices.iter().find(|choice| several && !matches!(choice, DeviceChoice::Cuda(_))) {
+        Some(other) => Err(invalid("one of several devices", &other.to_string())),
+        None => Ok(choices),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> usize {
+    stillhouse_gpu::cuda::count()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> usize {
+    0
+}
 
 impl FromStr for DeviceChoice {
     type Err = TeacherError;

@@ -14,7 +14,7 @@ use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 use crate::layers::Rope;
 use crate::llama::heads;
-use crate::model::{check_tokens, check_weights, describe, is_buffer, says};
+use crate::model::{LoadOptions, check_tokens, check_weights, describe, is_buffer, says};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
 
@@ -28,13 +28,16 @@ struct GpuTeacher {
     device: Arc<dyn Device>,
     net: Mutex<Net>,
     slice_rows: usize,
+    pass_tokens: usize,
 }
 
-/// Loads a model onto a device, with room for passes of so many tokens.
+/// Loads a model onto a device, with room for passes of as many tokens as are asked for, or a half, a quarter … of them where there is no
+/// more room; what is in a pass shows in the last bits of the logits, so the number is part of [`TeacherInfo::arithmetic`] then.
 ///
 /// # Errors
-/// As [`crate::load`]; and with both numbers where the weights, or the smallest pass, do not fit the device.
-pub fn load(path: &Path, device: &Arc<dyn Device>, dtype: Precision, batch_tokens: usize) -> Result<Box<dyn Teacher>> {
+/// As [`crate::load`]; and with both numbers where the weights with a pass over one sequence do not fit the device.
+pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
+    let dtype = options.dtype;
     // what headers tell is told before a device is filled
     check_weights(path)?;
     let config = TeacherConfig::read(path)?;
@@ -50,10 +53,11 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, dtype: Precision, batch_token
         Architecture::Gpt2 => weights.with_prefix_if("transformer.", "wte.weight"),
         Architecture::Llama | Architecture::Qwen3 => weights.with_prefix_if("model.", "embed_tokens.weight"),
     };
-    let tokens = batch_tokens.max(1);
-    let shape = shape(&config, &json, tokens)?;
+    let length = options.length.clamp(1, config.max_positions);
+    let shape = shape(&config, &json, length)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
-    fits(device.as_ref(), &shape, element(dtype), tokens, slice_rows)?;
+    let wanted = options.batch_tokens.max(length);
+    let pass_tokens = fitting(device.as_ref(), &shape, element(dtype), [wanted, length], slice_rows)?;
     let angles = match shape.kind {
         Kind::Gpt2 => None,
         Kind::Llama | Kind::Qwen3 => {
@@ -70,7 +74,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, dtype: Precision, batch_token
         weights.check_tied("lm_head.weight", tied)?;
     }
     let mut source = OfFiles { weights: &weights, error: None };
-    let net = Net::load(device, shape, element(dtype), angles, &mut source, tokens);
+    let net = Net::load(device, shape, element(dtype), angles, &mut source, pass_tokens);
     if let Some(error) = source.error {
         return Err(error);
     }
@@ -79,7 +83,10 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, dtype: Precision, batch_token
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // another type of GPU gives other last bits
     info.arithmetic = format!("{}, sums in f32, on {}", info.arithmetic, device.model());
-    Ok(Box::new(GpuTeacher { info, device: Arc::clone(device), net: Mutex::new(net), slice_rows }))
+    if pass_tokens < wanted {
+        info.arithmetic += &format!(", passes of {pass_tokens} tokens");
+    }
+    Ok(Box::new(GpuTeacher { info, device: Arc::clone(device), net: Mutex::new(net), slice_rows, pass_tokens }))
 }
 
 fn element(dtype: Precision) -> Element {
@@ -90,22 +97,34 @@ fn element(dtype: Precision) -> Element {
     }
 }
 
-/// That weights, one pass and two slices of logits have room.
-fn fits(device: &dyn Device, shape: &Shape, element: Element, tokens: usize, slice_rows: usize) -> Result<()> {
+/// Tokens of a pass such that it, the weights and two slices of logits have room.
+fn fitting(
+    device: &dyn Device,
+    shape: &Shape,
+    element: Element,
+    [mut tokens, least]: [usize; 2],
+    slice_rows: usize,
+) -> Result<usize> {
     let Memory { free, total } = device.memory()?;
-    let logits = 2 * (slice_rows * shape.vocab * size_of::<f32>()) as u64;
-    let wanted = shape.weight_bytes(element) + shape.workspace_bytes(element, tokens) + logits;
     let room = (free as f64 * (1.0 - SPARE)) as u64;
-    if wanted <= room {
-        return Ok(());
+    let logits = 2 * (slice_rows * shape.vocab * size_of::<f32>()) as u64;
+    let weights = shape.weight_bytes(element);
+    loop {
+        let pass = shape.workspace_bytes(element, tokens);
+        let bytes = weights + pass + logits;
+        if bytes <= room {
+            return Ok(tokens);
+        }
+        if tokens == least {
+            let name = device.name();
+            let short = GpuError::Memory { device: name.into(), bytes, free, total };
+            let parts = format!("weights {weights}, a pass over {tokens} tokens {pass}, logits {logits}");
+            let message =
+                format!("{short}: {parts}; valid: a smaller type, shorter sequences, a device with more memory");
+            return Err(TeacherError::Device { device: name.into(), message });
+        }
+        tokens = (tokens / 2).max(least);
     }
-    let short = GpuError::Memory { device: device.name().into(), bytes: wanted, free, total };
-    let message = format!(
-        "{short}: weights {}, a pass of {tokens} tokens {}, logits {logits}; valid: a smaller extract.teacher.batch_tokens, or a smaller type",
-        shape.weight_bytes(element),
-        shape.workspace_bytes(element, tokens),
-    );
-    Err(TeacherError::Device { device: device.name().into(), message })
 }
 
 fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
@@ -133,7 +152,7 @@ impl Source for OfFiles<'_> {
 }
 
 /// What the configuration says of the net. Values that mean another net were refused when the headers were checked.
-fn shape(config: &TeacherConfig, json: &ConfigFile, batch_tokens: usize) -> Result<Shape> {
+fn shape(config: &TeacherConfig, json: &ConfigFile, length: usize) -> Result<Shape> {
     let common = |kind, heads, kv_heads, head_dim, inner, eps: f64| Shape {
         kind,
         vocab: config.vocab_size,
@@ -144,8 +163,8 @@ fn shape(config: &TeacherConfig, json: &ConfigFile, batch_tokens: usize) -> Resu
         head_dim,
         inner,
         eps: eps as f32,
-        // no run is longer than a pass, and nobody needs angles or learned positions beyond
-        positions: if kind == Kind::Gpt2 { config.max_positions } else { config.max_positions.min(batch_tokens) },
+        // nobody needs angles beyond the longest sequence; learned positions are as many as there are
+        positions: if kind == Kind::Gpt2 { config.max_positions } else { length },
         tied: false,
         attention_bias: false,
         mlp_bias: false,
@@ -183,6 +202,10 @@ impl Teacher for GpuTeacher {
 
     fn slice_rows(&self) -> usize {
         self.slice_rows
+    }
+
+    fn pass_tokens(&self) -> usize {
+        self.pass_tokens
     }
 
     fn buffer(&self) -> Result<Logits> {

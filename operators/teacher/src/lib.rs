@@ -60,7 +60,7 @@ use candle_core::Tensor;
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
 pub use contract::{DeviceLogits, Hidden, Logits, OnHost, Runs, Teacher};
-pub use device::{DeviceChoice, Opened, Precision};
+pub use device::{DeviceChoice, Opened, Precision, devices};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use model::{LoadOptions, check_weights, load, load_on_host};

@@ -27,13 +27,15 @@ pub struct LoadOptions {
     pub device: DeviceChoice,
     /// In which type.
     pub dtype: Precision,
-    /// Tokens of one pass at most: what a GPU gets room for. A CPU takes what comes.
+    /// Tokens of one pass at most: what a GPU gets room for, or less where it has no room. A CPU takes what comes.
     pub batch_tokens: usize,
+    /// Tokens of the longest sequence, for which a GPU has room in any case.
+    pub length: usize,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, dtype: Precision::F32, batch_tokens: 16_384 }
+        Self { device: DeviceChoice::Auto, dtype: Precision::F32, batch_tokens: 16_384, length: 1024 }
     }
 }
 
@@ -56,7 +58,7 @@ struct Model {
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     match options.device.open()? {
         Opened::Cpu => Ok(Box::new(OnHost(load_model(path, options.dtype)?))),
-        Opened::Gpu(device) => gpu::load(path, &device, options.dtype, options.batch_tokens),
+        Opened::Gpu(device) => gpu::load(path, &device, options),
     }
 }
 

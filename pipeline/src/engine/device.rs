@@ -20,7 +20,8 @@ use arrow::array::RecordBatch;
 use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice, Workspace};
 use stillhouse_operators::operator::{Meter, OperatorError};
 use stillhouse_schemas::manifest::Statistics;
-use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
+use stillhouse_teacher::stillhouse_gpu::GpuError;
+use stillhouse_teacher::{Logits, Teacher, TeacherError, TeacherInfo};
 use tokio::sync::{mpsc, oneshot};
 
 /// Requests that wait for a device; more wait with their splits.
@@ -59,6 +60,22 @@ enum Request {
 pub struct DeviceQueue {
     requests: mpsc::Sender<Request>,
     info: Arc<TeacherInfo>,
+    loss: Arc<Loss>,
+}
+
+/// Whether a device is lost, and whether that was told.
+#[derive(Debug, Default)]
+struct Loss {
+    is_lost: AtomicBool,
+    is_told: AtomicBool,
+}
+
+impl Loss {
+    /// Looks whether an error is that of a device that is of no use any more.
+    fn note(&self, error: &OperatorError) {
+        let lost = matches!(error, OperatorError::Teacher(TeacherError::Gpu(GpuError::Failed { lost: true, .. })));
+        self.is_lost.fetch_or(lost, Ordering::Relaxed);
+    }
 }
 
 /// The answer to a request, when it is there.
@@ -88,10 +105,22 @@ impl DeviceQueue {
         let mut logits = teacher.buffer()?;
         let thread = |name: &str| Builder::new().name(format!("{} {name}", info.device));
         let none = |e: io::Error| OperatorError::Config { operator: "extract", message: format!("no thread: {e}") };
-        thread("columns").spawn(move || make_columns(&to_columns, &buffers)).map_err(none)?;
+        let loss = Arc::new(Loss::default());
+        let noted = Arc::clone(&loss);
+        thread("columns").spawn(move || make_columns(&to_columns, &buffers, &noted)).map_err(none)?;
         let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free);
         thread("forward").spawn(forward).map_err(none)?;
-        Ok(Self { requests, info })
+        Ok(Self { requests, info, loss })
+    }
+
+    /// Whether the device is of no use any more.
+    pub fn is_lost(&self) -> bool {
+        self.loss.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// The device's name, once, when it was lost.
+    pub fn newly_lost(&self) -> Option<&str> {
+        (self.is_lost() && !self.loss.is_told.swap(true, Ordering::Relaxed)).then_some(&self.info.device)
     }
 
     /// The teacher on this device.
@@ -178,7 +207,7 @@ fn own(
     }
 }
 
-fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>) {
+fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Loss) {
     let mut workspace = Workspace::default();
     let mut columns: Result<Columns, OperatorError> = Err(stopped());
     let mut has_failed = Arc::new(AtomicBool::new(false));
@@ -204,6 +233,7 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>) {
                     let (batch, statistics) = columns.finish()?;
                     Ok(Done { batch, statistics, busy })
                 });
+                let _ = done.as_ref().inspect_err(|error| loss.note(error));
                 // nobody may be left to take it
                 let _ = reply.send(done);
             }

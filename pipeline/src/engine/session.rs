@@ -97,11 +97,18 @@ impl JobResources {
         self.at_work.get(split, &self.stages)
     }
 
-    /// The device that serves a partition.
+    /// The device that serves a partition: a split per device in turn, among those that are there still.
     pub(super) fn device_of(&self, partition: usize) -> Result<DeviceQueue, OperatorError> {
-        let none = || OperatorError::Config { operator: "extract", message: "needs a teacher".into() };
-        let at = partition.checked_rem(self.devices.len()).ok_or_else(none)?;
-        self.devices.get(at).cloned().ok_or_else(none)
+        let there: Vec<&DeviceQueue> = self.devices.iter().filter(|device| !device.is_lost()).collect();
+        let message = if self.devices.is_empty() { "needs a teacher" } else { "every device is lost" };
+        let none = || OperatorError::Config { operator: "extract", message: message.into() };
+        let at = partition.checked_rem(there.len()).ok_or_else(none)?;
+        there.get(at).map(|device| DeviceQueue::clone(device)).ok_or_else(none)
+    }
+
+    /// How many devices are of no use any more.
+    pub fn lost_devices(&self) -> usize {
+        self.devices.iter().filter(|device| device.is_lost()).count()
     }
 }
 

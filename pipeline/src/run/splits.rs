@@ -32,8 +32,8 @@ use crate::verdict::Tally;
 use crate::{operators, source};
 
 const TICK: Duration = Duration::from_millis(250);
-/// Splits at work at once with a teacher, where the job does not say: while one is written and the next one begins, the device has work.
-const SPLITS_WITH_A_TEACHER: usize = 2;
+/// Splits at work at once per device, where the job does not say: while one is written and the next one begins, the device has work.
+const SPLITS_OF_A_DEVICE: usize = 2;
 
 /// Row groups that a split has in memory: one that is encoded, with what the encoder needs beside it, and an encoded one on its way.
 const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
@@ -50,7 +50,7 @@ pub(crate) struct Running<'a> {
 }
 
 impl Job {
-    pub(super) async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
+    pub(crate) async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
         self.holdouts.check()?;
         let pool = Pool::new(rayon::current_num_threads());
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
@@ -58,7 +58,7 @@ impl Job {
         let running = self.start_plan(pending, spawner)?;
         let splits = futures::stream::iter(0..running.splits.len())
             .map(|partition| self.run_split(&running, partition))
-            .buffer_unordered(splits_at_once(&self.prepared.spec));
+            .buffer_unordered(splits_at_once(&self.prepared.spec, self.devices.len()));
         let work = self.until_one_fails(splits);
         tokio::pin!(work);
         let mut ticks = tokio::time::interval(TICK);
@@ -93,7 +93,8 @@ impl Job {
         let plan = plan.map_err(PipelineError::of_plan)?;
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&plan));
         let mut resources = resources(prepared, &self.output, &self.devices, spawner, &self.stop);
-        resources.operators_overlap = splits_at_once(&prepared.spec).min(splits.len()) < rayon::current_num_threads();
+        let at_once = splits_at_once(&prepared.spec, self.devices.len());
+        resources.operators_overlap = at_once.min(splits.len()) < rayon::current_num_threads();
         let resources = Arc::new(resources);
         let session = resources.session(runtime(&prepared.spec.engine)?).map_err(PipelineError::of_plan)?;
         let context = session.task_ctx();
@@ -166,12 +167,24 @@ impl Job {
         self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
         let (plan, context) = (Arc::clone(&running.plan), Arc::clone(&running.context));
         let chain = async move {
-            let made = async { plan.execute(partition, context)?.try_collect::<Vec<_>>().await }.await;
-            resources.has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
-            made
+            loop {
+                let lost = resources.lost_devices();
+                let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
+                // a device that is gone takes nothing along: what it had of a split is made again by another one
+                let now_lost = resources.lost_devices();
+                if made.is_err() && now_lost > lost && now_lost < resources.devices.len() {
+                    continue;
+                }
+                resources.has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
+                return made;
+            }
         };
         let stopped = || format!("{} stopped: a fault of this program", describe(split));
         let made = running.resources.spawner.chain(chain).wait().await;
+        for device in running.resources.devices.iter().filter_map(DeviceQueue::newly_lost) {
+            let message = format!("{device} is lost; its splits go to the other devices");
+            self.observer.event(&Event::Warning { message });
+        }
         let batches = made
             .map_err(|e| PipelineError::caused(ErrorKind::Output, stopped(), e))?
             .map_err(PipelineError::of_plan)?;
@@ -260,10 +273,10 @@ pub(crate) fn physical_plan(
 }
 
 /// How many splits may be at work at once.
-fn splits_at_once(spec: &JobSpec) -> usize {
+fn splits_at_once(spec: &JobSpec, devices: usize) -> usize {
     let wanted = match spec.engine.parallel_splits {
         Some(n) => n as usize,
-        None if spec.extract.is_some() => SPLITS_WITH_A_TEACHER,
+        None if spec.extract.is_some() => SPLITS_OF_A_DEVICE * devices.max(1),
         None => rayon::current_num_threads(),
     };
     let room = spec

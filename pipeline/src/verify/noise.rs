@@ -110,7 +110,7 @@ fn load(
         ));
     }
     let device = options.device.as_deref().unwrap_or(&extract.teacher.device);
-    let teacher = run::load(&path, &extract.teacher, device)?;
+    let teacher = run::load(&path, &extract.teacher, dataset.manifest().job.pack.length as usize, device)?;
     for (name, file) in &teacher.info().weights {
         let expected = record.and_then(|r| r.files.get(name));
         let got = plan::hash_file(file)?;

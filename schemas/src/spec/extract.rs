@@ -30,9 +30,9 @@ pub struct Extract {
 pub struct TeacherSpec {
     /// A folder with config.json and safetensors, a `.gguf` file, or `hf://org/name[@revision]`.
     pub path: String,
-    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    /// `auto`, `cpu`, `cuda` or `cuda:N`; `all` GPUs of the machine, or several of them: `cuda:0,cuda:1`. Each takes splits of its own.
     #[serde(default = "default_device")]
-    #[schemars(regex(pattern = r"^(auto|cpu|cuda|cuda:[0-9]+)$"))]
+    #[schemars(regex(pattern = r"^(auto|cpu|all|cuda|cuda:[0-9]+(,cuda:[0-9]+)*)$"))]
     pub device: String,
     /// Arithmetic of the forward pass. Logits and everything after them are f32 and wider.
     #[serde(default)]

@@ -418,6 +418,10 @@ fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
         true => "this server has no GPU; valid: auto, cpu".to_owned(),
         false => format!("this server has other GPUs; valid: auto, cpu, cuda, {}", gpus.join(", ")),
     };
+    if stillhouse_teacher::devices(device).map_or(device == "all", |devices| devices.len() > 1) {
+        let valid = format!("a job of a service takes one device; {}", valid());
+        return Err(Problem::new(FIELD, device, valid));
+    }
     match (device.as_str(), device.parse::<DeviceChoice>()) {
         // the checks of the job file tell it
         (_, Err(_)) => Ok(Slot::Cpu),
@@ -470,6 +474,7 @@ mod tests {
         assert_eq!(with(&[0, 1], Some("\"cuda:1\"")), Ok(Slot::Gpu(1)));
         assert_eq!(with(&[0], Some("cpu")), Ok(Slot::Cpu));
         insta::assert_snapshot!(with(&[], Some("cuda")).unwrap_err(), @"extract.teacher.device: got cuda: this server has no GPU; valid: auto, cpu");
+        insta::assert_snapshot!(with(&[0], Some("all")).unwrap_err(), @"extract.teacher.device: got all: a job of a service takes one device; this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
         insta::assert_snapshot!(with(&[0], Some("\"cuda:1\"")).unwrap_err(), @"extract.teacher.device: got cuda:1: this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
     }
 }

@@ -7,7 +7,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
 use stillhouse_gpu::{Arg, Device, Element, Event, GpuError, Launch, Matrix, Memory, Product, Result, Stream};
@@ -35,6 +35,7 @@ pub struct Host {
     schedule_seed: u64,
     total: u64,
     blocks: Mutex<BTreeMap<u64, usize>>,
+    pinned: Mutex<BTreeMap<u64, usize>>,
     launches: AtomicU64,
     allocations: AtomicU64,
 }
@@ -50,23 +51,39 @@ impl Host {
     #[must_use]
     pub fn with_memory(schedule_seed: u64, total: u64) -> Self {
         let (launches, allocations) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { schedule_seed, total, blocks: Mutex::default(), launches, allocations }
+        Self { schedule_seed, total, blocks: Mutex::default(), pinned: Mutex::default(), launches, allocations }
     }
 
-    /// Bytes that are allocated now.
+    /// Bytes of the device that are allocated now.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.blocks().values().map(|bytes| *bytes as u64).sum()
+        held(&self.blocks)
     }
 
-    /// Allocations so far.
+    /// Bytes of pinned memory that are allocated now.
+    #[must_use]
+    pub fn used_pinned(&self) -> u64 {
+        held(&self.pinned)
+    }
+
+    /// Allocations so far, of both kinds.
     #[must_use]
     pub fn allocations(&self) -> u64 {
         self.allocations.load(Ordering::Relaxed)
     }
 
-    fn blocks(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, usize>> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn take_memory(&self, list: &Mutex<BTreeMap<u64, usize>>, bytes: usize) -> Result<u64> {
+        let layout = layout(bytes).ok_or_else(|| self.failed("allocate", format!("{bytes} bytes")))?;
+        // SAFETY: the layout is not empty
+        let pointer = unsafe { alloc(layout) };
+        if pointer.is_null() {
+            return Err(self.failed("allocate", "the system gives no memory"));
+        }
+        // SAFETY: so many bytes were just allocated
+        unsafe { pointer.write_bytes(POISON, layout.size()) };
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        locked(list).insert(pointer as u64, bytes);
+        Ok(pointer as u64)
     }
 
     fn failed(&self, call: impl Into<String>, message: impl Into<String>) -> GpuError {
@@ -75,7 +92,7 @@ impl Host {
 
     /// That so many bytes from an address on are within one allocation.
     fn check(&self, what: &str, pointer: u64, bytes: usize) -> Result<()> {
-        let blocks = self.blocks();
+        let blocks = locked(&self.blocks);
         let within = blocks.range(..=pointer).next_back().is_some_and(|(start, length)| {
             pointer.checked_add(bytes as u64).is_some_and(|end| end <= start + *length as u64)
         });
@@ -92,6 +109,23 @@ impl Host {
         }
         let elements = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
         self.check(what, pointer, elements * element.bytes())
+    }
+}
+
+fn locked(list: &Mutex<BTreeMap<u64, usize>>) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn held(list: &Mutex<BTreeMap<u64, usize>>) -> u64 {
+    locked(list).values().map(|bytes| *bytes as u64).sum()
+}
+
+/// Frees what is in a list, and nothing else.
+fn give_back(list: &Mutex<BTreeMap<u64, usize>>, pointer: u64) {
+    let bytes = locked(list).remove(&pointer);
+    if let Some(layout) = bytes.and_then(layout) {
+        // SAFETY: it was allocated with this layout, and is no longer in the list
+        unsafe { dealloc(pointer as *mut u8, layout) };
     }
 }
 
@@ -154,34 +188,22 @@ impl Device for Host {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let Memory { free, total } = self.memory()?;
-        let short = GpuError::Memory { device: self.name().into(), bytes: bytes as u64, free, total };
-        let layout = layout(bytes).filter(|layout| layout.size() as u64 <= free).ok_or(short)?;
-        // SAFETY: the layout is not empty
-        let pointer = unsafe { alloc(layout) };
-        if pointer.is_null() {
-            return Err(self.failed("allocate", "the system gives no memory"));
+        if layout(bytes).is_none_or(|layout| layout.size() as u64 > free) {
+            return Err(GpuError::Memory { device: self.name().into(), bytes: bytes as u64, free, total });
         }
-        // SAFETY: so many bytes were just allocated
-        unsafe { pointer.write_bytes(POISON, layout.size()) };
-        self.allocations.fetch_add(1, Ordering::Relaxed);
-        self.blocks().insert(pointer as u64, bytes);
-        Ok(pointer as u64)
+        self.take_memory(&self.blocks, bytes)
     }
 
     fn free(&self, pointer: u64) {
-        let bytes = self.blocks().remove(&pointer);
-        if let Some(layout) = bytes.and_then(layout) {
-            // SAFETY: it was allocated with this layout, and is no longer in the list
-            unsafe { dealloc(pointer as *mut u8, layout) };
-        }
+        give_back(&self.blocks, pointer);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
-        self.allocate(bytes).map(|pointer| pointer as *mut u8)
+        self.take_memory(&self.pinned, bytes).map(|pointer| pointer as *mut u8)
     }
 
     fn free_pinned(&self, pointer: *mut u8, _: usize) {
-        self.free(pointer as u64);
+        give_back(&self.pinned, pointer as u64);
     }
 
     unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
@@ -238,14 +260,18 @@ impl Device for Host {
             let shape = |m: &Matrix| format!("[{}, {}]", m.rows, m.columns);
             return Err(self.failed("product", format!("{} · {}ᵀ into {}", shape(a), shape(b), shape(d))));
         }
-        let (mut x, mut y) = (Vec::new(), Vec::new());
+        let (mut rows, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
+        for m in 0..a.rows {
+            // SAFETY: A was just checked
+            unsafe { row(a, m, &mut x) };
+            rows.push(x.clone());
+        }
         for n in 0..b.rows {
             // SAFETY: all matrices were just checked; the bias is the caller's to see to
             unsafe {
                 row(b, n, &mut y);
                 let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
-                for m in 0..a.rows {
-                    row(a, m, &mut x);
+                for (m, x) in rows.iter().enumerate() {
                     let sum = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32;
                     let at = m * d.stride + n;
                     let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
@@ -271,12 +297,9 @@ impl Device for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let left = std::mem::take(&mut *self.blocks());
-        for (pointer, bytes) in left {
-            if let Some(layout) = layout(bytes) {
-                // SAFETY: it was allocated with this layout, and its owner is gone with the device
-                unsafe { dealloc(pointer as *mut u8, layout) };
-            }
+        for list in [&self.blocks, &self.pinned] {
+            let left: Vec<u64> = locked(list).keys().copied().collect();
+            left.into_iter().for_each(|pointer| give_back(list, pointer));
         }
     }
 }

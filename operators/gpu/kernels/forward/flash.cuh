@@ -17,8 +17,8 @@ constexpr unsigned FLASH_THREADS = 32 * FLASH_WARPS;
 template <typename T, int D, int M> struct Flash {
     static constexpr unsigned STRIDE = D + 8;
     static constexpr unsigned ROWS = 16 * M * FLASH_WARPS;
-    // Queries stay in registers where there is room for them.
-    static constexpr bool KEEPS = M * D <= 128;
+    // Queries stay in registers where there is room for them: for D = 96 that of three blocks is just too small.
+    static constexpr bool KEEPS = M * D <= 128 && D != 96;
     static constexpr int STEPS = D / 16;
 
     float out[M][D / 8][4];

@@ -43,7 +43,7 @@ __device__ __forceinline__ double block_sum(double value, double* shared) {
     __syncthreads();
     double sum = 0.0;
 #ifdef STILLHOUSE_BROKEN_REDUCTION
-    for (unsigned warp = 0; warp + 1 < WARPS; warp++) {
+    for (unsigned warp = 0; warp < WARPS; warp += 2) {
 #else
     for (unsigned warp = 0; warp < WARPS; warp++) {
 #endif

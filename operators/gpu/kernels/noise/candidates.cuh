@@ -96,33 +96,30 @@ struct Pass {
         }
     }
 
-    // Drops what is no longer above the threshold from the list. Begins and ends with a barrier.
+    // Drops what is no longer above the threshold from the list. Begins and ends with a barrier. A round of it writes only where all
+    // have read already.
     __device__ __forceinline__ void thin() {
-        __syncthreads();
-        Entry kept[LIST / THREADS];
-        unsigned stays = 0;
-        UNROLL
-        for (unsigned i = 0; i < LIST / THREADS; i++) {
-            const unsigned at = threadIdx.x * (LIST / THREADS) + i;
-            if (at < count) {
-                kept[i] = board.list[at];
-                const Weights k = weights_of(kept[i].logit, kept[i].e, max, added_scale);
-                if ((kept[i].index & MAY_WIN) != 0 || k.d > threshold()) {
-                    stays |= 1u << i;
-                } else {
+        const unsigned size = count;
+        count = 0;
+        for (unsigned first = 0; first < size; first += THREADS) {
+            __syncthreads();
+            Entry entry;
+            bool stays = false;
+            if (first + threadIdx.x < size) {
+                entry = board.list[first + threadIdx.x];
+                const Weights k = weights_of(entry.logit, entry.e, max, added_scale);
+                stays = (entry.index & MAY_WIN) != 0 || k.d > threshold();
+                if (!stays) {
                     leave(k.w, k.d);
                 }
             }
-        }
-        unsigned total;
-        unsigned to = block_scan(static_cast<unsigned>(__popc(stays)), board.counts, total);
-        UNROLL
-        for (unsigned i = 0; i < LIST / THREADS; i++) {
-            if ((stays >> i & 1) != 0) {
-                board.list[to++] = kept[i];
+            unsigned total;
+            const unsigned before = block_scan(stays ? 1u : 0u, board.counts, total);
+            if (stays) {
+                board.list[count + before] = entry;
             }
+            count += total;
         }
-        count = total;
         __syncthreads();
     }
 };
@@ -251,7 +248,7 @@ __device__ __forceinline__ void choose_threshold(Pass& pass, double total) {
             const float d = weights_of(entry.logit, entry.e, pass.max, pass.added_scale).d;
             below += (entry.index & MAY_WIN) == 0 && d <= threshold ? static_cast<double>(d) : 0.0;
         }
-        // a quarter of the target, which is 16 of the coarsest fractions
+        // a quarter of the target
         if (rest + block_sum(below, pass.board.sums) <= static_cast<double>(pass.coarsest) * 4.0 * total) {
             pass.fraction = fraction;
             break;

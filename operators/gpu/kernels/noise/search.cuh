@@ -114,6 +114,17 @@ __device__ __forceinline__ bool gather_enough(Candidates& all, const Problem& pr
     }
 }
 
+// The number of values written and the total variation that they leave; more than VALUES where there is no solution here.
+__device__ __forceinline__ unsigned solve(Candidates& all, const Problem& problem, uint2* out, double& variation) {
+    unsigned most;
+    if (!gather_enough(all, problem, most)) {
+        return VALUES + 1;
+    }
+    const unsigned kept = shrink(all, problem, most);
+    variation = estimate(all, problem, kept).upper;
+    return write_corrections(all, problem, kept, out, VALUES);
+}
+
 // Grid: draws, rows; a warp. Takes the draws with `low` to `high` candidates; dynamic shared memory: `high` of them.
 NOISE_KERNEL(search, 32, 1)(const unsigned* positions, const unsigned long long* sequences, const uint2* keys, const unsigned* tokens,
                             const float* logits, unsigned long long stride, const RowState* states, const float* logprobs, const Found* found_all,
@@ -163,13 +174,8 @@ NOISE_KERNEL(search, 32, 1)(const unsigned* positions, const unsigned long long*
     problem.half = half != 0;
     __syncwarp();
     load_candidates(all, problem, found);
-    unsigned most, written = VALUES + 1;
     double variation = 0.0;
-    if (gather_enough(all, problem, most)) {
-        const unsigned kept = shrink(all, problem, most);
-        variation = estimate(all, problem, kept).upper;
-        written = write_corrections(all, problem, kept, corrections + list * VALUES, VALUES);
-    }
+    const unsigned written = solve(all, problem, corrections + list * VALUES, variation);
     if (threadIdx.x == 0) {
         counts[list] = written > VALUES ? FALL_BACK : written;
         variations[list] = written > VALUES ? 0.0 : variation;

@@ -17,6 +17,8 @@ use crate::error::GpuError;
 
 /// What NVIDIA recommends for Hopper. One for each stream, as products of two streams may run at once.
 const WORKSPACE_BYTES: usize = 32 << 20;
+/// Plans that are kept: where passes differ in length, every length has its own.
+const MOST_PLANS: usize = 4096;
 /// `cublasOperation_t`, which the bindings of cuBLASLt do not have.
 const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
@@ -154,6 +156,10 @@ impl Products {
         };
         let named = |call: &'static str| move |error| failed(device, call, error);
         let handle = self.handle.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
+        if self.plans.len() >= MOST_PLANS && !self.plans.contains_key(&key) {
+            // what was launched with them has copied all it needs
+            self.plans.clear();
+        }
         let plan = match self.plans.entry(key) {
             std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
             std::collections::hash_map::Entry::Vacant(free) => {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use half::f16;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, ValueType, dense_noise_of_loaded, round_dense,
-    top_k_of_loaded,
+    Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, dense_noise_of_loaded, round_dense, top_k_of_loaded,
 };
 
 use super::slots::{Lists, Wire};
@@ -87,12 +86,14 @@ impl Fallback {
                 let (xi, stream) = (&mut self.xi, stream(key));
                 dense_noise_of_loaded(&self.softmax, &self.logits, token, &stream, xi)?;
                 round_dense(&self.logits, token, value_type, condition, &stream, xi)?;
-                put(dense, (row * asked.keys.len() + draw) * asked.vocab, xi, value_type);
+                put(dense, (row * asked.keys.len() + draw) * asked.vocab, xi);
             }
         }
         if let Some((indices, logprobs)) = &mut out.topk {
             let first = row * asked.topk.min(asked.vocab);
-            for (i, (index, logprob)) in top_k_of_loaded(&self.softmax, &self.logits, asked.topk).into_iter().enumerate() {
+            for (i, (index, logprob)) in
+                top_k_of_loaded(&self.softmax, &self.logits, asked.topk).into_iter().enumerate()
+            {
                 (indices[first + i], logprobs[first + i]) = (index, logprob);
             }
         }
@@ -100,7 +101,7 @@ impl Fallback {
     }
 }
 
-fn put(dense: &mut Dense, first: usize, xi: &[f32], _: ValueType) {
+fn put(dense: &mut Dense, first: usize, xi: &[f32]) {
     match dense {
         Dense::F16(values) => {
             for (to, from) in values[first..].iter_mut().zip(xi) {

@@ -114,7 +114,14 @@ impl Work {
 }
 
 impl Slice<'_> {
-    unsafe fn run(&self, kernel: &'static str, grid: [u32; 3], threads: u32, shared_bytes: u32, args: &[Arg]) -> Result<()> {
+    unsafe fn run(
+        &self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        threads: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
         let launch = Launch { kernel, grid, block: [threads, 1, 1], shared_bytes };
         // SAFETY: as the caller says
         unsafe { self.device.launch(Stream::Extract, &launch, args) }
@@ -168,10 +175,20 @@ impl Slice<'_> {
         let half = Arg::U32(u32::from(value_type == ValueType::F16));
         let found = Arg::Pointer(self.work.found.pointer());
         let corrections = Arg::Pointer(self.work.corrections.pointer());
-        let offsets = Arg::Pointer(self.work.offsets.pointer());
-        let lists = self.layout.lists as u32;
         let args = [
-            logits, stride, vocab, self.tokens(), positions, sequences, keys, states, logprobs, target, lead, condition, found,
+            logits,
+            stride,
+            vocab,
+            self.tokens(),
+            positions,
+            sequences,
+            keys,
+            states,
+            logprobs,
+            target,
+            lead,
+            condition,
+            found,
         ];
         // SAFETY: as the kernels declare; buffers of this many rows and draws
         unsafe { self.run("noise_candidates", self.lists(), THREADS, 0, &args)? };
@@ -199,9 +216,17 @@ impl Slice<'_> {
             // SAFETY: as above
             unsafe { self.run("noise_search", self.lists(), 32, high * CANDIDATE, &args)? };
         }
-        let out = Arg::Pointer(slot.pairs.device.pointer());
-        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(slot.room.min(u32::MAX as usize) as u32), out];
         // SAFETY: as above
+        unsafe { self.pack(slot.pairs.device.pointer(), slot.room) }
+    }
+
+    /// The lists one after another.
+    unsafe fn pack(&self, out: u64, room: usize) -> Result<()> {
+        let corrections = Arg::Pointer(self.work.corrections.pointer());
+        let (counts, offsets) = (self.counts(), Arg::Pointer(self.work.offsets.pointer()));
+        let (lists, out) = (self.layout.lists as u32, Arg::Pointer(out));
+        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(room.min(u32::MAX as usize) as u32), out];
+        // SAFETY: as the kernels declare; buffers of this many lists
         unsafe {
             self.run("noise_offsets", [1, 1, 1], 1024, 0, &[counts, Arg::U32(lists), offsets])?;
             self.run("noise_gather", [lists.div_ceil(8), 1, 1], 256, 0, &gather)
@@ -217,7 +242,17 @@ impl Slice<'_> {
         let [positions, sequences, keys] = self.stream();
         let (condition, out) = (Arg::U32(u32::from(condition)), Arg::Pointer(out));
         let args = [
-            logits, stride, vocab, self.tokens(), positions, sequences, keys, self.states(), condition, out, self.counts(),
+            logits,
+            stride,
+            vocab,
+            self.tokens(),
+            positions,
+            sequences,
+            keys,
+            self.states(),
+            condition,
+            out,
+            self.counts(),
         ];
         // SAFETY: as the kernel declares; buffers of this many rows and draws
         unsafe { self.run(kernel, self.lists(), THREADS, 0, &args) }
@@ -226,9 +261,8 @@ impl Slice<'_> {
     unsafe fn topk(&self, out: u64, k: usize) -> Result<()> {
         let [logits, stride, vocab] = self.at_logits();
         let values = (self.layout.rows * k * 4) as u64;
-        let args = [
-            logits, stride, vocab, Arg::U32(k as u32), self.states(), Arg::Pointer(out), Arg::Pointer(out + values),
-        ];
+        let args =
+            [logits, stride, vocab, Arg::U32(k as u32), self.states(), Arg::Pointer(out), Arg::Pointer(out + values)];
         // SAFETY: as the kernel declares; buffers of this many rows
         unsafe { self.run("noise_topk", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
     }

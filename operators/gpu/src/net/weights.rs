@@ -161,8 +161,7 @@ impl<'a> Loader<'a> {
         let gpt2 = self.shape.kind == Kind::Gpt2;
         let [tokens, last] = if gpt2 { ["wte.weight", "ln_f"] } else { ["embed_tokens.weight", "norm"] };
         let tokens = self.table(tokens, vocab, width)?;
-        let positions =
-            if gpt2 { Some(self.table("wpe.weight", self.shape.positions, width)?.weight) } else { None };
+        let positions = if gpt2 { Some(self.table("wpe.weight", self.shape.positions, width)?.weight) } else { None };
         let layers = (0..layers)
             .map(|i| if gpt2 { self.gpt2_layer(&format!("h.{i}.")) } else { self.llama_layer(&format!("layers.{i}.")) })
             .collect::<Result<_>>()?;
@@ -203,7 +202,12 @@ impl<'a> Loader<'a> {
             head_norms,
             attention_out: self.attention_out(&attention, q)?,
             before_mlp: self.norm(&format!("{at}post_attention_layernorm"))?,
-            up: self.stacked(&format!("{at}mlp."), &["gate_proj", "up_proj"].map(|n| (n, whole(inner))), width, mlp_bias)?,
+            up: self.stacked(
+                &format!("{at}mlp."),
+                &["gate_proj", "up_proj"].map(|n| (n, whole(inner))),
+                width,
+                mlp_bias,
+            )?,
             down: self.stacked(&format!("{at}mlp."), &[("down_proj", whole(width))], inner, mlp_bias)?,
         })
     }

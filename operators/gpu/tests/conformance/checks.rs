@@ -16,7 +16,8 @@ fn steps(a: f32, b: f32) -> u32 {
 
 macro_rules! holds {
     ($condition:expr, $($message:tt)*) => {
-        if !$condition {
+        let holds: bool = $condition;
+        if !holds {
             return Err(format!($($message)*));
         }
     };
@@ -66,8 +67,8 @@ fn check_replay(slice: &Slice, asked: &Asked, got: &Extracted) -> Result<(), Str
             let (indices, values) = replay.corrections(row, draw);
             let corrections: Vec<Correction> =
                 indices.iter().zip(values).map(|(&index, &logprob)| Correction { index, logprob }).collect();
-            let in_order = corrections
-                .is_sorted_by(|a, b| a.index < b.index || (a.index == b.index && a.logprob >= b.logprob));
+            let in_order =
+                corrections.is_sorted_by(|a, b| a.index < b.index || (a.index == b.index && a.logprob >= b.logprob));
             let stored = |c: &Correction| c.logprob == value_type.round(f64::from(c.logprob)) && c.logprob <= 0.0;
             holds!(in_order, "{at}: {corrections:?}");
             holds!(corrections.iter().all(stored), "{at}: {corrections:?}");
@@ -108,8 +109,9 @@ fn check_dense(slice: &Slice, asked: &Asked, got: &Extracted, expected: &Extract
     };
     let far = got.iter().zip(&expected).position(|(a, b)| !near(*a, *b));
     holds!(far.is_none(), "ξ differs at {far:?}: {:?} and {:?}", far.map(|i| got[i]), far.map(|i| expected[i]));
-    let equal = got.iter().zip(&expected).filter(|(a, b)| a == b).count();
-    holds!(equal * 1000 >= got.len() * 999, "only {equal} of {} values are equal", got.len());
+    let other = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
+    let few = value_type == ValueType::F32 || other <= 2 + got.len() / 500;
+    holds!(few, "{other} of {} values differ", got.len());
     for (list, xi) in got.chunks(slice.vocab).enumerate() {
         let (row, key) = (list / asked.keys.len(), asked.keys[list % asked.keys.len()]);
         let stream = NoiseStream::new(key, slice.sequence_ids[row], slice.positions[row]);

@@ -123,7 +123,8 @@ impl Naive<'_> {
         let Shape { kind, width, layers, .. } = self.shape;
         let gpt2 = kind == Kind::Gpt2;
         let wte = &self.weights[if gpt2 { "wte.weight" } else { "embed_tokens.weight" }];
-        let mut x: Vec<f64> = tokens.iter().flat_map(|t| wte.chunks_exact(width).nth(*t as usize).unwrap().to_vec()).collect();
+        let mut x: Vec<f64> =
+            tokens.iter().flat_map(|t| wte.chunks_exact(width).nth(*t as usize).unwrap().to_vec()).collect();
         if gpt2 {
             x.iter_mut().zip(&self.weights["wpe.weight"]).for_each(|(x, p)| *x += p);
         }

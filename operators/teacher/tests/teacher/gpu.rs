@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use stillhouse_gpu_host::Host;
 use stillhouse_teacher::stillhouse_gpu::Device;
-use stillhouse_teacher::{Logits, Runs, Teacher, gpu};
+use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
 
 use super::*;
 
-const ROOM: usize = 512;
+fn options(dtype: Precision) -> LoadOptions {
+    LoadOptions { dtype, batch_tokens: 512, length: 128, ..LoadOptions::default() }
+}
 
 fn on_device(model: &str, dtype: Precision) -> Box<dyn Teacher> {
     let device: Arc<dyn Device> = Arc::new(Host::new(3));
-    gpu::load(&testdata(model), &device, dtype, ROOM).unwrap()
+    gpu::load(&testdata(model), &device, &options(dtype)).unwrap()
 }
 
 /// Logits of every token of some runs, in slices.
@@ -87,8 +89,8 @@ fn runs_of_any_lengths_share_a_pass() {
 #[test]
 fn what_does_not_fit_is_told_with_its_numbers() {
     let device: Arc<dyn Device> = Arc::new(Host::with_memory(0, 100_000));
-    let error = gpu::load(&testdata("gpt2"), &device, Precision::F32, ROOM).err().unwrap().to_string();
-    assert!(error.contains("100000") && error.contains("batch_tokens") && error.contains("host"), "{error}");
+    let error = gpu::load(&testdata("gpt2"), &device, &options(Precision::F32)).err().unwrap().to_string();
+    assert!(error.contains("100000 of 100000 are free") && error.contains("valid: a smaller type"), "{error}");
 
     let teacher = on_device("gpt2", Precision::F32);
     let mut long = Runs::new();
@@ -98,4 +100,26 @@ fn what_does_not_fit_is_told_with_its_numbers() {
     strange.push([teacher.info().vocab_size as u32]);
     assert!(teacher.pass(&strange).unwrap_err().to_string().starts_with("token"));
     assert!(teacher.slice(&teacher.pass(&runs_of(&expected("gpt2"))).unwrap(), &[0], &mut Logits::default()).is_err());
+}
+
+/// A device with less memory than asked for runs smaller passes and says so; how small follows from its memory alone.
+#[test]
+fn a_pass_is_as_small_as_it_has_to_be() {
+    let whole = on_device("gpt2", Precision::F32);
+    assert_eq!(whole.pass_tokens(), 512);
+    let host = Arc::new(Host::new(0));
+    let device: Arc<dyn Device> = host.clone();
+    let before = host.used();
+    let kept = gpu::load(&testdata("gpt2"), &device, &options(Precision::F32)).unwrap();
+    let bytes = host.used() - before + 2 * (kept.slice_rows() * kept.info().vocab_size * 4) as u64;
+    drop(kept);
+    assert_eq!(host.used(), 0, "what a teacher had is given back");
+    let small: Arc<dyn Device> = Arc::new(Host::with_memory(0, bytes));
+    let teacher = gpu::load(&testdata("gpt2"), &small, &options(Precision::F32)).unwrap();
+    assert!((128..512).contains(&teacher.pass_tokens()), "{}", teacher.pass_tokens());
+    let said = format!("passes of {} tokens", teacher.pass_tokens());
+    assert!(teacher.info().arithmetic.ends_with(&said), "{}", teacher.info().arithmetic);
+    let expected = expected("gpt2");
+    let runs = runs_of(&expected);
+    assert!(off(&logits(teacher.as_ref(), &runs), &logits(whole.as_ref(), &runs)) < 1e-5);
 }

@@ -1,0 +1,91 @@
+//! How far the distributions of a net in half precision are from its own in f32, on the device.
+
+use stillhouse_gpu::net::{Net, Shape};
+use stillhouse_gpu::{Buffer, Element, Stream};
+use stillhouse_noise::keyed_uniforms;
+
+use crate::nets::{Angles, GPT2, TINY, Weights};
+use crate::{Check, Outcome};
+
+/// Distances of distributions, over all rows.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Distance {
+    /// KL(a ‖ b), nats.
+    pub mean_kl: f64,
+    pub most_kl: f64,
+    /// Largest |ln p_a − ln p_b|.
+    pub most: f64,
+}
+
+/// Of rows of logits.
+pub fn distance(a: &[f64], b: &[f64], vocab: usize) -> Distance {
+    let mut out = Distance::default();
+    let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
+    let count = rows.len() as f64;
+    for (a, b) in rows {
+        let (norm_a, norm_b) = (ln_sum(a), ln_sum(b));
+        let (mut kl, mut most) = (0.0, 0.0f64);
+        for (a, b) in a.iter().zip(b) {
+            let (a, b) = (a - norm_a, b - norm_b);
+            kl += a.exp() * (a - b);
+            // not `max`, which would hide a NaN
+            most = if (a - b).abs() <= most { most } else { (a - b).abs() };
+        }
+        out.mean_kl += kl / count;
+        out.most_kl = if kl <= out.most_kl { out.most_kl } else { kl };
+        out.most = if most <= out.most { out.most } else { most };
+    }
+    out
+}
+
+fn ln_sum(row: &[f64]) -> f64 {
+    let most = row.iter().copied().fold(f64::MIN, f64::max);
+    most + row.iter().map(|l| (l - most).exp()).sum::<f64>().ln()
+}
+
+/// Tokens that a seed decides.
+pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
+    let mut uniforms = keyed_uniforms(seed, "tokens of a check", 0, 0);
+    (0..count).map(|_| uniforms.below(vocab as u32)).collect()
+}
+
+/// Logits of runs, by way of the device.
+pub fn logits(check: &Check, shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
+    let angles = Angles::of(shape);
+    let rope = angles.as_ref().map(Angles::rope);
+    let mut net = Net::load(&check.device, *shape, element, rope, &mut Weights::of(shape), tokens.len())?;
+    let out = Buffer::new(&check.device, tokens.len() * shape.vocab * 4)?;
+    net.hidden(tokens, offsets)?;
+    // every second row first: not neighbours, so that they are gathered
+    let (even, odd): (Vec<u32>, Vec<u32>) = (0..tokens.len() as u32).partition(|row| row % 2 == 0);
+    let rows = [even, odd].concat();
+    // SAFETY: there is room for all rows
+    unsafe { net.logits(&rows, out.pointer())? };
+    let bytes = out.to_host(Stream::Pass)?;
+    let mut logits = vec![0.0; tokens.len() * shape.vocab];
+    for (row, bytes) in rows.into_iter().zip(bytes.chunks_exact(shape.vocab * 4)) {
+        let to = &mut logits[row as usize * shape.vocab..][..shape.vocab];
+        let values = bytes.as_chunks::<4>().0.iter().map(|value| f64::from(f32::from_ne_bytes(*value)));
+        to.iter_mut().zip(values).for_each(|(to, value)| *to = value);
+    }
+    Ok(logits)
+}
+
+/// See above.
+pub fn run(check: &mut Check) -> Outcome<()> {
+    let (name, shape, length) = if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 124M", GPT2, 256) };
+    let (tokens, offsets) = (tokens(3, length, shape.vocab), [0, length as u32]);
+    let exact = logits(check, &shape, Element::F32, &tokens, &offsets)?;
+    for element in [Element::Bf16, Element::F16] {
+        let what = format!("{name}, L = {length}, {} against f32", element.name());
+        if !check.has_time(5.0) {
+            check.report.skipped(what, "out of time");
+            continue;
+        }
+        let far = distance(&exact, &logits(check, &shape, element, &tokens, &offsets)?, shape.vocab);
+        check.report.figure(format!("{what}: mean KL"), far.mean_kl, "nats", "");
+        check.report.figure(format!("{what}: largest KL"), far.most_kl, "nats", "");
+        check.report.figure(format!("{what}: largest |Δ ln p|"), far.most, "nats", "over all of the vocabulary");
+    }
+    Ok(())
+}

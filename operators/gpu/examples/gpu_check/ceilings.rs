@@ -1,0 +1,118 @@
+//! What nothing on this device can be faster than: the products that its library makes, and copies.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use stillhouse_gpu::net::kernels::Kernels;
+use stillhouse_gpu::{Buffer, Device, Element, Matrix, Pinned, Product, Stream};
+
+use crate::counted::Counted;
+use crate::{Check, Outcome};
+
+/// Seconds of one, of as many as fit into a third of a second, after two that do not count.
+fn seconds_of(counted: &Counted, mut does: impl FnMut() -> stillhouse_gpu::Result<()>) -> Outcome<f64> {
+    does()?;
+    does()?;
+    counted.settle()?;
+    let began = Instant::now();
+    does()?;
+    counted.settle()?;
+    let once = began.elapsed().as_secs_f64().max(1e-6);
+    let times = ((0.3 / once) as usize).clamp(3, 2000);
+    let began = Instant::now();
+    for _ in 0..times {
+        does()?;
+    }
+    counted.settle()?;
+    Ok(began.elapsed().as_secs_f64() / times as f64)
+}
+
+/// Memory that holds small numbers: products of zeros would be faster than real ones.
+fn numbers(device: &Arc<dyn Device>, count: usize, element: Element) -> Outcome<Buffer> {
+    let mut state = 1u32;
+    let mut word = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f32::from_bits(0x3F80_0000 | state >> 9) - 1.5
+    };
+    let piece: Vec<f32> = (0..count.min((1 << 20) + 3)).map(|_| word()).collect();
+    let piece: Vec<u8> = match element {
+        Element::F32 => piece.iter().flat_map(|v| v.to_ne_bytes()).collect(),
+        Element::Bf16 => piece.iter().flat_map(|v| half::bf16::from_f32(*v).to_ne_bytes()).collect(),
+        Element::F16 => piece.iter().flat_map(|v| half::f16::from_f32(*v).to_ne_bytes()).collect(),
+    };
+    let mut bytes = piece.repeat((count * element.bytes()).div_ceil(piece.len()));
+    bytes.truncate(count * element.bytes());
+    Ok(Buffer::of(device, &bytes)?)
+}
+
+fn product(check: &Check, element: Element, out: Element, [m, n, k]: [usize; 3]) -> Outcome<f64> {
+    let (a, b) = (numbers(&check.device, m * k, element)?, numbers(&check.device, n * k, element)?);
+    let d = Buffer::new(&check.device, m * n * out.bytes())?;
+    let matrix = |buffer: &Buffer, element, rows, columns| Matrix {
+        pointer: buffer.pointer(),
+        element,
+        rows,
+        columns,
+        stride: columns,
+    };
+    let product = Product {
+        a: matrix(&a, element, m, k),
+        b: matrix(&b, element, n, k),
+        d: matrix(&d, out, m, n),
+        bias: 0,
+        add: false,
+    };
+    // SAFETY: the buffers are of these shapes
+    let seconds = seconds_of(&check.counted, || unsafe { check.device.product(Stream::Pass, &product) })?;
+    Ok(2.0 * m as f64 * n as f64 * k as f64 / seconds)
+}
+
+/// See above.
+pub fn run(check: &mut Check) -> Outcome<()> {
+    let (side, vocab) = if check.host { (32, 100) } else { (8192, 128_256) };
+    let products = [
+        (Element::Bf16, Element::Bf16, [side; 3]),
+        (Element::F16, Element::F16, [side; 3]),
+        (Element::F32, Element::F32, [side / 2; 3]),
+        (Element::Bf16, Element::F32, [side / 8, vocab, side / 2]),
+    ];
+    for (element, out, shape @ [m, n, k]) in products {
+        let what = format!("product {} into {}, [{m}, {k}] · [{n}, {k}]ᵀ", element.name(), out.name());
+        if check.has_time(3.0) {
+            let rate = product(check, element, out, shape)?;
+            check.report.figure(what, rate / 1e12, "TFLOP/s", "");
+        } else {
+            check.report.skipped(what, "out of time");
+        }
+    }
+    copies(check)
+}
+
+fn copies(check: &mut Check) -> Outcome<()> {
+    let bytes = if check.host { 1 << 16 } else { 256 << 20 };
+    let (device, counted) = (Arc::clone(&check.device), Arc::clone(&check.counted));
+    let there = numbers(&device, bytes / 4, Element::F32)?;
+    let mut here = Pinned::new(&device, bytes)?;
+    // SAFETY: both are this long; nobody reads while copies are made
+    let out = seconds_of(&counted, || unsafe {
+        device.copy_out(Stream::Extract, here.as_mut_ptr(), there.pointer(), bytes)
+    })?;
+    check.report.figure("copy to pinned memory of the host", bytes as f64 / out / 1e9, "GB/s", "");
+    // SAFETY: as above
+    let into =
+        seconds_of(&counted, || unsafe { device.copy_in(Stream::Extract, there.pointer(), here.as_ptr(), bytes) })?;
+    check.report.figure("copy from pinned memory of the host", bytes as f64 / into / 1e9, "GB/s", "");
+
+    let (width, rows) = if check.host { (64, 64) } else { (8192, 1 << 16) };
+    let (from, to) = (Buffer::new(&device, rows * width * 2)?, Buffer::new(&device, rows * width * 2)?);
+    let numbers: Vec<u8> = (0..rows as u32).flat_map(u32::to_ne_bytes).collect();
+    let numbers = Buffer::of(&device, &numbers)?;
+    let kernels = Kernels::new(&device, Element::Bf16);
+    // SAFETY: both buffers have these rows
+    let seconds = seconds_of(&counted, || unsafe {
+        kernels.gather(from.pointer(), numbers.pointer(), to.pointer(), [rows, width])
+    })?;
+    let moved = 2.0 * (rows * width * 2) as f64;
+    check.report.figure("device memory, read and written (gather_rows)", moved / seconds / 1e9, "GB/s", "");
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! Every kernel against something that shares nothing with it.
+
+use std::collections::BTreeSet;
+
+use half::f16;
+use stillhouse_gpu::Element;
+use stillhouse_gpu::extract::{Dense, Noise};
+use stillhouse_gpu::net::{Kind, Shape};
+use stillhouse_noise::{
+    DrawKey, Extract, Extraction, NoiseForm, NoiseStream, Observed, RowExtractor, StoredToken, Tolerance, ValueType,
+    judge, keyed_uniforms,
+};
+
+use crate::accuracy::{distance, logits, tokens};
+use crate::job::extract_once;
+use crate::nets::{Angles, Weights, shape};
+use crate::{Check, Outcome, reference};
+
+/// Runs that are shorter and longer than what a block of attention takes, and end within one.
+const RUNS: [u32; 6] = [0, 1, 38, 168, 233, 363];
+const SMALL_RUNS: [u32; 4] = [0, 1, 38, 105];
+
+/// See above.
+pub fn run(check: &mut Check) -> Outcome<()> {
+    check.counted.restart(false);
+    let done = noise(check).and_then(|()| nets(check));
+    let kernels = |prefix: &str| {
+        let names: BTreeSet<String> = check.counted.counts().calls.into_keys().collect();
+        names.iter().filter(|name| name.starts_with(prefix)).count()
+    };
+    let (attention, noise) = (kernels("attention_"), kernels("noise_"));
+    let rest = kernels("") - attention - noise - kernels("product") - kernels("copy");
+    let note = format!("{noise} of the noise, {attention} of attention, {rest} others; products have many shapes");
+    check.report.figure("kernels that were launched", (noise + attention + rest) as f64, "", &note);
+    done
+}
+
+/// Logits of all kinds: flat, peaked, with ties, with tokens that nobody expected.
+fn noise_logits(rows: usize, vocab: usize) -> (Vec<f32>, Vec<u32>) {
+    let mut uniforms = keyed_uniforms(5, "logits of a check", vocab as u64, 0);
+    let mut out = Vec::with_capacity(rows * vocab);
+    for row in 0..rows {
+        let spread = [0.0, 1.0, 4.0, 12.0, 60.0][row % 5];
+        let ties = row % 7 == 3;
+        out.extend((0..vocab).map(|_| {
+            let normal = (0..6).map(|_| uniforms.next_f64()).sum::<f64>() - 3.0;
+            let logit = (normal * spread * std::f64::consts::SQRT_2) as f32;
+            if ties { logit.round() } else { logit }
+        }));
+    }
+    let best = |row: &[f32]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap_or(0) as u32;
+    let observed = out.chunks_exact(vocab).enumerate();
+    let observed = observed.map(|(i, row)| if i % 3 == 0 { best(row) } else { uniforms.below(vocab as u32) }).collect();
+    (out, observed)
+}
+
+fn noise(check: &mut Check) -> Outcome<()> {
+    let sizes: &[(usize, usize)] = if check.host {
+        &[(7, 1), (7, 37), (6, 1031)]
+    } else {
+        &[(16, 1), (64, 37), (64, 1031), (256, 50_257), (64, 128_256)]
+    };
+    for &(rows, vocab) in sizes {
+        for (name, form, topk) in forms()? {
+            let what = format!("noise {name}, n = {rows}, V = {vocab}");
+            if !check.has_time(5.0) {
+                check.report.skipped(what, "out of time");
+                continue;
+            }
+            // dense noise of many long rows says no more than that of a few
+            let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
+            let asked = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk };
+            match one_noise(check, asked, rows) {
+                Ok(note) => check.report.verdict(what, true, &note),
+                Err(error) => check.report.verdict(what, false, &error.to_string()),
+            }
+        }
+    }
+    Ok(())
+}
+
+type Form = (&'static str, Option<NoiseForm>, usize);
+
+fn forms() -> Outcome<Vec<Form>> {
+    let replay = |tolerance, value_type, condition| -> Outcome<_> {
+        Ok(Some(NoiseForm::Replay { tolerance: Tolerance::new(tolerance)?, value_type, condition }))
+    };
+    let dense = |value_type, condition| Some(NoiseForm::Dense { value_type, condition });
+    Ok(vec![
+        ("replay f16, 1e-3", replay(1e-3, ValueType::F16, true)?, 0),
+        ("replay f32, 1e-2, top 5", replay(1e-2, ValueType::F32, false)?, 5),
+        ("replay f16, 1e-4", replay(1e-4, ValueType::F16, true)?, 0),
+        ("dense f16, top 64", dense(ValueType::F16, true), 64),
+        ("dense f32", dense(ValueType::F32, false), 0),
+        ("none, top 1000", None, 1000),
+    ])
+}
+
+/// The device's columns have the CPU's bits, and what is stored keeps its promise.
+fn one_noise(check: &Check, asked: Extraction, rows: usize) -> Outcome<String> {
+    let vocab = asked.vocab;
+    let (logits, tokens) = noise_logits(rows, vocab);
+    let positions: Vec<u32> = (0..rows as u32).map(|i| i * 3 + 1).collect();
+    let sequence_ids: Vec<u64> = (0..rows as u64).map(|i| i / 3 + (1 << 33)).collect();
+    let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
+    let got = extract_once(&check.device, &asked, &logits, &observed)?;
+    let right = RowExtractor::new(asked.clone())?.extract(&logits, &observed)?;
+
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    let same = |what: &str, same: bool| if same { Ok(()) } else { Err(format!("{what}: other bits than the CPU's")) };
+    same("ln p_x", bits(&got.logprob) == bits(&right.logprob))?;
+    if let (Some((indices, logprobs)), Some((right_indices, right_logprobs))) = (&got.topk, &right.topk) {
+        same("top-k", indices == right_indices && bits(logprobs) == bits(right_logprobs))?;
+    }
+    if let (Some(got), Some(right)) = (&got.dense, &right.dense) {
+        let got = match got {
+            Dense::F16(values) => values.iter().copied().map(f16::to_f32).collect(),
+            Dense::F32(values) => values.clone(),
+        };
+        same("ξ", bits(&got) == bits(right))?;
+    }
+    let mut most: f64 = 0.0;
+    if let (Some(got), Some(right), Some(NoiseForm::Replay { tolerance, condition, .. })) =
+        (&got.replay, &right.replay, asked.noise)
+    {
+        same("corrections", got.counts == right.counts && got.indices == right.indices)?;
+        same("values of corrections", bits(&got.logprobs) == bits(&right.logprobs))?;
+        // the judge is slow: of long rows a few
+        for row in (0..rows).filter(|row| vocab < 2000 || row % 16 == 1) {
+            for (draw, key) in asked.keys.iter().enumerate() {
+                let (indices, logprobs) = got.corrections(row, draw);
+                let corrections: Vec<_> = indices
+                    .iter()
+                    .zip(logprobs)
+                    .map(|(index, logprob)| stillhouse_noise::Correction { index: *index, logprob: *logprob })
+                    .collect();
+                let stored = StoredToken { token: tokens[row], logprob: got.logprob[row], corrections: &corrections };
+                let stream = NoiseStream::new(*key, sequence_ids[row], positions[row]);
+                let judged = judge(&logits[row * vocab..][..vocab], &stored, &stream)?;
+                most = most.max(judged.total_variation);
+                same("total variation", judged.total_variation <= tolerance.get())?;
+                same("the winner", !condition || judged.lead > 0.0)?;
+            }
+        }
+    }
+    let bound = if most > 0.0 { format!(", total variation up to {most:.1e}") } else { String::new() };
+    Ok(format!("the CPU's bits{bound}; {} of {rows} rows done by the CPU", got.fallbacks))
+}
+
+/// What [`Extractor`](stillhouse_gpu::extract::Extractor) calls a form of noise.
+pub fn asked_noise(form: NoiseForm) -> Noise {
+    match form {
+        NoiseForm::Replay { tolerance, value_type, condition } => Noise::Replay { tolerance, value_type, condition },
+        NoiseForm::Dense { value_type, condition } => Noise::Dense { value_type, condition },
+    }
+}
+
+/// Nets that have every kernel: each dimension of a head, and one that is filled up.
+fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
+    let llama = |dim: usize, inner: usize| shape(Kind::Llama, 211, 96, 2, [4, 2, dim], inner);
+    let all = vec![
+        ("GPT-2, D = 64", shape(Kind::Gpt2, 211, 128, 2, [2, 2, 64], 256)),
+        ("Llama, D = 32", Shape { tied: false, ..llama(32, 160) }),
+        ("Qwen3, D = 16", shape(Kind::Qwen3, 211, 96, 2, [6, 2, 16], 100)),
+        ("GPT-2, D = 80", shape(Kind::Gpt2, 211, 160, 1, [2, 2, 80], 320)),
+        ("Llama, D = 48 in 64", Shape { attention_bias: true, mlp_bias: true, ..llama(48, 128) }),
+        ("Qwen3, D = 128", shape(Kind::Qwen3, 211, 96, 2, [4, 1, 128], 128)),
+        ("Llama, D = 96", llama(96, 128)),
+        ("Llama, D = 192", llama(192, 128)),
+        ("Llama, D = 256", llama(256, 128)),
+    ];
+    all.into_iter().take(if host { 3 } else { 9 }).collect()
+}
+
+/// |Δ ln p| that a type may have against f64, with weights that have the type's values. About four times what was seen on the host.
+fn allowed(element: Element) -> f64 {
+    match element {
+        Element::F32 => 1e-4,
+        Element::Bf16 => 0.5,
+        Element::F16 => 0.06,
+    }
+}
+
+fn nets(check: &mut Check) -> Outcome<()> {
+    let offsets: &[u32] = if check.host { &SMALL_RUNS } else { &RUNS };
+    for (name, shape) in small_nets(check.host) {
+        for element in [Element::F32, Element::Bf16, Element::F16] {
+            let what = format!("net {name}, {}, runs of {:?}", element.name(), lengths(offsets));
+            if !check.has_time(5.0) {
+                check.report.skipped(what, "out of time");
+                continue;
+            }
+            let tokens = tokens(2, offsets.last().copied().unwrap_or(0) as usize, shape.vocab);
+            let far = logits(check, &shape, element, &tokens, offsets)
+                .and_then(|got| Ok(distance(&exact(&shape, element, &tokens, offsets)?, &got, shape.vocab)));
+            match far {
+                Ok(far) => {
+                    let note = format!(
+                        "mean KL {:.1e}, largest |Δ ln p| {:.1e} of {:.1e}",
+                        far.mean_kl,
+                        far.most,
+                        allowed(element)
+                    );
+                    check.report.verdict(what, far.most <= allowed(element), &note);
+                }
+                Err(error) => check.report.verdict(what, false, &error.to_string()),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn lengths(offsets: &[u32]) -> Vec<u32> {
+    offsets.windows(2).map(|run| run[1] - run[0]).collect()
+}
+
+fn exact(shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
+    let angles = Angles::of(shape);
+    let mut weights = Weights::of(shape);
+    let mut out = Vec::new();
+    for run in offsets.windows(2) {
+        let tokens = &tokens[run[0] as usize..run[1] as usize];
+        out.extend(reference::logits(shape, element, angles.as_ref().map(Angles::rope), &mut weights, tokens)?);
+    }
+    Ok(out)
+}

@@ -1,0 +1,174 @@
+//! A device with a tally: bytes that are allocated and that go to the host, and, where asked for, how long each launch takes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use stillhouse_gpu::{Arg, Device, Event, Launch, Memory, Product, Result, Stream};
+
+/// Launches of one kernel.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Calls {
+    pub count: u64,
+    pub seconds: f64,
+    /// Of products.
+    pub flops: f64,
+}
+
+/// What was done since the last [`Counted::restart`]; bytes that are allocated since the beginning.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    pub allocated: u64,
+    pub most_allocated: u64,
+    pub to_host: u64,
+    pub calls: BTreeMap<String, Calls>,
+    sizes: HashMap<u64, u64>,
+}
+
+/// See above.
+pub struct Counted {
+    device: Arc<dyn Device>,
+    tally: Mutex<Tally>,
+    timed: AtomicBool,
+}
+
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.device.fmt(f)
+    }
+}
+
+impl Counted {
+    pub fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, tally: Mutex::default(), timed: AtomicBool::new(false) }
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> Tally {
+        self.tally().clone()
+    }
+
+    /// Counts anew. Timed, everything waits for everything before and after it, so nothing overlaps.
+    pub fn restart(&self, timed: bool) {
+        self.timed.store(timed, Ordering::Relaxed);
+        let mut tally = self.tally();
+        tally.to_host = 0;
+        tally.calls.clear();
+        tally.most_allocated = tally.allocated;
+    }
+
+    /// Waits until everything is done.
+    pub fn settle(&self) -> Result<()> {
+        for stream in [Stream::Pass, Stream::Extract] {
+            self.device.wait(self.device.record(stream)?)?;
+        }
+        Ok(())
+    }
+
+    fn count(&self, name: &str, stream: Stream, flops: f64, does: impl FnOnce() -> Result<()>) -> Result<()> {
+        let timed = self.timed.load(Ordering::Relaxed);
+        if timed {
+            self.settle()?;
+        }
+        let began = Instant::now();
+        does()?;
+        if timed {
+            self.device.wait(self.device.record(stream)?)?;
+        }
+        let seconds = if timed { began.elapsed().as_secs_f64() } else { 0.0 };
+        let mut tally = self.tally();
+        if !tally.calls.contains_key(name) {
+            tally.calls.insert(name.into(), Calls::default());
+        }
+        if let Some(calls) = tally.calls.get_mut(name) {
+            calls.count += 1;
+            calls.seconds += seconds;
+            calls.flops += flops;
+        }
+        Ok(())
+    }
+}
+
+impl Device for Counted {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn model(&self) -> &str {
+        self.device.model()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.device.multiprocessors()
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        self.device.memory()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let pointer = self.device.allocate(bytes)?;
+        let mut tally = self.tally();
+        tally.sizes.insert(pointer, bytes as u64);
+        tally.allocated += bytes as u64;
+        tally.most_allocated = tally.most_allocated.max(tally.allocated);
+        Ok(pointer)
+    }
+
+    fn free(&self, pointer: u64) {
+        self.device.free(pointer);
+        let mut tally = self.tally();
+        let bytes = tally.sizes.remove(&pointer).unwrap_or_default();
+        tally.allocated -= bytes;
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        self.device.allocate_pinned(bytes)
+    }
+
+    fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
+        self.device.free_pinned(pointer, bytes);
+    }
+
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: as the caller says
+        self.count("copy to the device", stream, 0.0, || unsafe { self.device.copy_in(stream, to, from, bytes) })
+    }
+
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        self.tally().to_host += bytes as u64;
+        // SAFETY: as the caller says
+        self.count("copy to the host", stream, 0.0, || unsafe { self.device.copy_out(stream, to, from, bytes) })
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
+        // SAFETY: as the caller says
+        self.count(launch.kernel, stream, 0.0, || unsafe { self.device.launch(stream, launch, args) })
+    }
+
+    unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
+        let [m, n, k] = [product.a.rows, product.b.rows, product.a.columns];
+        let name = format!("product [{k}, {n}]");
+        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+        // SAFETY: as the caller says
+        self.count(&name, stream, flops, || unsafe { self.device.product(stream, product) })
+    }
+
+    fn record(&self, stream: Stream) -> Result<Event> {
+        self.device.record(stream)
+    }
+
+    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
+        self.device.wait_in(stream, event)
+    }
+
+    fn wait(&self, event: Event) -> Result<()> {
+        self.device.wait(event)
+    }
+}

@@ -1,0 +1,160 @@
+//! What the kernels are worth on a GPU: are they right, how exact is each type, how fast is a whole job and each kernel in it.
+//!
+//!     gpu_check [--device N | --host] [--json FILE] [--seconds N] [--part NAME]... [--turns SHAPE]
+//!
+//! It reads nothing but its arguments; weights are made up. Figures go to stdout as they come, and to FILE after each part, so that what is
+//! there stays when time runs out. `--host` runs all of it on the host's emulation, with tiny shapes: its figures mean nothing.
+//!
+//! | part | |
+//! |---|---|
+//! | `conformance` | every kernel: the noise against the CPU's encoder bit by bit, nets against an f64 reference |
+//! | `accuracy` | bf16 and f16 against f32, of a net of GPT-2's size, on the device |
+//! | `ceilings` | the largest products, copies: what bounds the rest |
+//! | `throughput` | ids to corrections in the host's memory, for four shapes; then each kernel's share |
+//!
+//! `--turns SHAPE` loads a shape and measures once for each line `LENGTH BATCHES` that it reads, so that something else can be measured
+//! in turn with it.
+
+mod accuracy;
+mod ceilings;
+mod conformance;
+mod counted;
+mod job;
+mod nets;
+mod reference;
+mod report;
+mod throughput;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{env, io};
+
+use stillhouse_gpu::Device;
+use stillhouse_gpu_host::Host;
+
+use counted::Counted;
+use report::Report;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// What every part gets.
+struct Check {
+    device: Arc<dyn Device>,
+    counted: Arc<Counted>,
+    host: bool,
+    report: Report,
+    /// When the part has to be done.
+    until: Instant,
+}
+
+impl Check {
+    /// Whether there is time for what takes about so long.
+    fn has_time(&self, seconds: f64) -> bool {
+        Instant::now() + Duration::from_secs_f64(seconds) < self.until
+    }
+}
+
+type Part = fn(&mut Check) -> Outcome<()>;
+
+/// Parts, in their order, with what each may take of the whole.
+const PARTS: [(&str, f64, Part); 4] = [
+    ("conformance", 0.20, conformance::run),
+    ("accuracy", 0.10, accuracy::run),
+    ("ceilings", 0.06, ceilings::run),
+    ("throughput", 0.64, throughput::run),
+];
+
+struct Options {
+    host: bool,
+    device: usize,
+    json: Option<String>,
+    seconds: f64,
+    parts: Vec<String>,
+    turns: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match check() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("gpu_check: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all that was checked is right.
+fn check() -> Outcome<bool> {
+    let options = options(env::args().skip(1))?;
+    let (opened, driver): (Arc<dyn Device>, String) =
+        if options.host { (Arc::new(Host::with_memory(0, 16 << 30)), "none".into()) } else { open(options.device)? };
+    let counted = Arc::new(Counted::new(opened));
+    let device: Arc<dyn Device> = Arc::clone(&counted) as Arc<dyn Device>;
+    let began = Instant::now();
+    let report = Report::new(&device, &driver, options.json);
+    let mut check = Check { device, counted, host: options.host, report, until: began };
+    if let Some(shape) = options.turns {
+        throughput::turns(&check, &shape, &mut io::stdin().lines(), &mut io::stdout())?;
+        return Ok(true);
+    }
+    check.report.begin();
+    let mut end = 0.0;
+    for (name, share, part) in PARTS {
+        end += share;
+        if !(options.parts.is_empty() || options.parts.iter().any(|asked| asked == name)) {
+            continue;
+        }
+        // What a part leaves over is the next one's. Alone, a part has all of it.
+        let end = if options.parts.len() == 1 { 1.0 } else { end };
+        check.until = began + Duration::from_secs_f64(options.seconds * end);
+        check.report.part = name;
+        if let Err(error) = part(&mut check) {
+            check.report.verdict("error", false, &error.to_string());
+        }
+        check.report.write()?;
+    }
+    Ok(check.report.all_right())
+}
+
+#[cfg(feature = "cuda")]
+fn open(ordinal: usize) -> Outcome<(Arc<dyn Device>, String)> {
+    let device = stillhouse_gpu::cuda::Cuda::open(ordinal)?;
+    let mut version = 0;
+    // SAFETY: the driver is there, as a device was opened; it writes one number
+    unsafe { cudarc::driver::sys::cuDriverGetVersion(&raw mut version) }.result()?;
+    Ok((Arc::new(device), format!("for CUDA {}.{}", version / 1000, version % 1000 / 10)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open(ordinal: usize) -> Outcome<(Arc<dyn Device>, String)> {
+    Err(format!("cuda:{ordinal}: this program was built without the feature cuda, valid: --host").into())
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Outcome<Options> {
+    let mut options = Options { host: false, device: 0, json: None, seconds: 240.0, parts: Vec::new(), turns: None };
+    while let Some(name) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{name}: got nothing, valid: a value"));
+        match name.as_str() {
+            "--host" => options.host = true,
+            "--device" => options.device = value()?.parse()?,
+            "--json" => options.json = Some(value()?),
+            "--seconds" => options.seconds = value()?.parse()?,
+            "--turns" => options.turns = Some(value()?),
+            "--part" => {
+                let part = value()?;
+                let valid = PARTS.map(|(name, ..)| name);
+                if !valid.contains(&part.as_str()) {
+                    return Err(format!("--part: got {part}, valid: {}", valid.join(", ")).into());
+                }
+                options.parts.push(part);
+            }
+            _ => {
+                let valid = "--host, --device N, --json FILE, --seconds N, --part NAME, --turns SHAPE";
+                return Err(format!("arguments: got {name}, valid: {valid}").into());
+            }
+        }
+    }
+    Ok(options)
+}

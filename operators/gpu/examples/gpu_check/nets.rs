@@ -1,0 +1,124 @@
+//! Shapes of known nets, and weights for them that are made up.
+
+use stillhouse_gpu::Result;
+use stillhouse_gpu::net::{Kind, Rope, Shape, Source};
+use stillhouse_noise::{fnv1a64, keyed_uniforms};
+
+/// A prime, so that no two rows of a weight are the same.
+const NUMBERS: usize = 1_048_573;
+/// Standard deviation of the logits. The tokens of a vocabulary of 50,000 then have an entropy of about 3 nats, as under a real teacher.
+const LOGITS: f64 = 3.9;
+
+/// Standard normal numbers, read from a place that the tensor's name decides.
+pub struct Weights {
+    numbers: Vec<f32>,
+    width: usize,
+    tied: bool,
+}
+
+impl Weights {
+    pub fn of(shape: &Shape) -> Self {
+        let mut uniforms = keyed_uniforms(1, "weights of a check", 0, 0);
+        let mut normal = || {
+            let radius = (-2.0 * (1.0 - uniforms.next_f64()).ln()).sqrt();
+            (radius * (std::f64::consts::TAU * uniforms.next_f64()).cos()) as f32
+        };
+        Self { numbers: (0..NUMBERS).map(|_| normal()).collect(), width: shape.width, tied: shape.tied }
+    }
+
+    /// What the numbers are multiplied with, and what is added.
+    fn scale(&self, name: &str, shape: &[usize]) -> (f32, f32) {
+        let head = (LOGITS / (self.width as f64).sqrt()) as f32;
+        match shape {
+            _ if name.ends_with(".bias") => (0.02, 0.0),
+            // norms
+            [_] => (0.02, 1.0),
+            _ if name == "lm_head.weight" => (head, 0.0),
+            _ if name == "wte.weight" || name == "embed_tokens.weight" => (if self.tied { head } else { 0.5 }, 0.0),
+            _ if name == "wpe.weight" => (0.02, 0.0),
+            // GPT-2 stores [in, out], the others [out, in]
+            [inputs, _] if name.starts_with("h.") => (1.0 / (*inputs as f32).sqrt(), 0.0),
+            [.., inputs] => (1.0 / (*inputs as f32).sqrt(), 0.0),
+            [] => (1.0, 0.0),
+        }
+    }
+}
+
+impl Source for Weights {
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let (factor, term) = self.scale(name, shape);
+        let count = shape.iter().product();
+        let mut values = Vec::with_capacity(count);
+        let mut at = (fnv1a64(name.as_bytes()) % NUMBERS as u64) as usize;
+        while values.len() < count {
+            let end = NUMBERS.min(at + count - values.len());
+            values.extend(self.numbers[at..end].iter().map(|number| number * factor + term));
+            at = 0;
+        }
+        Ok(values)
+    }
+}
+
+/// Cosines and sines.
+pub struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Angles {
+    pub fn of(shape: &Shape) -> Option<Self> {
+        const BASE: f64 = 500_000.0;
+        if !shape.rotates() {
+            return None;
+        }
+        let half = shape.head_dim / 2;
+        let angle = |i: usize| (i / half) as f64 / BASE.powf((i % half) as f64 / half as f64);
+        let table = |of: fn(f64) -> f64| (0..shape.positions * half).map(|i| of(angle(i)) as f32).collect();
+        Some(Self { cos: table(f64::cos), sin: table(f64::sin) })
+    }
+
+    pub fn rope(&self) -> Rope<'_> {
+        Rope { cos: &self.cos, sin: &self.sin }
+    }
+}
+
+/// Rather small, unless told otherwise.
+pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads: [usize; 3], inner: usize) -> Shape {
+    let [heads, kv_heads, head_dim] = heads;
+    Shape {
+        kind,
+        vocab,
+        width,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        inner,
+        eps: 1e-5,
+        positions: 1024,
+        tied: true,
+        attention_bias: false,
+        mlp_bias: false,
+    }
+}
+
+const LLAMA: usize = 128_256;
+pub const GPT2: Shape = shape(Kind::Gpt2, 50_257, 768, 12, [12, 12, 64], 3072);
+
+/// The shapes whose throughput is measured, the small ones first, with the seconds that it takes to make their weights.
+pub const KNOWN: [(&str, Shape, f64); 4] = [
+    ("GPT-2 124M", GPT2, 2.0),
+    ("GPT-2 Large 774M", shape(Kind::Gpt2, 50_257, 1280, 36, [20, 20, 64], 5120), 8.0),
+    ("Llama 3.2 1B", Shape { positions: 4096, ..shape(Kind::Llama, LLAMA, 2048, 16, [32, 8, 64], 8192) }, 10.0),
+    (
+        "Llama 3.1 8B",
+        Shape { positions: 4096, tied: false, ..shape(Kind::Llama, LLAMA, 4096, 32, [32, 8, 128], 14_336) },
+        50.0,
+    ),
+];
+
+/// In their place on the host.
+pub const TINY: [(&str, Shape, f64); 2] = [
+    ("tiny GPT-2", shape(Kind::Gpt2, 300, 64, 2, [4, 4, 16], 128), 0.0),
+    ("tiny Llama", Shape { tied: false, ..shape(Kind::Llama, 517, 64, 2, [4, 2, 32], 96) }, 0.0),
+];

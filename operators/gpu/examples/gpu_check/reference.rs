@@ -1,0 +1,200 @@
+//! The forward pass in f64, one run at a time, as the papers have it: no kernel, no fusion, nothing shared with what is checked but
+//! the weights, rounded to the type of the net.
+
+use half::{bf16, f16};
+use stillhouse_gpu::net::{Kind, Rope, Shape, Source};
+use stillhouse_gpu::{Element, Result};
+
+/// A map `[out, in]`, with its bias.
+struct Linear {
+    weight: Vec<f64>,
+    bias: Vec<f64>,
+    inputs: usize,
+}
+
+impl Linear {
+    fn of(&self, rows: &[f64]) -> Vec<f64> {
+        let mut out = Vec::new();
+        for row in rows.chunks_exact(self.inputs) {
+            for (weight, bias) in self.weight.chunks_exact(self.inputs).zip(&self.bias) {
+                out.push(bias + row.iter().zip(weight).map(|(x, w)| x * w).sum::<f64>());
+            }
+        }
+        out
+    }
+}
+
+/// Takes weights from a source and rounds them.
+struct Rounded<'a> {
+    source: &'a mut dyn Source,
+    element: Element,
+}
+
+impl Rounded<'_> {
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f64>> {
+        let round = |v: f32| match self.element {
+            Element::F32 => v,
+            Element::Bf16 => bf16::from_f32(v).to_f32(),
+            Element::F16 => f16::from_f32(v).to_f32(),
+        };
+        Ok(self.source.tensor(name, shape)?.into_iter().map(|v| f64::from(round(v))).collect())
+    }
+
+    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear> {
+        let weight = self.values(&format!("{name}.weight"), &[outputs, inputs])?;
+        let bias = if bias { self.values(&format!("{name}.bias"), &[outputs])? } else { vec![0.0; outputs] };
+        Ok(Linear { weight, bias, inputs })
+    }
+
+    fn conv1d(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Linear> {
+        let stored = self.values(&format!("{name}.weight"), &[inputs, outputs])?;
+        let weight = (0..outputs * inputs).map(|i| stored[i % inputs * outputs + i / inputs]).collect();
+        Ok(Linear { weight, bias: self.values(&format!("{name}.bias"), &[outputs])?, inputs })
+    }
+
+    /// The norm of rows, by the weights of this name.
+    fn norm(&mut self, name: &str, rows: &[f64], shape: &Shape) -> Result<Vec<f64>> {
+        let (width, centred) = (shape.width, shape.kind == Kind::Gpt2);
+        let weight = self.values(&format!("{name}.weight"), &[width])?;
+        let bias = if centred { self.values(&format!("{name}.bias"), &[width])? } else { vec![0.0; width] };
+        let mut out = rows.to_vec();
+        for row in out.chunks_exact_mut(width) {
+            let mean = if centred { row.iter().sum::<f64>() / width as f64 } else { 0.0 };
+            row.iter_mut().for_each(|x| *x -= mean);
+            scale(row, &weight, shape);
+            row.iter_mut().zip(&bias).for_each(|(x, bias)| *x += bias);
+        }
+        Ok(out)
+    }
+}
+
+/// To a mean square of 1, times the weights.
+fn scale(row: &mut [f64], weight: &[f64], shape: &Shape) {
+    let square = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+    let root = (square + f64::from(shape.eps)).sqrt();
+    row.iter_mut().zip(weight).for_each(|(x, weight)| *x = *x / root * weight);
+}
+
+/// Rotates the heads of rows.
+fn rotate(rows: &mut [f64], heads: usize, dim: usize, rope: Rope<'_>) {
+    let half = dim / 2;
+    for (position, row) in rows.chunks_exact_mut(heads * dim).enumerate() {
+        for head in row.chunks_exact_mut(dim) {
+            for i in 0..half {
+                let [cos, sin] = [rope.cos, rope.sin].map(|table| f64::from(table[position * half + i]));
+                let (a, b) = (head[i], head[i + half]);
+                (head[i], head[i + half]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+    }
+}
+
+fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape) -> Vec<f64> {
+    let (dim, shared) = (shape.head_dim, shape.heads / shape.kv_heads);
+    let (width, kv_width) = (shape.heads * dim, shape.kv_heads * dim);
+    let mut out = vec![0.0; q.len()];
+    for (row, to) in out.chunks_exact_mut(width).enumerate() {
+        for (head, to) in to.chunks_exact_mut(dim).enumerate() {
+            let at = |position: usize| position * kv_width + head / shared * dim;
+            let query = &q[row * width + head * dim..][..dim];
+            let score = |p: usize| query.iter().zip(&k[at(p)..]).map(|(q, k)| q * k).sum::<f64>() / (dim as f64).sqrt();
+            let scores: Vec<f64> = (0..=row).map(score).collect();
+            let most = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for (position, weight) in weights.iter().enumerate() {
+                to.iter_mut().zip(&v[at(position)..]).for_each(|(to, v)| *to += weight / sum * v);
+            }
+        }
+    }
+    out
+}
+
+fn add(x: &mut [f64], y: &[f64]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+/// Logits `[L, V]` of one run.
+pub fn logits(
+    shape: &Shape,
+    element: Element,
+    rope: Option<Rope<'_>>,
+    source: &mut dyn Source,
+    tokens: &[u32],
+) -> Result<Vec<f64>> {
+    let gpt2 = shape.kind == Kind::Gpt2;
+    let mut weights = Rounded { source, element };
+    let (vocab, width) = (shape.vocab, shape.width);
+    let [table, last] = if gpt2 { ["wte.weight", "ln_f"] } else { ["embed_tokens.weight", "norm"] };
+    let table = weights.values(table, &[vocab, width])?;
+    let mut x: Vec<f64> = tokens.iter().flat_map(|t| &table[*t as usize * width..][..width]).copied().collect();
+    if gpt2 {
+        add(&mut x, &weights.values("wpe.weight", &[shape.positions, width])?);
+    }
+    for layer in 0..shape.layers {
+        if gpt2 {
+            gpt2_layer(shape, &mut weights, &format!("h.{layer}."), &mut x)?;
+        } else {
+            llama_layer(shape, rope, &mut weights, &format!("layers.{layer}."), &mut x)?;
+        }
+    }
+    let n = weights.norm(last, &x, shape)?;
+    let weight = if shape.tied { table } else { weights.values("lm_head.weight", &[vocab, width])? };
+    Ok(Linear { weight, bias: vec![0.0; vocab], inputs: width }.of(&n))
+}
+
+fn gpt2_layer(shape: &Shape, weights: &mut Rounded<'_>, at: &str, x: &mut [f64]) -> Result<()> {
+    let (width, all) = (shape.width, shape.heads * shape.head_dim);
+    let n = weights.norm(&format!("{at}ln_1"), x, shape)?;
+    let qkv = weights.conv1d(&format!("{at}attn.c_attn"), 3 * all, width)?.of(&n);
+    let part = |i: usize| -> Vec<f64> {
+        qkv.chunks_exact(3 * all).flat_map(|row| &row[i * all..(i + 1) * all]).copied().collect()
+    };
+    let out = attention(&part(0), &part(1), &part(2), shape);
+    add(x, &weights.conv1d(&format!("{at}attn.c_proj"), width, all)?.of(&out));
+    let n = weights.norm(&format!("{at}ln_2"), x, shape)?;
+    let mut inner = weights.conv1d(&format!("{at}mlp.c_fc"), shape.inner, width)?.of(&n);
+    for x in &mut inner {
+        let cube = (2.0 / std::f64::consts::PI).sqrt() * (*x + 0.044_715 * x.powi(3));
+        *x *= 0.5 * (1.0 + cube.tanh());
+    }
+    add(x, &weights.conv1d(&format!("{at}mlp.c_proj"), width, shape.inner)?.of(&inner));
+    Ok(())
+}
+
+fn llama_layer(
+    shape: &Shape,
+    rope: Option<Rope<'_>>,
+    weights: &mut Rounded<'_>,
+    at: &str,
+    x: &mut [f64],
+) -> Result<()> {
+    let (width, dim) = (shape.width, shape.head_dim);
+    let (all, kv) = (shape.heads * dim, shape.kv_heads * dim);
+    let n = weights.norm(&format!("{at}input_layernorm"), x, shape)?;
+    let mut project = |name: &str, outputs: usize, inputs: usize, rows: &[f64], bias: bool| -> Result<Vec<f64>> {
+        Ok(weights.linear(&format!("{at}{name}"), outputs, inputs, bias)?.of(rows))
+    };
+    let mut q = project("self_attn.q_proj", all, width, &n, shape.attention_bias)?;
+    let mut k = project("self_attn.k_proj", kv, width, &n, shape.attention_bias)?;
+    let v = project("self_attn.v_proj", kv, width, &n, shape.attention_bias)?;
+    if shape.kind == Kind::Qwen3 {
+        for (name, rows) in [("q_norm", &mut q), ("k_norm", &mut k)] {
+            let weight = weights.values(&format!("{at}self_attn.{name}.weight"), &[dim])?;
+            rows.chunks_exact_mut(dim).for_each(|head| scale(head, &weight, shape));
+        }
+    }
+    if let Some(rope) = rope {
+        rotate(&mut q, shape.heads, dim, rope);
+        rotate(&mut k, shape.kv_heads, dim, rope);
+    }
+    let out = attention(&q, &k, &v, shape);
+    add(x, &weights.linear(&format!("{at}self_attn.o_proj"), width, all, shape.attention_bias)?.of(&out));
+    let n = weights.norm(&format!("{at}post_attention_layernorm"), x, shape)?;
+    let inner = shape.inner;
+    let gate = weights.linear(&format!("{at}mlp.gate_proj"), inner, width, shape.mlp_bias)?.of(&n);
+    let mut up = weights.linear(&format!("{at}mlp.up_proj"), inner, width, shape.mlp_bias)?.of(&n);
+    up.iter_mut().zip(&gate).for_each(|(up, gate)| *up *= gate / (1.0 + (-gate).exp()));
+    add(x, &weights.linear(&format!("{at}mlp.down_proj"), width, inner, shape.mlp_bias)?.of(&up));
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! One table, row by row as it is made, and the same as JSON.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use stillhouse_gpu::Device;
+
+use crate::Outcome;
+
+/// The rows so far.
+pub struct Report {
+    head: Value,
+    rows: Vec<Value>,
+    right: bool,
+    file: Option<String>,
+    /// Of the rows to come.
+    pub part: &'static str,
+}
+
+impl Report {
+    pub fn new(device: &Arc<dyn Device>, driver: &str, file: Option<String>) -> Self {
+        let head =
+            json!({ "device": device.model(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
+        Self { head, rows: Vec::new(), right: true, file, part: "" }
+    }
+
+    /// The table's head.
+    pub fn begin(&self) {
+        let [device, driver, date] =
+            ["device", "driver", "date"].map(|key| self.head[key].as_str().unwrap_or_default());
+        println!("device {device} · driver {driver} · {date}");
+        line("part", "what", "value", "unit", "");
+    }
+
+    /// A figure.
+    pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &'static str, note: &str) {
+        let what = what.into();
+        line(self.part, &what, &written(value), unit, note);
+        self.rows.push(json!({ "part": self.part, "what": what, "value": value, "unit": unit, "note": note }));
+    }
+
+    /// Whether something is as it should be.
+    pub fn verdict(&mut self, what: impl Into<String>, right: bool, note: &str) {
+        let what = what.into();
+        line(self.part, &what, if right { "right" } else { "WRONG" }, "", note);
+        self.rows.push(json!({ "part": self.part, "what": what, "right": right, "note": note }));
+        self.right &= right;
+    }
+
+    /// That there was no time for something.
+    pub fn skipped(&mut self, what: impl Into<String>, why: &str) {
+        let what = what.into();
+        line(self.part, &what, "skipped", "", why);
+        self.rows.push(json!({ "part": self.part, "what": what, "skipped": why }));
+    }
+
+    /// Whether nothing was wrong.
+    pub fn all_right(&self) -> bool {
+        self.right
+    }
+
+    /// Puts all of it into the file, if there is one.
+    pub fn write(&self) -> Outcome<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let mut all = self.head.clone();
+        all["right"] = json!(self.right);
+        all["rows"] = json!(self.rows);
+        fs::write(file, serde_json::to_string_pretty(&all)?).map_err(|error| format!("{file}: {error}").into())
+    }
+}
+
+fn line(part: &str, what: &str, value: &str, unit: &str, note: &str) {
+    println!("{}", format!("{part:<12} {what:<52} {value:>12} {unit:<9} {note}").trim_end());
+}
+
+/// Four digits, or all before the point.
+fn written(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        _ if value == 0.0 => "0".into(),
+        _ if size >= 1000.0 => format!("{value:.0}"),
+        _ if size >= 100.0 => format!("{value:.1}"),
+        _ if size >= 10.0 => format!("{value:.2}"),
+        _ if size >= 0.01 => format!("{value:.4}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// Today, UTC.
+fn date() -> String {
+    let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    // days to a date of the proleptic Gregorian calendar, whose years begin in March here
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let of_month = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    format!("{:04}-{month:02}-{of_month:02}", era * 400 + year + u64::from(month < 3))
+}

@@ -1,0 +1,186 @@
+//! How fast a whole job is, and where its time goes.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use serde_json::json;
+use stillhouse_gpu::net::Shape;
+use stillhouse_gpu::net::kernels::Kernels;
+use stillhouse_gpu::{Buffer, Element};
+
+use crate::job::Job;
+use crate::nets::{KNOWN, TINY};
+use crate::{Check, Outcome};
+
+/// Tokens of a batch.
+const BATCH: usize = 16_384;
+const TINY_BATCH: usize = 48;
+const LENGTHS: [usize; 2] = [1024, 4096];
+const TINY_LENGTHS: [usize; 2] = [16, 24];
+/// Seconds that are measured, at least.
+const MEASURED: f64 = 3.0;
+/// Kernels below this share of the time are not listed.
+const LEAST_SHARE: f64 = 0.001;
+
+struct Plan {
+    shapes: Vec<(&'static str, Shape, f64)>,
+    batch: usize,
+    lengths: [usize; 2],
+    measured: f64,
+}
+
+fn plan(host: bool) -> Plan {
+    if host {
+        Plan { shapes: TINY.to_vec(), batch: TINY_BATCH, lengths: TINY_LENGTHS, measured: 0.0 }
+    } else {
+        Plan { shapes: KNOWN.to_vec(), batch: BATCH, lengths: LENGTHS, measured: MEASURED }
+    }
+}
+
+/// See above.
+pub fn run(check: &mut Check) -> Outcome<()> {
+    let plan = plan(check.host);
+    for (name, shape, loading) in &plan.shapes {
+        if !check.has_time(loading + 10.0) {
+            check.report.skipped(*name, "out of time");
+        } else if let Err(error) = one(check, &plan, name, shape) {
+            check.report.verdict(*name, false, &error.to_string());
+        }
+        check.report.write()?;
+    }
+    Ok(())
+}
+
+fn one(check: &mut Check, plan: &Plan, name: &str, shape: &Shape) -> Outcome<()> {
+    let mut job = Job::load(&check.device, &check.counted, shape, Element::Bf16, plan.batch)?;
+    for (i, length) in plan.lengths.into_iter().filter(|length| *length <= shape.positions).enumerate() {
+        if !check.has_time(2.0 * plan.measured + 3.0) {
+            check.report.skipped(format!("{name}, L = {length}"), "out of time");
+            continue;
+        }
+        job.prepare(&check.device, length)?;
+        whole(check, plan, &mut job, &format!("{name}, bf16, L = {length}"), shape)?;
+        if i == 0 {
+            shares(check, &mut job, name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Batches that take as long as is measured.
+fn batches(job: &mut Job, measured: f64) -> Outcome<usize> {
+    job.run(1, true)?; // algorithms are chosen, caches are filled
+    let once = job.run(1, true)?.seconds;
+    Ok(((measured / once).ceil() as usize).clamp(2, 10_000))
+}
+
+fn whole(check: &mut Check, plan: &Plan, job: &mut Job, what: &str, shape: &Shape) -> Outcome<()> {
+    let batches = batches(job, plan.measured)?;
+    check.counted.restart(false);
+    let all = job.run(batches, true)?;
+    let counts = check.counted.counts();
+    let pass = job.run(batches, false)?;
+    let tokens = all.tokens as f64;
+    let weights = shape.weight_bytes(Element::Bf16);
+    let report = &mut check.report;
+    let batch = format!("{} tokens a batch", job.batch_tokens());
+    report.figure(format!("{what}: ids to corrections"), all.rate(), "tokens/s", &batch);
+    report.figure(format!("{what}: ids to logits"), pass.rate(), "tokens/s", "");
+    let share = 100.0 * (1.0 - pass.seconds / all.seconds);
+    report.figure(format!("{what}: share of the noise"), share, "%", "of the whole job's time");
+    report.figure(format!("{what}: to the host"), counts.to_host as f64 / tokens, "B/token", "");
+    report.figure(format!("{what}: corrections"), all.corrections as f64 / tokens, "/token", "");
+    let fallbacks = all.fallbacks as f64 / tokens * 1e6;
+    report.figure(format!("{what}: left to the CPU"), fallbacks, "/1e6", "tokens");
+    let beyond = counts.most_allocated.saturating_sub(weights) as f64 / f64::from(1 << 20);
+    report.figure(format!("{what}: peak memory beyond weights"), beyond, "MiB", "without cuBLASLt's 64");
+    report.figure(format!("{what}: weights"), weights as f64 / f64::from(1 << 20), "MiB", "");
+    Ok(())
+}
+
+/// Time of each kernel in one batch, where nothing overlaps.
+fn shares(check: &mut Check, job: &mut Job, name: &str) -> Outcome<()> {
+    let waiting = waiting(check)?;
+    check.counted.restart(true);
+    job.run(1, true)?;
+    let counts = check.counted.counts();
+    check.counted.restart(false);
+    let mut calls: Vec<(String, f64, u64, f64)> = counts
+        .calls
+        .into_iter()
+        .map(|(kernel, calls)| {
+            let seconds = (calls.seconds - calls.count as f64 * waiting).max(calls.seconds * 0.01);
+            (kernel, seconds, calls.count, calls.flops)
+        })
+        .collect();
+    calls.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let total: f64 = calls.iter().map(|(_, seconds, ..)| seconds).sum();
+    let tokens = job.batch_tokens() as f64;
+    for (kernel, seconds, count, flops) in calls {
+        let share = seconds / total;
+        if share < LEAST_SHARE && !check.host {
+            continue;
+        }
+        let rate = if flops > 0.0 { format!(", {:.0} TFLOP/s", flops / seconds / 1e12) } else { String::new() };
+        let note = format!("{:.1} %, {count} launches{rate}", 100.0 * share);
+        check.report.figure(format!("{name}: {kernel}"), seconds / tokens * 1e9, "ns/token", &note);
+    }
+    Ok(())
+}
+
+/// Seconds that launching and waiting take by themselves: of a kernel that does next to nothing, the middle of fifty.
+fn waiting(check: &Check) -> Outcome<f64> {
+    let rows = Buffer::of(&check.device, &[0; 16])?;
+    let memory = Buffer::new(&check.device, 1024)?;
+    let kernels = Kernels::new(&check.device, Element::F32);
+    let mut seconds = Vec::new();
+    for _ in 0..50 {
+        check.counted.restart(true);
+        // SAFETY: a row of 32 elements, onto itself
+        unsafe { kernels.gather(memory.pointer(), rows.pointer(), memory.pointer(), [1, 32])? };
+        seconds.push(check.counted.counts().calls.values().map(|calls| calls.seconds).sum::<f64>());
+    }
+    check.counted.restart(false);
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2])
+}
+
+/// Measures when it is told to, until its input ends.
+pub fn turns(
+    check: &Check,
+    name: &str,
+    lines: &mut dyn Iterator<Item = io::Result<String>>,
+    out: &mut dyn Write,
+) -> Outcome<()> {
+    let plan = plan(check.host);
+    let found = plan.shapes.iter().find(|(known, ..)| *known == name);
+    let (_, shape, _) = found.ok_or_else(|| {
+        let valid: Vec<&str> = plan.shapes.iter().map(|(name, ..)| *name).collect();
+        format!("--turns: got {name}, valid: {}", valid.join(", "))
+    })?;
+    let mut job = Job::load(&check.device, &Arc::clone(&check.counted), shape, Element::Bf16, plan.batch)?;
+    writeln!(out, "{}", json!({ "ready": name, "device": check.device.model() }))?;
+    out.flush()?;
+    let mut prepared = 0;
+    for line in lines {
+        let line = line?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[length, batches] = words.as_slice() else {
+            return Err(format!("a turn: got {line:?}, valid: LENGTH BATCHES").into());
+        };
+        let (length, batches): (usize, usize) = (length.parse()?, batches.parse()?);
+        if length == 0 || length > shape.positions.min(plan.batch) || batches == 0 {
+            let most = shape.positions.min(plan.batch);
+            return Err(format!("a turn: got {line:?}, valid: a length of 1 to {most}, at least one batch").into());
+        }
+        if prepared != length {
+            job.prepare(&check.device, length)?;
+            job.run(1, true)?;
+            prepared = length;
+        }
+        let run = job.run(batches, true)?;
+        writeln!(out, "{}", json!({ "tokens": run.tokens, "seconds": run.seconds }))?;
+        out.flush()?;
+    }
+    Ok(())
+}
