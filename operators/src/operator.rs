@@ -171,11 +171,15 @@ pub enum Measure {
     TeacherNanos,
     /// Nanoseconds in the extractors.
     ExtractNanos,
+    /// Nanoseconds in which a device had no batch to work on: no split was ready.
+    DeviceIdleNanos,
+    /// Nanoseconds in which a teacher on the CPU waited for the extraction of its logits. On a GPU the host's wait is not the device's.
+    DeviceBlockedNanos,
 }
 
 impl Measure {
     /// All of them, in order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Documents,
         Self::TextBytes,
         Self::Tokens,
@@ -183,6 +187,8 @@ impl Measure {
         Self::TeacherTokens,
         Self::TeacherNanos,
         Self::ExtractNanos,
+        Self::DeviceIdleNanos,
+        Self::DeviceBlockedNanos,
     ];
 
     /// Its name among the metrics of a plan.
@@ -195,12 +201,14 @@ impl Measure {
             Self::TeacherTokens => "teacher_tokens",
             Self::TeacherNanos => "teacher_time",
             Self::ExtractNanos => "extract_time",
+            Self::DeviceIdleNanos => "device_idle_time",
+            Self::DeviceBlockedNanos => "device_blocked_time",
         }
     }
 
     /// Whether it is a time.
     pub fn is_time(self) -> bool {
-        matches!(self, Self::TeacherNanos | Self::ExtractNanos)
+        matches!(self, Self::TeacherNanos | Self::ExtractNanos | Self::DeviceIdleNanos | Self::DeviceBlockedNanos)
     }
 }
 

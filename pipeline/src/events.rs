@@ -216,6 +216,15 @@ pub struct Progress {
     pub teacher_seconds: f64,
     /// Seconds in log-probabilities, noise and top-k.
     pub extract_seconds: f64,
+    /// Devices with the teacher.
+    #[serde(default)]
+    pub devices: u64,
+    /// Seconds in which devices had no batch, as no split was ready, summed over them.
+    #[serde(default)]
+    pub device_idle_seconds: f64,
+    /// Seconds in which a teacher on the CPU waited for the extraction of its logits.
+    #[serde(default)]
+    pub device_blocked_seconds: f64,
     /// The stages, in the order of the pipeline; the same ones in every event of a run.
     pub stages: Vec<StageProgress>,
     /// Requests sent to object stores and web servers, those sent again counted again.

@@ -197,6 +197,14 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
             format!("{share} of it for log-probabilities, noise and top-k, the rest is the teacher's pass"),
         );
     }
+    if run.devices > 0 && run.teacher_tokens > 0 && run.seconds > 0.0 {
+        let share = |seconds: f64| units::share((seconds / (run.seconds * run.devices as f64)).min(1.0));
+        let mut waited = format!("waited {} of the time for splits", share(run.device_idle_seconds));
+        if run.device_blocked_seconds > 0.0 {
+            waited += &format!(", {} for the extraction", share(run.device_blocked_seconds));
+        }
+        fact(if run.devices == 1 { "device" } else { "devices" }, waited);
+    }
     let mut page = Page::new();
     page.facts(table);
     page
@@ -251,6 +259,9 @@ mod tests {
             teacher_tokens: so_far(3000.0),
             teacher_seconds: 90.0,
             extract_seconds: 10.0,
+            devices: 1,
+            device_idle_seconds: 2.5,
+            device_blocked_seconds: 8.0,
             ..Progress::default()
         })
     }
@@ -272,6 +283,7 @@ mod tests {
         size        11.5 MB, 9.14 bytes per token
         time        02:05, 2,400 tokens/s in this run
         extraction  10.0 % of it for log-probabilities, noise and top-k, the rest is the teacher's pass
+        device      waited 2.5 % of the time for splits, 8.0 % for the extraction
         ");
     }
 

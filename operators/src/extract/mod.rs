@@ -251,6 +251,11 @@ impl Forward {
         Ok(Columns { config: Arc::clone(&self.config), batch, collector })
     }
 
+    /// Where the work on the batch is counted.
+    pub fn meter(&self) -> &dyn Meter {
+        self.meter.as_ref()
+    }
+
     /// Runs the teacher over the batch; every predicted position comes in one slice. `logits` is the buffer of the first one.
     ///
     /// # Errors

@@ -10,15 +10,15 @@
 //! split and are served in their order; what is in one does not depend on the others, so neither do the bytes of a shard.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice, Workspace};
-use stillhouse_operators::operator::{Meter, OperatorError};
+use stillhouse_operators::operator::{Measure, Meter, OperatorError};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_teacher::stillhouse_gpu::GpuError;
 use stillhouse_teacher::{Logits, Teacher, TeacherError, TeacherInfo};
@@ -106,9 +106,10 @@ impl DeviceQueue {
         let thread = |name: &str| Builder::new().name(format!("{} {name}", info.device));
         let none = |e: io::Error| OperatorError::Config { operator: "extract", message: format!("no thread: {e}") };
         let loss = Arc::new(Loss::default());
-        let noted = Arc::clone(&loss);
-        thread("columns").spawn(move || make_columns(&to_columns, &buffers, &noted)).map_err(none)?;
-        let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free);
+        let under_way = Arc::new(UnderWay(Mutex::new((0, Instant::now()))));
+        let (noted, ends) = (Arc::clone(&loss), Arc::clone(&under_way));
+        thread("columns").spawn(move || make_columns(&to_columns, &buffers, &noted, &ends)).map_err(none)?;
+        let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free, &under_way);
         thread("forward").spawn(forward).map_err(none)?;
         Ok(Self { requests, info, loss })
     }
@@ -172,18 +173,44 @@ enum Part {
     End { ran: Result<(), OperatorError>, busy: Duration, reply: oneshot::Sender<Result<Done, OperatorError>> },
 }
 
+/// How many batches are under way on a device, and since when there is none.
+#[derive(Debug)]
+struct UnderWay(Mutex<(usize, Instant)>);
+
+impl UnderWay {
+    fn state(&self) -> MutexGuard<'_, (usize, Instant)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more; counts the time in which there was none.
+    fn begin(&self, meter: &dyn Meter) {
+        let mut state = self.state();
+        if state.0 == 0 {
+            meter.add_since(Measure::DeviceIdleNanos, state.1);
+        }
+        state.0 += 1;
+    }
+
+    fn end(&self) {
+        let mut state = self.state();
+        *state = (state.0.saturating_sub(1), Instant::now());
+    }
+}
+
 fn own(
     teacher: &dyn Teacher,
     logits: &mut Logits,
     mut requests: mpsc::Receiver<Request>,
     parts: &SyncSender<Part>,
     free: &Receiver<Logits>,
+    under_way: &UnderWay,
 ) {
     while let Some(request) = requests.blocking_recv() {
         match request {
             // whose split has ended meanwhile
             Request::Extract { reply, .. } if reply.is_closed() => {}
             Request::Extract { forward, batch, reply } => {
+                under_way.begin(forward.meter());
                 let began = Instant::now();
                 let failed = Arc::new(AtomicBool::new(false));
                 let begin = Part::Begin { forward: forward.clone(), batch, failed: Arc::clone(&failed) };
@@ -191,8 +218,13 @@ fn own(
                     return;
                 }
                 let ran = forward.run(teacher, logits, &mut |slice| {
+                    let on_host = matches!(slice.logits, Logits::Host(_));
                     parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
+                    let waits = Instant::now();
                     let buffer = free.recv().map_err(|_| OperatorError::Stopped)?;
+                    if on_host {
+                        forward.meter().add_since(Measure::DeviceBlockedNanos, waits);
+                    }
                     // the rest of a batch that has failed is of no use
                     if failed.load(Ordering::Relaxed) { Err(OperatorError::Stopped) } else { Ok(buffer) }
                 });
@@ -207,7 +239,7 @@ fn own(
     }
 }
 
-fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Loss) {
+fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Loss, under_way: &UnderWay) {
     let mut workspace = Workspace::default();
     let mut columns: Result<Columns, OperatorError> = Err(stopped());
     let mut has_failed = Arc::new(AtomicBool::new(false));
@@ -234,6 +266,7 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Los
                     Ok(Done { batch, statistics, busy })
                 });
                 let _ = done.as_ref().inspect_err(|error| loss.note(error));
+                under_way.end();
                 // nobody may be left to take it
                 let _ = reply.send(done);
             }

@@ -94,6 +94,8 @@ pub fn add_progress(plan: &dyn ExecutionPlan, progress: &mut Progress) {
     progress.teacher_tokens += sum(Measure::TeacherTokens);
     progress.teacher_seconds += sum(Measure::TeacherNanos) as f64 / 1e9;
     progress.extract_seconds += sum(Measure::ExtractNanos) as f64 / 1e9;
+    progress.device_idle_seconds += sum(Measure::DeviceIdleNanos) as f64 / 1e9;
+    progress.device_blocked_seconds += sum(Measure::DeviceBlockedNanos) as f64 / 1e9;
     let (name, rows) = (stage_name(plan), metrics.output_rows().unwrap_or(0) as u64);
     let busy_seconds = metrics.elapsed_compute().unwrap_or(0) as f64 / 1e9;
     match progress.stages.iter_mut().find(|stage| stage.name == name) {

@@ -150,6 +150,7 @@ impl Job {
             store_requests: requests.sent,
             store_retries: requests.again,
             bytes: get(&self.bytes),
+            devices: self.devices.len() as u64,
             ..Progress::default()
         };
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner).clone();

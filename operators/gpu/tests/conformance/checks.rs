@@ -78,7 +78,8 @@ fn check_replay(slice: &Slice, asked: &Asked, got: &Extracted) -> Result<(), Str
             let judged = judge(slice.row(row), &StoredToken { token, logprob, corrections: &corrections }, &stream)
                 .map_err(|e| e.to_string())?;
             holds!(judged.total_variation <= tolerance.get(), "{at}: {judged:?}");
-            holds!(!condition || judged.lead > 0.0, "{at}: {judged:?}");
+            // the encoder's e is of f32, the judge's is not
+            holds!(!condition || judged.lead >= 0.9 * tolerance.lead(), "{at}: {judged:?}");
             sum += judged.total_variation;
             largest = largest.max(judged.total_variation);
         }
