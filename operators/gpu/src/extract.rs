@@ -18,9 +18,10 @@ mod work;
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_noise::{DrawKey, RowsEncoded, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, Extract, Extraction, RowsEncoded};
+pub use stillhouse_noise::{NoiseForm as Noise, Observed as Positions};
 
-use crate::device::{Device, Event, Result};
+use crate::device::{Device, Event, Result, Stream};
 use crate::error::GpuError;
 use fallback::Fallback;
 use slots::{Slot, Wire};
@@ -33,27 +34,6 @@ pub const MOST_TOPK: usize = 2048;
 /// The most rows of a slice: blocks of a grid.
 const MOST_ROWS: usize = 65_535;
 const MOST_VOCAB: usize = (1 << 31) - 1;
-
-/// How noise is kept.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Noise {
-    /// ln p_x and corrections.
-    Replay {
-        /// Largest total variation.
-        tolerance: Tolerance,
-        /// Type of the corrections.
-        value_type: ValueType,
-        /// Whether the observed token wins in argmax(l + ξ̂).
-        condition: bool,
-    },
-    /// All of ξ.
-    Dense {
-        /// Type of ξ.
-        value_type: ValueType,
-        /// Whether the observed token wins in argmax(l + ξ).
-        condition: bool,
-    },
-}
 
 /// What is kept of every row.
 #[derive(Debug, Clone)]
@@ -68,17 +48,6 @@ pub struct Asked {
     pub noise: Option<Noise>,
     /// k of the top-k; 0 for none.
     pub topk: usize,
-}
-
-/// What was observed at the rows of a slice.
-#[derive(Debug, Clone, Copy)]
-pub struct Positions<'a> {
-    /// Observed tokens `[n]`.
-    pub tokens: &'a [u32],
-    /// Positions in the packed sequence `[n]`.
-    pub positions: &'a [u32],
-    /// Packed sequences `[n]`.
-    pub sequence_ids: &'a [u64],
 }
 
 /// Dense noise `[n, D, V]` in the type it is stored in: what is written to a shard, without a detour through f32.
@@ -103,6 +72,32 @@ pub struct Extracted {
     pub dense: Option<Dense>,
     /// Rows that the CPU encoded.
     pub fallbacks: u64,
+}
+
+impl Asked {
+    /// What is asked of rows that lie back to back.
+    #[must_use]
+    pub fn of(asked: &Extraction) -> Self {
+        Self { vocab: asked.vocab, stride: asked.vocab, keys: asked.keys.clone(), noise: asked.noise, topk: asked.topk }
+    }
+}
+
+/// Where a slice of logits is on the device, and from when on.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceSlice {
+    pointer: u64,
+    ready: Event,
+}
+
+impl DeviceSlice {
+    /// A slice that is there once a stream has come to a point.
+    ///
+    /// # Safety
+    /// As many rows as will be observed are at this address, and stay as they are until what is made of them has come back.
+    #[must_use]
+    pub unsafe fn new(pointer: u64, ready: Event) -> Self {
+        Self { pointer, ready }
+    }
 }
 
 /// A slice in flight.
@@ -165,6 +160,16 @@ impl Extractor {
     /// # Errors
     /// With more rows than were announced or lists of different lengths, with two slices in flight already, or when the device fails.
     pub unsafe fn begin(&mut self, logits: u64, positions: &Positions<'_>) -> Result<Pending> {
+        let ready = self.device.record(Stream::Pass)?;
+        // SAFETY: as the caller says
+        self.begin_slice(unsafe { DeviceSlice::new(logits, ready) }, positions)
+    }
+
+    /// The same for logits that are there at a known point: what the pass does after it is not waited for.
+    ///
+    /// # Errors
+    /// As [`Extractor::begin`].
+    pub fn begin_slice(&mut self, logits: DeviceSlice, positions: &Positions<'_>) -> Result<Pending> {
         let rows = positions.tokens.len();
         check("rows of a slice", rows, 0..=self.most_rows)?;
         check("positions of a slice", positions.positions.len(), rows..=rows)?;
@@ -175,10 +180,10 @@ impl Extractor {
         };
         let slot = &mut self.slots[at];
         let copied = ((self.expected * (rows * self.work.draws()) as f64) as usize + 64).min(slot.room);
-        // SAFETY: as the caller says; all buffers are for `most_rows` rows, and live as long as this value
+        // SAFETY: as whoever made the slice says; all buffers are for `most_rows` rows, and live as long as this value
         let event = unsafe { self.work.launch(&self.device, &self.asked, logits, positions, slot, copied)? };
         slot.busy = true;
-        Ok(Pending { slot: at, rows, logits, copied, event })
+        Ok(Pending { slot: at, rows, logits: logits.pointer, copied, event })
     }
 
     /// Waits for a slice, lets the CPU do the rows that are left to it, and gives the columns.
@@ -194,6 +199,21 @@ impl Extractor {
         self.expected = 1.25 * wire.total as f64 / lists;
         // SAFETY: the logits are there until now, as the caller of `begin` said
         unsafe { assemble(&mut self.fallback, &self.asked, &wire, pending.logits) }
+    }
+}
+
+impl Extract for Extractor {
+    type Logits = DeviceSlice;
+    type Error = GpuError;
+
+    fn extract(&mut self, logits: &DeviceSlice, observed: &Positions<'_>) -> Result<stillhouse_noise::Extracted> {
+        let pending = self.begin_slice(*logits, observed)?;
+        let Extracted { logprob, replay, topk, dense, fallbacks } = self.collect(pending)?;
+        let dense = dense.map(|dense| match dense {
+            Dense::F16(values) => values.into_iter().map(f16::to_f32).collect(),
+            Dense::F32(values) => values,
+        });
+        Ok(stillhouse_noise::Extracted { logprob, replay, dense, topk, fallbacks })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use stillhouse_noise::{Extract, Extracted, Extraction, NoiseForm, Observed, RowExtractor};
-use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Dense, Extractor, Noise, Positions};
+use stillhouse_noise::{Extract, Extracted, Extraction, Observed, RowExtractor};
+use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
 use stillhouse_teacher::stillhouse_gpu::{Device, GpuError};
 use stillhouse_teacher::{DeviceLogits, Logits, TeacherError};
 
@@ -50,7 +50,11 @@ impl Workspace {
                     Some(kept) => kept,
                     None => OnDevice::new(asked, logits).map_err(device_error)?,
                 };
-                self.device.insert(kept).extract(logits, observed).map_err(device_error)
+                let slice = logits.slice().ok_or_else(|| OperatorError::Config {
+                    operator: super::NAME,
+                    message: "logits that were never computed: a fault of this program".into(),
+                })?;
+                self.device.insert(kept).extractor.extract(&slice, observed).map_err(device_error)
             }
         }
     }
@@ -65,30 +69,8 @@ fn device_error(error: GpuError) -> OperatorError {
 
 impl OnDevice {
     fn new(asked: &Extraction, logits: &DeviceLogits) -> Result<Self, GpuError> {
-        let noise = asked.noise.map(|form| match form {
-            NoiseForm::Replay { tolerance, value_type, condition } => {
-                Noise::Replay { tolerance, value_type, condition }
-            }
-            NoiseForm::Dense { value_type, condition } => Noise::Dense { value_type, condition },
-        });
-        let (vocab, rows, device) = (asked.vocab, logits.room(asked.vocab), logits.device());
-        let wanted = Asked { vocab, stride: vocab, keys: asked.keys.clone(), noise, topk: asked.topk };
-        let extractor = Extractor::new(device, wanted, rows)?;
+        let (rows, device) = (logits.room(asked.vocab), logits.device());
+        let extractor = Extractor::new(device, Asked::of(asked), rows)?;
         Ok(Self { device: Arc::clone(device), asked: asked.clone(), rows, extractor })
-    }
-
-    fn extract(&mut self, logits: &DeviceLogits, observed: &Observed<'_>) -> Result<Extracted, GpuError> {
-        let Observed { tokens, positions, sequence_ids } = *observed;
-        logits.wait()?;
-        // SAFETY: the logits are of so many rows, and nobody writes to them before this returns
-        let pending =
-            unsafe { self.extractor.begin(logits.pointer(), &Positions { tokens, positions, sequence_ids })? };
-        let found = self.extractor.collect(pending)?;
-        let dense = found.dense.map(|dense| match dense {
-            Dense::F16(values) => values.into_iter().map(half::f16::to_f32).collect(),
-            Dense::F32(values) => values,
-        });
-        let stillhouse_teacher::stillhouse_gpu::extract::Extracted { logprob, replay, topk, fallbacks, .. } = found;
-        Ok(Extracted { logprob, replay, dense, topk, fallbacks })
     }
 }

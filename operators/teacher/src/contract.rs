@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use stillhouse_gpu::extract::DeviceSlice;
 use stillhouse_gpu::{Buffer, Device, Event, GpuError, Stream};
 
 use crate::error::{Result, TeacherError};
@@ -123,9 +124,14 @@ impl DeviceLogits {
         &self.device
     }
 
-    /// Where they are.
+    /// Where they are; `None` before anything was put there.
     #[must_use]
-    pub fn pointer(&self) -> u64 {
+    pub fn slice(&self) -> Option<DeviceSlice> {
+        // SAFETY: whoever has the buffer holds it until what was made of its logits has come back
+        self.ready.map(|ready| unsafe { DeviceSlice::new(self.buffer.pointer(), ready) })
+    }
+
+    pub(crate) fn pointer(&self) -> u64 {
         self.buffer.pointer()
     }
 
@@ -136,10 +142,7 @@ impl DeviceLogits {
     }
 
     /// Lets what follows in [`Stream::Extract`] wait until they are there.
-    ///
-    /// # Errors
-    /// When the device fails.
-    pub fn wait(&self) -> std::result::Result<(), GpuError> {
+    fn wait(&self) -> std::result::Result<(), GpuError> {
         self.ready.map_or(Ok(()), |ready| self.device.wait_in(Stream::Extract, ready))
     }
 }

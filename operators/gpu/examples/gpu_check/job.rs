@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use stillhouse_gpu::extract::{Asked, Extracted, Extractor, Pending, Positions, SLICES};
+use stillhouse_gpu::extract::{Asked, Extracted, Extractor, Pending, SLICES};
 use stillhouse_gpu::net::{Net, Shape};
 use stillhouse_gpu::{Buffer, Device, Element};
 use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Observed, Tolerance, ValueType, keyed_uniforms};
 
 use crate::Outcome;
 use crate::accuracy::tokens;
-use crate::conformance::asked_noise;
 use crate::counted::Counted;
 use crate::nets::{Angles, Weights};
 
@@ -19,18 +18,6 @@ use crate::nets::{Angles, Weights};
 const SLICE_BYTES: usize = 512 << 20;
 /// Tokens that the observed ones are drawn from.
 const LIKELY: usize = 64;
-
-/// An extractor of unpadded rows.
-pub fn extractor(device: &Arc<dyn Device>, asked: &Extraction, rows: usize) -> Outcome<Extractor> {
-    let Extraction { vocab, keys, noise, topk } = asked.clone();
-    let asked = Asked { vocab, stride: vocab, keys, noise: noise.map(asked_noise), topk };
-    Ok(Extractor::new(device, asked, rows)?)
-}
-
-fn positions<'a>(observed: &Observed<'a>) -> Positions<'a> {
-    let Observed { tokens, positions, sequence_ids } = *observed;
-    Positions { tokens, positions, sequence_ids }
-}
 
 /// Extracts one slice of logits of the host.
 pub fn extract_once(
@@ -41,9 +28,9 @@ pub fn extract_once(
 ) -> Outcome<Extracted> {
     let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_ne_bytes()).collect();
     let logits = Buffer::of(device, &bytes)?;
-    let mut extractor = extractor(device, asked, observed.tokens.len())?;
+    let mut extractor = Extractor::new(device, Asked::of(asked), observed.tokens.len())?;
     // SAFETY: so many rows lie there, until the slice is collected
-    let pending = unsafe { extractor.begin(logits.pointer(), &positions(observed))? };
+    let pending = unsafe { extractor.begin(logits.pointer(), observed)? };
     Ok(extractor.collect(pending)?)
 }
 
@@ -107,7 +94,8 @@ impl Job {
         let net = Net::load(device, *shape, element, rope, &mut Weights::of(shape), batch_tokens)?;
         let slice_rows = slice_rows(shape.vocab, batch_tokens);
         let slice = || Buffer::new(device, slice_rows * shape.vocab * 4);
-        let (slices, extractor) = ([slice()?, slice()?], extractor(device, &usual(shape.vocab)?, slice_rows)?);
+        let (slices, extractor) =
+            ([slice()?, slice()?], Extractor::new(device, Asked::of(&usual(shape.vocab)?), slice_rows)?);
         let batch = Batch {
             inputs: Vec::new(),
             offsets: Vec::new(),
@@ -132,8 +120,8 @@ impl Job {
             sequence_ids: (0..count).map(|i| (i / length) as u64).collect(),
         };
         let topk = LIKELY.min(vocab);
-        let mut likely =
-            extractor(device, &Extraction { vocab, keys: Vec::new(), noise: None, topk }, self.slice_rows)?;
+        let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk };
+        let mut likely = Extractor::new(device, Asked::of(&asked), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
         let mut observed = Vec::with_capacity(count);
@@ -207,9 +195,9 @@ impl Job {
 }
 
 impl Batch {
-    fn at(&self, first: usize, rows: usize) -> Positions<'_> {
+    fn at(&self, first: usize, rows: usize) -> Observed<'_> {
         let range = first..first + rows;
-        Positions {
+        Observed {
             tokens: &self.observed[range.clone()],
             positions: &self.positions[range.clone()],
             sequence_ids: &self.sequence_ids[range],

@@ -1,13 +1,13 @@
 //! What the kernels are worth on a GPU: are they right, how exact is each type, how fast is a whole job and each kernel in it.
 //!
-//!     gpu_check [--device N | --host] [--json FILE] [--seconds N] [--part NAME]... [--turns SHAPE]
+//!     gpu_check [--device N | --host] [--driver TEXT] [--json FILE] [--seconds N] [--part NAME]... [--turns SHAPE]
 //!
 //! It reads nothing but its arguments; weights are made up. Figures go to stdout as they come, and to FILE after each part, so that what is
 //! there stays when time runs out. `--host` runs all of it on the host's emulation, with tiny shapes: its figures mean nothing.
 //!
 //! | part | |
 //! |---|---|
-//! | `conformance` | every kernel: the noise against the CPU's encoder bit by bit, nets against an f64 reference |
+//! | `conformance` | every kernel: the noise against the CPU's encoder and its judge, nets against an f64 reference |
 //! | `accuracy` | bf16 and f16 against f32, of a net of GPT-2's size, on the device |
 //! | `ceilings` | the largest products, copies: what bounds the rest |
 //! | `throughput` | ids to corrections in the host's memory, for four shapes; then each kernel's share |
@@ -68,6 +68,8 @@ const PARTS: [(&str, f64, Part); 4] = [
 struct Options {
     host: bool,
     device: usize,
+    /// What is said of the driver, besides what it says itself.
+    driver: String,
     json: Option<String>,
     seconds: f64,
     parts: Vec<String>,
@@ -93,7 +95,8 @@ fn check() -> Outcome<bool> {
     let counted = Arc::new(Counted::new(opened));
     let device: Arc<dyn Device> = Arc::clone(&counted) as Arc<dyn Device>;
     let began = Instant::now();
-    let report = Report::new(&device, &driver, options.json);
+    let driver = format!("{} {driver}", options.driver);
+    let report = Report::new(&device, driver.trim(), options.json);
     let mut check = Check { device, counted, host: options.host, report, until: began };
     if let Some(shape) = options.turns {
         throughput::turns(&check, &shape, &mut io::stdin().lines(), &mut io::stdout())?;
@@ -133,12 +136,21 @@ fn open(ordinal: usize) -> Outcome<(Arc<dyn Device>, String)> {
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Outcome<Options> {
-    let mut options = Options { host: false, device: 0, json: None, seconds: 240.0, parts: Vec::new(), turns: None };
+    let mut options = Options {
+        host: false,
+        device: 0,
+        driver: String::new(),
+        json: None,
+        seconds: 240.0,
+        parts: Vec::new(),
+        turns: None,
+    };
     while let Some(name) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{name}: got nothing, valid: a value"));
         match name.as_str() {
             "--host" => options.host = true,
             "--device" => options.device = value()?.parse()?,
+            "--driver" => options.driver = value()?,
             "--json" => options.json = Some(value()?),
             "--seconds" => options.seconds = value()?.parse()?,
             "--turns" => options.turns = Some(value()?),
@@ -151,7 +163,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Outcome<Options> {
                 options.parts.push(part);
             }
             _ => {
-                let valid = "--host, --device N, --json FILE, --seconds N, --part NAME, --turns SHAPE";
+                let valid = "--host, --device N, --driver TEXT, --json FILE, --seconds N, --part NAME, --turns SHAPE";
                 return Err(format!("arguments: got {name}, valid: {valid}").into());
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stillhouse_noise::{Tolerance, ValueType};
 
 use super::slots::{Layout, Slot};
-use super::{Asked, Noise, Positions};
+use super::{Asked, DeviceSlice, Noise, Positions};
 use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream};
 
 /// Threads of a block, as in kernels/noise/block.cuh.
@@ -73,7 +73,7 @@ impl Work {
         &self,
         device: &Arc<dyn Device>,
         asked: &Asked,
-        logits: u64,
+        logits: DeviceSlice,
         positions: &Positions<'_>,
         slot: &mut Slot,
         copied: usize,
@@ -84,8 +84,8 @@ impl Work {
         }
         slot.stage(positions);
         let (inputs, columns) = (slot.inputs.device.pointer(), slot.columns.device.pointer());
-        let slice = Slice { device, asked, work: self, layout, logits, inputs, columns };
-        device.wait_in(Stream::Extract, device.record(Stream::Pass)?)?;
+        let slice = Slice { device, asked, work: self, layout, logits: logits.pointer, inputs, columns };
+        device.wait_in(Stream::Extract, logits.ready)?;
         // SAFETY: the slot's memory stays until the event has come, as do the logits; sizes are those of `Slot::new` and `Work::new`
         unsafe {
             device.copy_in(Stream::Extract, inputs, slot.inputs.host.as_ptr(), layout.inputs())?;

@@ -6,9 +6,7 @@ use half::f16;
 use stillhouse_gpu::extract::{Asked, Dense, Extracted, Extractor, Noise, Positions};
 use stillhouse_gpu::{Arg, Buffer, Device, Event, GpuError, Launch, Memory, Product, Stream};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{
-    NoiseStream, RowEncoder, Rows, Softmax, ValueType, dense_noise_of_loaded, round_dense, top_k_of_loaded,
-};
+use stillhouse_noise::{Extract, Extraction, RowExtractor, ValueType};
 
 /// Rows of logits with what was observed there.
 #[derive(Debug, Clone, Default)]
@@ -56,41 +54,17 @@ pub fn on_cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
 }
 
 fn cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, stillhouse_noise::NoiseError> {
-    let mut out = Extracted { logprob: Vec::new(), replay: None, topk: None, dense: None, fallbacks: 0 };
-    if let Some(Noise::Replay { tolerance, value_type, condition }) = asked.noise {
-        let encoder = RowEncoder::new(slice.vocab, tolerance, value_type)?.with_condition(condition);
-        let Slice { logits, tokens, positions, sequence_ids, .. } = slice;
-        let rows = Rows { logits, tokens, positions, sequence_ids, certain: &[] };
-        out.replay = Some(encoder.encode_rows(&rows, &asked.keys)?);
-    }
-    let mut softmax = Softmax::new(slice.vocab)?;
-    let (mut top, mut dense) = ((Vec::new(), Vec::new()), Vec::new());
-    for row in 0..slice.rows() {
-        let (logits, x) = (slice.row(row), slice.tokens[row]);
-        let stream = |key| NoiseStream::new(key, slice.sequence_ids[row], slice.positions[row]);
-        softmax.load(logits).map_err(|e| e.at(&stream(stillhouse_noise::DrawKey::new(0, 0))))?;
-        out.logprob.push(softmax.stored_logprob(logits[x as usize]));
-        for (index, logprob) in top_k_of_loaded(&softmax, logits, asked.topk) {
-            top.0.push(index);
-            top.1.push(logprob);
+    let Asked { vocab, keys, noise, topk, .. } = asked.clone();
+    let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk })?;
+    let stillhouse_noise::Extracted { logprob, replay, dense, topk, fallbacks } =
+        extractor.extract(&slice.logits, &slice.positions())?;
+    let dense = dense.map(|values| match noise {
+        Some(Noise::Dense { value_type: ValueType::F16, .. }) => {
+            Dense::F16(values.into_iter().map(f16::from_f32).collect())
         }
-        if let Some(Noise::Dense { value_type, condition }) = asked.noise {
-            for &key in &asked.keys {
-                let mut xi = vec![0.0; slice.vocab];
-                dense_noise_of_loaded(&softmax, logits, x, &stream(key), &mut xi)?;
-                round_dense(logits, x, value_type, condition, &stream(key), &mut xi)?;
-                dense.extend(xi);
-            }
-        }
-    }
-    out.topk = (asked.topk > 0).then_some(top);
-    if let Some(Noise::Dense { value_type, .. }) = asked.noise {
-        out.dense = Some(match value_type {
-            ValueType::F16 => Dense::F16(dense.into_iter().map(f16::from_f32).collect()),
-            ValueType::F32 => Dense::F32(dense),
-        });
-    }
-    Ok(out)
+        _ => Dense::F32(values),
+    });
+    Ok(Extracted { logprob, replay, topk, dense, fallbacks })
 }
 
 /// The logits in a device's memory.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use stillhouse_gpu_host::Host;
+use stillhouse_noise::{DrawKey, Extract, Extraction, NoiseForm, Observed, Tolerance, ValueType};
 use stillhouse_teacher::stillhouse_gpu::Device;
+use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
 use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
 
 use super::*;
@@ -122,4 +124,34 @@ fn a_pass_is_as_small_as_it_has_to_be() {
     let expected = expected("gpt2");
     let runs = runs_of(&expected);
     assert!(off(&logits(teacher.as_ref(), &runs), &logits(whole.as_ref(), &runs)) < 1e-5);
+}
+
+/// A thousand batches, from tokens to corrections, take no memory that the first one did not.
+#[test]
+fn the_steady_state_allocates_nothing() {
+    let host = Arc::new(Host::new(0));
+    let device: Arc<dyn Device> = host.clone();
+    let teacher = gpu::load(&testdata("llama-gqa"), &device, &options(Precision::Bf16)).unwrap();
+    let vocab = teacher.info().vocab_size;
+    let noise =
+        NoiseForm::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
+    let asked = Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2 };
+    let mut extractor = Extractor::new(&device, Asked::of(&asked), 8).unwrap();
+    let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
+    let mut after_the_first = None;
+    for batch in 0..1000u32 {
+        let mut runs = Runs::new();
+        runs.push((0..1 + batch % 3).map(|i| (batch + i) % vocab as u32));
+        let hidden = teacher.pass(&runs).unwrap();
+        let logits = &mut buffers[batch as usize % 2];
+        teacher.slice(&hidden, &[0], logits).unwrap();
+        let Logits::Device(logits) = logits else { panic!("not on the device") };
+        let observed = Observed { tokens: &[batch % 7], positions: &[batch], sequence_ids: &[5] };
+        let found = extractor.extract(&logits.slice().unwrap(), &observed).unwrap();
+        assert_eq!(found.logprob.len(), 1);
+        let held = (host.allocations(), host.used(), host.used_pinned());
+        assert_eq!(*after_the_first.get_or_insert(held), held, "batch {batch}");
+    }
+    drop((teacher, extractor, buffers));
+    assert_eq!((host.used(), host.used_pinned()), (0, 0));
 }
