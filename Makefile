@@ -75,3 +75,4 @@ docs:
 lint:
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p stillhouse-teacher --features cuda --all-targets -- -D warnings

@@ -10,7 +10,8 @@ use crate::error::{Result, TeacherError};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The first CUDA device if this binary was built with the feature `cuda` and one is there, else the CPU.
+    /// The first CUDA device if this binary was built with the feature `cuda` and one is there (that it cannot be used then is an
+    /// error, not a reason to be slow), else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -103,11 +104,12 @@ impl DeviceChoice {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`TeacherError::Device`] when a CUDA device was asked for by name and cannot be had.
+    /// [`TeacherError::Device`] when a CUDA device was asked for by name, or is there, and cannot be had.
     pub fn open(self) -> Result<Opened> {
         match self {
             Self::Cpu => Ok(Opened::Cpu),
-            Self::Auto => Ok(cuda(0).map_or(Opened::Cpu, Opened::Gpu)),
+            Self::Auto if gpus() == 0 => Ok(Opened::Cpu),
+            Self::Auto => cuda(0).map(Opened::Gpu),
             Self::Cuda(ordinal) => cuda(ordinal).map(Opened::Gpu),
         }
     }

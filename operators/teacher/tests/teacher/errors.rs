@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use stillhouse_teacher::{Architecture, TeacherConfig};
+use stillhouse_teacher::{Architecture, TeacherConfig, devices};
 
 use super::*;
 
@@ -101,9 +101,15 @@ fn devices_and_types_are_parsed() {
     }
     assert_all(&"gpu".parse::<DeviceChoice>().unwrap_err().to_string(), &["gpu", "auto, cpu, cuda, cuda:N"]);
     assert_all(&"int8".parse::<Precision>().unwrap_err().to_string(), &["int8", "f32, bf16, f16"]);
+    assert_eq!(devices("cuda:1").unwrap(), [DeviceChoice::Cuda(1)]);
+    assert_eq!(devices("cuda:1,cuda:0").unwrap(), [DeviceChoice::Cuda(1), DeviceChoice::Cuda(0)]);
+    assert_all(&devices("cuda:1,cuda:1").unwrap_err().to_string(), &["there twice", "`cuda:1`"]);
+    assert_all(&devices("cpu,cuda:0").unwrap_err().to_string(), &["one of several devices", "`cpu`"]);
+    assert_all(&devices("cuda:0,").unwrap_err().to_string(), &["device: got ``", "all, or several cuda:N"]);
     if !cfg!(feature = "cuda") {
         assert_all(&DeviceChoice::Cuda(0).open().unwrap_err().to_string(), &["cuda:0", "valid: cpu"]);
         assert!(DeviceChoice::Auto.open().unwrap().is_cpu());
+        assert_all(&devices("all").unwrap_err().to_string(), &["all", "no GPU", "valid: cpu"]);
     }
 }
 
