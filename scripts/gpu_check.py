@@ -262,7 +262,9 @@ def of_shape(report: Report, shape: Shape, options: argparse.Namespace, until: f
             mine, others = (statistics.median(rates) for _, rates, _ in sides)
             spread = [f"{min(rates):.0f} to {max(rates):.0f}" for _, rates, _ in sides]
             report.figure(f"{what}: ours, in turn", mine, "tokens/s", f"corrections on the host; {spread[0]}")
-            report.figure(f"{what}: PyTorch, in turn", others, "tokens/s", f"dense noise, kept there; {spread[1]}; {way}")
+            report.figure(
+                f"{what}: PyTorch, in turn", others, "tokens/s", f"dense noise, kept there; {spread[1]}; {way}"
+            )
             report.figure(f"{what}: ours to PyTorch", mine / others, "", "")
     finally:
         ours.end()
@@ -278,7 +280,7 @@ def nets(report: Report, options: argparse.Namespace, until: float) -> None:
             continue
         try:
             of_shape(report, shape, options, until)
-        except Exception as error:  # of one shape: the others are still measured
+        except Exception as error:  # noqa: BLE001  # of one shape: the others are still measured
             report.skipped(shape.name, first_line(error))
         torch.compiler.reset()
         if torch.cuda.is_available():
@@ -355,7 +357,7 @@ def main() -> None:
     for part in (triton_replay, nets):
         try:
             part(report, options, until)
-        except Exception as error:  # the other part is still of use
+        except Exception as error:  # noqa: BLE001  # the other part is still of use
             report.skipped("error", first_line(error))
 
 

@@ -244,7 +244,8 @@ impl Job {
     /// The job with other devices.
     #[cfg(test)]
     pub(crate) fn with_devices(self, devices: Vec<DeviceQueue>) -> Self {
-        Self { devices, ..self }
+        let teacher = devices.first().map(|device| device.info().clone());
+        Self { devices, teacher, ..self }
     }
 
     /// Plans, loads the teacher, and tells that it begins.

@@ -39,7 +39,7 @@ engine: {kind: ballista}
             ("pack.boundary", "\"sometimes\"", "\"bos_eos\", \"none\""),
             ("pack.lenght", "5", "valid keys here: boundary, length"),
             ("extract.teacher.path", "\"nowhere\"", "no file or folder"),
-            ("extract.teacher.device", "\"tpu\"", "auto|cpu|cuda"),
+            ("extract.teacher.device", "\"tpu\"", "auto|cpu|all|cuda"),
             ("extract.teacher.dtype", "\"f64\"", "\"f32\", \"bf16\", \"f16\""),
             ("extract.noise.tolerance", "2", "0.5 or less"),
             ("extract.noise.draws", "0", "1 or more"),

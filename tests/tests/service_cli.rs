@@ -12,7 +12,7 @@ use crate::service_api::{ROWS, SPLITS, long_job, quick_job, start, undisturbed};
 
 /// The lines of a summary that do not depend on the time that it took.
 fn lasting(summary: &str) -> Vec<&str> {
-    summary.lines().filter(|line| !["time", "extraction"].iter().any(|name| line.starts_with(name))).collect()
+    summary.lines().filter(|line| !["time", "extraction", "device"].iter().any(|name| line.starts_with(name))).collect()
 }
 
 fn id_of(ran: &Ran) -> String {

@@ -306,6 +306,15 @@ pub struct ProgressView {
     pub teacher_seconds: f64,
     /// Seconds in log-probabilities, noise and top-k.
     pub extract_seconds: f64,
+    /// Devices with the teacher.
+    #[serde(default)]
+    pub devices: u64,
+    /// Seconds in which devices had no batch, as no split was ready, summed over them.
+    #[serde(default)]
+    pub device_idle_seconds: f64,
+    /// Seconds in which a teacher on the CPU waited for the extraction of its logits.
+    #[serde(default)]
+    pub device_blocked_seconds: f64,
     /// Bytes of the committed shards, those of earlier attempts included.
     pub bytes: u64,
     /// Tokens per second over the last seconds: the teacher's where there is one.

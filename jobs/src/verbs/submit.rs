@@ -286,6 +286,9 @@ fn progress(data: &Value) -> Option<Progress> {
         teacher_tokens: view.teacher_tokens,
         teacher_seconds: view.teacher_seconds,
         extract_seconds: view.extract_seconds,
+        devices: view.devices,
+        device_idle_seconds: view.device_idle_seconds,
+        device_blocked_seconds: view.device_blocked_seconds,
         stages: view.stages.iter().map(stage).collect(),
         bytes: view.bytes,
         ..Progress::default()

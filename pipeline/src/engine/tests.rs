@@ -5,8 +5,8 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use datafusion::execution::TaskContext;
@@ -19,8 +19,6 @@ use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{KeyRange, Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{JobSpec, Tokenizer};
-use stillhouse_teacher::stillhouse_gpu::GpuError;
-use stillhouse_teacher::{Hidden, Logits, Runs, Teacher, TeacherError, TeacherInfo};
 
 use super::codec::{from_bytes, to_bytes};
 use super::device::DeviceQueue;
@@ -30,13 +28,14 @@ use super::sink::{Shard, ShardSinkExec, Shards, records};
 use super::source::{Corpus, SplitsExec};
 use super::{job_plan, splits_of};
 use crate::access::Access;
-use crate::error::Result;
-use crate::events::{Event, Observer, Silent};
+use crate::events::Silent;
 use crate::job::{self, Prepared};
 use crate::output::{Output, Ticket};
 use crate::run::{self, Job, RunOptions, load_teachers, splits::resources};
 use crate::source::{FileState, InputFile};
 use crate::{operators, plan};
+
+mod devices;
 
 fn assets() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets")
@@ -180,9 +179,14 @@ fn bytes_that_hold_no_plan_are_an_error() {
 
 /// A job with a teacher over a small corpus, in a folder.
 fn job_in(folder: &Path, out: &str) -> String {
+    job_over(60, folder, out)
+}
+
+/// The same over so many documents.
+fn job_over(documents: usize, folder: &Path, out: &str) -> String {
     let teacher = assets().join("teacher-nano-gpt2");
     let words = |n: usize| (0..40 + n % 50).map(|w| format!("word{} ", (w * 7 + n) % 97)).collect::<String>();
-    let lines: String = (0..60).map(|n| json!({ "text": words(n) }).to_string() + "\n").collect();
+    let lines: String = (0..documents).map(|n| json!({ "text": words(n) }).to_string() + "\n").collect();
     fs::write(folder.join("corpus.jsonl"), lines).unwrap();
     json!({
         "version": 1, "name": "wire", "seed": 3,
@@ -285,89 +289,4 @@ async fn a_decoded_plan_makes_the_same_shards_in_other_processes() {
     job.finish(began).await.unwrap();
     lock.release().await;
     assert_eq!(sums(&folder.join("here")), sums(&folder.join("wired")));
-}
-
-/// A teacher whose device falls off the bus at its third pass.
-struct Falling(Arc<dyn Teacher>, AtomicU64);
-
-impl Teacher for Falling {
-    fn info(&self) -> &TeacherInfo {
-        self.0.info()
-    }
-
-    fn slice_rows(&self) -> usize {
-        self.0.slice_rows()
-    }
-
-    fn buffer(&self) -> stillhouse_teacher::Result<Logits> {
-        self.0.buffer()
-    }
-
-    fn pass(&self, runs: &Runs) -> stillhouse_teacher::Result<Hidden> {
-        if self.1.fetch_add(1, Ordering::Relaxed) < 2 {
-            return self.0.pass(runs);
-        }
-        let (device, call, message) = ("cuda:7".into(), "cuEventRecord".into(), "fallen off the bus".into());
-        Err(TeacherError::Gpu(GpuError::Failed { device, call, message, lost: true }))
-    }
-
-    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> stillhouse_teacher::Result<()> {
-        self.0.slice(hidden, tokens, logits)
-    }
-}
-
-/// Keeps the warnings.
-#[derive(Debug, Default)]
-struct Warnings(Mutex<Vec<String>>);
-
-impl Observer for Warnings {
-    fn event(&self, event: &Event) {
-        if let Event::Warning { message } = event {
-            self.0.lock().unwrap().push(message.clone());
-        }
-    }
-}
-
-/// Runs a job whose devices fall one after another, but for so many.
-async fn run_with_falling_devices(folder: &Path, out: &str, standing: usize) -> (Result<()>, Vec<String>) {
-    let (work, text) = (folder.to_path_buf(), job_in(folder, out));
-    let prepared = tokio::task::spawn_blocking(move || prepare(&text, &work)).await.unwrap();
-    let hash = plan::job_hash(&prepared, &Silent).unwrap();
-    let output = prepared.output().unwrap().create(&Silent).await.unwrap().for_job(&hash.hash);
-    let lock = output.lock(&Silent).await.unwrap();
-    let warnings = Arc::new(Warnings::default());
-    let observer: Arc<dyn Observer> = warnings.clone();
-    let job = Job::start(Arc::clone(&prepared), hash, output.clone(), BTreeMap::new(), observer).await.unwrap();
-    let teacher = load_teachers(&prepared, true, &Silent).unwrap().remove(0);
-    let falling = (0..2).map(|_| Arc::new(Falling(Arc::clone(&teacher), AtomicU64::new(0))) as Arc<dyn Teacher>);
-    let devices = falling.chain((0..standing).map(|_| Arc::clone(&teacher)));
-    let job = job.with_devices(devices.map(|teacher| DeviceQueue::start(teacher).unwrap()).collect());
-    let began = Instant::now();
-    let ran = job.run_splits(job.all_splits(), began).await;
-    if ran.is_ok() {
-        job.finish(began).await.unwrap();
-    }
-    lock.release().await;
-    let said = warnings.0.lock().unwrap().clone();
-    (ran, said)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_device_that_is_lost_takes_no_split_along() {
-    let kept = tempfile::tempdir().unwrap();
-    let folder = kept.path().canonicalize().unwrap();
-    let (work, text) = (folder.clone(), job_in(&folder, "whole"));
-    let whole = tokio::task::spawn_blocking(move || prepare(&text, &work)).await.unwrap();
-    run::run(whole, RunOptions::default(), Arc::new(Silent)).await.unwrap();
-    let (ran, said) = run_with_falling_devices(&folder, "lost", 1).await;
-    ran.unwrap();
-    assert_eq!(sums(&folder.join("lost")), sums(&folder.join("whole")));
-    assert!(
-        !said.is_empty() && said.iter().all(|m| m.ends_with("is lost; its splits go to the other devices")),
-        "{said:?}"
-    );
-
-    let (ran, _) = run_with_falling_devices(&folder, "none", 0).await;
-    let error = ran.unwrap_err().to_string();
-    assert!(error.contains("cuda:7") && error.contains("fallen off the bus"), "{error}");
 }
