@@ -17,16 +17,20 @@ use crate::error::GpuError;
 use products::Products;
 
 /// Machine code of the kernels; empty where no toolkit was there when this was compiled.
-const IMAGES: [&[u8]; 3] = [
-    include_bytes!(concat!(env!("OUT_DIR"), "/noise.fatbin")),
-    include_bytes!(concat!(env!("OUT_DIR"), "/forward.fatbin")),
-    include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
-];
+const IMAGES: [&[u8]; 3] = [&NOISE.0, &FORWARD.0, &ATTENTION.0];
+static NOISE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/noise.fatbin")));
+static FORWARD: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/forward.fatbin")));
+static ATTENTION: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")));
+
+/// What an image has of numbers is read in place.
+#[repr(C, align(64))]
+struct Aligned<B: ?Sized>(B);
+
 /// Events of a stream. One that is used again only ever stands for a later point of the same stream, so whoever still waits for it waits
 /// longer, and never for nothing.
 const EVENTS: usize = 64;
-/// From here on dynamic shared memory has to be asked for.
-const USUAL_SHARED_BYTES: u32 = 48 << 10;
+/// From here on dynamic shared memory has to be asked for: 48 KiB with what a kernel has as static memory.
+const USUAL_SHARED_BYTES: u32 = 40 << 10;
 
 /// A GPU.
 pub struct Cuda {
@@ -123,12 +127,15 @@ impl Cuda {
 
     fn set_up(&mut self) -> Result<()> {
         self.current()?;
+        let (least, greatest) = self.call("cuCtxGetStreamPriorityRange", result::stream::get_priority_range)?;
         for stream in 0..2 {
+            // the extraction is short, and a slice is waiting for it: its blocks go before those of a product
+            let priority = if stream == Stream::Extract as usize { greatest } else { least };
+            let kind = result::stream::StreamKind::NonBlocking;
             self.streams[stream] =
-                self.call("cuStreamCreate", || result::stream::create(result::stream::StreamKind::NonBlocking))?;
+                self.call("cuStreamCreate", || result::stream::create_with_priority(kind, priority))?;
             for _ in 0..EVENTS {
-                let event =
-                    self.call("cuEventCreate", || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+                let event = self.call("cuEventCreate", make_event)?;
                 self.events[stream].push(event);
             }
         }
@@ -212,6 +219,15 @@ impl Cuda {
     }
 }
 
+/// An event whose waiters sleep: a pass takes long, and the cores have other work.
+fn make_event() -> std::result::Result<sys::CUevent, DriverError> {
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+    let mut event = std::ptr::null_mut();
+    // SAFETY: the driver writes the event there
+    unsafe { sys::cuEventCreate(&raw mut event, flags) }.result()?;
+    Ok(event)
+}
+
 /// Name and sentence of an error of the driver.
 fn words(error: DriverError) -> String {
     let text = |words: std::result::Result<&std::ffi::CStr, DriverError>| {
@@ -226,11 +242,15 @@ fn is_lost(code: CUresult) -> bool {
         code,
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
             | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTAINED
             | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
             | CUresult::CUDA_ERROR_NO_DEVICE
             | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
             | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
             | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
             | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
             | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
             | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
@@ -287,6 +307,9 @@ impl Device for Cuda {
     }
 
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.current()?;
         // SAFETY: as the caller says
         self.call("cuMemcpyHtoDAsync", || unsafe {
@@ -295,6 +318,9 @@ impl Device for Cuda {
     }
 
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.current()?;
         // SAFETY: as the caller says
         self.call("cuMemcpyDtoHAsync", || unsafe {
@@ -333,7 +359,9 @@ impl Device for Cuda {
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
         self.current()?;
         // SAFETY: as the caller says
-        unsafe { self.products().run(&self.name, stream, self.stream(stream), product) }
+        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), product) };
+        // cuBLASLt says "execution failed" of a device that is lost as well; the driver knows
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
     }
 
     fn record(&self, stream: Stream) -> Result<Event> {
@@ -363,6 +391,16 @@ impl Device for Cuda {
 }
 
 impl Cuda {
+    /// Whether a stream has failed; that it is not done yet is fine.
+    fn check_stream(&self, stream: Stream) -> Result<()> {
+        // SAFETY: it lives as long as this value
+        let state = unsafe { sys::cuStreamQuery(self.stream(stream)) };
+        match state {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            other => self.call("cuStreamQuery", || other.result()),
+        }
+    }
+
     fn event(&self, event: Event) -> Result<sys::CUevent> {
         let number = usize::try_from(event.number()).unwrap_or(usize::MAX);
         let found = self.events.get(number / EVENTS).and_then(|events| events.get(number % EVENTS));
@@ -376,8 +414,9 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        self.products().close();
-        if self.current().is_err() {
+        let is_alive = self.current().is_ok();
+        self.products().close(is_alive);
+        if !is_alive {
             return;
         }
         // SAFETY: all of it was made by this value and is used by nobody else; what still runs is waited for first

@@ -78,7 +78,13 @@ impl Asked {
     /// What is asked of rows that lie back to back.
     #[must_use]
     pub fn of(asked: &Extraction) -> Self {
-        Self { vocab: asked.vocab, stride: asked.vocab, keys: asked.keys.clone(), noise: asked.noise, topk: asked.topk }
+        Self::of_rows(asked, asked.vocab)
+    }
+
+    /// What is asked of rows so many floats apart.
+    #[must_use]
+    pub fn of_rows(asked: &Extraction, stride: usize) -> Self {
+        Self { vocab: asked.vocab, stride, keys: asked.keys.clone(), noise: asked.noise, topk: asked.topk }
     }
 }
 

@@ -17,3 +17,10 @@ pub mod net;
 
 pub use device::{Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, Stream};
 pub use error::GpuError;
+
+/// Floats from one row of logits to the next such that every row begins at a multiple of 32 bytes: products into rows of odd lengths (the
+/// 50,257 of GPT-2) and loads out of them are slow.
+#[must_use]
+pub const fn logits_stride(vocab: usize) -> usize {
+    vocab.next_multiple_of(8)
+}

@@ -199,6 +199,21 @@ impl Net {
     /// # Errors
     /// With rows that the last pass did not have, or when the device fails.
     pub unsafe fn logits(&mut self, rows: &[u32], to: u64) -> Result<()> {
+        // SAFETY: as the caller says
+        unsafe { self.logits_into(rows, to, self.shape.vocab) }
+    }
+
+    /// The same, each row so many floats after the one before: see [`logits_stride`](crate::logits_stride).
+    ///
+    /// # Safety
+    /// As [`Net::logits`], with room for so long rows.
+    ///
+    /// # Errors
+    /// As [`Net::logits`], and with a stride that is shorter than a row.
+    pub unsafe fn logits_into(&mut self, rows: &[u32], to: u64, stride: usize) -> Result<()> {
+        if stride < self.shape.vocab {
+            return Err(input("stride of logits", stride, format!("at least {}", self.shape.vocab)));
+        }
         if rows.len() > self.most_tokens {
             return Err(input("rows of the head", rows.len(), format!("at most {}", self.most_tokens)));
         }
@@ -222,7 +237,7 @@ impl Net {
         }
         let head = self.weights.head.as_ref().unwrap_or(&self.weights.tokens).matrix(self.element);
         let vocab = self.shape.vocab;
-        let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride: vocab };
+        let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride };
         // SAFETY: the states and the head are the net's; the logits' memory is as the caller says
         unsafe { self.device.product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, add: false }) }
     }

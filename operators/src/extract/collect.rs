@@ -147,24 +147,23 @@ impl Collector {
         self.list(row, draw, position) * self.config.vocab_size
     }
 
-    /// Takes one slice.
-    pub(super) fn collect(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<(), OperatorError> {
+    /// What is asked of a slice.
+    pub(super) fn extract(&self, slice: &Slice, workspace: &mut Workspace) -> Result<Extracted, OperatorError> {
         let began = Instant::now();
         let positions = &slice.positions;
-        self.statistics.predicted_tokens += positions.len() as u64;
         let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
         let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
         let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
         let observed = Observed { tokens: &tokens, positions: &places, sequence_ids: &ids };
-        let extracted = workspace.extract(&self.asked, &slice.logits, &observed)?;
-        self.place(positions, &extracted)?;
+        let extracted = workspace.extract(&self.asked, &slice.logits, &observed);
         self.meter.add_since(Measure::ExtractNanos, began);
-        self.meter.add(Measure::TeacherTokens, positions.len() as u64);
-        Ok(())
+        extracted
     }
 
     /// Puts what came of a slice where it belongs.
-    fn place(&mut self, positions: &[Predicted], extracted: &Extracted) -> Result<(), OperatorError> {
+    pub(super) fn place(&mut self, positions: &[Predicted], extracted: &Extracted) -> Result<(), OperatorError> {
+        let began = Instant::now();
+        self.statistics.predicted_tokens += positions.len() as u64;
         let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.asked.keys.len());
         for (n, p) in positions.iter().enumerate() {
             let at = self.starts[p.row] + p.position;
@@ -198,6 +197,8 @@ impl Collector {
         if let Some(encoded) = &extracted.replay {
             self.statistics.total_variation_max = self.statistics.total_variation_max.max(encoded.max_total_variation);
         }
+        self.meter.add_since(Measure::ExtractNanos, began);
+        self.meter.add(Measure::TeacherTokens, positions.len() as u64);
         Ok(())
     }
 

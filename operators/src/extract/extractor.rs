@@ -50,7 +50,8 @@ impl Workspace {
                     Some(kept) => kept,
                     None => OnDevice::new(asked, logits).map_err(device_error)?,
                 };
-                let slice = logits.slice().ok_or_else(|| OperatorError::Config {
+                // SAFETY: what is made of it comes back before this returns
+                let slice = unsafe { logits.slice() }.ok_or_else(|| OperatorError::Config {
                     operator: super::NAME,
                     message: "logits that were never computed: a fault of this program".into(),
                 })?;
@@ -69,8 +70,8 @@ fn device_error(error: GpuError) -> OperatorError {
 
 impl OnDevice {
     fn new(asked: &Extraction, logits: &DeviceLogits) -> Result<Self, GpuError> {
-        let (rows, device) = (logits.room(asked.vocab), logits.device());
-        let extractor = Extractor::new(device, Asked::of(asked), rows)?;
+        let (rows, device) = (logits.room(), logits.device());
+        let extractor = Extractor::new(device, Asked::of_rows(asked, logits.stride()), rows)?;
         Ok(Self { device: Arc::clone(device), asked: asked.clone(), rows, extractor })
     }
 }

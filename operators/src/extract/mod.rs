@@ -29,7 +29,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use serde::{Deserialize, Serialize};
-use stillhouse_noise::{NoiseError, Tolerance, ValueType};
+use stillhouse_noise::{Extracted, NoiseError, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
@@ -211,7 +211,8 @@ impl Operator for Extract {
                 None => self.teacher.buffer()?,
             };
             let ran = forward.run(self.teacher.as_ref(), &mut logits, &mut |slice| {
-                columns.take(&slice, &mut self.workspace)?;
+                let extracted = columns.extract(&slice, &mut self.workspace)?;
+                columns.place(&slice.positions, &extracted)?;
                 Ok(slice.logits)
             });
             self.logits = Some(logits);
@@ -288,12 +289,20 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Takes a slice of the batch's logits.
+    /// What is asked of a slice of the batch's logits; the logits are not needed any more afterwards.
     ///
     /// # Errors
-    /// When a logit is no number, or what is extracted does not fit its column.
-    pub fn take(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<(), OperatorError> {
-        self.collector.collect(slice, workspace)
+    /// When a logit is no number, or the device fails.
+    pub fn extract(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<Extracted, OperatorError> {
+        self.collector.extract(slice, workspace)
+    }
+
+    /// Takes what was extracted at these positions.
+    ///
+    /// # Errors
+    /// When it does not fit its column.
+    pub fn place(&mut self, positions: &[Predicted], extracted: &Extracted) -> Result<(), OperatorError> {
+        self.collector.place(positions, extracted)
     }
 
     /// The batch with its new columns, once all slices were taken, and what is to be added to the statistics of its split.

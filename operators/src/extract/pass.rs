@@ -155,7 +155,7 @@ impl TeacherPass<'_> {
         let vocab = self.teacher.info().vocab_size;
         let mut found: Option<(u32, usize, f32)> = None;
         self.run(&[piece], &mut self.teacher.buffer()?, &mut |Slice { positions, logits }| {
-            for (p, row) in positions.iter().zip(logits.on_host(vocab)?.chunks_exact(vocab)) {
+            for (p, row) in positions.iter().zip(logits.on_host()?.chunks_exact(vocab)) {
                 if found.is_none_or(|(position, ..)| position < p.position as u32)
                     && let Some(token) = row.iter().position(|l| !l.is_finite())
                 {

@@ -137,7 +137,7 @@ impl<T: HostTeacher> Teacher for Uploaded<T> {
         let mut on_host = Logits::default();
         self.0.slice(hidden, tokens, &mut on_host)?;
         let Logits::Device(logits) = logits else { panic!("a buffer of the CPU") };
-        Ok(logits.fill(&on_host.on_host(self.info().vocab_size)?, tokens.len())?)
+        Ok(logits.fill(&on_host.on_host()?)?)
     }
 }
 

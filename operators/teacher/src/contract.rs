@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use stillhouse_gpu::extract::DeviceSlice;
-use stillhouse_gpu::{Buffer, Device, Event, GpuError, Stream};
+use stillhouse_gpu::{Buffer, Device, Event, GpuError, Stream, logits_stride};
 
 use crate::error::{Result, TeacherError};
 use crate::{HostTeacher, TeacherInfo};
@@ -82,6 +82,7 @@ pub enum Logits {
 pub struct DeviceLogits {
     device: Arc<dyn Device>,
     buffer: Buffer,
+    vocab_size: usize,
     rows: usize,
     ready: Option<Event>,
 }
@@ -92,22 +93,33 @@ impl DeviceLogits {
     /// # Errors
     /// When the device has not so much memory.
     pub fn new(device: &Arc<dyn Device>, rows: usize, vocab_size: usize) -> std::result::Result<Self, GpuError> {
-        let buffer = Buffer::new(device, rows * vocab_size * size_of::<f32>())?;
-        Ok(Self { device: Arc::clone(device), buffer, rows: 0, ready: None })
+        let buffer = Buffer::new(device, rows * logits_stride(vocab_size) * size_of::<f32>())?;
+        Ok(Self { device: Arc::clone(device), buffer, vocab_size, rows: 0, ready: None })
     }
 
-    /// Puts logits of the host here.
+    /// Floats from one row to the next.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        logits_stride(self.vocab_size)
+    }
+
+    /// Puts rows of logits of the host here.
     ///
     /// # Errors
     /// When there is no room for so many rows, or the device fails.
-    pub fn fill(&mut self, logits: &[f32], rows: usize) -> std::result::Result<(), GpuError> {
-        let bytes = size_of_val(logits);
-        if bytes > self.buffer.bytes() {
-            let (got, valid) = (bytes.to_string(), format!("at most {}", self.buffer.bytes()));
-            return Err(GpuError::Input { what: "bytes of a slice of logits", got, valid });
+    pub fn fill(&mut self, logits: &[f32]) -> std::result::Result<(), GpuError> {
+        let rows = logits.len() / self.vocab_size;
+        if rows > self.room() {
+            let (got, valid) = (rows.to_string(), format!("at most {}", self.room()));
+            return Err(GpuError::Input { what: "rows of a slice of logits", got, valid });
         }
+        let mut padded = vec![0f32; rows * self.stride()];
+        for (to, from) in padded.chunks_exact_mut(self.stride()).zip(logits.chunks_exact(self.vocab_size)) {
+            to[..self.vocab_size].copy_from_slice(from);
+        }
+        let bytes = size_of_val(padded.as_slice());
         // SAFETY: there is room for so many bytes, and the copy is waited for
-        unsafe { self.device.copy_in(Stream::Pass, self.buffer.pointer(), logits.as_ptr().cast(), bytes)? };
+        unsafe { self.device.copy_in(Stream::Pass, self.buffer.pointer(), padded.as_ptr().cast(), bytes)? };
         let there = self.device.record(Stream::Pass)?;
         self.device.wait(there)?;
         self.filled(rows, there);
@@ -125,9 +137,12 @@ impl DeviceLogits {
     }
 
     /// Where they are; `None` before anything was put there.
+    ///
+    /// # Safety
+    /// This value lives, and nobody writes to it, until what is made of the slice has come back.
     #[must_use]
-    pub fn slice(&self) -> Option<DeviceSlice> {
-        // SAFETY: whoever has the buffer holds it until what was made of its logits has come back
+    pub unsafe fn slice(&self) -> Option<DeviceSlice> {
+        // SAFETY: as the caller says
         self.ready.map(|ready| unsafe { DeviceSlice::new(self.buffer.pointer(), ready) })
     }
 
@@ -135,10 +150,10 @@ impl DeviceLogits {
         self.buffer.pointer()
     }
 
-    /// Rows that it has room for, with V columns.
+    /// Rows that it has room for.
     #[must_use]
-    pub fn room(&self, vocab_size: usize) -> usize {
-        self.buffer.bytes() / (vocab_size * size_of::<f32>())
+    pub fn room(&self) -> usize {
+        self.buffer.bytes() / (self.stride() * size_of::<f32>())
     }
 
     /// Lets what follows in [`Stream::Extract`] wait until they are there.
@@ -158,18 +173,19 @@ impl Logits {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn on_host(&self, vocab_size: usize) -> Result<Cow<'_, [f32]>> {
+    pub fn on_host(&self) -> Result<Cow<'_, [f32]>> {
         let logits = match self {
             Self::Host(logits) => return Ok(Cow::Borrowed(logits)),
             Self::Device(logits) => logits,
         };
         logits.wait()?;
-        let mut copy = vec![0f32; logits.rows * vocab_size];
-        let (device, bytes) = (&logits.device, size_of_val(copy.as_slice()));
+        let mut padded = vec![0f32; logits.rows * logits.stride()];
+        let (device, bytes) = (&logits.device, size_of_val(padded.as_slice()));
         // SAFETY: both are this long, and the copy is waited for
-        unsafe { device.copy_out(Stream::Extract, copy.as_mut_ptr().cast(), logits.pointer(), bytes)? };
+        unsafe { device.copy_out(Stream::Extract, padded.as_mut_ptr().cast(), logits.pointer(), bytes)? };
         device.wait(device.record(Stream::Extract)?)?;
-        Ok(Cow::Owned(copy))
+        let rows = padded.chunks_exact(logits.stride());
+        Ok(Cow::Owned(rows.flat_map(|row| &row[..logits.vocab_size]).copied().collect()))
     }
 }
 

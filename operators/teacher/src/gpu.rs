@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device as HostDevice, Tensor};
 use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source};
-use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream};
+use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
 use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
@@ -107,7 +107,9 @@ fn fitting(
 ) -> Result<usize> {
     let Memory { free, total } = device.memory()?;
     let room = (free as f64 * (1.0 - SPARE)) as u64;
-    let logits = 2 * (slice_rows * shape.vocab * size_of::<f32>()) as u64;
+    let slice = (slice_rows * logits_stride(shape.vocab) * size_of::<f32>()) as u64;
+    // two slices, and as much for what the extraction makes of them: dense noise takes most
+    let logits = 4 * slice;
     let weights = shape.weight_bytes(element);
     loop {
         let pass = shape.workspace_bytes(element, tokens);
@@ -118,7 +120,7 @@ fn fitting(
         if tokens == least {
             let name = device.name();
             let short = GpuError::Memory { device: name.into(), bytes, free, total };
-            let parts = format!("weights {weights}, a pass over {tokens} tokens {pass}, logits {logits}");
+            let parts = format!("weights {weights}, a pass over {tokens} tokens {pass}, logits and noise {logits}");
             let message =
                 format!("{short}: {parts}; valid: a smaller type, shorter sequences, a device with more memory");
             return Err(TeacherError::Device { device: name.into(), message });
@@ -225,13 +227,13 @@ impl Teacher for GpuTeacher {
             let (got, valid) = ("those of the CPU".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let room = logits.room(self.info.vocab_size);
+        let room = logits.room();
         if tokens.len() > room {
             let (got, valid) = (tokens.len().to_string(), format!("at most {room}"));
             return Err(TeacherError::Input { what: "rows of a slice", got, valid });
         }
         // SAFETY: there is room for so many rows, and whoever has the buffer has waited for what was made of it before
-        unsafe { self.net().logits(tokens, logits.pointer())? };
+        unsafe { self.net().logits_into(tokens, logits.pointer(), logits.stride())? };
         logits.filled(tokens.len(), self.device.record(Stream::Pass)?);
         Ok(())
     }

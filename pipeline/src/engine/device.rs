@@ -13,7 +13,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::Builder;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
@@ -58,9 +58,30 @@ enum Request {
 /// Hands requests to a device; its owner ends when the last one of these is dropped.
 #[derive(Clone)]
 pub struct DeviceQueue {
-    requests: mpsc::Sender<Request>,
+    owner: Arc<Owner>,
     info: Arc<TeacherInfo>,
     loss: Arc<Loss>,
+}
+
+/// The threads of a device; they end with this value.
+struct Owner {
+    requests: Option<mpsc::Sender<Request>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Owner {
+    async fn send(&self, request: Request) -> Result<(), OperatorError> {
+        let requests = self.requests.as_ref().ok_or_else(stopped)?;
+        requests.send(request).await.map_err(|_| stopped())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.requests = None;
+        // a GPU's memory and libraries have to be given back before the process ends; its batches are short
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
 }
 
 /// Whether a device is lost, and whether that was told.
@@ -103,15 +124,20 @@ impl DeviceQueue {
             let _ = buffers.try_send(teacher.buffer()?);
         }
         let mut logits = teacher.buffer()?;
+        let is_gpu = matches!(logits, Logits::Device(_));
         let thread = |name: &str| Builder::new().name(format!("{} {name}", info.device));
         let none = |e: io::Error| OperatorError::Config { operator: "extract", message: format!("no thread: {e}") };
         let loss = Arc::new(Loss::default());
         let under_way = Arc::new(UnderWay(Mutex::new((0, Instant::now()))));
         let (noted, ends) = (Arc::clone(&loss), Arc::clone(&under_way));
-        thread("columns").spawn(move || make_columns(&to_columns, &buffers, &noted, &ends)).map_err(none)?;
+        let columns = move || make_columns(&to_columns, &buffers, &noted, &ends);
+        let columns = thread("columns").spawn(columns).map_err(none)?;
         let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free, &under_way);
-        thread("forward").spawn(forward).map_err(none)?;
-        Ok(Self { requests, info, loss })
+        let forward = thread("forward").spawn(forward).map_err(none)?;
+        // a batch of a CPU may take minutes, and nothing is to be given back there
+        let threads = if is_gpu { vec![forward, columns] } else { Vec::new() };
+        let owner = Arc::new(Owner { requests: Some(requests), threads });
+        Ok(Self { owner, info, loss })
     }
 
     /// Whether the device is of no use any more.
@@ -142,7 +168,7 @@ impl DeviceQueue {
         let forward = Forward::new(config, &batch, meter)?;
         let (reply, answer) = oneshot::channel();
         let request = Request::Extract { forward: forward.clone(), batch, reply };
-        self.requests.send(request).await.map_err(|_| stopped())?;
+        self.owner.send(request).await?;
         Ok(Answer { forward, reply: answer })
     }
 }
@@ -161,7 +187,7 @@ impl Answer {
         };
         let (reply, origin) = oneshot::channel();
         let request = Request::Origin { forward: self.forward, error, reply };
-        device.requests.send(request).await.map_err(|_| stopped())?;
+        device.owner.send(request).await?;
         Err(origin.await.unwrap_or_else(|_| stopped()))
     }
 }
@@ -217,6 +243,7 @@ fn own(
                 if parts.send(begin).is_err() {
                     return;
                 }
+                let mut kept = None;
                 let ran = forward.run(teacher, logits, &mut |slice| {
                     let on_host = matches!(slice.logits, Logits::Host(_));
                     parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
@@ -225,9 +252,16 @@ fn own(
                     if on_host {
                         forward.meter().add_since(Measure::DeviceBlockedNanos, waits);
                     }
-                    // the rest of a batch that has failed is of no use
-                    if failed.load(Ordering::Relaxed) { Err(OperatorError::Stopped) } else { Ok(buffer) }
+                    if failed.load(Ordering::Relaxed) {
+                        // the rest of the batch is of no use; the buffer is, to the next one
+                        kept = Some(buffer);
+                        return Err(OperatorError::Stopped);
+                    }
+                    Ok(buffer)
                 });
+                if let Some(buffer) = kept {
+                    *logits = buffer;
+                }
                 if parts.send(Part::End { ran, busy: began.elapsed(), reply }).is_err() {
                     return;
                 }
@@ -250,13 +284,15 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Los
                 has_failed = failed;
             }
             Part::Logits(slice) => {
-                if let Ok(taken) = &mut columns
-                    && let Err(e) = taken.take(&slice, &mut workspace)
-                {
+                let found = columns.as_mut().ok().map(|columns| columns.extract(&slice, &mut workspace));
+                has_failed.fetch_or(matches!(found, None | Some(Err(_))), Ordering::Relaxed);
+                // before the rest of the work on it: the device has the next slice to make
+                let _ = buffers.try_send(slice.logits);
+                let placed = found.map(|found| columns.as_mut().map_or(Ok(()), |c| c.place(&slice.positions, &found?)));
+                if let Some(Err(e)) = placed {
                     columns = Err(e);
                 }
-                has_failed.store(columns.is_err(), Ordering::Relaxed);
-                let _ = buffers.try_send(slice.logits);
+                has_failed.fetch_or(columns.is_err(), Ordering::Relaxed);
             }
             Part::End { ran, busy, reply } => {
                 let made = std::mem::replace(&mut columns, Err(stopped()));

@@ -209,7 +209,7 @@ impl Recomputed<'_> {
         check.sequences += sequences.len() as u64;
         pass.run(&sequences, &mut self.teacher.buffer()?, &mut |Slice { positions, logits }| {
             let vocab = self.teacher.info().vocab_size;
-            let on_host = logits.on_host(vocab)?;
+            let on_host = logits.on_host()?;
             let results: Result<Vec<TokenCheck>, NoiseError> = positions
                 .par_iter()
                 .zip(on_host.par_chunks_exact(vocab))

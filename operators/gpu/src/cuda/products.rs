@@ -17,6 +17,8 @@ use crate::error::GpuError;
 
 /// What NVIDIA recommends for Hopper. One for each stream, as products of two streams may run at once.
 const WORKSPACE_BYTES: usize = 32 << 20;
+/// Of CUDA 13, which the kernels are made with.
+const OLDEST_VERSION: usize = 130_000;
 /// Plans that are kept: where passes differ in length, every length has its own.
 const MOST_PLANS: usize = 4096;
 /// `cublasOperation_t`, which the bindings of cuBLASLt do not have.
@@ -116,6 +118,13 @@ impl Products {
     /// Opens the library; the device's context is current.
     pub fn open(&mut self, device: &str) -> Result<()> {
         self.handle = Some(result::create_handle().map_err(|error| failed(device, "cublasLtCreate", error))?);
+        // SAFETY: it only returns a number
+        let version = unsafe { sys::cublasLtGetVersion() };
+        if version < OLDEST_VERSION {
+            let message =
+                format!("cuBLASLt {version} on the loader's path, valid: {OLDEST_VERSION} (CUDA 13) or later");
+            return Err(GpuError::Unavailable { device: device.into(), message });
+        }
         for workspace in &mut self.workspaces {
             // SAFETY: only handed to cuBLASLt with its length
             *workspace = unsafe { malloc_sync(WORKSPACE_BYTES) }.map_err(|error| GpuError::Failed {
@@ -128,9 +137,12 @@ impl Products {
         Ok(())
     }
 
-    /// Gives everything back; the device's context is current, or lost.
-    pub fn close(&mut self) {
+    /// Gives everything back; where the context is not current and alive, there is nothing left to give.
+    pub fn close(&mut self, is_alive: bool) {
         self.plans.clear();
+        if !is_alive {
+            return;
+        }
         // SAFETY: made in `open`, and used by nobody else
         unsafe {
             for workspace in self.workspaces.iter_mut().filter(|w| **w != 0) {

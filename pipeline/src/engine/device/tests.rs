@@ -8,11 +8,15 @@ use arrow::array::{ArrayRef, AsArray, Int32Array, ListArray, RecordBatch, UInt64
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Float32Type, Schema};
 use candle_core::{DType, Device, Tensor};
+use stillhouse_gpu_host::Host;
 use stillhouse_operators::extract::ExtractConfig;
 use stillhouse_operators::operator::{Counters, Measure, Meter, OperatorError};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::spec::TeacherContext;
-use stillhouse_teacher::{Architecture, HostTeacher, OnHost, Precision, Result, TeacherInfo};
+use stillhouse_teacher::stillhouse_gpu::Device as GpuDevice;
+use stillhouse_teacher::{
+    Architecture, DeviceLogits, Hidden, HostTeacher, Logits, OnHost, Precision, Result, Runs, Teacher, TeacherInfo,
+};
 
 use super::DeviceQueue;
 
@@ -30,7 +34,12 @@ struct Echo {
 
 impl Echo {
     fn start(passes: &Arc<AtomicU64>) -> DeviceQueue {
-        let info = TeacherInfo {
+        let info = Self::info();
+        DeviceQueue::start(Arc::new(OnHost(Self { info, passes: Arc::clone(passes) }))).unwrap()
+    }
+
+    fn info() -> TeacherInfo {
+        TeacherInfo {
             architecture: Architecture::Gpt2,
             vocab_size: VOCAB,
             max_positions: 64,
@@ -43,8 +52,13 @@ impl Echo {
             dtype: Precision::F32,
             device: "cpu".into(),
             arithmetic: "f32".into(),
-        };
-        DeviceQueue::start(Arc::new(OnHost(Self { info, passes: Arc::clone(passes) }))).unwrap()
+        }
+    }
+
+    /// The same with its logits on a device, two rows at a time.
+    fn start_on_device() -> DeviceQueue {
+        let echo = Self { info: Self::info(), passes: Arc::default() };
+        DeviceQueue::start(Arc::new(Uploaded(OnHost(echo), Arc::new(Host::new(0))))).unwrap()
     }
 }
 
@@ -69,6 +83,34 @@ impl HostTeacher for Echo {
         let states = rows.flatten_all()?.to_vec1::<f32>()?;
         out.extend(states.iter().flat_map(|&state| [state; VOCAB]));
         Ok(())
+    }
+}
+
+/// A teacher on a device, as far as its owner can tell.
+struct Uploaded(OnHost<Echo>, Arc<dyn GpuDevice>);
+
+impl Teacher for Uploaded {
+    fn info(&self) -> &TeacherInfo {
+        self.0.info()
+    }
+
+    fn slice_rows(&self) -> usize {
+        2
+    }
+
+    fn buffer(&self) -> Result<Logits> {
+        Ok(Logits::Device(DeviceLogits::new(&self.1, 2, VOCAB)?))
+    }
+
+    fn pass(&self, runs: &Runs) -> Result<Hidden> {
+        self.0.pass(runs)
+    }
+
+    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
+        let mut on_host = Logits::default();
+        self.0.slice(hidden, tokens, &mut on_host)?;
+        let Logits::Device(logits) = logits else { panic!("a buffer of the CPU") };
+        Ok(logits.fill(&on_host.on_host()?)?)
     }
 }
 
@@ -142,7 +184,11 @@ async fn many_splits_share_a_device_and_each_gets_its_own() {
 
 #[tokio::test]
 async fn logits_that_are_no_numbers_are_reported_with_their_place_and_the_device_goes_on() {
-    let device = Echo::start(&Arc::default());
+    a_poisoned_batch_is_told_and_no_other(Echo::start(&Arc::default())).await;
+    a_poisoned_batch_is_told_and_no_other(Echo::start_on_device()).await;
+}
+
+async fn a_poisoned_batch_is_told_and_no_other(device: DeviceQueue) {
     let (_, meter) = meter();
     let poisoned = sequences(40, &[vec![1, 2, 3, 4], vec![1, 2, POISON as i32, 3, 4]]);
     let good = || sequences(50, &[vec![1, 2, 3]]);
