@@ -116,9 +116,11 @@ fn a_pass_is_as_small_as_it_has_to_be() {
     let bytes = host.used() - before + 4 * (kept.slice_rows() * kept.info().vocab_size.next_multiple_of(8) * 4) as u64;
     drop(kept);
     assert_eq!(host.used(), 0, "what a teacher had is given back");
+    // half a megabyte short for a pass over 512 tokens, which works in 735 kB; a twentieth is left to others
+    let bytes = (bytes - 500_000) * 100 / 95;
     let small: Arc<dyn Device> = Arc::new(Host::with_memory(0, bytes));
     let teacher = gpu::load(&testdata("gpt2"), &small, &options(Precision::F32)).unwrap();
-    assert!((128..512).contains(&teacher.pass_tokens()), "{}", teacher.pass_tokens());
+    assert!((64..512).contains(&teacher.pass_tokens()), "{}", teacher.pass_tokens());
     let said = format!("passes of {} tokens", teacher.pass_tokens());
     assert!(teacher.info().arithmetic.ends_with(&said), "{}", teacher.info().arithmetic);
     let expected = expected("gpt2");
