@@ -96,10 +96,23 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
+/// To YAML 1.1 the line and paragraph separators of Unicode were line breaks, and the library that writes here still indents what comes
+/// after one. To 1.2 they are characters like any other, and so are the spaces behind them.
+#[test]
+fn a_line_separator_is_a_character() {
+    for text in ["\u{2028}  ", "x\u{2028}  y", "\u{2029} "] {
+        assert_eq!(yaml_value(&format!("a: '{text}'\n")).unwrap(), json!({"a": text}));
+        assert_eq!(yaml_value(&format!("'{text}': 1\n")).unwrap(), json!({text: 1}));
+    }
+    let indented = serde_yaml_ng::to_string(&json!({"\u{2028}": null})).unwrap();
+    assert_ne!(yaml_value(&indented).unwrap(), json!({"\u{2028}": null}), "{indented}");
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read(value in any_value()) {
         let yaml = serde_yaml_ng::to_string(&value).unwrap();
+        prop_assume!(!yaml.contains(['\u{2028}', '\u{2029}']));
         prop_assert_eq!(yaml_value(&yaml).unwrap(), value.clone(), "{}", yaml);
         for json in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
             prop_assert_eq!(Document::read_json(&json).unwrap().value(), value.clone());
