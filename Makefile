@@ -28,6 +28,8 @@ test:
 
 rust-test: setup
 	cargo nextest run --workspace
+	cargo build -q -p stillhouse-gpu --example gpu_check
+	scripts/gpu-check --host --json target/gpu-check.json >target/gpu-check.txt
 	cargo test --doc --workspace -q
 
 # What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use stillhouse_gpu::extract::{Asked, Extracted, Extractor, Pending, SLICES};
 use stillhouse_gpu::net::{Net, Shape};
-use stillhouse_gpu::{Buffer, Device, Element};
+use stillhouse_gpu::{Buffer, Device, Element, logits_stride};
 use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Observed, Tolerance, ValueType, keyed_uniforms};
 
 use crate::Outcome;
@@ -14,8 +14,8 @@ use crate::accuracy::tokens;
 use crate::counted::Counted;
 use crate::nets::{Angles, Weights};
 
-/// Logits of a slice take no more, or those of one row do.
-const SLICE_BYTES: usize = 512 << 20;
+/// Logits of a slice, as `stillhouse-teacher` has them.
+const SLICE_VALUES: usize = 32 << 20;
 /// Tokens that the observed ones are drawn from.
 const LIKELY: usize = 64;
 
@@ -76,8 +76,7 @@ fn usual(vocab: usize) -> Outcome<Extraction> {
 
 /// Rows of a slice.
 fn slice_rows(vocab: usize, batch_tokens: usize) -> usize {
-    let rows = SLICE_BYTES / (vocab * 4);
-    if rows > 256 { (rows / 256 * 256).min(batch_tokens) } else { rows.clamp(1, batch_tokens) }
+    (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens)
 }
 
 impl Job {
@@ -93,9 +92,10 @@ impl Job {
         let rope = angles.as_ref().map(Angles::rope);
         let net = Net::load(device, *shape, element, rope, &mut Weights::of(shape), batch_tokens)?;
         let slice_rows = slice_rows(shape.vocab, batch_tokens);
-        let slice = || Buffer::new(device, slice_rows * shape.vocab * 4);
+        let stride = logits_stride(shape.vocab);
+        let slice = || Buffer::new(device, slice_rows * stride * 4);
         let (slices, extractor) =
-            ([slice()?, slice()?], Extractor::new(device, Asked::of(&usual(shape.vocab)?), slice_rows)?);
+            ([slice()?, slice()?], Extractor::new(device, Asked::of_rows(&usual(shape.vocab)?, stride), slice_rows)?);
         let batch = Batch {
             inputs: Vec::new(),
             offsets: Vec::new(),
@@ -121,7 +121,7 @@ impl Job {
         };
         let topk = LIKELY.min(vocab);
         let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk };
-        let mut likely = Extractor::new(device, Asked::of(&asked), self.slice_rows)?;
+        let mut likely = Extractor::new(device, Asked::of_rows(&asked, logits_stride(vocab)), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
         let mut observed = Vec::with_capacity(count);
@@ -129,7 +129,7 @@ impl Job {
             let rows: Vec<u32> = (first as u32..(first + self.slice_rows).min(count) as u32).collect();
             // SAFETY: a slice has this many rows, and stays until it is collected below
             let pending = unsafe {
-                self.net.logits(&rows, self.slices[0].pointer())?;
+                self.net.logits_into(&rows, self.slices[0].pointer(), logits_stride(vocab))?;
                 likely.begin(self.slices[0].pointer(), &self.batch.at(first, rows.len()))?
             };
             let (indices, logprobs) = likely.collect(pending)?.topk.ok_or("no top-k, though it was asked for")?;
@@ -158,6 +158,7 @@ impl Job {
         let mut run = Run { tokens: (batches * self.batch_tokens()) as u64, ..Run::default() };
         let mut pending: VecDeque<Pending> = VecDeque::new();
         let mut slice = 0;
+        let stride = logits_stride(self.net.shape().vocab);
         for _ in 0..batches {
             self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
             for first in (0..self.batch_tokens()).step_by(self.slice_rows) {
@@ -170,7 +171,7 @@ impl Job {
                 slice += 1;
                 // SAFETY: a slice has room for its rows; what was in it before has been collected
                 unsafe {
-                    self.net.logits(&rows, to)?;
+                    self.net.logits_into(&rows, to, stride)?;
                     if noise {
                         pending.push_back(self.extractor.begin(to, &self.batch.at(first, rows.len()))?);
                     }
