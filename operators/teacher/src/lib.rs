@@ -5,7 +5,7 @@
 //!                               ├─► load() ─► Teacher ───┼─ llama.rs  ── layers, attention, kernels ── candle, gemm
 //!  *.gguf (widened) ────────────┘                        └─ qwen3.rs
 //!
-//!  tokens [B·L] u32 ─► hidden [B, L, H] ─► a slice of its rows [n, H] ─► logits [n, V] f32 ─► extractors
+//!  runs of tokens ─► hidden states [tokens, H] ─► a slice of their rows [n, H] ─► logits [n, V] f32 ─► extractors
 //! ```
 //!
 //! `[B, L, V]` never exists: the caller walks over the rows of the hidden states in slices of its own size, with one
@@ -18,18 +18,19 @@
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use stillhouse_teacher::{LoadOptions, load_on_host};
+//! use stillhouse_teacher::{LoadOptions, Runs, load};
 //!
 //! # fn main() -> stillhouse_teacher::Result<()> {
-//! let teacher = load_on_host(Path::new("models/gpt2-large"), &LoadOptions::default())?;
-//! let tokens = vec![0u32; 4 * 1024];
-//! let hidden = teacher.hidden(&tokens, 4, 1024)?.flatten(0, 1)?;
-//! let mut logits = Vec::new();
-//! for first in (0..tokens.len()).step_by(64) {
-//!     teacher.logits_into(&hidden.narrow(0, first, 64)?, &mut logits)?;
-//!     for row in logits.chunks_exact(teacher.info().vocab_size) {
-//!         // row predicts the token after this one
-//!     }
+//! let teacher = load(Path::new("models/gpt2-large"), &LoadOptions::default())?;
+//! let mut runs = Runs::new();
+//! runs.push([50256, 464, 3290, 373]);
+//! runs.push([50256, 1212, 318]);
+//! let hidden = teacher.pass(&runs)?;
+//! let mut logits = teacher.buffer()?;
+//! let tokens: Vec<u32> = (0..7).collect();
+//! for tokens in tokens.chunks(teacher.slice_rows()) {
+//!     teacher.slice(&hidden, tokens, &mut logits)?;
+//!     // a row [V] for each of these tokens, where the teacher is: it predicts the token after this one
 //! }
 //! # Ok(())
 //! # }
