@@ -66,6 +66,7 @@ class Bucket:
         """Through connections that break and servers that are not well; as long as it takes until told to stop, then 60 s."""
         from botocore.exceptions import ClientError, HTTPClientError
         from botocore.exceptions import ConnectionError as NoConnection
+        from urllib3.exceptions import HTTPError
 
         deadline = None
         while True:
@@ -75,7 +76,8 @@ class Bucket:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500:
                     raise
                 failed = error
-            except (HTTPClientError, NoConnection, OSError) as error:
+            # botocore reads the body of an error answer outside of what turns urllib3's errors into its own.
+            except (HTTPClientError, NoConnection, HTTPError, OSError) as error:
                 failed = error
             self.on_retry()
             if not self.may_go_on():

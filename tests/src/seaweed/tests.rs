@@ -117,8 +117,8 @@ fn watched(seaweed: &Seaweed) {
     let shard = fs::read(shard).unwrap();
 
     s3.put("corpora", "set/data/0.parquet", &shard);
-    let look = |endpoint: &str, until: &mut dyn FnMut()| -> Value {
-        let mut command = python(&["s3://corpora/set", "--until", stop.to_str().unwrap()]);
+    let look = |endpoint: &str, set: &str, until: &mut dyn FnMut()| -> Value {
+        let mut command = python(&[set, "--until", stop.to_str().unwrap()]);
         seaweed.read_only_environment(&mut command);
         command.env("AWS_ENDPOINT_URL", endpoint);
         let child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -130,7 +130,7 @@ fn watched(seaweed: &Seaweed) {
     };
     let plan = Plan { probability: 0.5, kinds: vec![Kind::ResetResponse, Kind::SlowDown503], ..Plan::default() };
     let proxy = FaultProxy::start(seaweed.endpoint(), plan);
-    let seen = look(&proxy.endpoint(), &mut || {
+    let seen = look(&proxy.endpoint(), "s3://corpora/set", &mut || {
         let begin = proxy.requests().len();
         seaweed.kill();
         while proxy.requests().len() < begin + 5 {
@@ -142,11 +142,24 @@ fn watched(seaweed: &Seaweed) {
     assert!(seen["retried"].as_u64() >= Some(5) && proxy.traffic().unanswered > 0, "{seen}");
     assert_eq!(seen["problems"], serde_json::json!([]), "{seen}");
 
+    // The answer that breaks off may itself be an error's.
+    let only = |_: &str, target: &str| target.ends_with(".parquet");
+    let plan = |kind| Plan { probability: 1.0, kinds: vec![kind], only, ..Plan::default() };
+    let failing = FaultProxy::start(seaweed.endpoint(), plan(Kind::SlowDown503));
+    let breaking = FaultProxy::start(&failing.endpoint(), plan(Kind::ResetResponse));
+    let seen = look(&breaking.endpoint(), "s3://corpora/set", &mut || {
+        while breaking.fired().is_empty() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert!(seen["retried"].as_u64() >= Some(1) && seen["shards_seen"] == 1, "{seen}");
+    assert_eq!(seen["problems"], serde_json::json!([]), "{seen}");
+
     s3.put("corpora", "set/data/1.parquet", &shard[..shard.len() - 3]);
     s3.put("corpora", "set/data/0.parquet.tmp", b"");
     s3.put("corpora", "set/_SUCCESS", b"");
     s3.put("corpora", "set/manifest.json", br#"{"shards": [{"path": "data/2.parquet", "bytes": 3, "sha256": "00"}]}"#);
-    let problems = look(seaweed.endpoint(), &mut || ())["problems"].to_string();
+    let problems = look(seaweed.endpoint(), "s3://corpora/set", &mut || ())["problems"].to_string();
     for part in ["data/1.parquet", "0.parquet.tmp", "data/2.parquet"] {
         assert!(problems.contains(part), "{part} in {problems}");
     }
