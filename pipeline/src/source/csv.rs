@@ -6,9 +6,9 @@
 use std::io;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
-use stillhouse_schemas::spec::{Compression, Input};
+use stillhouse_schemas::spec::Input;
 
-use super::decode::{Cursor, compression};
+use super::decode::Cursor;
 use super::error::{SourceError, reason};
 use super::list::InputFile;
 use super::records::{Bad, Fault, Records, Start, push};
@@ -162,11 +162,7 @@ impl CsvRecords {
             }
         };
         if start > parser.cursor.offset {
-            if compression(file, input) == Compression::None {
-                parser.cursor = Cursor::open_range(store, file, input, (start, end))?;
-            } else {
-                parser.cursor.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
-            }
+            parser.cursor = parser.cursor.forward(store, file, input, (start, end))?;
         }
         if start > 0 {
             parser.cursor.newlines = 0;

@@ -1,19 +1,19 @@
 //! The decompressed bytes of a file, with the offset and the newlines passed.
 //!
-//! gzip of several members and Zstandard of several frames are read to the end of the file. A decompressor cannot begin in the
-//! middle, so opening a compressed file at an offset costs decompressing all before it.
+//! Opening a compressed file at an offset costs decompressing what is between the last checkpoint before it ([`super::checkpoints`]) and
+//! there: about 1 MB of gzip that was read before. A frame of Zstandard is decompressed from its start.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead};
+use std::sync::PoisonError;
 
-use flate2::bufread::MultiGzDecoder;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
+use super::decompress::Decompressor;
 use super::error::SourceError;
 use super::list::InputFile;
 use super::sniff;
 use super::store::{ObjectReader, Store};
 
-const DECODED_BUFFER: usize = 256 << 10;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Compression of a file: never `Auto`.
@@ -72,23 +72,57 @@ impl Cursor {
                 format!("is cut off: got 0 bytes, which is not a {name} file"),
             ));
         }
+        let checkpoints = store.checkpoints(file);
+        // of several readers that would decompress the same, one does, and the others wait for the checkpoints that this yields;
+        // Zstandard has none inside of a frame
+        let turn = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.turn(file, start));
+        let _turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut cursor = match checkpoints.and_then(|all| all.before(file, start)) {
+            Some(from) => {
+                let reader = Box::new(Decompressor::resume(store, file, how, &from).map_err(io)?);
+                Self { reader, offset: from.decompressed, newlines: 0 }
+            }
+            None => Self::at_start(store, file, input, how)?,
+        };
+        cursor.skip_to(start).map_err(io)?;
+        Ok(cursor)
+    }
+
+    fn at_start(store: &Store, file: &InputFile, input: &Input, how: Compression) -> Result<Self, SourceError> {
+        let io = |e| SourceError::from_io(&file.path, e);
         let mut raw = ObjectReader::new(store, &file.location, file.size, 0);
         if let Some(wrong) = sniff::stored(raw.fill_buf().map_err(io)?, file, input) {
             return Err(wrong);
         }
-        let reader: Box<dyn BufRead + Send> = match how {
-            Compression::Gzip => Box::new(BufReader::with_capacity(DECODED_BUFFER, MultiGzDecoder::new(raw))),
-            _ => {
-                let decoder = zstd::stream::read::Decoder::with_buffer(raw).map_err(io)?;
-                Box::new(BufReader::with_capacity(DECODED_BUFFER, decoder))
-            }
-        };
+        let reader = Box::new(Decompressor::new(store, file, how, raw).map_err(io)?);
         let mut cursor = Self { reader, offset: 0, newlines: 0 };
         if let Some(wrong) = sniff::decompressed(cursor.fill().map_err(io)?, file) {
             return Err(wrong);
         }
-        cursor.skip_to(start).map_err(io)?;
         Ok(cursor)
+    }
+
+    /// Goes on to an offset of the same file: passes what is before it, or opens the file there, where that costs less.
+    pub fn forward(
+        mut self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        (start, end): (u64, u64),
+    ) -> Result<Self, SourceError> {
+        let nearer = |from: u64| from > self.offset;
+        let opens = match compression(file, input) {
+            Compression::None => true,
+            Compression::Gzip => store.checkpoints(file).is_some(),
+            _ => {
+                store.checkpoints(file).and_then(|all| all.before(file, start)).is_some_and(|p| nearer(p.decompressed))
+            }
+        };
+        if opens {
+            return Self::open_range(store, file, input, (start, end));
+        }
+        self.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
+        Ok(self)
     }
 
     /// What can be seen without waiting for more; empty at the end of the file.

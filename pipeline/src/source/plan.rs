@@ -223,7 +223,7 @@ fn by_size(file: usize, size: u64, target: u64) -> Vec<Segment> {
         .collect()
 }
 
-/// Cuts where the first record begins that is a target away from the cut before.
+/// Cuts where the first record begins that is a target away from the cut before. Of a compressed file the checkpoints before the cuts stay.
 fn scan(
     store: &Store,
     index: usize,
@@ -250,6 +250,14 @@ fn scan(
     let end = records.offset();
     if count > 0 {
         cut(start, end, line, count);
+    }
+    if let Some(checkpoints) = store.checkpoints(file) {
+        // readers look at the byte before as well
+        let starts = segments.iter().filter_map(|segment| match segment.range {
+            Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
+            Range::Rows { .. } => None,
+        });
+        checkpoints.keep(file, starts);
     }
     Ok(segments)
 }

@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use url::Url;
 
+use super::checkpoints::Checkpoints;
 use super::list::InputFile;
 use super::router::{Mount, Router};
 use super::state::{Changed, FileState};
@@ -44,6 +45,7 @@ pub struct Store {
     router: Arc<Router>,
     /// What files must still be when they are read.
     expected: Arc<HashMap<Path, FileState>>,
+    checkpoints: Arc<Checkpoints>,
 }
 
 impl Store {
@@ -59,7 +61,13 @@ impl Store {
             Mount { at: at(&url), store: opened.store, url }
         };
         let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
-        Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, handle, router, expected: Arc::default() }
+        Self {
+            store: Arc::clone(&router) as Arc<dyn ObjectStore>,
+            handle,
+            router,
+            expected: Arc::default(),
+            checkpoints: Arc::default(),
+        }
     }
 
     /// Makes the buckets known to a session, under their URLs: nodes of DataFusion's own find them there, as they find the disk.
@@ -78,6 +86,22 @@ impl Store {
     pub(crate) fn expecting<'a>(&self, files: impl IntoIterator<Item = &'a InputFile>) -> Self {
         let expected = files.into_iter().map(|f| (f.location.clone(), f.state.clone())).collect();
         Self { expected: Arc::new(expected), ..self.clone() }
+    }
+
+    /// Where reading can begin inside of a compressed file; none where what is read is not held against the listing.
+    pub(super) fn checkpoints(&self, file: &InputFile) -> Option<&Arc<Checkpoints>> {
+        (self.expected.get(&file.location) == Some(&file.state)).then_some(&self.checkpoints)
+    }
+
+    /// The same store with other distances between checkpoints, and bounds of them.
+    #[cfg(test)]
+    pub(super) fn with_checkpoints(&self, checkpoints: Checkpoints) -> Self {
+        Self { checkpoints: Arc::new(checkpoints), ..self.clone() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn all_checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
     }
 
     /// Looks whether a file is still what it was when it was listed. What a store gave has said so with every answer, so only a disk
@@ -196,6 +220,11 @@ impl ObjectReader {
     /// The same for a reader that needs little, or nothing, from this byte on: no chunk that begins there is fetched ahead.
     pub fn until(self, end: u64) -> Self {
         Self { until: self.size.min(end), ..self }
+    }
+
+    /// Bytes of the object before what is read next.
+    pub fn offset(&self) -> u64 {
+        self.position - self.chunk.len() as u64
     }
 
     fn next_end(&self) -> u64 {

@@ -3,6 +3,7 @@
 mod ahead;
 mod changes;
 mod columnar;
+mod compressed;
 mod content;
 mod errors;
 mod fuzz;
