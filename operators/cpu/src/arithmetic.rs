@@ -1,0 +1,105 @@
+//! The types of a product, and which code of this machine computes them.
+
+use crate::ProductError;
+use crate::cpu::Baseline;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::{Avx2, Avx512};
+
+/// The types of a product; rows and results are f32 in memory with each of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Arithmetic {
+    /// f32 products summed in f32, on every machine.
+    F32,
+    /// f16 products summed in f16 over 32 inputs at a time, those sums in f32.
+    F16,
+    /// bf16 products, exact, summed in f32.
+    Bf16,
+    /// 8-bit products, summed exactly.
+    Int8,
+}
+
+/// The code that computes a product, with the proof that it may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    Baseline(Baseline),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+/// Runs `$body` with the kernel of a [`Level`].
+macro_rules! with_kernel {
+    ($level:expr, $kernel:ident => $body:expr) => {
+        match $level {
+            $crate::arithmetic::Level::Baseline($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Avx2($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Avx512($kernel) => $body,
+        }
+    };
+}
+pub(crate) use with_kernel;
+
+impl Level {
+    /// The levels of this machine for a product, fastest first.
+    pub(crate) fn all(arithmetic: Arithmetic) -> Vec<Self> {
+        #[cfg(target_arch = "x86_64")]
+        let found: [Option<Self>; 3] = match arithmetic {
+            Arithmetic::F32 => {
+                [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2), Some(Self::Baseline(Baseline))]
+            }
+            _ => [None; 3],
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let found = [(arithmetic == Arithmetic::F32).then_some(Self::Baseline(Baseline))];
+        found.into_iter().flatten().collect()
+    }
+
+    /// The fastest level of this machine.
+    pub(crate) fn best(arithmetic: Arithmetic) -> Result<Self, ProductError> {
+        Self::all(arithmetic).first().copied().ok_or_else(|| ProductError::Unavailable {
+            got: arithmetic.name(),
+            valid: Arithmetic::ALL.iter().filter(|a| a.available()).map(|a| a.name()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Baseline(_) => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2+fma",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+        }
+    }
+}
+
+impl Arithmetic {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
+
+    /// Whether this machine has the instructions, asked of the CPU (and, for AMX, of the kernel) at run time.
+    #[must_use]
+    pub fn available(self) -> bool {
+        !Level::all(self).is_empty()
+    }
+
+    /// f32, f16, bf16 or int8.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+/// The instructions that compute such a product on this machine, for a manifest; `unavailable` where none do.
+#[must_use]
+pub fn level(arithmetic: Arithmetic) -> &'static str {
+    Level::best(arithmetic).map_or("unavailable", Level::name)
+}

@@ -1,0 +1,90 @@
+//! What a kernel promises, and the order in which it finds its numbers.
+//!
+//! ```text
+//! strip of rows (packed for each product)        panel of outputs (packed once)
+//! line 0: row 0 [64 bytes] row 1 .. row m-1      group 0: output 0 [GROUP inputs] output 1 .. OUTPUTS-1
+//! line 1: row 0 [64 bytes] ..                    group 1: ..
+//! ```
+//!
+//! A line holds INPUTS numbers of a row that follow each other, so rows are packed by copying whole cache lines; a
+//! group is as many inputs as one instruction sums for an output. Inputs past the last are zeros on both sides.
+
+use crate::memory::{Line, Number};
+
+/// A register tile's product. It is implemented on the proof (see `cpu`) that the machine has the instructions.
+pub(crate) trait Kernel: Copy + Send + Sync {
+    /// How a weight is kept.
+    type Weight: Number;
+    /// The most rows of a strip.
+    const ROWS: usize;
+    /// Outputs of a panel; even, and a group of them is whole lines.
+    const OUTPUTS: usize;
+    /// Inputs in a line of a packed row.
+    const INPUTS: usize;
+    /// Inputs of an output that lie next to each other in a panel.
+    const GROUP: usize;
+    /// Whether rows and outputs have scales.
+    const SCALED: bool = false;
+    /// Lines at a panel's end that are the kernel's own (see `seal`).
+    const SEAL: usize = 0;
+
+    /// The scale of values whose largest magnitude is `max` (finite, not negative); positive, and a value divided by
+    /// it fits the type.
+    fn scale(_max: f32) -> f32 {
+        1.0
+    }
+
+    /// A weight that was divided by its output's scale.
+    fn weight(value: f32) -> Self::Weight;
+
+    /// Fills the panel's last [`Kernel::SEAL`] lines, of zeros at first, from the rest of it.
+    fn seal(_panel: &mut [Line]) {}
+
+    /// Packs a row: line l goes to `strip[l * step]`. Returns the row's scale. Every number of a line is written.
+    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32;
+
+    /// `out[i, j] = sum over k of strip[i, k] · panel[j, k]`, rows of `out` [`Kernel::OUTPUTS`] apart, in an order of the
+    /// sum that neither `rows` nor i changes.
+    ///
+    /// # Safety
+    /// - `rows` is in 1..=ROWS;
+    /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` lines to be read;
+    /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read;
+    /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither.
+    unsafe fn tile(self, rows: usize, strip: *const Line, panel: *const Line, lines: usize, out: *mut f32);
+
+    /// Lines between line l and line l + 1 of a strip's row.
+    fn slots(rows: usize) -> usize {
+        rows
+    }
+
+    /// Runs `f`, compiled for this kernel's machine where the compiler may inline it.
+    fn vectorised<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// Prepares the thread for [`Kernel::tile`] calls in `f`, and cleans up after them.
+    fn session<R>(self, f: impl FnOnce() -> R) -> R {
+        f()
+    }
+}
+
+/// Copies a row to its lines through `encode`, with zeros after its last number.
+#[inline(always)]
+pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], step: usize, encode: impl Fn(f32) -> T) {
+    let inputs = crate::memory::LINE / size_of::<T>();
+    let whole = row.chunks_exact(inputs);
+    let rest = whole.remainder();
+    let mut lines = strip.chunks_mut(step);
+    for (numbers, line) in whole.zip(&mut lines) {
+        let line = crate::memory::numbers_mut::<T>(&mut line[..1]);
+        for (to, from) in line.iter_mut().zip(numbers) {
+            *to = encode(*from);
+        }
+    }
+    if let (false, Some(line)) = (rest.is_empty(), lines.next()) {
+        let line = crate::memory::numbers_mut::<T>(&mut line[..1]);
+        line.fill(encode(0.0));
+        for (to, from) in line.iter_mut().zip(rest) {
+            *to = encode(*from);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Matrix products of a transformer's forward pass on a CPU: f32 rows times a weight that was packed once.
+//!
+//! ```text
+//! x [rows, inputs] f32  --pack-->  strips   \
+//!                                             > register tiles -> bias, epilogue -> out [rows, outputs] f32
+//! weight [outputs, inputs]  --once-->  panels /
+//! ```
+//!
+//! | [`Arithmetic`] | products | sums | instructions, fastest first ([`level`]) |
+//! |---|---|---|---|
+//! | F32 | f32 | f32, blocks of 768 inputs | `avx512`, `avx2+fma`, `baseline` |
+//!
+//! The bits of a result row depend on the instructions but not on threads or on which rows are computed together. A
+//! product allocates nothing once its [`Scratch`] has grown.
+//!
+//! ```
+//! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
+//!
+//! let weight = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]; // [3 outputs, 2 inputs]
+//! let packed = Packed::new(&weight, 3, 2, Layout::Outputs { stride: 2 }, Arithmetic::F32)?;
+//! let x = Rows { data: &[10.0, 1.0], rows: 1, stride: 2 };
+//! let mut out = [0.0; 3];
+//! let to = RowsMut { data: &mut out, rows: 1, stride: 3 };
+//! product(x, &packed, None, Epilogue::Store, to, Threads::One, &mut Scratch::new())?;
+//! assert_eq!(out, [12.0, 34.0, 56.0]);
+//! # Ok::<(), stillhouse_cpu::ProductError>(())
+//! ```
+
+mod arithmetic;
+mod cpu;
+mod elementwise;
+mod error;
+mod float;
+mod int8;
+mod kernel;
+mod memory;
+mod product;
+#[cfg(test)]
+mod tests;
+mod weight;
+
+pub use arithmetic::{Arithmetic, level};
+pub use error::ProductError;
+pub use product::{Epilogue, Rows, RowsMut, Scratch, Threads, product};
+pub use weight::{Layout, Packed};

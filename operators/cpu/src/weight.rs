@@ -1,0 +1,248 @@
+//! A weight in the order in which a kernel reads it.
+//!
+//! ```text
+//! weight [outputs, inputs]          panels (each as `kernel` says)
+//! outputs 0..32                     panel 0
+//! outputs 32..64                    panel 1
+//! ..
+//! gate 0..16 and up 0..16           panel 0 of a pair: an epilogue finds both halves in one tile
+//! ```
+
+use crate::arithmetic::{Level, with_kernel};
+use crate::error::ProductError;
+use crate::kernel::Kernel;
+use crate::memory::{LINE, Line, numbers_mut};
+use crate::{Arithmetic, int8};
+use rayon::prelude::*;
+
+/// How a weight lies in memory; strides in floats.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// `[outputs, inputs]`, as a linear layer keeps it: rows of inputs, `stride` apart.
+    Outputs {
+        /// From an output's weights to the next one's; at least `inputs`.
+        stride: usize,
+    },
+    /// `[inputs, outputs]`, as GPT-2's `Conv1D` keeps it: rows of outputs, `stride` apart.
+    Inputs {
+        /// From an input's weights to the next one's; at least `outputs`.
+        stride: usize,
+    },
+}
+
+/// A weight `[outputs, inputs]`, packed once for the kernel of its types; read by any number of threads.
+///
+/// Padded to whole panels and lines: at most 63 outputs and 63 inputs more than it has.
+pub struct Packed {
+    level: Level,
+    arithmetic: Arithmetic,
+    outputs: usize,
+    inputs: usize,
+    paired: bool,
+    lines: Vec<Line>,
+    panel: usize,
+    scales: Vec<f32>,
+}
+
+impl std::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Packed")
+            .field("outputs", &self.outputs)
+            .field("inputs", &self.inputs)
+            .field("arithmetic", &self.arithmetic)
+            .field("level", &self.level.name())
+            .field("paired", &self.paired)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A strided matrix [outputs, inputs].
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    data: &'a [f32],
+    output: usize,
+    input: usize,
+}
+
+impl<'a> Source<'a> {
+    fn new(data: &'a [f32], outputs: usize, inputs: usize, layout: Layout) -> Result<Self, ProductError> {
+        let (rows, columns, stride, output, input) = match layout {
+            Layout::Outputs { stride } => (outputs, inputs, stride, stride, 1),
+            Layout::Inputs { stride } => (inputs, outputs, stride, 1, stride),
+        };
+        fits("the weight", data.len(), rows, columns, stride)?;
+        Ok(Self { data, output, input })
+    }
+
+    fn row(self, output: usize, inputs: usize) -> impl Iterator<Item = f32> + Clone + use<'a> {
+        self.data[output * self.output..].iter().step_by(self.input).take(inputs).copied()
+    }
+}
+
+/// Whether a matrix of rows `stride` apart lies in `floats` floats.
+pub(crate) fn fits(
+    what: &'static str,
+    floats: usize,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+) -> Result<(), ProductError> {
+    if rows == 0 || columns == 0 {
+        return Err(ProductError::Empty { what, rows, columns });
+    }
+    let end = (rows - 1).checked_mul(stride).and_then(|start| start.checked_add(columns));
+    if (rows > 1 && stride < columns) || end.is_none_or(|end| end > floats) {
+        return Err(ProductError::Memory { what, rows, columns, stride, floats });
+    }
+    Ok(())
+}
+
+impl Packed {
+    /// Packs `weight` for products of type `arithmetic` on this machine.
+    ///
+    /// # Errors
+    /// [`ProductError`] where this machine has no such products, where the weight does not fit its memory, where int8
+    /// would overflow, and where f16 or int8 are given a value that is not finite.
+    pub fn new(
+        weight: &[f32],
+        outputs: usize,
+        inputs: usize,
+        layout: Layout,
+        arithmetic: Arithmetic,
+    ) -> Result<Self, ProductError> {
+        Self::with_level(&[weight], outputs, inputs, layout, arithmetic, Level::best(arithmetic)?)
+    }
+
+    /// Packs the two halves of a gated layer, `[width, inputs]` each, for [`crate::Epilogue::SwiGlu`]: together they
+    /// are one weight of `2 · width` outputs, gate first.
+    ///
+    /// # Errors
+    /// As [`Packed::new`].
+    pub fn gate_up(
+        gate: &[f32],
+        up: &[f32],
+        width: usize,
+        inputs: usize,
+        layout: Layout,
+        arithmetic: Arithmetic,
+    ) -> Result<Self, ProductError> {
+        Self::with_level(&[gate, up], width, inputs, layout, arithmetic, Level::best(arithmetic)?)
+    }
+
+    /// As [`Packed::new`] (one matrix) and [`Packed::gate_up`] (two), for a level of the machine.
+    pub(crate) fn with_level(
+        weights: &[&[f32]],
+        outputs: usize,
+        inputs: usize,
+        layout: Layout,
+        arithmetic: Arithmetic,
+        level: Level,
+    ) -> Result<Self, ProductError> {
+        let sources =
+            weights.iter().map(|data| Source::new(data, outputs, inputs, layout)).collect::<Result<Vec<_>, _>>()?;
+        if arithmetic == Arithmetic::Int8 && inputs > int8::MOST_INPUTS {
+            return Err(ProductError::TooLong { got: inputs, valid: int8::MOST_INPUTS });
+        }
+        let mut packed = Self {
+            level,
+            arithmetic,
+            outputs: outputs * sources.len(),
+            inputs,
+            paired: sources.len() == 2,
+            lines: Vec::new(),
+            panel: 0,
+            scales: Vec::new(),
+        };
+        with_kernel!(level, kernel => packed.fill(kernel, &sources, outputs))?;
+        Ok(packed)
+    }
+
+    fn fill<K: Kernel>(&mut self, _kernel: K, sources: &[Source<'_>], outputs: usize) -> Result<(), ProductError> {
+        let (inputs, share) = (self.inputs, K::OUTPUTS / sources.len());
+        let panels = outputs.div_ceil(share);
+        let body = inputs.div_ceil(K::INPUTS) * K::INPUTS * K::OUTPUTS * size_of::<K::Weight>() / LINE;
+        self.panel = body + K::SEAL;
+        self.lines = vec![Line::ZERO; panels * self.panel];
+        self.scales = if K::SCALED { vec![1.0; panels * K::OUTPUTS] } else { vec![1.0; K::OUTPUTS] };
+        let scales_of = if K::SCALED { K::OUTPUTS } else { 0 };
+        let fill_panel = |p: usize, panel: &mut [Line], scales: &mut [f32]| {
+            for j in 0..K::OUTPUTS {
+                let (source, output) = (sources[j / share], p * share + j % share);
+                if output >= outputs {
+                    continue;
+                }
+                let row = source.row(output, inputs);
+                let mut scale = 1.0;
+                if K::SCALED {
+                    if !row.clone().all(f32::is_finite) {
+                        return Err(ProductError::NotFinite { output, arithmetic: self.arithmetic.name() });
+                    }
+                    scale = K::scale(row.clone().fold(0.0, |max, w| w.abs().max(max)));
+                    scales[j] = scale;
+                }
+                let body = numbers_mut::<K::Weight>(&mut panel[..body]);
+                for (k, w) in row.enumerate() {
+                    body[(k / K::GROUP * K::OUTPUTS + j) * K::GROUP + k % K::GROUP] = K::weight(w / scale);
+                }
+            }
+            K::seal(panel);
+            Ok(())
+        };
+        if K::SCALED {
+            let scales = self.scales.par_chunks_mut(scales_of);
+            let panels = self.lines.par_chunks_mut(self.panel);
+            panels.zip(scales).enumerate().try_for_each(|(p, (panel, scales))| fill_panel(p, panel, scales))
+        } else {
+            let panels = self.lines.par_chunks_mut(self.panel);
+            panels.enumerate().try_for_each(|(p, panel)| fill_panel(p, panel, &mut []))
+        }
+    }
+
+    /// Outputs, gate and up together where both were packed.
+    #[must_use]
+    pub const fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub const fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Bytes of memory that the packed weight takes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        std::mem::size_of_val(self.lines.as_slice()) + std::mem::size_of_val(self.scales.as_slice())
+    }
+
+    /// The types of its products.
+    #[must_use]
+    pub const fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    pub(crate) const fn level(&self) -> Level {
+        self.level
+    }
+
+    pub(crate) const fn paired(&self) -> bool {
+        self.paired
+    }
+
+    /// Panel p's lines.
+    pub(crate) fn panel(&self, p: usize) -> &[Line] {
+        &self.lines[p * self.panel..(p + 1) * self.panel]
+    }
+
+    /// Number of panels.
+    pub(crate) fn panels(&self) -> usize {
+        self.lines.len() / self.panel
+    }
+
+    /// Scales of panel p's outputs, for a kernel that has them.
+    pub(crate) fn scales<K: Kernel>(&self, p: usize) -> &[f32] {
+        let start = if K::SCALED { p * K::OUTPUTS } else { 0 };
+        &self.scales[start..start + K::OUTPUTS]
+    }
+}
