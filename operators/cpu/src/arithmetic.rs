@@ -3,7 +3,7 @@
 use crate::ProductError;
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{Avx2, Avx512};
+use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
 
 /// The types of a product; rows and results are f32 in memory with each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -26,6 +26,14 @@ pub(crate) enum Level {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Fp16(Fp16),
+    #[cfg(target_arch = "x86_64")]
+    Vnni(Vnni),
+    #[cfg(target_arch = "x86_64")]
+    AmxBf16(AmxBf16),
+    #[cfg(target_arch = "x86_64")]
+    AmxInt8(AmxInt8),
 }
 
 /// Runs `$body` with the kernel of a [`Level`].
@@ -37,6 +45,14 @@ macro_rules! with_kernel {
             $crate::arithmetic::Level::Avx2($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::Avx512($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Fp16($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Vnni($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::AmxBf16($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::AmxInt8($kernel) => $body,
         }
     };
 }
@@ -50,7 +66,9 @@ impl Level {
             Arithmetic::F32 => {
                 [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2), Some(Self::Baseline(Baseline))]
             }
-            _ => [None; 3],
+            Arithmetic::F16 => [Fp16::detect().map(Self::Fp16), None, None],
+            Arithmetic::Bf16 => [AmxBf16::detect().map(Self::AmxBf16), None, None],
+            Arithmetic::Int8 => [AmxInt8::detect().map(Self::AmxInt8), Vnni::detect().map(Self::Vnni), None],
         };
         #[cfg(not(target_arch = "x86_64"))]
         let found = [(arithmetic == Arithmetic::F32).then_some(Self::Baseline(Baseline))];
@@ -72,6 +90,14 @@ impl Level {
             Self::Avx2(_) => "avx2+fma",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Fp16(_) => "avx512fp16",
+            #[cfg(target_arch = "x86_64")]
+            Self::Vnni(_) => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxBf16(_) => "amx-bf16",
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxInt8(_) => "amx-int8",
         }
     }
 }

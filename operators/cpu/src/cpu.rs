@@ -26,6 +26,14 @@ proofs! {
     Avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
     /// AVX-512 as every CPU with it since 2017 has it.
     Avx512 = avx512();
+    /// AVX-512 with arithmetic on f16.
+    Fp16 = avx512() && is_x86_feature_detected!("avx512fp16");
+    /// AVX-512 with sums of four products of 8-bit numbers.
+    Vnni = avx512() && is_x86_feature_detected!("avx512vnni");
+    /// AMX tiles of bf16, AVX-512, and the permission to use tiles.
+    AmxBf16 = avx512() && amx(22);
+    /// AMX tiles of 8-bit numbers, AVX-512, and the permission to use tiles.
+    AmxInt8 = avx512() && amx(25);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -34,4 +42,44 @@ fn avx512() -> bool {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
+}
+
+/// Whether the CPU has AMX tiles and `bit` of its feature word, and the operating system lets this process use them.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx(bit: u32) -> bool {
+    use core::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max};
+    use std::sync::OnceLock;
+
+    /// The bits of leaf 7's EDX if tiles may be used, 0 otherwise.
+    static FEATURES: OnceLock<u32> = OnceLock::new();
+    const OSXSAVE: u32 = 1 << 27;
+    const TILE: u32 = 1 << 24;
+    /// Tile configuration and tile data in XCR0: the kernel saves them when it switches threads.
+    const STATE: u32 = 0b11 << 17;
+
+    let features = *FEATURES.get_or_init(|| {
+        if __get_cpuid_max(0).0 < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
+            return 0;
+        }
+        let features = __cpuid_count(7, 0).edx;
+        let enabled: u32;
+        // SAFETY: OSXSAVE says that the instruction is there; it reads register 0 into eax and edx.
+        unsafe {
+            core::arch::asm!("xgetbv", in("ecx") 0, out("eax") enabled, out("edx") _, options(nomem, nostack));
+        }
+        if features & TILE == 0 || enabled & STATE != STATE {
+            return 0;
+        }
+        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+        const TILE_DATA: libc::c_ulong = 18;
+        // SAFETY: the call takes two numbers, and grants this process the tiles or fails.
+        let granted = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0;
+        if granted { features } else { 0 }
+    });
+    features & (1 << bit) != 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+const fn amx(_bit: u32) -> bool {
+    false
 }

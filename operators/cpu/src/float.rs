@@ -13,8 +13,8 @@
 
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{Avx2, Avx512};
-use crate::kernel::{Kernel, to_lines};
+use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
+use crate::kernel::{Kernel, Tile, to_lines};
 use crate::memory::Line;
 
 /// Lines of 16 inputs that are summed before they are added to the tile.
@@ -43,7 +43,8 @@ impl Kernel for Baseline {
         1.0
     }
 
-    unsafe fn tile(self, rows: usize, strip: *const Line, panel: *const Line, lines: usize, out: *mut f32) {
+    unsafe fn tile(self, tile: Tile) {
+        let Tile { rows, lines, strip, panel, out, .. } = tile;
         // SAFETY: the contract of `Kernel::tile`, for these very sizes.
         let (strip, panel, out) = unsafe {
             (
@@ -78,12 +79,49 @@ impl Kernel for Baseline {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! by_rows {
-    ($rows:ident, $tile:ident $arguments:tt, $($m:literal)*) => {
+    ($rows:expr, $tile:ident $arguments:tt, $($m:literal)*) => {
         match $rows {
             $($m => $tile::<$m> $arguments,)*
             _ => debug_assert!(false, "a strip of {} rows", $rows),
         }
     };
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use by_rows;
+
+/// A proof that the machine has AVX-512 (whatever else it has).
+///
+/// # Safety
+/// Its values exist only where the CPU has avx512f, dq, bw and vl.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe trait Wide: Copy {}
+// SAFETY: `cpu` makes each of these only after asking for those features.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Wide for Avx512 {}
+// SAFETY: as above.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Wide for Fp16 {}
+// SAFETY: as above.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Wide for Vnni {}
+// SAFETY: as above.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Wide for AmxBf16 {}
+// SAFETY: as above.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Wide for AmxInt8 {}
+
+/// Runs `f`, compiled for AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn wide<R>(_proof: impl Wide, f: impl FnOnce() -> R) -> R {
+    #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+    fn compiled<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+    // SAFETY: the proof's contract.
+    unsafe { compiled(f) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -104,19 +142,14 @@ impl Kernel for Avx512 {
         1.0
     }
 
-    unsafe fn tile(self, rows: usize, strip: *const Line, panel: *const Line, lines: usize, out: *mut f32) {
+    unsafe fn tile(self, tile: Tile) {
         // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
-        unsafe { by_rows!(rows, tile_avx512(strip.cast(), panel.cast(), lines, out), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
+        unsafe { by_rows!(tile.rows, tile_avx512(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
     }
 
     #[inline(always)]
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
-        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn wide<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        // SAFETY: `self` proves the features.
-        unsafe { wide(f) }
+        wide(self, f)
     }
 }
 
@@ -124,16 +157,27 @@ impl Kernel for Avx512 {
 /// As [`Kernel::tile`], for M rows and 32 outputs.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-unsafe fn tile_avx512<const M: usize>(strip: *const f32, panel: *const f32, lines: usize, out: *mut f32) {
+unsafe fn tile_avx512<const M: usize>(tile: Tile) {
     use core::arch::x86_64::*;
+    let Tile { lines, strip, panel, out, .. } = tile;
     for (start, count, first) in blocks(lines) {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
         unsafe {
-            let mut x = strip.add(start * M * 16);
-            let mut w = panel.add(start * 16 * 32);
+            let mut x = strip.add(start * M).cast::<f32>();
+            let mut next = tile.next.wrapping_add(start * tile.step);
+            let mut w = panel.add(start * 32).cast::<f32>();
             for _ in 0..count {
+                for line in 0..tile.step {
+                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                }
+                next = next.wrapping_add(tile.step);
+                for i in 0..M {
+                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
+                }
                 for k in 0..16 {
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 32).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 32 + 16).cast());
                     let weights = [_mm512_load_ps(w.add(k * 32)), _mm512_load_ps(w.add(k * 32 + 16))];
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let number = _mm512_set1_ps(*x.add(i * 16 + k));
@@ -173,9 +217,9 @@ impl Kernel for Avx2 {
         1.0
     }
 
-    unsafe fn tile(self, rows: usize, strip: *const Line, panel: *const Line, lines: usize, out: *mut f32) {
+    unsafe fn tile(self, tile: Tile) {
         // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
-        unsafe { by_rows!(rows, tile_avx2(strip.cast(), panel.cast(), lines, out), 1 2 3 4 5 6) }
+        unsafe { by_rows!(tile.rows, tile_avx2(tile), 1 2 3 4 5 6) }
     }
 
     #[inline(always)]
@@ -193,14 +237,15 @@ impl Kernel for Avx2 {
 /// As [`Kernel::tile`], for M rows and 16 outputs.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2<const M: usize>(strip: *const f32, panel: *const f32, lines: usize, out: *mut f32) {
+unsafe fn tile_avx2<const M: usize>(tile: Tile) {
     use core::arch::x86_64::*;
+    let Tile { lines, strip, panel, out, .. } = tile;
     for (start, count, first) in blocks(lines) {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
         unsafe {
-            let mut x = strip.add(start * M * 16);
-            let mut w = panel.add(start * 16 * 16);
+            let mut x = strip.add(start * M).cast::<f32>();
+            let mut w = panel.add(start * 16).cast::<f32>();
             for _ in 0..count {
                 for k in 0..16 {
                     let weights = [_mm256_load_ps(w.add(k * 16)), _mm256_load_ps(w.add(k * 16 + 8))];

@@ -11,6 +11,25 @@
 
 use crate::memory::{Line, Number};
 
+/// One call of [`Kernel::tile`].
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// Rows of the strip.
+    pub rows: usize,
+    /// Lines of each row.
+    pub lines: usize,
+    /// The packed rows.
+    pub strip: *const Line,
+    /// The packed outputs.
+    pub panel: *const Line,
+    /// What is computed.
+    pub out: *mut f32,
+    /// Memory that is read soon (the next panel): a kernel may prefetch `step` lines of it for each line of its own.
+    pub next: *const Line,
+    /// Lines of `next` for each line.
+    pub step: usize,
+}
+
 /// A register tile's product. It is implemented on the proof (see `cpu`) that the machine has the instructions.
 pub(crate) trait Kernel: Copy + Send + Sync {
     /// How a weight is kept.
@@ -51,7 +70,7 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` lines to be read;
     /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read;
     /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither.
-    unsafe fn tile(self, rows: usize, strip: *const Line, panel: *const Line, lines: usize, out: *mut f32);
+    unsafe fn tile(self, tile: Tile);
 
     /// Lines between line l and line l + 1 of a strip's row.
     fn slots(rows: usize) -> usize {
@@ -87,4 +106,11 @@ pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], ste
             *to = encode(*from);
         }
     }
+}
+
+/// The largest magnitude of `row`; not finite if a number of it is not.
+#[inline(always)]
+pub(crate) fn largest(row: &[f32]) -> f32 {
+    // without their sign, the bits of floats are ordered as the floats are, infinity and NaN above the others
+    f32::from_bits(row.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff)))
 }

@@ -26,11 +26,15 @@
 //! # Ok::<(), stillhouse_cpu::ProductError>(())
 //! ```
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod arithmetic;
 mod cpu;
 mod elementwise;
 mod error;
 mod float;
+#[cfg(target_arch = "x86_64")]
+mod half_float;
 mod int8;
 mod kernel;
 mod memory;

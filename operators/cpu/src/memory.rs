@@ -23,6 +23,8 @@ unsafe impl Number for f32 {}
 unsafe impl Number for u16 {}
 // SAFETY: as above.
 unsafe impl Number for i8 {}
+// SAFETY: as above.
+unsafe impl Number for i32 {}
 
 /// The numbers in `lines`.
 pub(crate) fn numbers<T: Number>(lines: &[Line]) -> &[T] {

@@ -14,7 +14,7 @@
 use crate::arithmetic::with_kernel;
 use crate::elementwise::{gelu, silu};
 use crate::error::ProductError;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Tile};
 use crate::memory::{Line, numbers, numbers_mut};
 use crate::weight::{Packed, fits};
 use rayon::prelude::*;
@@ -99,6 +99,8 @@ impl Scratch {
 
 /// Bytes of packed rows that a core's second-level cache keeps while panels go by (half of it on common machines).
 const BLOCK_BYTES: usize = 1 << 20;
+/// Bytes of panels that go by together: each strip of rows is then read once for several of them.
+const GROUP_BYTES: usize = 1 << 16;
 /// Multiplications below which a task is not worth another thread.
 const TASK: usize = 2 << 20;
 /// Floats of the largest register tile.
@@ -243,24 +245,39 @@ impl Job<'_> {
         const { assert!(K::ROWS * K::OUTPUTS <= TILE && K::OUTPUTS.is_multiple_of(16)) };
         let (strips, scales) = memory.split_at(block.strips * block.strip);
         let mut tile = [Line::ZERO; TILE / 16];
+        let panel_lines = self.weight.panel(0).len();
+        let group = (GROUP_BYTES / size_of_val(self.weight.panel(0))).clamp(1, panels.len().max(1));
+        let step = panel_lines.div_ceil(block.lines * block.strips);
         kernel.session(|| {
-            for p in panels {
-                let panel = self.weight.panel(p);
+            for start in panels.clone().step_by(group) {
+                let group = start..panels.end.min(start + group);
+                let mut next = self.weight.panel(group.end - 1).as_ptr_range().end;
                 for (s, strip) in strips.chunks_exact(block.strip).enumerate() {
                     let rows = part(block.rows.len(), block.strips, s);
-                    // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a strip has
-                    // 1..=ROWS; it holds `lines` times the slots of ROWS, which are at least those of its rows; a
-                    // panel was filled for the same kernel and inputs; the tile has space for ROWS · OUTPUTS floats
-                    // (asserted above), in aligned lines of its own.
-                    unsafe {
-                        kernel.tile(rows.len(), strip.as_ptr(), panel.as_ptr(), block.lines, tile.as_mut_ptr().cast());
-                    }
                     let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
-                    let first = block.rows.start + rows.start;
-                    kernel.vectorised(
-                        #[inline(always)]
-                        || self.end::<K>(p, first, scales, numbers_mut(&mut tile)),
-                    );
+                    for p in group.clone() {
+                        // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a strip
+                        // has 1..=ROWS; it holds `lines` times the slots of ROWS, which are at least those of its
+                        // rows; a panel was filled for the same kernel and inputs; the tile has space for
+                        // ROWS · OUTPUTS floats (asserted above), in aligned lines of its own.
+                        unsafe {
+                            kernel.tile(Tile {
+                                rows: rows.len(),
+                                lines: block.lines,
+                                strip: strip.as_ptr(),
+                                panel: self.weight.panel(p).as_ptr(),
+                                out: tile.as_mut_ptr().cast(),
+                                next,
+                                step,
+                            });
+                        }
+                        next = next.wrapping_add(step * block.lines);
+                        let first = block.rows.start + rows.start;
+                        kernel.vectorised(
+                            #[inline(always)]
+                            || self.end::<K>(p, first, scales, numbers_mut(&mut tile)),
+                        );
+                    }
                 }
             }
         });

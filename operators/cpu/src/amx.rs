@@ -1,0 +1,263 @@
+//! bf16 and int8 products by AMX: tiles of 16 rows of 64 bytes, multiplied whole.
+//!
+//! ```text
+//!               32 outputs
+//!            [ panel 16 | 16 ]      two tiles of weights for each line of 64 bytes of the rows
+//! 32 rows  [ 16 ] [ 0 ][ 1 ]
+//!          [ 16 ] [ 2 ][ 3 ]        four tiles of sums, in the registers until the last line
+//! ```
+//!
+//! An instruction adds a line's products to a sum in order of the inputs, whichever rows its tile has: a strip of at
+//! most 16 rows is one row of tiles. bf16's products are exact in f32; the instruction rounds its sums to the nearest
+//! and takes subnormal numbers as zeros, on every CPU that has it.
+
+use crate::cpu::{AmxBf16, AmxInt8};
+use crate::int8;
+use crate::kernel::{Kernel, Tile, to_lines};
+use crate::memory::{LINE, Line};
+use core::arch::asm;
+
+/// Rows of a tile.
+const SIDE: usize = 16;
+
+/// The first tile's shape of all: palette 1, eight tiles of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+const CONFIGURATION: Configuration = Configuration {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+const _: () = assert!(size_of::<Configuration>() == LINE);
+
+/// Configures the thread's tiles for `f`.
+///
+/// # Safety
+/// The CPU has AMX and the process may use it.
+#[inline(always)]
+unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
+    struct Release;
+    impl Drop for Release {
+        fn drop(&mut self) {
+            // SAFETY: the contract of `session`; the tiles are no one's after it.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
+    }
+    // SAFETY: the contract of `session`; the configuration is 64 bytes and valid for palette 1.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly)) };
+    let _release = Release;
+    f()
+}
+
+/// The sums of one or two rows of tiles by instruction `$multiply`, stored 32 outputs apart.
+macro_rules! tiles {
+    ($name:ident, $multiply:literal) => {
+        /// # Safety
+        /// As [`Kernel::tile`] for 32 outputs in groups of 4 bytes; in a [`session`], and the CPU has the instruction.
+        unsafe fn $name(tile: Tile) {
+            let Tile { rows, lines, strip, panel, out, .. } = tile;
+            // SAFETY: a line of the strip is 16 or 32 slots of 64 bytes, of the panel 16 rows of 128 bytes; `out` has 32
+            // rows of 128 bytes. Tiles are no registers of the compiler's.
+            unsafe {
+                if rows > SIDE {
+                    asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        "2:",
+                        "tileloadd tmm4, [{x} + {row}]",
+                        "tileloadd tmm6, [{w} + {pair}]",
+                        "tileloadd tmm7, [{w} + {pair} + 64]",
+                        concat!($multiply, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm5, [{x} + {row} + 1024]",
+                        concat!($multiply, " tmm1, tmm4, tmm7"),
+                        concat!($multiply, " tmm2, tmm5, tmm6"),
+                        concat!($multiply, " tmm3, tmm5, tmm7"),
+                        "add {x}, 2048",
+                        "add {w}, 2048",
+                        "dec {lines}",
+                        "jnz 2b",
+                        "tilestored [{out} + {pair}], tmm0",
+                        "tilestored [{out} + {pair} + 64], tmm1",
+                        "tilestored [{out} + {pair} + 2048], tmm2",
+                        "tilestored [{out} + {pair} + 2112], tmm3",
+                        x = inout(reg) strip => _,
+                        w = inout(reg) panel => _,
+                        lines = inout(reg) lines => _,
+                        out = in(reg) out,
+                        row = in(reg) 64usize,
+                        pair = in(reg) 128usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    );
+                } else {
+                    asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "2:",
+                        "tileloadd tmm4, [{x} + {row}]",
+                        "tileloadd tmm6, [{w} + {pair}]",
+                        "tileloadd tmm7, [{w} + {pair} + 64]",
+                        concat!($multiply, " tmm0, tmm4, tmm6"),
+                        concat!($multiply, " tmm1, tmm4, tmm7"),
+                        "add {x}, 1024",
+                        "add {w}, 2048",
+                        "dec {lines}",
+                        "jnz 2b",
+                        "tilestored [{out} + {pair}], tmm0",
+                        "tilestored [{out} + {pair} + 64], tmm1",
+                        x = inout(reg) strip => _,
+                        w = inout(reg) panel => _,
+                        lines = inout(reg) lines => _,
+                        out = in(reg) out,
+                        row = in(reg) 64usize,
+                        pair = in(reg) 128usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    );
+                }
+            }
+        }
+    };
+}
+tiles!(tiles_bf16, "tdpbf16ps");
+tiles!(tiles_int8, "tdpbssd");
+
+/// Asks for the memory that is read next.
+#[inline(always)]
+fn prefetch(tile: Tile) {
+    for line in 0..tile.step * tile.lines {
+        // SAFETY: a prefetch of any address is allowed, and every x86-64 CPU has the instruction.
+        unsafe {
+            use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast());
+        }
+    }
+}
+
+#[inline(always)]
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // a NaN keeps its sign and becomes quiet; rounding could carry it to infinity
+    (if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
+}
+
+impl Kernel for AmxBf16 {
+    type Weight = u16;
+    const ROWS: usize = 2 * SIDE;
+    const OUTPUTS: usize = 32;
+    const INPUTS: usize = 32;
+    const GROUP: usize = 2;
+
+    fn weight(value: f32) -> u16 {
+        to_bf16(value)
+    }
+
+    #[inline(always)]
+    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
+        to_lines(row, strip, step, to_bf16);
+        1.0
+    }
+
+    unsafe fn tile(self, tile: Tile) {
+        prefetch(tile);
+        // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
+        unsafe { tiles_bf16(tile) }
+    }
+
+    fn slots(rows: usize) -> usize {
+        rows.next_multiple_of(SIDE)
+    }
+
+    #[inline(always)]
+    fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
+        crate::float::wide(self, f)
+    }
+
+    #[inline(always)]
+    fn session<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves AMX and the permission.
+        unsafe { session(f) }
+    }
+}
+
+impl Kernel for AmxInt8 {
+    type Weight = i8;
+    const ROWS: usize = 2 * SIDE;
+    const OUTPUTS: usize = int8::OUTPUTS;
+    const INPUTS: usize = int8::INPUTS;
+    const GROUP: usize = int8::GROUP;
+    const SCALED: bool = true;
+
+    fn scale(max: f32) -> f32 {
+        int8::scale(max)
+    }
+
+    fn weight(value: f32) -> i8 {
+        int8::encode(value)
+    }
+
+    #[inline(always)]
+    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
+        int8::row(row, strip, step, 0)
+    }
+
+    unsafe fn tile(self, tile: Tile) {
+        prefetch(tile);
+        // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`. The instructions have
+        // written 32-bit integers to whole rows of `out`, of the size and alignment of its floats.
+        unsafe {
+            tiles_int8(tile);
+            let floats = tile.rows * int8::OUTPUTS;
+            let out = std::slice::from_raw_parts_mut(tile.out, floats);
+            self.vectorised(
+                #[inline(always)]
+                || out.iter_mut().for_each(|v| *v = v.to_bits().cast_signed() as f32),
+            );
+        }
+    }
+
+    fn slots(rows: usize) -> usize {
+        rows.next_multiple_of(SIDE)
+    }
+
+    #[inline(always)]
+    fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
+        crate::float::wide(self, f)
+    }
+
+    #[inline(always)]
+    fn session<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves AMX and the permission.
+        unsafe { session(f) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_as_the_half_crate_does() {
+        for bits in (0..=u32::MAX).step_by(40_503).chain((0x3f80_0000..0x3f84_0000).step_by(7)) {
+            let x = f32::from_bits(bits);
+            assert_eq!(to_bf16(x), half::bf16::from_f32(x).to_bits(), "{bits:#x}");
+        }
+        for bits in [0x7f80_0000, 0xff80_0000, 0x7f80_0001, 0x7fff_ffff, 0xffff_ffff, 0x7f7f_ffff, 0x3f80_8000] {
+            let x = f32::from_bits(bits);
+            assert_eq!(to_bf16(x), half::bf16::from_f32(x).to_bits(), "{bits:#x}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! f16 products by AVX512-FP16: sums of [`BLOCK`] inputs in f16, those sums in f32.
+//!
+//! f16 keeps 11 bits, so a long sum in it would lose its small terms: each block of 32 inputs starts at zero and is
+//! widened and added to the f32 tile. Rows and outputs are scaled by powers of two, which round nothing, to a largest
+//! magnitude in 8..16: a block's sum then stays below 8192 (f16 overflows at 65504), and what f16 flushes to zero is
+//! below 2^-27 of its row's largest number.
+
+use crate::cpu::Fp16;
+use crate::float::by_rows;
+use crate::kernel::{Kernel, Tile, largest};
+use crate::memory::Line;
+use core::arch::x86_64::*;
+use half::f16;
+
+/// Lines of 16 inputs that are summed in f16.
+const BLOCK: usize = 2;
+
+impl Kernel for Fp16 {
+    type Weight = u16;
+    const ROWS: usize = 14;
+    const OUTPUTS: usize = 64;
+    /// A row's f16 is kept twice: the CPU broadcasts 32 bits at no cost, and 16 at that of a shuffle.
+    const INPUTS: usize = 16;
+    const GROUP: usize = 1;
+    const SCALED: bool = true;
+
+    fn scale(max: f32) -> f32 {
+        // 2^(floor(log2 max) - 3), where its reciprocal is a number as well
+        let exponent = (max.to_bits() >> 23) as i32 - 127 - 3;
+        f32::from_bits(((exponent.clamp(-100, 120) + 127) as u32) << 23)
+    }
+
+    fn weight(value: f32) -> u16 {
+        f16::from_f32(value).to_bits()
+    }
+
+    #[inline(always)]
+    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
+        let max = largest(row);
+        let scale = if max.is_finite() { Self::scale(max) } else { 1.0 };
+        // SAFETY: `self` proves the features.
+        unsafe { row_fp16(row, 1.0 / scale, strip, step) };
+        scale
+    }
+
+    unsafe fn tile(self, tile: Tile) {
+        // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
+        unsafe { by_rows!(tile.rows, tile_fp16(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
+    }
+
+    #[inline(always)]
+    fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
+        crate::float::wide(self, f)
+    }
+}
+
+/// Writes `row · by` in f16, each number twice, zeros after the last.
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+fn row_fp16(row: &[f32], by: f32, strip: &mut [Line], step: usize) {
+    for (numbers, line) in row.chunks(16).zip(strip.chunks_mut(step)) {
+        let mask = (u32::MAX >> (32 - numbers.len())) as __mmask16;
+        // SAFETY: the mask lets only the chunk's numbers be read.
+        let x = unsafe { _mm512_maskz_loadu_ps(mask, numbers.as_ptr()) };
+        let x = _mm512_mul_ps(x, _mm512_set1_ps(by));
+        let x = _mm512_cvtepu16_epi32(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x));
+        let twice = _mm512_or_si512(x, _mm512_slli_epi32::<16>(x));
+        // SAFETY: a line is 64 bytes, aligned.
+        unsafe { _mm512_store_si512((&raw mut line[0]).cast(), twice) };
+    }
+}
+
+/// # Safety
+/// As [`Kernel::tile`], for M rows and 64 outputs.
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
+unsafe fn tile_fp16<const M: usize>(tile: Tile) {
+    let Tile { lines, out, .. } = tile;
+    let (mut next, mut x, mut w) = (tile.next, tile.strip.cast::<i32>(), tile.panel.cast::<u16>());
+    for start in (0..lines).step_by(BLOCK) {
+        let mut sums = [[_mm512_castsi512_ph(_mm512_setzero_si512()); 2]; M];
+        // SAFETY: lines below `lines`, rows below M, inputs below 16 and outputs below 64; what is prefetched need not be.
+        unsafe {
+            for _ in 0..BLOCK.min(lines - start) {
+                for line in 0..tile.step {
+                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                }
+                next = next.wrapping_add(tile.step);
+                for i in 0..M {
+                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
+                }
+                for k in 0..16 {
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 64 + 32).cast());
+                    let weights =
+                        [0, 32].map(|half| _mm512_castsi512_ph(_mm512_load_si512(w.add(k * 64 + half).cast())));
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let number = _mm512_castsi512_ph(_mm512_set1_epi32(*x.add(i * 16 + k)));
+                        sums[0] = _mm512_fmadd_ph(number, weights[0], sums[0]);
+                        sums[1] = _mm512_fmadd_ph(number, weights[1], sums[1]);
+                    }
+                }
+                x = x.add(M * 16);
+                w = w.add(16 * 64);
+            }
+            for (i, sums) in sums.iter().enumerate() {
+                for (half, sum) in sums.iter().enumerate() {
+                    let sum = _mm512_castph_si512(*sum);
+                    for (quarter, sum) in
+                        [_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum)].into_iter().enumerate()
+                    {
+                        let to = out.add(i * 64 + half * 32 + quarter * 16);
+                        let sum = _mm512_cvtph_ps(sum);
+                        _mm512_store_ps(to, if start == 0 { sum } else { _mm512_add_ps(_mm512_load_ps(to), sum) });
+                    }
+                }
+            }
+        }
+    }
+}
