@@ -74,45 +74,80 @@ fn row_fp16(row: &[f32], by: f32, strip: &mut [Line], step: usize) {
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
 unsafe fn tile_fp16<const M: usize>(tile: Tile) {
     let Tile { lines, out, .. } = tile;
-    let (mut next, mut x, mut w) = (tile.next, tile.strip.cast::<i32>(), tile.panel.cast::<u16>());
+    let mut sums = [[Line::ZERO; 2]; M];
     for start in (0..lines).step_by(BLOCK) {
-        let mut sums = [[_mm512_castsi512_ph(_mm512_setzero_si512()); 2]; M];
-        // SAFETY: lines below `lines`, rows below M, inputs below 16 and outputs below 64; what is prefetched need not be.
+        for line in start * tile.step..(start + BLOCK) * tile.step {
+            // SAFETY: a prefetch of any address is allowed.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast()) };
+        }
+        // SAFETY: the block's lines are below `lines`; rows are below M, and `out` has M rows of 64 floats.
         unsafe {
-            for _ in 0..BLOCK.min(lines - start) {
-                for line in 0..tile.step {
-                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
-                }
-                next = next.wrapping_add(tile.step);
-                for i in 0..M {
-                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
-                }
-                for k in 0..16 {
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 64).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 64 + 32).cast());
-                    let weights =
-                        [0, 32].map(|half| _mm512_castsi512_ph(_mm512_load_si512(w.add(k * 64 + half).cast())));
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        let number = _mm512_castsi512_ph(_mm512_set1_epi32(*x.add(i * 16 + k)));
-                        sums[0] = _mm512_fmadd_ph(number, weights[0], sums[0]);
-                        sums[1] = _mm512_fmadd_ph(number, weights[1], sums[1]);
-                    }
-                }
-                x = x.add(M * 16);
-                w = w.add(16 * 64);
-            }
-            for (i, sums) in sums.iter().enumerate() {
-                for (half, sum) in sums.iter().enumerate() {
-                    let sum = _mm512_castph_si512(*sum);
-                    for (quarter, sum) in
-                        [_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum)].into_iter().enumerate()
-                    {
-                        let to = out.add(i * 64 + half * 32 + quarter * 16);
-                        let sum = _mm512_cvtph_ps(sum);
-                        _mm512_store_ps(to, if start == 0 { sum } else { _mm512_add_ps(_mm512_load_ps(to), sum) });
-                    }
-                }
+            let (x, w) = (tile.strip.add(start * M).cast(), tile.panel.add(start * 32).cast());
+            block_fp16::<M>(x, w, BLOCK.min(lines - start), &mut sums);
+            for (i, [left, right]) in sums.iter().enumerate() {
+                widen(left, out.add(i * 64), start == 0);
+                widen(right, out.add(i * 64 + 32), start == 0);
             }
         }
+    }
+}
+
+/// The sums of a block's `lines` in f16. On its own so that the compiler keeps them in registers: as part of the loop
+/// over blocks it stored each after each addition.
+///
+/// # Safety
+/// `strip` has `lines` lines of M rows to be read, `panel` `lines · 16` groups of 64 outputs.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
+unsafe fn block_fp16<const M: usize>(strip: *const i32, panel: *const u16, lines: usize, to: &mut [[Line; 2]; M]) {
+    let mut sums = [[_mm512_castsi512_ph(_mm512_setzero_si512()); 2]; M];
+    let (mut x, mut w) = (strip, panel);
+    // SAFETY: lines below `lines`, rows below M, inputs below 16 and outputs below 64; what is prefetched need not be.
+    unsafe {
+        for _ in 0..lines {
+            for i in 0..M {
+                _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
+            }
+            for k in 0..16 {
+                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 64).cast());
+                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 64 + 32).cast());
+                let weights = [0, 32].map(|half| _mm512_castsi512_ph(_mm512_load_si512(w.add(k * 64 + half).cast())));
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let number = _mm512_castsi512_ph(_mm512_set1_epi32(*x.add(i * 16 + k)));
+                    sums[0] = _mm512_fmadd_ph(number, weights[0], sums[0]);
+                    sums[1] = _mm512_fmadd_ph(number, weights[1], sums[1]);
+                }
+            }
+            x = x.add(M * 16);
+            w = w.add(16 * 64);
+        }
+        for (to, sums) in to.iter_mut().zip(&sums) {
+            for (to, sum) in to.iter_mut().zip(sums) {
+                _mm512_store_si512((&raw mut *to).cast(), _mm512_castph_si512(*sum));
+            }
+        }
+    }
+}
+
+/// Stores 32 sums as f32, or adds them to those that are there.
+///
+/// # Safety
+/// `to` has 32 floats, aligned to 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
+unsafe fn widen(sums: &Line, to: *mut f32, store: bool) {
+    // SAFETY: a line is 64 bytes, aligned.
+    let sums = unsafe { _mm512_load_si512((&raw const *sums).cast()) };
+    let low = _mm512_cvtph_ps(_mm512_castsi512_si256(sums));
+    let high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(sums));
+    // SAFETY: the contract of this function.
+    unsafe {
+        let (low, high) = if store {
+            (low, high)
+        } else {
+            (_mm512_add_ps(_mm512_load_ps(to), low), _mm512_add_ps(_mm512_load_ps(to.add(16)), high))
+        };
+        _mm512_store_ps(to, low);
+        _mm512_store_ps(to.add(16), high);
     }
 }
