@@ -22,8 +22,8 @@ const BLOCK: usize = 48;
 
 /// Blocks of a sum over `lines`: first line, number of lines, whether it is the first.
 #[inline(always)]
-fn blocks(lines: usize) -> impl Iterator<Item = (usize, usize, bool)> {
-    (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0))
+fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
+    (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0 && first))
 }
 
 impl Kernel for Baseline {
@@ -32,6 +32,7 @@ impl Kernel for Baseline {
     const OUTPUTS: usize = 16;
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
+    const PAUSE: Option<usize> = Some(BLOCK);
 
     fn weight(value: f32) -> f32 {
         value
@@ -54,7 +55,7 @@ impl Kernel for Baseline {
             )
         };
         for (row, out) in out.chunks_exact_mut(16).enumerate() {
-            for (start, count, first) in blocks(lines) {
+            for (start, count, first) in blocks(lines, tile.first) {
                 let mut sums = [0f32; 16];
                 let weights = panel[start * 256..(start + count) * 256].chunks_exact(16);
                 let lines = strip[start * rows * 16..(start + count) * rows * 16].chunks_exact(16 * rows);
@@ -131,6 +132,7 @@ impl Kernel for Avx512 {
     const OUTPUTS: usize = 32;
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
+    const PAUSE: Option<usize> = Some(BLOCK);
 
     fn weight(value: f32) -> f32 {
         value
@@ -160,7 +162,7 @@ impl Kernel for Avx512 {
 unsafe fn tile_avx512<const M: usize>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
-    for (start, count, first) in blocks(lines) {
+    for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
         unsafe {
@@ -206,6 +208,7 @@ impl Kernel for Avx2 {
     const OUTPUTS: usize = 16;
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
+    const PAUSE: Option<usize> = Some(BLOCK);
 
     fn weight(value: f32) -> f32 {
         value
@@ -240,7 +243,7 @@ impl Kernel for Avx2 {
 unsafe fn tile_avx2<const M: usize>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
-    for (start, count, first) in blocks(lines) {
+    for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
         unsafe {

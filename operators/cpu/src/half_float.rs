@@ -23,6 +23,7 @@ impl Kernel for Fp16 {
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
     const SCALED: bool = true;
+    const PAUSE: Option<usize> = Some(BLOCK);
 
     fn scale(max: f32) -> f32 {
         // 2^(floor(log2 max) - 3), where its reciprocal is a number as well
@@ -77,16 +78,15 @@ unsafe fn tile_fp16<const M: usize>(tile: Tile) {
     let mut sums = [[Line::ZERO; 2]; M];
     for start in (0..lines).step_by(BLOCK) {
         for line in start * tile.step..(start + BLOCK) * tile.step {
-            // SAFETY: a prefetch of any address is allowed.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast()) };
+            _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast());
         }
         // SAFETY: the block's lines are below `lines`; rows are below M, and `out` has M rows of 64 floats.
         unsafe {
             let (x, w) = (tile.strip.add(start * M).cast(), tile.panel.add(start * 32).cast());
             block_fp16::<M>(x, w, BLOCK.min(lines - start), &mut sums);
             for (i, [left, right]) in sums.iter().enumerate() {
-                widen(left, out.add(i * 64), start == 0);
-                widen(right, out.add(i * 64 + 32), start == 0);
+                widen(left, out.add(i * 64), start == 0 && tile.first);
+                widen(right, out.add(i * 64 + 32), start == 0 && tile.first);
             }
         }
     }

@@ -24,6 +24,8 @@ pub(crate) struct Tile {
     pub panel: *const Line,
     /// What is computed.
     pub out: *mut f32,
+    /// Whether `out` is written; sums of further lines are added to it otherwise.
+    pub first: bool,
     /// Memory that is read soon (the next panel): a kernel may prefetch `step` lines of it for each line of its own.
     pub next: *const Line,
     /// Lines of `next` for each line.
@@ -46,6 +48,10 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     const SCALED: bool = false;
     /// Lines at a panel's end that are the kernel's own (see `seal`).
     const SEAL: usize = 0;
+
+    /// Lines after which a call may end and another go on with `first` unset, without a change of the sum's order; `None`
+    /// where one call has to have all lines.
+    const PAUSE: Option<usize> = None;
 
     /// The scale of values whose largest magnitude is `max` (finite, not negative); positive, and a value divided by
     /// it fits the type.

@@ -15,9 +15,10 @@ use crate::arithmetic::with_kernel;
 use crate::elementwise::{gelu, silu};
 use crate::error::ProductError;
 use crate::kernel::{Kernel, Tile};
-use crate::memory::{Line, numbers, numbers_mut};
+use crate::memory::{LINE, Line, numbers, numbers_mut};
 use crate::weight::{Packed, fits};
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Rows of floats, `stride` apart; as many floats in a row as the weight has inputs.
@@ -105,6 +106,12 @@ const GROUP_BYTES: usize = 1 << 16;
 const TASK: usize = 2 << 20;
 /// Floats of the largest register tile.
 const TILE: usize = 1024;
+/// Lines of the tiles that a task keeps while it sums in parts.
+const TILES: usize = 1024;
+/// Strips of a block whose sums are computed in parts: several panels' tiles have to fit [`TILES`].
+const PART_STRIPS: usize = 4;
+/// Bytes of a row from which its sums are computed in parts: such rows leave a block too few of them.
+const LONG_ROW: usize = 1 << 14;
 
 /// `out[r, :] = epilogue(x[r, :] · weightᵀ + bias)`.
 ///
@@ -162,6 +169,23 @@ fn part(total: usize, parts: usize, index: usize) -> Range<usize> {
     start(index)..start(index + 1)
 }
 
+/// Lines that are summed in one go: all `lines`, or where rows are long as many as let panels stay in a core's cache.
+fn part_lines<K: Kernel>(lines: usize) -> usize {
+    match K::PAUSE {
+        Some(pause) if lines * LINE > LONG_ROW => pause * 48usize.div_ceil(pause),
+        _ => lines,
+    }
+}
+
+/// Lines of zeros in memory that was none; only those that are needed, as a small product's time is that of 64 KiB.
+fn zeros(space: &mut [MaybeUninit<Line>]) -> &mut [Line] {
+    for line in space.iter_mut() {
+        line.write(Line::ZERO);
+    }
+    // SAFETY: each of the lines was written.
+    unsafe { &mut *(std::ptr::from_mut(space) as *mut [Line]) }
+}
+
 /// How a block's packed rows lie in its part of the scratch.
 struct Block {
     rows: Range<usize>,
@@ -185,7 +209,9 @@ impl Job<'_> {
         let lines = self.weight.inputs().div_ceil(K::INPUTS);
         let work = rows * self.weight.inputs() * self.weight.outputs();
         let threads = threads.min(work / TASK).max(1);
-        let blocks = threads.min(rows / (2 * K::ROWS)).max((rows * lines * 64).div_ceil(BLOCK_BYTES)).clamp(1, rows);
+        let largest =
+            if part_lines::<K>(lines) < lines { PART_STRIPS * K::ROWS } else { (BLOCK_BYTES / (lines * LINE)).max(1) };
+        let blocks = threads.min(rows / (2 * K::ROWS)).max(rows.div_ceil(largest)).clamp(1, rows);
         let strips = rows.div_ceil(blocks).div_ceil(K::ROWS);
         let strip = lines * K::slots(K::ROWS);
         let size = Block::size::<K>(strips, strip);
@@ -244,39 +270,59 @@ impl Job<'_> {
     fn panels<K: Kernel>(&self, kernel: K, block: &Block, memory: &[Line], panels: Range<usize>) {
         const { assert!(K::ROWS * K::OUTPUTS <= TILE && K::OUTPUTS.is_multiple_of(16)) };
         let (strips, scales) = memory.split_at(block.strips * block.strip);
-        let mut tile = [Line::ZERO; TILE / 16];
-        let panel_lines = self.weight.panel(0).len();
-        let group = (GROUP_BYTES / size_of_val(self.weight.panel(0))).clamp(1, panels.len().max(1));
-        let step = panel_lines.div_ceil(block.lines * block.strips);
+        let mut space = [const { MaybeUninit::uninit() }; TILES];
+        let tile = K::ROWS * K::OUTPUTS / 16;
+        let lines = part_lines::<K>(block.lines);
+        let parts = block.lines.div_ceil(lines);
+        let tiles = zeros(&mut space[..if parts > 1 { TILES } else { tile }]);
+        // whole sums end in one tile after the other; sums in parts need one each
+        let group =
+            if parts > 1 { TILES / tile / block.strips } else { GROUP_BYTES / size_of_val(self.weight.panel(0)) };
+        // lines of a panel for a line of rows
+        let depth = K::INPUTS * K::OUTPUTS * size_of::<K::Weight>() / LINE;
+        let step = depth.div_ceil(block.strips);
         kernel.session(|| {
-            for start in panels.clone().step_by(group) {
-                let group = start..panels.end.min(start + group);
-                let mut next = self.weight.panel(group.end - 1).as_ptr_range().end;
-                for (s, strip) in strips.chunks_exact(block.strip).enumerate() {
-                    let rows = part(block.rows.len(), block.strips, s);
-                    let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
-                    for p in group.clone() {
-                        // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a strip
-                        // has 1..=ROWS; it holds `lines` times the slots of ROWS, which are at least those of its
-                        // rows; a panel was filled for the same kernel and inputs; the tile has space for
-                        // ROWS · OUTPUTS floats (asserted above), in aligned lines of its own.
-                        unsafe {
-                            kernel.tile(Tile {
-                                rows: rows.len(),
-                                lines: block.lines,
-                                strip: strip.as_ptr(),
-                                panel: self.weight.panel(p).as_ptr(),
-                                out: tile.as_mut_ptr().cast(),
-                                next,
-                                step,
-                            });
+            for start in panels.clone().step_by(group.max(1)) {
+                let group = start..panels.end.min(start + group.max(1));
+                for first_line in (0..block.lines).step_by(lines) {
+                    let lines = lines.min(block.lines - first_line);
+                    let last = first_line + lines == block.lines;
+                    // what follows these panels, or this part of them
+                    let ahead = if parts > 1 { start } else { group.end - 1 };
+                    let mut next = self.weight.panel(ahead).as_ptr().wrapping_add((first_line + lines) * depth);
+                    for (s, strip) in strips.chunks_exact(block.strip).enumerate() {
+                        let rows = part(block.rows.len(), block.strips, s);
+                        for (g, p) in group.clone().enumerate() {
+                            let slot = if parts > 1 { s * group.len() + g } else { 0 };
+                            let out = &mut tiles[slot * tile..(slot + 1) * tile];
+                            let strip = &strip[first_line * K::slots(rows.len())..];
+                            let panel = &self.weight.panel(p)[first_line * depth..];
+                            // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a
+                            // strip has 1..=ROWS; from `first_line` on it holds `lines` times the slots of its rows,
+                            // and the panel, filled for the same kernel and inputs, as many groups (and its seal, as a
+                            // kernel that has one never pauses); `out` has ROWS · OUTPUTS floats in aligned lines.
+                            unsafe {
+                                kernel.tile(Tile {
+                                    rows: rows.len(),
+                                    lines,
+                                    strip: strip.as_ptr(),
+                                    panel: panel.as_ptr(),
+                                    out: out.as_mut_ptr().cast(),
+                                    first: first_line == 0,
+                                    next,
+                                    step,
+                                });
+                            }
+                            next = next.wrapping_add(step * lines);
+                            if last {
+                                let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
+                                let first = block.rows.start + rows.start;
+                                kernel.vectorised(
+                                    #[inline(always)]
+                                    || self.end::<K>(p, first, scales, numbers_mut(out)),
+                                );
+                            }
                         }
-                        next = next.wrapping_add(step * block.lines);
-                        let first = block.rows.start + rows.start;
-                        kernel.vectorised(
-                            #[inline(always)]
-                            || self.end::<K>(p, first, scales, numbers_mut(&mut tile)),
-                        );
                     }
                 }
             }

@@ -149,6 +149,50 @@ fn a_row_depends_neither_on_threads_nor_on_other_rows() {
 }
 
 #[test]
+fn long_rows_summed_in_parts_are_whole() {
+    for (arithmetic, level) in levels() {
+        check(&Case::new(3, 70, 4500), arithmetic, level);
+        let case = Case::new(75, 200, 4197);
+        let packed = case.pack(arithmetic, level);
+        let whole = run(&case, &packed, Threads::One);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        assert!(pool.install(|| run(&case, &packed, Threads::Pool)) == whole, "{arithmetic:?} {}", level.name());
+        let x = Rows { data: &case.x[11 * 4197..], rows: 1, stride: 4197 };
+        let mut out = vec![f32::NAN; 200];
+        let to = RowsMut { data: &mut out, rows: 1, stride: 200 };
+        product(x, &packed, None, Epilogue::Store, to, Threads::One, &mut Scratch::new()).unwrap();
+        assert!(out == whole[11 * 200..12 * 200], "{arithmetic:?} {}", level.name());
+    }
+}
+
+#[test]
+fn every_level_of_int8_returns_the_same_bits() {
+    let case = Case::new(45, 99, 333);
+    let mut all = Level::all(Arithmetic::Int8).into_iter();
+    if let Some(first) = all.next() {
+        let want = run(&case, &case.pack(Arithmetic::Int8, first), Threads::One);
+        for level in all {
+            assert!(run(&case, &case.pack(Arithmetic::Int8, level), Threads::One) == want, "{}", level.name());
+        }
+    }
+}
+
+#[test]
+fn a_scale_is_of_a_row_and_of_an_output() {
+    // magnitudes that f16 does not have and int8 has no steps for
+    for (arithmetic, level) in levels() {
+        let mut case = Case::new(6, 40, 64);
+        case.x.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f32.powi((i / 64) as i32 * 4 - 12));
+        case.weight.iter_mut().enumerate().for_each(|(i, w)| *w *= 10f32.powi((i / 64 % 5) as i32 * 3 - 6));
+        let out = run(&case, &case.pack(arithmetic, level), Threads::One);
+        for (i, got) in out.iter().enumerate() {
+            let (want, size) = case.exact(i / 40, i % 40);
+            assert!((f64::from(*got) - want).abs() <= 0.02 * size, "{arithmetic:?} {}: {got}, {want}", level.name());
+        }
+    }
+}
+
+#[test]
 fn strides_layouts_and_used_scratch_change_no_bit() {
     for (arithmetic, level) in levels() {
         let (rows, outputs, inputs) = (23, 75, 131);
