@@ -9,9 +9,21 @@
 //! | [`Arithmetic`] | products | sums | instructions, fastest first ([`level`]) |
 //! |---|---|---|---|
 //! | F32 | f32 | f32, blocks of 768 inputs | `avx512`, `avx2+fma`, `baseline` |
+//! | F16 | f16, rows and outputs scaled by powers of two | f16 over 32 inputs, those in f32 | `avx512fp16` |
+//! | Bf16 | bf16 | f32 | `amx-bf16` |
+//! | Int8 | 8 bits, a scale for each row and each output | exact | `amx-int8`, `avx512-vnni` |
+//!
+//! Errors, with s the sum of the magnitudes of a value's terms and k its number of inputs: F32 at most about
+//! (768 + k/768) · 2^-24 · s; F16 34 · 2^-11 · s; Bf16 2^-7 · s from its
+//! operands; Int8 half a step (1/254 of the row's or output's largest magnitude) of each operand, times the other.
 //!
 //! The bits of a result row depend on the instructions but not on threads or on which rows are computed together. A
-//! product allocates nothing once its [`Scratch`] has grown.
+//! product allocates nothing once its [`Scratch`] has grown (rayon's own queues aside). int8's levels all return the
+//! same bits.
+//!
+//! A library would be preferred to kernels of our own, but none that was measured kept its weights packed, its rows
+//! independent of each other and three quarters of the machine's peak; `examples/peak` and `benches/product` measure
+//! both here. Small strided products, as attention has, gain nothing from packing and are not for this crate.
 //!
 //! ```
 //! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};

@@ -177,6 +177,18 @@ fn part_lines<K: Kernel>(lines: usize) -> usize {
     }
 }
 
+/// Copies floats sixteen at a time: a tile's rows are too short to call for a copy of any length.
+#[inline(always)]
+fn copy(to: &mut [f32], from: &[f32]) {
+    let ((to, to_rest), (from, from_rest)) = (to.as_chunks_mut::<16>(), from.as_chunks::<16>());
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+    for (to, from) in to_rest.iter_mut().zip(from_rest) {
+        *to = *from;
+    }
+}
+
 /// Lines of zeros in memory that was none; only those that are needed, as a small product's time is that of 64 KiB.
 fn zeros(space: &mut [MaybeUninit<Line>]) -> &mut [Line] {
     for line in space.iter_mut() {
@@ -355,7 +367,7 @@ impl Job<'_> {
             let out =
                 unsafe { std::slice::from_raw_parts_mut(self.out.add((first + i) * self.stride + columns.start), n) };
             match self.epilogue {
-                Epilogue::Store => out.copy_from_slice(&values[..n]),
+                Epilogue::Store => copy(out, &values[..n]),
                 Epilogue::Add => out.iter_mut().zip(values).for_each(|(out, v)| *out += *v),
                 Epilogue::Gelu => out.iter_mut().zip(values).for_each(|(out, v)| *out = gelu(*v)),
                 Epilogue::SwiGlu => {
