@@ -5,6 +5,7 @@
 mod conformance;
 mod errors;
 mod gguf;
+mod golden;
 mod gpu;
 mod weights;
 
