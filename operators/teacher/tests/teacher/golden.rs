@@ -7,17 +7,47 @@
 //!
 //! The weights are computed out of the tensors' names, here as in the script.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use stillhouse_teacher::candle_core::quantized::gguf_file::{self, Value as Metadata};
+use stillhouse_teacher::candle_core::quantized::{GgmlDType, QTensor};
 use stillhouse_teacher::check_weights;
 
 use super::*;
 
 /// Cases that this crate computes. The others are read by `every_golden_is_whole` alone.
 const COMPUTED: [&str; 5] = ["gpt2", "llama", "llama_bias_tied", "llama_linear", "llama_llama3"];
+
+/// Cases that GGUF can say: no activation, no scale of queries, no window of Qwen2 is in it, and a Gemma's head is tied.
+pub(crate) const IN_GGUF: [&str; 21] = [
+    "gemma2_plain",
+    "gemma3_plain",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "llama_linear",
+    "llama_llama3",
+    "llama_yarn",
+    "mistral_full",
+    "olmo2",
+    "phi3_longrope_long",
+    "phi3_longrope_short",
+    "phi3_window",
+    "pythia",
+    "qwen2",
+    "qwen2_tied",
+    "qwen2_yarn",
+    "qwen3",
+    "qwen3_yarn",
+    "smollm3",
+    "olmo2_bias_tied",
+];
+
+/// Of those, the ones that this crate computes.
+const GGUF_COMPUTED: [&str; 4] = ["llama", "llama_linear", "llama_llama3", "mistral_full"];
 
 /// As `config.json` is written by transformers 5, or by those before it (`rope_theta` and `rope_scaling` at the top).
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +120,207 @@ impl Golden {
         let teacher = load_on_host(checkpoint, Precision::F32).unwrap_or_else(|e| panic!("{}: {e}", self.case));
         let hidden = teacher.hidden(&self.tokens, self.batch, self.length).unwrap();
         worst(&teacher.logits(&rows(&hidden)).unwrap(), &self.logits)
+    }
+}
+
+/// As llama.cpp's converter: halves of a head become neighbours.
+fn interleaved(rows: &Tensor, heads: usize) -> Tensor {
+    let (count, rest) = (rows.dim(0).unwrap(), rows.elem_count() / rows.dim(0).unwrap());
+    let halves = rows.reshape((heads, 2, count / heads / 2, rest)).unwrap().transpose(1, 2).unwrap();
+    halves.reshape(rows.dims()).unwrap()
+}
+
+/// GPT-NeoX: q, k, v of one head after the other become all q, all k, all v.
+fn parted(rows: &Tensor, heads: usize) -> Tensor {
+    let (count, rest) = (rows.dim(0).unwrap(), rows.elem_count() / rows.dim(0).unwrap());
+    let parts = rows.reshape((heads, 3, count / heads / 3, rest)).unwrap().transpose(0, 1).unwrap();
+    parts.reshape(rows.dims()).unwrap()
+}
+
+/// What llama.cpp calls a tensor of a Hugging Face checkpoint of this family.
+fn gguf_name(family: &str, name: &str) -> String {
+    let sandwich = ["gemma2", "gemma3_text", "olmo2"].contains(&family);
+    let (module, kind) = name.rsplit_once('.').unwrap();
+    let module = [
+        ("model.", ""),
+        ("transformer.", ""),
+        ("gpt_neox.", ""),
+        ("layers.", "blk."),
+        ("h.", "blk."),
+        ("embed_tokens", "token_embd"),
+        ("embed_in", "token_embd"),
+        ("wte", "token_embd"),
+        ("wpe", "position_embd"),
+        ("lm_head", "output"),
+        ("embed_out", "output"),
+        ("final_layer_norm", "output_norm"),
+        ("ln_f", "output_norm"),
+        ("input_layernorm", "attn_norm"),
+        ("ln_1", "attn_norm"),
+        ("post_attention_layernorm", if sandwich { "post_attention_norm" } else { "ffn_norm" }),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("ln_2", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("attention.query_key_value", "attn_qkv"),
+        ("attention.dense", "attn_output"),
+        ("attn.c_attn", "attn_qkv"),
+        ("attn.c_proj", "attn_output"),
+        ("mlp.gate_up_proj", "ffn_up"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+        ("mlp.dense_h_to_4h", "ffn_up"),
+        ("mlp.dense_4h_to_h", "ffn_down"),
+        ("mlp.c_fc", "ffn_up"),
+        ("mlp.c_proj", "ffn_down"),
+    ]
+    .iter()
+    .fold(module.to_owned(), |name, (from, to)| match name.split_once(from) {
+        // Only where a part of the name begins.
+        Some((before, after)) if before.is_empty() || before.ends_with('.') => format!("{before}{to}{after}"),
+        _ => name,
+    });
+    let module = if module == "norm" { "output_norm".into() } else { module };
+    format!("{module}.{kind}")
+}
+
+impl Golden {
+    /// The same model as `model.gguf` in a folder, in the names, layouts and keys of llama.cpp's converter, f32 throughout.
+    pub(crate) fn gguf(&self) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let (metadata, tensors) = (self.gguf_metadata(), self.gguf_tensors());
+        let tensors: Vec<_> =
+            tensors.iter().map(|(name, t)| (name, QTensor::quantize(t, GgmlDType::F32).unwrap())).collect();
+        let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let metadata: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        let mut file = fs::File::create(folder.path().join("model.gguf")).unwrap();
+        gguf_file::write(&mut file, &metadata, &tensors).unwrap();
+        folder
+    }
+
+    fn gguf_tensors(&self) -> BTreeMap<String, Tensor> {
+        let config = &self.json["config"];
+        let family = config["model_type"].as_str().unwrap();
+        let size = |key: &str| config[key].as_u64().map(|n| n as usize);
+        let heads = size("num_attention_heads").unwrap_or(0);
+        let kv_heads = size("num_key_value_heads").unwrap_or(heads);
+        let mut tensors: BTreeMap<_, _> = self
+            .tensors()
+            .into_iter()
+            .map(|(name, tensor)| {
+                let module = name.rsplit('.').nth(1).unwrap();
+                let tensor = match (family, module) {
+                    ("llama" | "mistral" | "smollm3", "q_proj") => interleaved(&tensor, heads),
+                    ("llama" | "mistral" | "smollm3", "k_proj") => interleaved(&tensor, kv_heads),
+                    ("gemma2" | "gemma3_text", _) if name.ends_with("norm.weight") => (tensor + 1.0).unwrap(),
+                    ("gpt_neox", "query_key_value") => parted(&tensor, heads),
+                    ("gpt2", "c_attn" | "c_proj" | "c_fc") if tensor.rank() == 2 => {
+                        tensor.t().unwrap().contiguous().unwrap()
+                    }
+                    _ => tensor,
+                };
+                (gguf_name(family, &name), tensor)
+            })
+            .collect();
+        let rope = &config["rope_parameters"];
+        let floats = |key: &str| -> Vec<f32> { serde_json::from_value(rope[key].clone()).unwrap() };
+        match rope["rope_type"].as_str() {
+            Some("longrope") => {
+                for length in ["long", "short"] {
+                    let factors = Tensor::new(floats(&format!("{length}_factor")), &Device::Cpu).unwrap();
+                    tensors.insert(format!("rope_factors_{length}.weight"), factors);
+                }
+            }
+            Some("llama3") => {
+                let number = |key: &str| rope[key].as_f64().unwrap();
+                let (factor, low, high) = (number("factor"), number("low_freq_factor"), number("high_freq_factor"));
+                let dim = size("head_dim").unwrap();
+                let divisor = |i: usize| {
+                    let frequency = number("rope_theta").powf(-2.0 * i as f64 / dim as f64);
+                    let turns = number("original_max_position_embeddings") * frequency / std::f64::consts::TAU;
+                    let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+                };
+                let divisors: Vec<_> = (0..dim / 2).map(divisor).collect();
+                tensors.insert("rope_freqs.weight".into(), Tensor::new(divisors, &Device::Cpu).unwrap());
+            }
+            _ => {}
+        }
+        tensors
+    }
+
+    fn gguf_metadata(&self) -> Vec<(String, Metadata)> {
+        let config = &self.json["config"];
+        let family = config["model_type"].as_str().unwrap();
+        let arch = match family {
+            "mistral" => "llama",
+            "gemma3_text" => "gemma3",
+            "gpt_neox" => "gptneox",
+            other => other,
+        };
+        let mut metadata = vec![("general.architecture".to_owned(), Metadata::String(arch.into()))];
+        let mut put = |key: &str, value: Option<Metadata>| {
+            metadata.extend(value.map(|value| (format!("{arch}.{key}"), value)));
+        };
+        let size = |key: &str| config[key].as_u64().map(|n| Metadata::U32(n as u32));
+        let float = |value: &Value| value.as_f64().map(|x| Metadata::F32(x as f32));
+        let width = config["n_embd"].as_u64();
+        put("context_length", size("max_position_embeddings").or(size("n_positions")));
+        put("embedding_length", size("hidden_size").or(size("n_embd")));
+        put("block_count", size("num_hidden_layers").or(size("n_layer")));
+        let inner = size("intermediate_size").or(size("n_inner"));
+        put("feed_forward_length", inner.or(width.map(|width| Metadata::U32(4 * width as u32))));
+        put("attention.head_count", size("num_attention_heads").or(size("n_head")));
+        put("attention.head_count_kv", size("num_key_value_heads"));
+        put("attention.key_length", size("head_dim"));
+        put("attention.value_length", size("head_dim"));
+        put("attention.layer_norm_rms_epsilon", float(&config["rms_norm_eps"]));
+        let eps = float(&config["layer_norm_eps"]).or(float(&config["layer_norm_epsilon"]));
+        put("attention.layer_norm_epsilon", eps);
+        put("attention.sliding_window", size("sliding_window"));
+        put("attn_logit_softcapping", float(&config["attn_logit_softcapping"]));
+        put("final_logit_softcapping", float(&config["final_logit_softcapping"]));
+        put("use_parallel_residual", config["use_parallel_residual"].as_bool().map(Metadata::Bool));
+        if family == "gpt2" {
+            return metadata;
+        }
+        let rope = match &config["rope_parameters"] {
+            rope if family == "gemma3_text" => &rope["full_attention"],
+            rope => rope,
+        };
+        // The converter leaves it to its default for GPT-NeoX.
+        put("rope.freq_base", if family == "gpt_neox" { None } else { float(&rope["rope_theta"]) });
+        if let Some(part) = rope["partial_rotary_factor"].as_f64() {
+            let number = |key: &str| config[key].as_f64().unwrap();
+            let rotated = part * number("hidden_size") / number("num_attention_heads");
+            put("rope.dimension_count", Some(Metadata::U32(rotated as u32)));
+        }
+        let kind = rope["rope_type"].as_str().unwrap();
+        if ["linear", "yarn"].contains(&kind) {
+            put("rope.scaling.type", Some(Metadata::String(kind.into())));
+            put("rope.scaling.factor", float(&rope["factor"]));
+        }
+        if family == "phi3" || kind == "yarn" {
+            let length = rope["original_max_position_embeddings"]
+                .as_u64()
+                .or(config["original_max_position_embeddings"].as_u64());
+            put("rope.scaling.original_context_length", length.map(|n| Metadata::U32(n as u32)));
+        }
+        if kind == "longrope" {
+            let number = |value: &Value| value.as_f64().unwrap();
+            let original = number(&config["original_max_position_embeddings"]);
+            let scale = number(&config["max_position_embeddings"]) / original;
+            let factor = (1.0 + scale.ln() / original.ln()).sqrt();
+            put("rope.scaling.attn_factor", Some(Metadata::F32(factor as f32)));
+        }
+        metadata
     }
 }
 
@@ -176,6 +407,23 @@ fn logits_equal_those_of_transformers() {
             check_weights(folder.path()).unwrap_or_else(|e| panic!("{case}: {e}"));
             let off = golden.off(folder.path());
             assert!(off < 1e-4, "{case}, {spelling:?} in {shards}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn gguf_equals_transformers() {
+    for case in IN_GGUF {
+        let (golden, folder) = (Golden::read(case), Golden::read(case).gguf());
+        let path = folder.path().join("model.gguf");
+        let content = gguf_file::Content::read(&mut fs::File::open(&path).unwrap()).unwrap();
+        let names =
+            golden.tensors().len() + if case.contains("longrope") { 2 } else { usize::from(case == "llama_llama3") };
+        assert_eq!(content.tensor_infos.len(), names, "{case}: two names became one");
+        if GGUF_COMPUTED.contains(&case) {
+            check_weights(&path).unwrap_or_else(|e| panic!("{case}: {e}"));
+            let off = golden.off(&path);
+            assert!(off < 1e-4, "{case}: off by {off}");
         }
     }
 }
