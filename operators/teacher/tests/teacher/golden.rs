@@ -19,7 +19,7 @@ use stillhouse_teacher::check_weights;
 use super::*;
 
 /// Cases that this crate computes. The others are read by `every_golden_is_whole` alone.
-const COMPUTED: [&str; 5] = ["gpt2", "llama", "llama_bias_tied", "llama_linear", "llama_llama3"];
+const COMPUTED: [&str; 6] = ["gpt2", "llama", "llama_bias_tied", "llama_linear", "llama_llama3", "qwen3"];
 
 /// Cases that GGUF can say: no activation, no scale of queries, no window of Qwen2 is in it, and a Gemma's head is tied.
 pub(crate) const IN_GGUF: [&str; 21] = [
