@@ -33,6 +33,7 @@ pub(crate) const IN_GGUF: [&str; 21] = [
     "llama_yarn",
     "mistral_full",
     "olmo2",
+    "olmo2_bias_tied",
     "phi3_longrope_long",
     "phi3_longrope_short",
     "phi3_window",
@@ -43,7 +44,6 @@ pub(crate) const IN_GGUF: [&str; 21] = [
     "qwen3",
     "qwen3_yarn",
     "smollm3",
-    "olmo2_bias_tied",
 ];
 
 /// Of those, the ones that this crate computes.
