@@ -140,7 +140,7 @@ impl RowExtractor {
             }
         }
         let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
-        let topk = if self.asked.topk > 0 { top_k_of_loaded(softmax, logits, self.asked.topk) } else { Vec::new() };
+        let topk = top_k_of_loaded(softmax, logits, self.asked.topk);
         Ok(Row { logprob: softmax.stored_logprob(logit), topk, dense })
     }
 
@@ -190,15 +190,16 @@ impl Extract for RowExtractor {
             }
         }
         let mut out = Extracted::default();
-        if let Some(encoder) = &self.encoder {
-            let rows = Rows { logits, tokens, positions, sequence_ids, certain: &[] };
-            let encoded = encoder.encode_rows(&rows, &self.asked.keys)?;
-            out.logprob.clone_from(&encoded.logprob);
-            out.replay = Some(encoded);
-        }
-        if self.encoder.is_none() || self.asked.topk > 0 {
+        let Some(encoder) = &self.encoder else {
             self.rows(logits, observed, &mut out)?;
-        }
+            return Ok(out);
+        };
+        let rows = Rows { logits, tokens, positions, sequence_ids, certain: &[] };
+        let topk = |softmax: &Softmax, logits: &[f32]| top_k_of_loaded(softmax, logits, self.asked.topk);
+        let (encoded, best) = encoder.encode_rows_with(&rows, &self.asked.keys, topk)?;
+        out.logprob.clone_from(&encoded.logprob);
+        out.replay = Some(encoded);
+        out.topk = (self.asked.topk > 0).then(|| best.into_iter().flatten().unzip());
         Ok(out)
     }
 }

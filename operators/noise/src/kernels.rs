@@ -15,11 +15,11 @@
 
 use crate::dispatch::dispatched;
 use crate::math::{exp_f32, exponential_from_word, ln_f32};
-use crate::philox::{BLOCK, NoiseStream, philox_block};
+use crate::philox::{BLOCK, NoiseStream, Words, philox_block};
 use crate::quantile::normal_f32;
 
-/// Lanes of an f64 sum, and values that are scanned together.
-const LANES: usize = 16;
+/// Lanes of an f64 sum, values that are scanned together, and columns of [`column_maxima`].
+pub(crate) const LANES: usize = 16;
 
 /// One block of a row, on a cache line of its own: an AVX-512 access across two lines costs twice as much.
 #[derive(Debug, Clone, Copy)]
@@ -69,24 +69,23 @@ fn max_block(values: &Block) -> f32 {
     fold_half(&mut half, larger)
 }
 
-#[repr(align(64))]
-struct Words([u32; BLOCK]);
-
-/// e of the vocabulary entries from `first` (a multiple of 4) on.
+/// e of the vocabulary entries from `first` (a multiple of 4) on. `words`: scratch.
 #[inline(always)]
-fn exponential_block(stream: &NoiseStream, first: usize, out: &mut [f32; BLOCK]) {
-    let mut words = Words([0u32; BLOCK]);
-    philox_block(stream, (first / 4) as u32, &mut words.0);
+fn exponential_block(stream: &NoiseStream, first: usize, words: &mut Words, out: &mut [f32; BLOCK]) {
+    philox_block(stream, (first / 4) as u32, words);
+    let words = words.as_words();
     for i in 0..BLOCK {
-        out[i] = exponential_from_word(words.0[i]);
+        out[i] = exponential_from_word(words[i]);
     }
 }
 
 dispatched! {
     /// Philox alone, for the benchmark: the words of one row of whole blocks.
     pub(crate) fn words(stream: &NoiseStream, out: &mut [u32]) {
+        let mut words = Words::ZERO;
         for (b, block) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-            philox_block(stream, (b * BLOCK / 4) as u32, block);
+            philox_block(stream, (b * BLOCK / 4) as u32, &mut words);
+            block.copy_from_slice(words.as_words());
         }
     }
 }
@@ -94,14 +93,15 @@ dispatched! {
 dispatched! {
     /// e_k of the whole vocabulary. `out`: `[V]`, any V.
     pub(crate) fn exponentials(stream: &NoiseStream, out: &mut [f32]) {
+        let mut words = Words::ZERO;
         let (blocks, tail) = out.as_chunks_mut::<BLOCK>();
         let whole = blocks.len();
         for (b, block) in blocks.iter_mut().enumerate() {
-            exponential_block(stream, b * BLOCK, block);
+            exponential_block(stream, b * BLOCK, &mut words, block);
         }
         if !tail.is_empty() {
             let mut block = [0f32; BLOCK];
-            exponential_block(stream, whole * BLOCK, &mut block);
+            exponential_block(stream, whole * BLOCK, &mut words, &mut block);
             tail.copy_from_slice(&block[..tail.len()]);
         }
     }
@@ -182,19 +182,21 @@ dispatched! {
         stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32, bar: f32,
         w: &mut [Block], d: &mut [Block], sums: &mut [BlockSums],
     ) {
-        let mut e = Block::ZERO;
+        let mut words = Words::ZERO;
         let rows = u.iter().zip(w.iter_mut()).zip(d.iter_mut()).zip(sums.iter_mut());
         for (b, (((u, w_block), d_block), sums)) in rows.enumerate() {
             let first = b * BLOCK;
-            exponential_block(stream, first, &mut e.0);
-            let (w, d) = (&mut w_block.0, &mut d_block.0);
-            let mut rival = 0u32;
+            philox_block(stream, (first / 4) as u32, &mut words);
+            let (words, w, d) = (words.as_words(), &mut w_block.0, &mut d_block.0);
+            // e < p·e_0·bar in the sign of the difference: no mask of a comparison has to become a number
+            let mut signs = 0u32;
             for i in 0..BLOCK {
+                let e = exponential_from_word(words[i]);
                 let added = u.0[i] * scale;
-                rival |= u32::from(added * bar > e.0[i]);
-                let total = e.0[i] + added;
-                let t = 1.0 / (e.0[i] * total); // one division serves 1/E, 1/e and their difference
-                w[i] = e.0[i] * t;
+                signs |= (e - added * bar).to_bits();
+                let total = e + added;
+                let t = 1.0 / (e * total); // one division serves 1/E, 1/e and their difference
+                w[i] = e * t;
                 d[i] = added * t;
             }
             if first + BLOCK > vocab {
@@ -206,7 +208,7 @@ dispatched! {
                 d[x - first] = 0.0;
             }
             *sums = BlockSums {
-                rival: rival != 0,
+                rival: signs >> 31 != 0,
                 weight: f64::from(sum_block(w_block)),
                 excess: f64::from(sum_block(d_block)),
                 largest: max_block(d_block),
@@ -219,8 +221,8 @@ dispatched! {
     /// Σ_k max(0, d_k·a − w_k·g): what the tokens without a correction add to the total variation.
     pub(crate) fn surplus(w: &[Block], d: &[Block], a: f32, g: f32) -> f64 {
         let mut total = 0f64;
+        let mut terms = Block::ZERO;
         for (w, d) in w.iter().zip(d) {
-            let mut terms = Block::ZERO;
             for i in 0..BLOCK {
                 let s = d.0[i] * a - w.0[i] * g;
                 terms.0[i] = if s > 0.0 { s } else { 0.0 };
@@ -314,7 +316,7 @@ dispatched! {
 dispatched! {
     /// e of the entries from `first` (a multiple of BLOCK) on.
     pub(crate) fn block_of_exponentials(stream: &NoiseStream, first: usize, out: &mut Block) {
-        exponential_block(stream, first, &mut out.0);
+        exponential_block(stream, first, &mut { Words::ZERO }, &mut out.0);
     }
 }
 
@@ -391,20 +393,16 @@ dispatched! {
 }
 
 dispatched! {
-    /// The largest of 64 values.
-    pub(crate) fn max_of_64(values: &[f32; 64]) -> f32 {
-        let larger = |a: f32, b: f32| if b > a { b } else { a };
-        let mut lanes = [f32::MIN; 32];
-        for l in 0..32 {
-            lanes[l] = larger(values[l], values[l + 32]);
-        }
-        let mut width = 16;
-        while width > 0 {
-            for l in 0..width {
-                lanes[l] = larger(lanes[l], lanes[l + width]);
+    /// The largest of every column of LANES columns: of the values l, l + LANES, l + 2·LANES, … of each block.
+    pub(crate) fn column_maxima(blocks: &[[f32; BLOCK]], out: &mut [[f32; LANES]]) {
+        for (block, out) in blocks.iter().zip(out) {
+            let mut lanes = [f32::MIN; LANES];
+            for chunk in block.as_chunks::<LANES>().0 {
+                for l in 0..LANES {
+                    lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+                }
             }
-            width /= 2;
+            *out = lanes;
         }
-        lanes[0]
     }
 }

@@ -48,9 +48,9 @@ pub(crate) fn expm1_neg_f32(x: f32) -> f32 {
     if x < 0.34 { small } else { large }
 }
 
-/// ln(1 + f) + n·ln 2 for 1 + f in [√½, √2).
+/// ln(1 + f) + n·ln 2 for 1 + f in [√½, √2), but for the last sum: its small part and its large one.
 #[inline(always)]
-fn ln_1p_reduced(f: f32, n: f32) -> f32 {
+fn ln_1p_parts(f: f32, n: f32) -> (f32, f32) {
     let z = f * f;
     let mut p = 7.037_683_6e-2;
     p = p * f - 1.151_461e-1;
@@ -62,7 +62,21 @@ fn ln_1p_reduced(f: f32, n: f32) -> f32 {
     p = p * f - 2.499_999_4e-1;
     p = p * f + 3.333_333e-1;
     let tail = (p * f * z + n * -2.121_944_4e-4) - 0.5 * z;
-    (f + tail) + n * 0.693_359_4
+    (f + tail, n * 0.693_359_4)
+}
+
+/// ln(1 + f) + n·ln 2 for 1 + f in [√½, √2).
+#[inline(always)]
+fn ln_1p_reduced(f: f32, n: f32) -> f32 {
+    let (small, large) = ln_1p_parts(f, n);
+    small + large
+}
+
+/// −[`ln_1p_reduced`], bit for bit where that is not 0: a difference, which saves the change of the sign.
+#[inline(always)]
+fn negative_ln_1p_reduced(f: f32, n: f32) -> f32 {
+    let (small, _) = ln_1p_parts(f, n);
+    n * -0.693_359_4 - small
 }
 
 /// A positive normal y as (f, n) with y = (1 + f)·2^n and 1 + f in [√½, √2).
@@ -100,7 +114,7 @@ pub fn exponential_from_word(r: u32) -> f32 {
     let near_one = r < TOP;
     let f = if near_one { from_word } else { f };
     let n = if near_one { 0.0 } else { n - 32.0 };
-    -ln_1p_reduced(f, n)
+    negative_ln_1p_reduced(f, n)
 }
 
 #[cfg(test)]

@@ -47,8 +47,17 @@ fn round(c: [u64; 4], key: [u64; 2]) -> [u64; 4] {
     [(p1 >> 32) ^ c[1] ^ key[0], p1, (p0 >> 32) ^ c[3] ^ key[1], p0]
 }
 
+/// The last round, with the four words as two pairs, the first word of a pair in the low half: a product turned by 32
+/// bits has both halves where they belong, so that nothing is narrowed on the way to memory.
 #[inline(always)]
-fn rounds(c: [u64; 4], k: &[[u64; 2]; 10]) -> [u32; 4] {
+fn last_round(c: [u64; 4], key: [u64; 2]) -> [u64; 2] {
+    let p0 = (c[0] & LOW).wrapping_mul(M0);
+    let p1 = (c[2] & LOW).wrapping_mul(M1);
+    [p1.rotate_left(32) ^ ((c[1] ^ key[0]) & LOW), p0.rotate_left(32) ^ ((c[3] ^ key[1]) & LOW)]
+}
+
+#[inline(always)]
+fn rounds(c: [u64; 4], k: &[[u64; 2]; 10]) -> [u64; 2] {
     // Unrolled by hand: with no loop inside, the loop over counters around this is vectorised.
     let c = round(c, k[0]);
     let c = round(c, k[1]);
@@ -59,8 +68,7 @@ fn rounds(c: [u64; 4], k: &[[u64; 2]; 10]) -> [u32; 4] {
     let c = round(c, k[6]);
     let c = round(c, k[7]);
     let c = round(c, k[8]);
-    let c = round(c, k[9]);
-    [c[0] as u32, c[1] as u32, c[2] as u32, c[3] as u32]
+    last_round(c, k[9])
 }
 
 /// Philox4x32-10 of one counter.
@@ -71,18 +79,41 @@ fn rounds(c: [u64; 4], k: &[[u64; 2]; 10]) -> [u32; 4] {
 #[must_use]
 #[inline]
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    rounds(counter.map(u64::from), &round_keys(key))
+    let [a, b] = rounds(counter.map(u64::from), &round_keys(key));
+    [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
+}
+
+/// Random words of a block, written as pairs ([`rounds`]) and read one by one.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Words([u64; BLOCK / 2]);
+
+impl Words {
+    pub(crate) const ZERO: Self = Self([0; BLOCK / 2]);
+
+    /// One by one.
+    #[inline(always)]
+    pub(crate) fn as_words(&self) -> &[u32; BLOCK] {
+        // SAFETY: BLOCK / 2 numbers of 64 bits are BLOCK words of 32 bits, less strictly aligned, and every word is valid.
+        unsafe { &*(&raw const self.0).cast::<[u32; BLOCK]>() }
+    }
+}
+
+/// A pair as it lies in memory: the word of the low half first, whatever the machine's byte order.
+#[inline(always)]
+fn in_memory(pair: u64) -> u64 {
+    if cfg!(target_endian = "big") { pair.rotate_left(32) } else { pair }
 }
 
 /// The words of the counters `(first + i, stream...)`, i < BLOCK / 4, in vocabulary order.
 #[inline(always)]
-pub(crate) fn philox_block(stream: &NoiseStream, first: u32, words: &mut [u32; BLOCK]) {
+pub(crate) fn philox_block(stream: &NoiseStream, first: u32, words: &mut Words) {
     let keys = round_keys(stream.key.0);
     let [_, position, low, high] = stream.counter(0).map(u64::from);
-    for (i, out) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+    for (i, out) in words.0.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         // A counter past 2^32 would wrap, but only for padding: a vocabulary uses at most 2^30 counters.
         let c0 = u64::from(first) + i as u64;
-        *out = rounds([c0, position, low, high], &keys);
+        *out = rounds([c0, position, low, high], &keys).map(in_memory);
     }
 }
 

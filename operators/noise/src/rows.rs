@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use crate::{Correction, DrawKey, Encoder, NoiseError, NoiseStream, Tolerance, ValueType};
+use crate::{Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, Tolerance, ValueType};
 
 /// A slice of teacher output with what was observed there.
 #[derive(Debug, Clone, Copy)]
@@ -116,6 +116,17 @@ impl RowEncoder {
     /// # Errors
     /// The error of the first row that has one, or a column of the wrong length.
     pub fn encode_rows(&self, rows: &Rows<'_>, keys: &[DrawKey]) -> Result<RowsEncoded, NoiseError> {
+        Ok(self.encode_rows_with(rows, keys, |_, _| ())?.0)
+    }
+
+    /// As [`Self::encode_rows`], with what `also` makes of every row `[n]`, while its softmax and logits are at hand. Of a
+    /// certain position, whose logits are not read, it is the default.
+    pub(crate) fn encode_rows_with<T: Default + Send>(
+        &self,
+        rows: &Rows<'_>,
+        keys: &[DrawKey],
+        also: impl Fn(&Softmax, &[f32]) -> T + Sync,
+    ) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
         let n = rows.tokens.len();
         let lengths = [
             ("logits", rows.logits.len(), n * self.vocab),
@@ -128,22 +139,23 @@ impl RowEncoder {
                 return Err(NoiseError::Length { what, got, expected });
             }
         }
-        let results: Vec<Result<RowEncoded, NoiseError>> = (0..n)
+        let results: Vec<Result<(RowEncoded, T), NoiseError>> = (0..n)
             .into_par_iter()
-            .map_init(|| self.borrow(), |loan, row| self.encode_row(loan, rows, row, keys))
+            .map_init(|| self.borrow(), |loan, row| self.encode_row(loan, rows, row, keys, &also))
             .collect();
         gather(results, keys.len())
     }
 
-    fn encode_row(
+    fn encode_row<T: Default>(
         &self,
         loan: &mut Loan<'_>,
         rows: &Rows<'_>,
         row: usize,
         keys: &[DrawKey],
-    ) -> Result<RowEncoded, NoiseError> {
+        also: impl Fn(&Softmax, &[f32]) -> T,
+    ) -> Result<(RowEncoded, T), NoiseError> {
         if rows.certain.get(row).copied().unwrap_or(false) {
-            return Ok(RowEncoded { counts: vec![0; keys.len()], ..RowEncoded::default() });
+            return Ok((RowEncoded { counts: vec![0; keys.len()], ..RowEncoded::default() }, T::default()));
         }
         let encoder = match &mut loan.encoder {
             Some(encoder) => encoder,
@@ -163,15 +175,20 @@ impl RowEncoder {
             result.logprob = encoded.logprob;
             result.total_variation.push(encoded.total_variation);
         }
-        Ok(result)
+        Ok((result, also(encoder.softmax(), logits)))
     }
 }
 
-fn gather(results: Vec<Result<RowEncoded, NoiseError>>, draws: usize) -> Result<RowsEncoded, NoiseError> {
+fn gather<T>(
+    results: Vec<Result<(RowEncoded, T), NoiseError>>,
+    draws: usize,
+) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
+    let mut others = Vec::with_capacity(results.len());
     let mut all = RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() };
     let (mut sum, mut measured) = (0.0, 0usize);
     for result in results {
-        let row = result?;
+        let (row, other) = result?;
+        others.push(other);
         all.logprob.push(row.logprob);
         for &count in &row.counts {
             let end = all.offsets.last().copied().unwrap_or(0) + count as usize;
@@ -189,5 +206,5 @@ fn gather(results: Vec<Result<RowEncoded, NoiseError>>, draws: usize) -> Result<
     if measured > 0 {
         all.mean_total_variation = sum / measured as f64;
     }
-    Ok(all)
+    Ok((all, others))
 }

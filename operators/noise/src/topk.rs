@@ -2,10 +2,9 @@
 
 use std::cmp::Ordering;
 
-use crate::{NoiseError, Softmax, kernels};
-
-/// Values looked at together: a group with nothing above the k-th best so far costs one vector comparison.
-const GROUP: usize = 64;
+use crate::kernels::{self, LANES};
+use crate::philox::BLOCK;
+use crate::{NoiseError, Softmax};
 
 /// Larger logit first, then lower index.
 fn rank(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
@@ -23,37 +22,42 @@ pub fn top_k(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, NoiseError> {
 }
 
 /// [`top_k`] of the row that `softmax` holds.
+///
+/// ```text
+/// logits ─► largest of every column of 64 ─► their k-th largest ≤ the k-th largest logit ─► columns that reach it ─► k best
+/// ```
+///
+/// A column is every 16th value of a block of 1,024, so that its largest comes of vectors without an operation across one.
 #[must_use]
 pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32, f32)> {
-    // −0 and 0 are equal logits, but not to `total_cmp`
-    let at = |i: usize, l: f32| (i as u32, l + 0.0);
-    let mut best: Vec<(u32, f32)> = Vec::with_capacity(2 * k + GROUP);
-    let mut floor = f32::MIN;
-    let (groups, tail) = logits.as_chunks::<GROUP>();
-    let prune = |best: &mut Vec<(u32, f32)>, floor: &mut f32| {
-        if k > 0 && best.len() > k {
-            best.select_nth_unstable_by(k - 1, rank);
-            best.truncate(k);
-        }
-        if k > 0 && best.len() >= k {
-            *floor = best.iter().map(|b| b.1).fold(f32::INFINITY, f32::min);
+    if k == 0 {
+        return Vec::new();
+    }
+    let (blocks, tail) = logits.as_chunks::<BLOCK>();
+    let mut maxima = vec![[0f32; LANES]; blocks.len()];
+    kernels::column_maxima(softmax.level(), blocks, &mut maxima);
+    // k columns hold a logit of at least this, so nothing below it is among the k largest
+    let floor = if k <= maxima.len() * LANES {
+        *maxima.clone().as_flattened_mut().select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    } else {
+        f32::MIN
+    };
+    let mut best: Vec<(u32, f32)> = Vec::new();
+    let mut take = |i: usize| {
+        if logits[i] >= floor {
+            best.push((i as u32, logits[i] + 0.0)); // −0 and 0 are equal logits, but not to `total_cmp`
         }
     };
-    for (g, group) in groups.iter().enumerate() {
-        // An equal logit of a higher index loses, so only greater ones matter once k are there.
-        if best.len() >= k && kernels::max_of_64(softmax.level(), group) <= floor {
-            continue;
-        }
-        let full = best.len() >= k;
-        let fresh = group.iter().enumerate().filter(|&(_, &l)| !full || l > floor);
-        best.extend(fresh.map(|(i, &l)| at(g * GROUP + i, l)));
-        if best.len() >= 2 * k || !full {
-            prune(&mut best, &mut floor);
-        }
+    for (column, _) in maxima.as_flattened().iter().enumerate().filter(|&(_, &largest)| largest >= floor) {
+        let first = column / LANES * BLOCK + column % LANES;
+        (first..first + BLOCK).step_by(LANES).for_each(&mut take);
     }
-    best.extend(tail.iter().enumerate().map(|(i, &l)| at(groups.len() * GROUP + i, l)));
+    (logits.len() - tail.len()..logits.len()).for_each(&mut take);
+    if best.len() > k {
+        best.select_nth_unstable_by(k - 1, rank);
+        best.truncate(k);
+    }
     best.sort_unstable_by(rank);
-    best.truncate(k);
     best.into_iter().map(|(i, l)| (i, softmax.logprob(l) as f32)).collect()
 }
 

@@ -39,7 +39,7 @@ use crate::philox::BLOCK;
 use crate::posterior::check_token;
 use crate::{NoiseError, NoiseStream, Softmax, ValueType, kernels};
 use candidates::{Candidate, loose};
-use search::Totals;
+use search::{Surpluses, Totals};
 
 /// By how much the observed token wins in l + ξ̂: what a reader loses who computes e up to 4 ulp away and adds logits of
 /// up to 1,024 in f32, and a little for logits that another machine computes.
@@ -127,6 +127,7 @@ pub struct Encoder {
     sums: Vec<BlockSums>,
     candidates: Vec<Candidate>,
     found: Vec<u32>,
+    surpluses: Surpluses,
 }
 
 impl Encoder {
@@ -159,6 +160,7 @@ impl Encoder {
             sums: vec![BlockSums::default(); vocab.div_ceil(BLOCK)],
             candidates: Vec::new(),
             found: Vec::new(),
+            surpluses: Surpluses::default(),
         })
     }
 

@@ -1,7 +1,8 @@
 //! The search for a small set of corrections.
 
 use crate::decode::Correction;
-use crate::kernels;
+use crate::dispatch::Level;
+use crate::kernels::{self, Block};
 use crate::replay::candidates::{Candidate, Source};
 use crate::replay::rounding::{choose_sides, extend_one};
 use crate::{Encoder, NoiseError, NoiseStream};
@@ -57,6 +58,26 @@ impl Totals {
     }
 }
 
+/// What [`kernels::surplus`] said of the weights as they are now: the search asks the same more than once.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Surpluses(Vec<(f32, f32, f64)>);
+
+impl Surpluses {
+    /// After a change of the weights.
+    fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    fn of(&mut self, level: Level, (w, d): (&[Block], &[Block]), a: f32, g: f32) -> f64 {
+        if let Some(&(.., known)) = self.0.iter().find(|known| (known.0, known.1) == (a, g)) {
+            return known;
+        }
+        let surplus = kernels::surplus(level, w, d, a, g);
+        self.0.push((a, g, surplus));
+        surplus
+    }
+}
+
 impl Encoder {
     /// Appends the corrections of the weights just computed to `out`; returns the total variation they leave. `bar`: see
     /// [`Source`].
@@ -71,6 +92,7 @@ impl Encoder {
     ) -> Result<f64, NoiseError> {
         let target = self.tolerance.target();
         self.candidates.clear();
+        self.surpluses.forget();
         let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
         source.take_rivals((&mut self.w[..], &mut self.d[..]), &mut self.sums, &mut self.candidates);
         // These stay in front of all other candidates, and are corrected whatever they weigh.
@@ -89,6 +111,7 @@ impl Encoder {
             let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
             let arrays = (&mut self.w[..], &mut self.d[..]);
             source.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
+            self.surpluses.forget();
             totals.excess = self.sums.iter().map(|s| s.excess).sum();
             let all = self.candidates.len();
             if self.meets(&totals, all, target) {
@@ -118,7 +141,7 @@ impl Encoder {
         self.finish(&totals, count, stream, out)
     }
 
-    fn unreachable(&self, totals: &Totals, corrected: usize, stream: &NoiseStream) -> NoiseError {
+    fn unreachable(&mut self, totals: &Totals, corrected: usize, stream: &NoiseStream) -> NoiseError {
         NoiseError::ToleranceUnreachable {
             sequence_id: stream.sequence_id,
             position: stream.position,
@@ -195,18 +218,19 @@ impl Encoder {
 
     /// Whether correcting the first `corrected` candidates meets the target. A vector pass only if the bounds do not
     /// tell.
-    fn meets(&self, totals: &Totals, corrected: usize, target: f64) -> bool {
+    fn meets(&mut self, totals: &Totals, corrected: usize, target: f64) -> bool {
         let estimate = totals.estimate(&self.candidates, corrected);
         estimate.upper <= target || (estimate.lower <= target && self.measure(totals, corrected) <= target)
     }
 
-    /// The total variation when the first `corrected` candidates are corrected: one pass over w and d.
-    fn measure(&self, totals: &Totals, corrected: usize) -> f64 {
+    /// The total variation when the first `corrected` candidates are corrected: one pass over w and d, unless it is known.
+    fn measure(&mut self, totals: &Totals, corrected: usize) -> f64 {
         let estimate = totals.estimate(&self.candidates, corrected);
         if estimate.g < 0.0 {
             return estimate.upper;
         }
-        let rest = kernels::surplus(self.softmax.level(), &self.w, &self.d, estimate.a as f32, estimate.g as f32);
+        let arrays = (&self.w[..], &self.d[..]);
+        let rest = self.surpluses.of(self.softmax.level(), arrays, estimate.a as f32, estimate.g as f32);
         estimate.lower + rest
     }
 }
