@@ -38,6 +38,8 @@ mod output;
 mod philox;
 mod posterior;
 mod quantile;
+#[cfg(test)]
+mod reference;
 mod replay;
 mod replay_rows;
 mod rows;
