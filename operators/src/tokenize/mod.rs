@@ -9,7 +9,7 @@
 //! document is cut only where the tokenizer gives the same ids with and without the cut, on 4 KiB to both sides. `cut.rs` says for which
 //! tokenizers that decides it and for which it is a check only. No special tokens are added; `pack` does that.
 //!
-//! Cost: the tokenizer's own (a few MB of text per second and core), and for long documents about 1 % of it for the cuts.
+//! Cost: the tokenizer's own (per second and core 100 MB of text and more, or a few where it goes through `tokenizers`), and for long documents about 1 % of it for the cuts.
 //! Memory: one input batch, its ids (u32), and one piece carried over.
 
 mod cut;
@@ -150,6 +150,24 @@ impl Tokenize {
     }
 }
 
+/// The ids of all tasks one after the other, and the number of each, on all cores: a run of tasks goes into one buffer.
+fn encode_all(vocabulary: &Vocabulary, tasks: &[Task<'_>]) -> Result<(Vec<u32>, Vec<usize>), OperatorError> {
+    let mut runs: Vec<(Vec<u32>, Vec<usize>)> = tasks
+        .par_iter()
+        .try_fold(Default::default, |(mut ids, mut lengths): (Vec<u32>, Vec<usize>), task| {
+            let first = ids.len();
+            vocabulary.encode_into(&task.text, &mut ids).map_err(|e| encode_error(task.id, &e))?;
+            lengths.push(ids.len() - first);
+            Ok((ids, lengths))
+        })
+        .collect::<Result<_, _>>()?;
+    if let [_] = runs.as_slice() {
+        return Ok(runs.swap_remove(0));
+    }
+    let (ids, lengths): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
+    Ok((ids.concat(), lengths.concat()))
+}
+
 fn encode_error(id: u64, error: &VocabularyError) -> OperatorError {
     OperatorError::Data { operator: NAME, place: place(id), message: error.to_string() }
 }
@@ -163,18 +181,13 @@ impl Operator for Tokenize {
         if tasks.is_empty() {
             return Ok(());
         }
-        let encoded: Vec<Vec<u32>> = tasks
-            .par_iter()
-            .map(|task| self.vocabulary.encode(&task.text).map_err(|e| encode_error(task.id, &e)))
-            .collect::<Result<_, _>>()?;
-
-        let lengths: Vec<usize> = encoded.iter().map(Vec::len).collect();
-        let total = lengths.iter().sum::<usize>() as u64;
+        let (ids, lengths) = encode_all(&self.vocabulary, &tasks)?;
+        let total = ids.len() as u64;
         self.statistics.lock().text_tokens += total;
         self.meter.add(Measure::Tokens, total);
 
         let schema = tokens_schema();
-        let ids = Arc::new(UInt32Array::from(encoded.concat()));
+        let ids = Arc::new(UInt32Array::from(ids));
         let tokens = list_column(schema.field(1), ids, &lengths).map_err(OperatorError::arrow(NAME))?;
         let output = RecordBatch::try_new(
             schema,

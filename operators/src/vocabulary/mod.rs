@@ -21,6 +21,9 @@
 //! special. With `parse` it becomes that token, as in Hugging Face's tokenizers by default. Added tokens that are not special are found in
 //! the text both ways. A tokenizer whose model itself makes a special token of text is refused at that text, not believed.
 //!
+//! Text is encoded by [`FastTokenizer`] where it knows every part of the tokenizer, else by `tokenizers` itself; the ids are the same, and
+//! [`Vocabulary::way`] says which. The fast one hands single texts back, such as a megabyte of spaces, and `tokenizers` encodes those.
+//!
 //! Ids are u32; `vocab_size` is the largest id + 1, added tokens included.
 
 mod byte_level;
@@ -32,10 +35,12 @@ pub use fit::TeacherVocabulary;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::SpecialTokens;
+use stillhouse_tokenizer::{FastTokenizer, NotFast, Scratch};
 use tokenizers::Tokenizer;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::models::ModelWrapper;
@@ -164,6 +169,10 @@ pub struct Vocabulary {
     tokenizer: Tokenizer,
     /// What encodes, where that is not `tokenizer`.
     encoder: Option<Box<Tokenizer>>,
+    /// The same, fast; made when it is first asked for.
+    fast: OnceLock<Result<FastTokenizer, NotFast>>,
+    /// Memory of the threads that encode, while none does.
+    scratches: Mutex<Vec<Scratch>>,
     /// By id: what no text may become.
     refused: Vec<bool>,
     special_tokens: SpecialTokens,
@@ -236,7 +245,8 @@ impl Vocabulary {
         }
         let source = source.to_owned();
         let special_tokens = spec.special_tokens;
-        Ok(Self { tokenizer, encoder, refused, special_tokens, source, specials, vocab_size, byte_level })
+        let (fast, scratches) = Default::default();
+        Ok(Self { tokenizer, encoder, fast, scratches, refused, special_tokens, source, specials, vocab_size, byte_level })
     }
 
     /// The tokenizer as the job names it.
@@ -283,17 +293,58 @@ impl Vocabulary {
     /// When the tokenizer fails, such as for a character that it knows no token for and no unknown token, or makes a special token of
     /// text that is to be text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, VocabularyError> {
-        let encoder = self.encoder.as_deref().unwrap_or(&self.tokenizer);
-        let encoding = encoder
-            .encode_fast(text, false)
-            .map_err(|e| VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() })?;
-        let ids = encoding.get_ids();
-        match ids.iter().find(|&&id| self.refused.get(id as usize) == Some(&true)) {
+        let mut ids = Vec::new();
+        self.encode_into(text, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Appends the ids of a text, as [`Vocabulary::encode`] gives them.
+    ///
+    /// # Errors
+    /// The same; then what is appended is of no use.
+    pub fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), VocabularyError> {
+        let first = ids.len();
+        if !self.encode_fast(text, ids) {
+            let encoding = self
+                .encoder()
+                .encode_fast(text, false)
+                .map_err(|e| VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() })?;
+            ids.extend_from_slice(encoding.get_ids());
+        }
+        match ids[first..].iter().find(|&&id| self.refused.get(id as usize) == Some(&true)) {
             Some(&id) => {
                 let token = self.tokenizer.id_to_token(id).unwrap_or_default();
                 Err(VocabularyError::SpecialOfText { tokenizer: self.source.clone(), token, id })
             }
-            None => Ok(ids.to_vec()),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends the ids of a text unless only `tokenizers` can tell them; says whether it did.
+    fn encode_fast(&self, text: &str, ids: &mut Vec<u32>) -> bool {
+        let Ok(fast) = self.fast() else { return false };
+        // a thread takes what another left, so there are as many as threads that encode at once
+        let lock = || self.scratches.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = lock().pop();
+        let mut scratch = taken.unwrap_or_default();
+        let encoded = fast.encode(text, &mut scratch, ids).is_ok();
+        lock().push(scratch);
+        encoded
+    }
+
+    fn encoder(&self) -> &Tokenizer {
+        self.encoder.as_deref().unwrap_or(&self.tokenizer)
+    }
+
+    fn fast(&self) -> &Result<FastTokenizer, NotFast> {
+        self.fast.get_or_init(|| FastTokenizer::of(self.encoder()))
+    }
+
+    /// Which way text goes, for people: `GPT-2 pattern, byte-level BPE (fast)`, or `through tokenizers: ` and the reason.
+    pub fn way(&self) -> String {
+        match self.fast() {
+            Ok(fast) => format!("{} (fast)", fast.name()),
+            Err(reason) => format!("through tokenizers: {reason}"),
         }
     }
 

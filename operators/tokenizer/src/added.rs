@@ -1,0 +1,101 @@
+//! Tokens that are added to a vocabulary: found in the text before anything else.
+//!
+//! ```text
+//!  text ──not normalized tokens──► pieces ──normalizer──► ──normalized tokens──► pieces for the model
+//! ```
+//!
+//! Found are the leftmost and there the longest, one after the other, skipped ones too: a special token that is to be text hides what
+//! overlaps with it. So it is in `tokenizers`, flags included.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use tokenizers::AddedToken;
+
+use crate::NotFast;
+use crate::classes::{Classes, SPACE};
+
+/// A part of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// Text, not empty.
+    Text(&'a str),
+    /// An added token.
+    Token(u32),
+}
+
+#[derive(Debug)]
+struct Token {
+    id: u32,
+    /// Found, but text.
+    skipped: bool,
+    single_word: bool,
+    lstrip: bool,
+    rstrip: bool,
+}
+
+/// Added tokens that are looked for in one go.
+#[derive(Debug)]
+pub(crate) struct AddedTokens {
+    found: AhoCorasick,
+    tokens: Vec<Token>,
+}
+
+impl AddedTokens {
+    /// Of the spelling of each token, its id, its flags and whether it is text; `None` where nothing can come of it.
+    pub(crate) fn new(tokens: Vec<(String, u32, &AddedToken, bool)>) -> Result<Option<Self>, NotFast> {
+        if tokens.iter().all(|(.., skipped)| *skipped) {
+            return Ok(None);
+        }
+        let found = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(tokens.iter().map(|(spelling, ..)| spelling))
+            .map_err(|error| NotFast::AddedTokens(error.to_string()))?;
+        let tokens = tokens.into_iter().map(|(_, id, token, skipped)| {
+            let AddedToken { single_word, lstrip, rstrip, .. } = *token;
+            Token { id, skipped, single_word, lstrip, rstrip }
+        });
+        Ok(Some(Self { found, tokens: tokens.collect() }))
+    }
+
+    /// Calls `part` with the parts of a text in order, until it fails.
+    pub(crate) fn split<'a, E>(
+        &self,
+        text: &'a str,
+        mut part: impl FnMut(Part<'a>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        for found in self.found.find_iter(text) {
+            let token = &self.tokens[found.pattern().as_usize()];
+            let (mut start, mut end) = (found.start(), found.end());
+            if token.skipped || token.single_word && !alone(&text[..start], &text[end..]) {
+                continue;
+            }
+            if token.lstrip {
+                start = trimmed_end(&text[..start]).max(done);
+            }
+            if token.rstrip {
+                end = Classes::get().run(text.as_bytes(), end, SPACE);
+            }
+            if done < start {
+                part(Part::Text(&text[done..start]))?;
+            }
+            part(Part::Token(token.id))?;
+            done = end;
+        }
+        if done < text.len() { part(Part::Text(&text[done..])) } else { Ok(()) }
+    }
+}
+
+/// Whether no character of a word touches.
+fn alone(before: &str, after: &str) -> bool {
+    // the tables are there: a feature of regex-syntax that regex asks for
+    let word = |c: Option<char>| c.is_some_and(|c| regex_syntax::try_is_word_character(c).unwrap_or(false));
+    !word(before.chars().next_back()) && !word(after.chars().next())
+}
+
+fn trimmed_end(text: &str) -> usize {
+    let space = |c: char| {
+        let mut utf8 = [0; 4];
+        Classes::get().at(c.encode_utf8(&mut utf8).as_bytes(), 0).0 & SPACE != 0
+    };
+    text.trim_end_matches(space).len()
+}

@@ -1,0 +1,269 @@
+//! BERT: its normalizer, its words, WordPiece.
+//!
+//! ```text
+//!  character ──normalizer──► nothing │ white space │ a character that is a word │ characters of a word
+//!              class          GONE   │   SPACE     │        ALONE               │      WORD               MIXED: anything else
+//!  text:  Café-au-lait  ──► Café │ - │ au │ - │ lait  ──► (cache) ──► caf ##e, …
+//! ```
+//!
+//! `BertNormalizer` maps each character for itself, with one exception: the decomposition that takes accents away also sorts combining
+//! characters. Nearly all of them are taken away afterwards, and what is not sorted is left alone; a character of which a combining one is
+//! left is MIXED, and so is one that becomes several words. A text with one of them is for `tokenizers`. So the words of a text are runs of
+//! WORD and GONE, told by a table, and the ids of a word are those of its own characters.
+
+use std::collections::HashMap;
+
+use tokenizers::normalizers::BertNormalizer;
+use unicode_categories::UnicodeCategories;
+use unicode_normalization_alignments::UnicodeNormalization;
+use unicode_normalization_alignments::char::canonical_combining_class;
+
+use crate::Slow;
+use crate::table::{Table, decode};
+
+const MIXED: u8 = 0;
+const WORD: u8 = 1;
+const GONE: u8 = 2;
+const SPACE: u8 = 4;
+const ALONE: u8 = 8;
+
+/// A WordPiece model behind BERT's normalizer.
+#[derive(Debug)]
+pub(crate) struct Bert {
+    normalizer: BertNormalizer,
+    table: Table,
+    ascii: [u8; 128],
+    pieces: WordPiece,
+}
+
+impl Bert {
+    pub(crate) fn new(normalizer: BertNormalizer, pieces: WordPiece) -> Self {
+        let mut text = String::new();
+        let table = Table::of_chars(|c| class(&normalizer, c, &mut text));
+        Self { normalizer, ascii: std::array::from_fn(|i| table.get(i as u32)), table, pieces }
+    }
+
+    #[inline]
+    fn class(&self, text: &[u8], at: usize) -> (u8, usize) {
+        let byte = text[at];
+        if byte < 128 {
+            return (self.ascii[usize::from(byte)], 1);
+        }
+        let (code, length) = decode(text, at);
+        (self.table.get(code), length)
+    }
+
+    /// Calls `word` with the start and the end of each word as it is spelled.
+    #[inline]
+    pub(crate) fn each(&self, text: &[u8], mut word: impl FnMut(usize, usize)) -> Result<(), Slow> {
+        let mut at = 0;
+        while at < text.len() {
+            let (class, length) = self.class(text, at);
+            let start = at;
+            at += length;
+            match class {
+                SPACE => continue,
+                ALONE => {}
+                MIXED => return Err(Slow::Combining),
+                _ => {
+                    while at < text.len() {
+                        let (class, length) = self.class(text, at);
+                        if class & (WORD | GONE) == 0 {
+                            break;
+                        }
+                        at += length;
+                    }
+                }
+            }
+            word(start, at);
+        }
+        Ok(())
+    }
+
+    /// Appends the ids of a word; `normal` is memory.
+    pub(crate) fn encode(&self, word: &str, normal: &mut String, ids: &mut Vec<u32>) {
+        normal.clear();
+        word.chars().for_each(|c| normalize(&self.normalizer, c, normal));
+        if !normal.is_empty() {
+            self.pieces.encode(normal, ids);
+        }
+    }
+}
+
+fn is_control(c: char) -> bool {
+    !matches!(c, '\t' | '\n' | '\r') && c.is_other()
+}
+
+/// The blocks that BERT's normalizer sets spaces around.
+fn is_chinese(c: char) -> bool {
+    matches!(u32::from(c),
+        0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xF900..=0xFAFF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F | 0x2B740..=0x2B81F
+        | 0x2B920..=0x2CEAF | 0x2F800..=0x2FA1F)
+}
+
+fn is_punctuation(c: char) -> bool {
+    c.is_ascii_punctuation() || c.is_punctuation()
+}
+
+fn strips(normalizer: &BertNormalizer) -> bool {
+    normalizer.strip_accents.unwrap_or(normalizer.lowercase)
+}
+
+/// Appends what the normalizer makes of a character, but for the spaces around Chinese ones.
+fn normalize(normalizer: &BertNormalizer, c: char, normal: &mut String) {
+    if normalizer.clean_text && (c == '\0' || c == '\u{fffd}' || is_control(c)) {
+        return;
+    }
+    let c = if normalizer.clean_text && c.is_whitespace() { ' ' } else { c };
+    let mut push = |c: char| match normalizer.lowercase {
+        true => normal.extend(c.to_lowercase()),
+        false => normal.push(c),
+    };
+    if c.is_ascii() || !strips(normalizer) {
+        push(c);
+    } else {
+        std::iter::once(c).nfd().map(|(c, _)| c).filter(|c| !c.is_mark_nonspacing()).for_each(push);
+    }
+}
+
+/// The class of a character; `text` is memory.
+fn class(normalizer: &BertNormalizer, c: char, text: &mut String) -> u8 {
+    text.clear();
+    normalize(normalizer, c, text);
+    let combines = strips(normalizer)
+        && std::iter::once(c).nfd().any(|(c, _)| canonical_combining_class(c) != 0 && !c.is_mark_nonspacing());
+    let chinese = normalizer.handle_chinese_chars && is_chinese(c);
+    let one = text.chars().count() == 1;
+    if text.is_empty() {
+        return if chinese { MIXED } else { GONE };
+    }
+    if combines {
+        return MIXED;
+    }
+    if text.chars().all(char::is_whitespace) {
+        return SPACE;
+    }
+    if text.chars().any(char::is_whitespace) {
+        return MIXED;
+    }
+    match (chinese || text.chars().any(is_punctuation), one) {
+        (true, true) => ALONE,
+        (true, false) => MIXED,
+        (false, _) => WORD,
+    }
+}
+
+/// WordPiece: the longest token that a word begins with, then the longest that continues it, and so on; else the word is unknown.
+#[derive(Debug)]
+pub(crate) struct WordPiece {
+    first: HashMap<Box<[u8]>, u32>,
+    /// Without their prefix.
+    next: HashMap<Box<[u8]>, u32>,
+    /// Bytes of the longest token: no look-up is longer, so a word costs its length.
+    longest: usize,
+    unknown: u32,
+    most_chars: usize,
+}
+
+impl WordPiece {
+    pub(crate) fn new<'a>(
+        vocabulary: impl Iterator<Item = (&'a str, u32)>,
+        prefix: &str,
+        unknown: u32,
+        most_chars: usize,
+    ) -> Self {
+        let (mut first, mut next, mut longest) = (HashMap::new(), HashMap::new(), 0);
+        for (token, id) in vocabulary {
+            longest = longest.max(token.len());
+            first.insert(token.as_bytes().into(), id);
+            if let Some(token) = token.strip_prefix(prefix) {
+                next.insert(token.as_bytes().into(), id);
+            }
+        }
+        Self { first, next, longest, unknown, most_chars }
+    }
+
+    /// Appends the ids of a word, which is not empty.
+    fn encode(&self, word: &str, ids: &mut Vec<u32>) {
+        let before = ids.len();
+        if word.len() > self.most_chars && word.chars().count() > self.most_chars {
+            ids.push(self.unknown);
+            return;
+        }
+        let mut start = 0;
+        while start < word.len() {
+            let tokens = if start == 0 { &self.first } else { &self.next };
+            let longest = word.floor_char_boundary(word.len().min(start + self.longest));
+            let ends = (start + 1..=longest).rev().filter(|&end| word.is_char_boundary(end));
+            let token = ends.filter_map(|end| Some((end, *tokens.get(&word.as_bytes()[start..end])?))).next();
+            let Some((end, id)) = token else {
+                ids.truncate(before);
+                ids.push(self.unknown);
+                return;
+            };
+            ids.push(id);
+            start = end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{NormalizedString, Normalizer};
+
+    use super::*;
+
+    /// Every character, by itself and inside a word, against the normalizer of `tokenizers` and the words that `BertPreTokenizer` makes.
+    #[test]
+    fn every_character_has_the_class_that_the_normalizer_gives_it() {
+        for (clean, chinese, strip, lowercase) in
+            [(true, true, None, true), (true, true, None, false), (false, false, Some(false), true), (false, true, Some(true), false)]
+        {
+            let normalizer = BertNormalizer::new(clean, chinese, strip, lowercase);
+            let (mut mixed, mut text) = (0, String::new());
+            for c in '\0'..=char::MAX {
+                let mut defined = NormalizedString::from(format!("x{c}y"));
+                normalizer.normalize(&mut defined).unwrap();
+                text.clear();
+                normalize(&normalizer, c, &mut text);
+                let spaced = if chinese && is_chinese(c) { format!("x {text} y") } else { format!("x{text}y") };
+                assert_eq!(defined.get(), spaced, "{c:?}");
+                let mut words = Vec::new();
+                for word in defined.get().split(char::is_whitespace) {
+                    let ends = word.match_indices(is_punctuation).flat_map(|(at, p)| [at, at + p.len()]);
+                    let ends: Vec<usize> = std::iter::once(0).chain(ends).chain([word.len()]).collect();
+                    words.extend(ends.windows(2).map(|w| &word[w[0]..w[1]]).filter(|word| !word.is_empty()));
+                }
+                let expected = match class(&normalizer, c, &mut String::new()) {
+                    MIXED => {
+                        mixed += 1;
+                        continue;
+                    }
+                    WORD => vec![format!("x{text}y")],
+                    GONE => vec!["xy".into()],
+                    SPACE => vec!["x".into(), "y".into()],
+                    _ => vec!["x".into(), text.clone(), "y".into()],
+                };
+                assert_eq!(words, expected, "{c:?}");
+            }
+            assert!(mixed < 60, "{mixed} characters");
+        }
+    }
+
+    #[test]
+    fn the_longest_piece_is_taken() {
+        let vocabulary = [("[UNK]", 0), ("a", 1), ("ab", 2), ("##b", 3), ("##bc", 4), ("##é", 5), ("é", 6)];
+        let pieces = WordPiece::new(vocabulary.into_iter(), "##", 0, 5);
+        let encode = |word: &str| {
+            let mut ids = vec![9];
+            pieces.encode(word, &mut ids);
+            ids.split_off(1)
+        };
+        assert_eq!(encode("ab"), [2]);
+        assert_eq!(encode("abbc"), [2, 4]);
+        assert_eq!(encode("abc"), [0]);
+        assert_eq!(encode("ébébé"), [6, 3, 5, 3, 5]);
+        assert_eq!(encode("ababab"), [0]);
+        assert_eq!(encode("éééééé"), [0]);
+    }
+}

@@ -1,0 +1,125 @@
+//! What the known patterns tell apart: the Unicode classes of their character sets, as flags of each code point.
+//!
+//! The ranges come from `regex-syntax`, from which fancy-regex compiles the patterns themselves, so both are of one version of Unicode.
+//! [`Classes::get`] builds the table at the first call (some milliseconds); a test compares all code points with the regular expressions.
+
+use std::sync::LazyLock;
+
+use regex_syntax::hir::{Class, HirKind};
+
+use crate::table::{Table, decode};
+
+/// `\p{L}`.
+pub(crate) const LETTER: u8 = 1;
+/// `\p{N}`.
+pub(crate) const NUMBER: u8 = 2;
+/// `\s`.
+pub(crate) const SPACE: u8 = 4;
+/// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`.
+pub(crate) const UPPER: u8 = 8;
+/// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`.
+pub(crate) const LOWER: u8 = 16;
+/// `[\r\n]`.
+pub(crate) const LINE: u8 = 32;
+/// `[^\s\p{L}\p{N}]`.
+pub(crate) const OTHER: u8 = 64;
+/// `char::is_numeric`, by which the pre-tokenizer `Digits` goes.
+pub(crate) const NUMERIC: u8 = 128;
+
+/// The flags by class; the sets that no class of a regular expression names are added to them.
+pub(crate) const SETS: [(u8, &str); 6] = [
+    (LETTER, r"\p{L}"),
+    (NUMBER, r"\p{N}"),
+    (SPACE, r"\s"),
+    (UPPER, r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"),
+    (LOWER, r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"),
+    (OTHER, r"[^\s\p{L}\p{N}]"),
+];
+
+/// The flags of all code points.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    ascii: [u8; 128],
+    table: Table,
+}
+
+static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::build);
+
+impl Classes {
+    /// The one table.
+    pub(crate) fn get() -> &'static Self {
+        &CLASSES
+    }
+
+    fn build() -> Self {
+        let mut flags = vec![0u8; 0x11_0000];
+        for (flag, set) in SETS {
+            for (first, last) in ranges(set) {
+                flags[first as usize..=last as usize].iter_mut().for_each(|flags| *flags |= flag);
+            }
+        }
+        let table = Table::of_chars(|c| {
+            let line = if matches!(c, '\r' | '\n') { LINE } else { 0 };
+            flags[c as usize] | line | if c.is_numeric() { NUMERIC } else { 0 }
+        });
+        Self { ascii: std::array::from_fn(|i| table.get(i as u32)), table }
+    }
+
+    /// The flags and the length in bytes of the character at `at`; no flags at the end of the text.
+    #[inline]
+    pub(crate) fn at(&self, text: &[u8], at: usize) -> (u8, usize) {
+        match text.get(at) {
+            None => (0, 0),
+            Some(&byte) if byte < 128 => (self.ascii[usize::from(byte)], 1),
+            Some(_) => {
+                let (code, length) = decode(text, at);
+                (self.table.get(code), length)
+            }
+        }
+    }
+
+    /// The end of the run of characters from `at` on that have one of the flags.
+    #[inline]
+    pub(crate) fn run(&self, text: &[u8], mut at: usize, flags: u8) -> usize {
+        loop {
+            let (class, length) = self.at(text, at);
+            if class & flags == 0 {
+                return at;
+            }
+            at += length;
+        }
+    }
+}
+
+/// The ranges of a class of a regular expression; none for what is no class, which the tests would see.
+fn ranges(set: &str) -> Vec<(u32, u32)> {
+    match regex_syntax::parse(set).as_ref().map(|hir| hir.kind()) {
+        Ok(HirKind::Class(Class::Unicode(class))) => {
+            class.ranges().iter().map(|range| (range.start().into(), range.end().into())).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_point_has_the_classes_of_the_regular_expressions() {
+        let sets = SETS.into_iter().chain([(LINE, r"[\r\n]")]);
+        let sets: Vec<_> =
+            sets.map(|(flag, set)| (flag, fancy_regex::Regex::new(&format!("^{set}$(?!x)")).unwrap())).collect();
+        let (classes, mut utf8) = (Classes::get(), [0; 4]);
+        for c in '\0'..=char::MAX {
+            let text = c.encode_utf8(&mut utf8);
+            let (class, length) = classes.at(text.as_bytes(), 0);
+            assert_eq!(length, text.len());
+            for (flag, set) in &sets {
+                assert_eq!(class & flag != 0, set.is_match(text).unwrap(), "{c:?} and {set}");
+            }
+            assert_eq!(class & NUMERIC != 0, c.is_numeric());
+        }
+        assert_eq!(classes.at(b"", 0), (0, 0));
+    }
+}

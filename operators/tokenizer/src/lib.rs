@@ -1,0 +1,239 @@
+//! Tokenizers at the speed of memory: byte-level BPE (GPT-2, GPT-4, Llama 3, Qwen, SmolLM) and BERT's WordPiece, equal to Hugging Face's
+//! `tokenizers` id by id.
+//!
+//! ```text
+//!  tokenizers::Tokenizer ──of──► FastTokenizer, where every part of it is known exactly; else NotFast, which says what is not
+//!
+//!  text ──added tokens──► pieces ──NFC──► words (a scanner by hand) ──► cache ──► ids
+//!                                                                         └─ not in it: BPE merges, or WordPiece
+//! ```
+//!
+//! The ids are those of `tokenizer.encode_fast(text, false)`: added tokens, special or not, with all their flags, special tokens as text
+//! or not, a space put before, `ignore_merges`. [`FastTokenizer::encode`] hands a few texts back ([`Slow`]) that are for `tokenizers`
+//! itself.
+//!
+//! Text is UTF-8, ids are u32. One [`FastTokenizer`] serves all threads, a [`Scratch`] (2.5 MB, most of it the cache of words) one at a
+//! time. A text costs its length: no part of it is looked at more than a bounded number of times, but for BPE in a word of n bytes,
+//! O(n log n). Nothing is allocated once the buffers have grown.
+
+mod added;
+mod bert;
+mod bpe;
+mod cache;
+mod classes;
+mod normal;
+mod recognise;
+mod scan;
+mod table;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use added::{AddedTokens, Part};
+use bert::Bert;
+use bpe::Bpe;
+use cache::Cache;
+use classes::{Classes, SPACE};
+use normal::Normalizer;
+pub use scan::Words;
+use tokenizers::Tokenizer;
+
+/// Bytes of the longest run of white space. fancy-regex gives up at a run of about a million, and `tokenizers` takes what is left of the
+/// text for one word.
+const LONGEST_RUN: usize = 100_000;
+
+/// The part of a tokenizer that is not one of the known ones.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotFast {
+    /// How the model makes tokens.
+    #[error("the model is {0}; known: byte-level BPE, WordPiece")]
+    Model(String),
+    /// What is done to a text before.
+    #[error("the normalizer is {0}; known: none or NFC with BPE, BertNormalizer with WordPiece")]
+    Normalizer(String),
+    /// How a text is cut into words.
+    #[error(
+        "the pre-tokenizer is {0}; known: ByteLevel, also after single digits or the pattern of GPT-4, GPT-4o, Llama 3 or Qwen 2, and BertPreTokenizer"
+    )]
+    PreTokenizer(String),
+    /// What is done to the ids.
+    #[error("the post-processor is {0}; known: those that only add special tokens")]
+    PostProcessor(String),
+    /// Tokens that are added to the vocabulary.
+    #[error("added tokens: {0}")]
+    AddedTokens(String),
+    /// Truncation and padding.
+    #[error("ids are cut off or filled up; known: neither truncation nor padding")]
+    Length,
+}
+
+/// Why a text is for `tokenizers`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Slow {
+    /// White space without an end, at which regular expressions give up.
+    #[error("a run of white space of more than {LONGEST_RUN} bytes")]
+    Run,
+    /// Combining characters that BERT's normalizer sorts and leaves there, and the like.
+    #[error("a character that BERT's normalizer does not treat for itself")]
+    Combining,
+    /// Places in a text are 32 bits.
+    #[error("a text of 4 GB or more")]
+    Size,
+}
+
+/// A tokenizer whose every part is known.
+#[derive(Debug)]
+pub struct FastTokenizer {
+    /// Tells whose words are in a cache.
+    owner: u64,
+    model: Model,
+    normalizer: Normalizer,
+    /// Added tokens that are found before the normalizer, and those that are found after it.
+    before: Option<AddedTokens>,
+    after: Option<AddedTokens>,
+    name: String,
+}
+
+#[derive(Debug)]
+enum Model {
+    Bpe { bpe: Bpe, words: Words, prefix_space: bool },
+    Bert(Box<Bert>),
+}
+
+/// Memory of one thread: the cache of words and some buffers.
+#[derive(Debug)]
+pub struct Scratch {
+    owner: u64,
+    cache: Cache,
+    work: bpe::Workspace,
+    /// A normalized piece.
+    normal: String,
+    /// A piece with a space before it, or a normalized word.
+    text: String,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        let (work, normal, text) = Default::default();
+        Self { owner: 0, cache: Cache::new(), work, normal, text }
+    }
+}
+
+/// A number for each tokenizer, from 1 on.
+fn next_owner() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl FastTokenizer {
+    /// The same tokenizer, fast; some tenths of a second for a large vocabulary.
+    ///
+    /// # Errors
+    /// [`NotFast`] where a part is not known exactly.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Self, NotFast> {
+        recognise::recognise(tokenizer)
+    }
+
+    /// What it is, for people: `GPT-2 pattern, byte-level BPE`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Appends the ids of a text, without those that a post-processor would add.
+    ///
+    /// # Errors
+    /// [`Slow`] for a text that only `tokenizers` itself can encode; then nothing is appended.
+    pub fn encode(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+        if u32::try_from(text.len()).is_err() {
+            return Err(Slow::Size);
+        }
+        if scratch.owner != self.owner {
+            scratch.cache.clear();
+            scratch.owner = self.owner;
+        }
+        let before = ids.len();
+        let result = split(self.before.as_ref(), text, |part| match part {
+            Part::Token(id) => push(id, ids),
+            Part::Text(text) => self.normalized(text, scratch, ids),
+        });
+        result.inspect_err(|_| ids.truncate(before))
+    }
+
+    fn normalized(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+        if self.normalizer.leaves(text) {
+            return self.found(text, scratch, ids);
+        }
+        let mut normal = std::mem::take(&mut scratch.normal);
+        self.normalizer.write(text, &mut normal);
+        let result = self.found(&normal, scratch, ids);
+        scratch.normal = normal;
+        result
+    }
+
+    fn found(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+        split(self.after.as_ref(), text, |part| match part {
+            Part::Token(id) => push(id, ids),
+            Part::Text(text) => match &self.model {
+                Model::Bert(bert) => wordpiece(bert, text, scratch, ids),
+                Model::Bpe { bpe, words, prefix_space: true } if !text.starts_with(' ') => {
+                    let mut spaced = std::mem::take(&mut scratch.text);
+                    spaced.clear();
+                    spaced.push(' ');
+                    spaced.push_str(text);
+                    let result = merge(bpe, *words, &spaced, scratch, ids);
+                    scratch.text = spaced;
+                    result
+                }
+                Model::Bpe { bpe, words, .. } => merge(bpe, *words, text, scratch, ids),
+            },
+        })
+    }
+}
+
+fn push(id: u32, ids: &mut Vec<u32>) -> Result<(), Slow> {
+    ids.push(id);
+    Ok(())
+}
+
+/// The parts of a text; none of an empty one.
+fn split<'a>(
+    added: Option<&AddedTokens>,
+    text: &'a str,
+    mut part: impl FnMut(Part<'a>) -> Result<(), Slow>,
+) -> Result<(), Slow> {
+    match added {
+        _ if text.is_empty() => Ok(()),
+        None => part(Part::Text(text)),
+        Some(added) => added.split(text, part),
+    }
+}
+
+fn merge(bpe: &Bpe, words: Words, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+    let text = text.as_bytes();
+    let Scratch { cache, work, .. } = scratch;
+    words.each(text, |start, end| {
+        let Some(place) = cache.find(text, start, end, ids) else { return Ok(()) };
+        if end - start > LONGEST_RUN && words != Words::Whole && is_space(&text[start..end]) {
+            return Err(Slow::Run);
+        }
+        let first = ids.len();
+        bpe.encode(&text[start..end], work, ids);
+        cache.keep(place, &ids[first..]);
+        Ok(())
+    })
+}
+
+/// Whether a word is a run of white space: a space may stand before another word, two may not.
+fn is_space(word: &[u8]) -> bool {
+    let (first, length) = Classes::get().at(word, 0);
+    first & Classes::get().at(word, length).0 & SPACE != 0
+}
+
+fn wordpiece(bert: &Bert, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+    let Scratch { cache, text: normal, .. } = scratch;
+    bert.each(text.as_bytes(), |start, end| {
+        let Some(place) = cache.find(text.as_bytes(), start, end, ids) else { return };
+        let first = ids.len();
+        bert.encode(&text[start..end], normal, ids);
+        cache.keep(place, &ids[first..]);
+    })
+}

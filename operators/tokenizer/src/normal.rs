@@ -1,0 +1,97 @@
+//! Unicode's normal form C, which most texts have already.
+//!
+//! A character is plain where it is what the form makes of it, is no combining one and composes with nothing before it. A text of plain
+//! characters is its own normal form; any other is normalized as `tokenizers` does it, by the same tables.
+
+use std::sync::LazyLock;
+
+use unicode_normalization_alignments::char::canonical_combining_class;
+use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
+use crate::table::{Table, decode};
+
+/// The first byte in UTF-8 of U+0300; what is below is plain.
+const COMBINING: u8 = 0xcc;
+
+static PLAIN: LazyLock<Table> = LazyLock::new(|| Table::of_chars(|c| u8::from(is_plain(c))));
+
+fn is_plain(c: char) -> bool {
+    canonical_combining_class(c) == 0 && matches!(is_nfc_quick(std::iter::once(c)), IsNormalized::Yes)
+}
+
+/// The form C, or nothing at all.
+#[derive(Debug)]
+pub(crate) struct Normalizer {
+    plain: Option<&'static Table>,
+}
+
+impl Normalizer {
+    pub(crate) fn identity() -> Self {
+        Self { plain: None }
+    }
+
+    pub(crate) fn nfc() -> Self {
+        Self { plain: Some(&PLAIN) }
+    }
+
+    pub(crate) fn is_identity(&self) -> bool {
+        self.plain.is_none()
+    }
+
+    /// Whether a text is left as it is for sure.
+    pub(crate) fn leaves(&self, text: &str) -> bool {
+        let Some(plain) = self.plain else { return true };
+        let text = text.as_bytes();
+        let Some(mut at) = text.iter().position(|&byte| byte >= COMBINING) else { return true };
+        while at < text.len() {
+            let (code, length) = decode(text, at);
+            if code >= 0x300 && plain.get(code) == 0 {
+                return false;
+            }
+            at += length;
+        }
+        true
+    }
+
+    /// Writes the normal form of a text.
+    pub(crate) fn write(&self, text: &str, normal: &mut String) {
+        normal.clear();
+        match self.plain {
+            Some(_) => normal.extend(text.nfc().map(|(c, _)| c)),
+            None => normal.push_str(text),
+        }
+    }
+
+    /// The normal form of a text.
+    pub(crate) fn normal(&self, text: &str) -> String {
+        let mut normal = String::new();
+        self.write(text, &mut normal);
+        normal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No character below U+0300 and no plain one is changed or composes with one before it: what composes is in the decomposition of
+    /// something, not first.
+    #[test]
+    fn plain_characters_are_left_alone() {
+        let nfc = Normalizer::nfc();
+        let mut plain = 0;
+        for c in '\0'..=char::MAX {
+            let text = c.to_string();
+            let left = nfc.leaves(&text);
+            assert!(!left || nfc.normal(&text) == text && canonical_combining_class(c) == 0, "{c:?}");
+            plain += usize::from(left);
+            let parts: Vec<char> = std::iter::once(c).nfd().map(|(c, _)| c).collect();
+            for part in parts.iter().skip(1) {
+                assert!(parts.len() == 1 || !nfc.leaves(&part.to_string()) || nfc.normal(&text) != text, "{c:?}: {part:?}");
+            }
+        }
+        assert!(plain > 1_000_000 && plain < 1_112_064, "{plain}");
+        assert!(nfc.leaves("né 漢字 한국어 я") && !nfc.leaves("ne\u{301}") && !nfc.leaves("\u{1100}\u{1161}") && !nfc.leaves("\u{2126}"));
+        assert!(Normalizer::identity().leaves("ne\u{301}"));
+    }
+}

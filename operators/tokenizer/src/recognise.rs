@@ -1,0 +1,202 @@
+//! Which parts of a `tokenizers::Tokenizer` are known exactly.
+
+use std::collections::{HashMap, HashSet};
+
+use tokenizers::models::ModelWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::models::wordpiece;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::PostProcessorWrapper;
+use tokenizers::{AddedToken, Model as _, NormalizerWrapper, SplitDelimiterBehavior, Tokenizer};
+
+use crate::added::AddedTokens;
+use crate::bert::{Bert, WordPiece};
+use crate::bpe::Bpe;
+use crate::normal::Normalizer;
+use crate::scan::Words;
+use crate::{FastTokenizer, Model, NotFast};
+
+/// Two passes of added tokens: before the normalizer, and after it.
+type Added = (Option<AddedTokens>, Option<AddedTokens>);
+
+pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast> {
+    if tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some() {
+        return Err(NotFast::Length);
+    }
+    tokenizer.get_post_processor().map_or(Ok(()), leaves_ids)?;
+    let (model, normalizer, name) = match (tokenizer.get_model(), tokenizer.get_normalizer()) {
+        (ModelWrapper::BPE(model), normalizer) => {
+            let normalizer = known_normalizer(normalizer)?;
+            let (words, prefix_space) = known_words(tokenizer.get_pre_tokenizer())?;
+            let name = format!(
+                "{}, byte-level BPE{}",
+                words.name(),
+                if normalizer.is_identity() { "" } else { ", NFC" }
+            );
+            (Model::Bpe { bpe: known_bpe(model)?, words, prefix_space }, normalizer, name)
+        }
+        (ModelWrapper::WordPiece(model), Some(NormalizerWrapper::BertNormalizer(normalizer))) => {
+            match tokenizer.get_pre_tokenizer() {
+                Some(PreTokenizerWrapper::BertPreTokenizer(_)) => {}
+                other => return Err(NotFast::PreTokenizer(shown(&other))),
+            }
+            let bert = Bert::new(*normalizer, known_pieces(model)?);
+            (Model::Bert(Box::new(bert)), Normalizer::identity(), "BERT's words, WordPiece".into())
+        }
+        (ModelWrapper::WordPiece(_), other) => return Err(NotFast::Normalizer(shown(&other))),
+        (ModelWrapper::Unigram(_), _) => return Err(NotFast::Model("Unigram".into())),
+        (ModelWrapper::WordLevel(_), _) => return Err(NotFast::Model("WordLevel".into())),
+    };
+    let (before, after) = added(tokenizer, &normalizer)?;
+    if after.is_some() && matches!(model, Model::Bert(_)) {
+        return Err(NotFast::AddedTokens("one that is normalized, as BERT's normalizer does it".into()));
+    }
+    Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
+}
+
+/// What a part is, cut short.
+fn shown(part: &impl std::fmt::Debug) -> String {
+    const MOST: usize = 120;
+    let mut text = format!("{part:?}");
+    if text.len() > MOST {
+        text.truncate(text.floor_char_boundary(MOST));
+        text.push('…');
+    }
+    text
+}
+
+/// Whether a post-processor that adds no special tokens leaves the ids as they are.
+fn leaves_ids(processor: &PostProcessorWrapper) -> Result<(), NotFast> {
+    match processor {
+        PostProcessorWrapper::ByteLevel(_) | PostProcessorWrapper::Bert(_) | PostProcessorWrapper::Roberta(_) => Ok(()),
+        PostProcessorWrapper::Sequence(all) => all.as_ref().iter().try_for_each(leaves_ids),
+        PostProcessorWrapper::Template(template) => {
+            let single = serde_json::to_value(template).unwrap_or_default()["single"].take();
+            let sequences: Vec<_> = single.as_array().into_iter().flatten().filter_map(|p| p.get("Sequence")).collect();
+            match sequences.as_slice() {
+                [one] if one["id"] == "A" => Ok(()),
+                _ => Err(NotFast::PostProcessor(shown(&single))),
+            }
+        }
+    }
+}
+
+fn known_normalizer(normalizer: Option<&NormalizerWrapper>) -> Result<Normalizer, NotFast> {
+    match normalizer {
+        None => Ok(Normalizer::identity()),
+        Some(NormalizerWrapper::NFC(_)) => Ok(Normalizer::nfc()),
+        Some(NormalizerWrapper::Sequence(all)) => match all.as_ref() {
+            [] => Ok(Normalizer::identity()),
+            [one] => known_normalizer(Some(one)),
+            all => Err(NotFast::Normalizer(shown(&all))),
+        },
+        Some(other) => Err(NotFast::Normalizer(shown(other))),
+    }
+}
+
+/// The way to words, and whether a space is put before a text without one.
+fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bool), NotFast> {
+    let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), |known| shown(known)));
+    let parts = match pre_tokenizer {
+        Some(PreTokenizerWrapper::Sequence(all)) => all.as_ref(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    match parts {
+        [PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space, use_regex, .. })] => {
+            Ok((if *use_regex { Words::Gpt2 } else { Words::Whole }, *add_prefix_space))
+        }
+        [
+            PreTokenizerWrapper::Split(split),
+            PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space: false, use_regex: false, .. }),
+        ] => Ok((known_split(split).ok_or_else(unknown)?, false)),
+        [
+            PreTokenizerWrapper::Digits(digits),
+            PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space: false, use_regex: true, .. }),
+        ] if digits.individual_digits => Ok((Words::DigitsGpt2, false)),
+        _ => Err(unknown()),
+    }
+}
+
+/// A known pattern whose matches are the words. Every character of a text is in a match, so it is the same whether what is in none would
+/// be kept or removed.
+fn known_split(split: &Split) -> Option<Words> {
+    let SplitPattern::Regex(pattern) = &split.pattern else { return None };
+    let matches = match split.behavior {
+        SplitDelimiterBehavior::Isolated => true,
+        SplitDelimiterBehavior::Removed => split.invert,
+        _ => false,
+    };
+    Words::of_pattern(pattern).filter(|_| matches)
+}
+
+fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
+    let unknown = |what: &str| NotFast::Model(format!("BPE with {what}"));
+    let some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    if model.dropout.is_some_and(|dropout| dropout != 0.0) {
+        return Err(unknown("dropout"));
+    }
+    if some(&model.continuing_subword_prefix) || some(&model.end_of_word_suffix) {
+        return Err(unknown("a prefix or suffix of subwords"));
+    }
+    let vocabulary = model.get_vocab();
+    let ids: HashSet<u32> = vocabulary.values().copied().collect();
+    if ids.len() != vocabulary.len() || ids.contains(&u32::MAX) {
+        return Err(unknown("two tokens of one id"));
+    }
+    let alphabet = alphabet();
+    let mut bytes = [None; 256];
+    for (&c, &byte) in &alphabet {
+        bytes[usize::from(byte)] = vocabulary.get(&*c.encode_utf8(&mut [0; 4])).copied();
+    }
+    // a byte without a token is left out, unless there is something to put in its place
+    if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
+        return Err(unknown("bytes that are no tokens"));
+    }
+    // the model keeps its merges to itself, and writes them in order
+    let written = serde_json::to_value(model).map_err(|error| unknown(&error.to_string()))?;
+    let merges = written["merges"].as_array().into_iter().flatten().map(|merge| {
+        let (left, right) = (merge[0].as_str()?, merge[1].as_str()?);
+        Some((*vocabulary.get(left)?, *vocabulary.get(right)?, *vocabulary.get(&format!("{left}{right}"))?))
+    });
+    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| unknown("merges of what is no token"))?;
+    let whole = model.ignore_merges.then(|| {
+        let spelled = |token: &str| token.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Box<[u8]>>>();
+        vocabulary.iter().filter_map(|(token, &id)| Some((spelled(token)?, id))).collect()
+    });
+    Ok(Bpe::new(bytes, &merges, whole))
+}
+
+/// The byte that each character of a byte-level token stands for: itself where it is printable in Latin-1, and U+0100 on in order.
+fn alphabet() -> HashMap<char, u8> {
+    let printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let (themselves, others): (Vec<u8>, Vec<u8>) = (0..=255).partition(printable);
+    let others = others.into_iter().zip('\u{100}'..).map(|(byte, c)| (c, byte));
+    themselves.into_iter().map(|byte| (char::from(byte), byte)).chain(others).collect()
+}
+
+fn known_pieces(model: &wordpiece::WordPiece) -> Result<WordPiece, NotFast> {
+    let vocabulary = model.get_vocab();
+    let Some(&unknown) = vocabulary.get(&model.unk_token) else {
+        return Err(NotFast::Model(format!("WordPiece whose unknown token {:?} is none", model.unk_token)));
+    };
+    let tokens = vocabulary.iter().map(|(token, &id)| (token.as_str(), id));
+    Ok(WordPiece::new(tokens, &model.continuing_subword_prefix, unknown, model.max_input_chars_per_word))
+}
+
+fn added(tokenizer: &Tokenizer, normalizer: &Normalizer) -> Result<Added, NotFast> {
+    let known = tokenizer.get_added_vocabulary();
+    let skips = known.get_encode_special_tokens();
+    let mut tokens: Vec<(&u32, &AddedToken)> = known.get_added_tokens_decoder().iter().collect();
+    tokens.sort_unstable_by_key(|(id, _)| **id);
+    let of = |normalized: bool| {
+        let tokens = tokens.iter().filter(|(_, token)| token.normalized == normalized).map(|&(&id, token)| {
+            let spelling = if normalized { normalizer.normal(&token.content) } else { token.content.clone() };
+            (spelling, id, token, skips && known.is_special_token(&token.content))
+        });
+        AddedTokens::new(tokens.collect())
+    };
+    Ok((of(false)?, of(true)?))
+}

@@ -1,0 +1,329 @@
+//! Pre-tokenizers by hand: where the word that begins at a place of a text ends, as a regular expression would have it.
+//!
+//! ```text
+//!  GPT-2        's|'t|…| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//!  cl100k       (?i:'s|…)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//!  o200k        words of capitals, then small letters, with what follows an apostrophe; else as cl100k
+//! ```
+//!
+//! Every character begins some alternative of each of these patterns, so words follow one another without gaps. The alternatives are
+//! tried in the order of the pattern; where a regular expression would go back, a comment says what that comes to. Each scanner reads a
+//! character a bounded number of times, so a text costs its length.
+//!
+//! That they are equal to the patterns is tested with every short text over the classes that the pattern tells apart (`tests/patterns.rs`).
+
+use crate::classes::{Classes, LETTER, LINE, LOWER, NUMBER, NUMERIC, OTHER, SPACE, UPPER};
+
+/// A known way to cut a text into words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Words {
+    /// GPT-2, RoBERTa, GPT-NeoX, OLMo.
+    Gpt2,
+    /// SmolLM, StarCoder: every numeric character by itself, what is between them as GPT-2.
+    DigitsGpt2,
+    /// GPT-4 and Llama 3: numbers by up to three.
+    Cl100k,
+    /// Qwen 2 and 3: as cl100k, numbers one by one.
+    Qwen2,
+    /// GPT-4o, gpt-oss, Llama 4.
+    O200k,
+    /// The whole text is one word.
+    Whole,
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+impl Words {
+    /// The pattern that is spelled exactly so.
+    pub fn of_pattern(pattern: &str) -> Option<Self> {
+        [Self::Gpt2, Self::Cl100k, Self::Qwen2, Self::O200k].into_iter().find(|words| words.pattern() == Some(pattern))
+    }
+
+    /// The regular expression; `None` where the words are not those of one expression.
+    pub fn pattern(self) -> Option<&'static str> {
+        match self {
+            Self::Gpt2 => Some(GPT2),
+            Self::Cl100k => Some(CL100K),
+            Self::Qwen2 => Some(QWEN2),
+            Self::O200k => Some(O200K),
+            Self::DigitsGpt2 | Self::Whole => None,
+        }
+    }
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "GPT-2 pattern",
+            Self::DigitsGpt2 => "single digits and GPT-2 pattern",
+            Self::Cl100k => "cl100k pattern",
+            Self::Qwen2 => "Qwen 2 pattern",
+            Self::O200k => "o200k pattern",
+            Self::Whole => "no pattern",
+        }
+    }
+
+    /// The words of a text, one after the other.
+    pub fn split(self, text: &str) -> Vec<&str> {
+        let mut words = Vec::new();
+        // the sink never fails
+        let _ = self.each(text.as_bytes(), |start, end| {
+            words.push(&text[start..end]);
+            Ok::<(), ()>(())
+        });
+        words
+    }
+
+    /// Calls `word` with the start and the end of each word, in order, until it fails.
+    #[inline]
+    pub(crate) fn each<E>(self, text: &[u8], word: impl FnMut(usize, usize) -> Result<(), E>) -> Result<(), E> {
+        let classes = Classes::get();
+        match self {
+            Self::Gpt2 => each(text, word, |text, at| gpt2(classes, text, at)),
+            Self::DigitsGpt2 => each_between_digits(classes, text, word),
+            Self::Cl100k => each(text, word, |text, at| cl100k::<3>(classes, text, at)),
+            Self::Qwen2 => each(text, word, |text, at| cl100k::<1>(classes, text, at)),
+            Self::O200k => each(text, word, |text, at| o200k(classes, text, at)),
+            Self::Whole => each(text, word, |text, _| text.len()),
+        }
+    }
+}
+
+#[inline]
+fn each<E>(
+    text: &[u8],
+    mut word: impl FnMut(usize, usize) -> Result<(), E>,
+    end: impl Fn(&[u8], usize) -> usize,
+) -> Result<(), E> {
+    let mut at = 0;
+    while at < text.len() {
+        let next = end(text, at);
+        word(at, next)?;
+        at = next;
+    }
+    Ok(())
+}
+
+/// What lies between numeric characters is a text of its own for the pattern, with its own end.
+#[inline]
+fn each_between_digits<E>(
+    classes: &Classes,
+    text: &[u8],
+    mut word: impl FnMut(usize, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut at = 0;
+    while at < text.len() {
+        let (mut stop, mut digit) = (at, 0);
+        while stop < text.len() {
+            let (class, length) = classes.at(text, stop);
+            if class & NUMERIC != 0 {
+                digit = length;
+                break;
+            }
+            stop += length;
+        }
+        let between = &text[..stop];
+        while at < stop {
+            let next = gpt2(classes, between, at);
+            word(at, next)?;
+            at = next;
+        }
+        if digit > 0 {
+            at = stop + digit;
+            word(stop, at)?;
+        }
+    }
+    Ok(())
+}
+
+/// `\s+(?!\S)|\s+` at a white space: a run leaves its last character to what follows it, unless it is the only one or nothing follows.
+#[inline]
+fn spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
+    let (mut last, mut end) = (at, at);
+    loop {
+        let (class, length) = classes.at(text, end);
+        if class & SPACE == 0 {
+            break;
+        }
+        last = end;
+        end += length;
+    }
+    if end == text.len() || last == at { end } else { last }
+}
+
+/// `\s*[\r\n]+|\s+(?!\S)|\s+` at a white space: a run with a line break ends after the last one.
+#[inline]
+fn lines_or_spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
+    let (mut last, mut end, mut after_line) = (at, at, at);
+    loop {
+        let (class, length) = classes.at(text, end);
+        if class & SPACE == 0 {
+            break;
+        }
+        last = end;
+        end += length;
+        if class & LINE != 0 {
+            after_line = end;
+        }
+    }
+    if after_line > at {
+        after_line
+    } else if end == text.len() || last == at {
+        end
+    } else {
+        last
+    }
+}
+
+/// Bytes of `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe, else 0.
+#[inline]
+fn contraction(text: &[u8], at: usize) -> usize {
+    match (text.get(at + 1), text.get(at + 2)) {
+        (Some(b's' | b't' | b'm' | b'd'), _) => 2,
+        (Some(b'r' | b'v'), Some(b'e')) | (Some(b'l'), Some(b'l')) => 3,
+        _ => 0,
+    }
+}
+
+/// The same with `(?i:…)`: both cases, and the long s (U+017F), which folds to s.
+#[inline]
+fn contraction_of_any_case(text: &[u8], at: usize) -> usize {
+    let lower = |n: usize| text.get(at + n).map(u8::to_ascii_lowercase);
+    match (lower(1), lower(2)) {
+        (Some(b's' | b't' | b'm' | b'd'), _) => 2,
+        (Some(b'r' | b'v'), Some(b'e')) | (Some(b'l'), Some(b'l')) => 3,
+        (Some(0xc5), Some(0xbf)) => 3,
+        _ => 0,
+    }
+}
+
+#[inline]
+fn gpt2(classes: &Classes, text: &[u8], at: usize) -> usize {
+    let (mut class, length) = classes.at(text, at);
+    let mut after = at + length;
+    if text[at] == b' ' {
+        let (next, length) = classes.at(text, after);
+        if next & (LETTER | NUMBER | OTHER) == 0 {
+            return spaces(classes, text, at);
+        }
+        class = next;
+        after += length;
+    } else if text[at] == b'\'' {
+        let length = contraction(text, at);
+        if length > 0 {
+            return at + length;
+        }
+    }
+    match class & (LETTER | NUMBER | OTHER) {
+        0 => spaces(classes, text, at),
+        kind => classes.run(text, after, kind),
+    }
+}
+
+/// The end of up to `most` numbers after the first, which ends at `after`.
+#[inline]
+fn numbers(classes: &Classes, text: &[u8], mut after: usize, most: usize) -> usize {
+    for _ in 1..most {
+        let (class, length) = classes.at(text, after);
+        if class & NUMBER == 0 {
+            break;
+        }
+        after += length;
+    }
+    after
+}
+
+#[inline]
+fn cl100k<const NUMBERS: usize>(classes: &Classes, text: &[u8], at: usize) -> usize {
+    let (class, length) = classes.at(text, at);
+    let after = at + length;
+    if class & LETTER != 0 {
+        return classes.run(text, after, LETTER);
+    }
+    if class & NUMBER != 0 {
+        return numbers(classes, text, after, NUMBERS);
+    }
+    if text[at] == b'\'' {
+        let length = contraction_of_any_case(text, at);
+        if length > 0 {
+            return at + length;
+        }
+    }
+    let (next, _) = classes.at(text, after);
+    if class & LINE == 0 && next & LETTER != 0 {
+        return classes.run(text, after, LETTER);
+    }
+    if class & OTHER != 0 || text[at] == b' ' && next & OTHER != 0 {
+        let end = classes.run(text, after, OTHER);
+        return classes.run(text, end, LINE);
+    }
+    lines_or_spaces(classes, text, at)
+}
+
+/// Where a word of letters that begins at `at` ends by the first two alternatives of o200k without what they allow before it; `None` where
+/// the first fails.
+///
+/// ```text
+///  first   [UPPER]*[LOWER]+   UPPER and LOWER share letters without case and marks; a run of UPPER without a small letter after it
+///                             gives characters back to the last one that is LOWER as well
+///  second  [UPPER]+[LOWER]*   reached where no character of the run is LOWER, nor the one after it: the run itself
+/// ```
+#[inline]
+fn cased(classes: &Classes, text: &[u8], at: usize) -> Result<usize, usize> {
+    let (mut end, mut after_both) = (at, at);
+    loop {
+        let (class, length) = classes.at(text, end);
+        if class & UPPER == 0 {
+            break if class & LOWER != 0 {
+                Ok(classes.run(text, end + length, LOWER))
+            } else if after_both > at {
+                Ok(after_both)
+            } else {
+                Err(end)
+            };
+        }
+        end += length;
+        if class & LOWER != 0 {
+            after_both = end;
+        }
+    }
+}
+
+#[inline]
+fn o200k(classes: &Classes, text: &[u8], at: usize) -> usize {
+    let (class, length) = classes.at(text, at);
+    let after = at + length;
+    if class & NUMBER != 0 {
+        return numbers(classes, text, after, 3);
+    }
+    let word = if class & LETTER != 0 {
+        Some(cased(classes, text, at).unwrap_or_else(|end| end))
+    } else if class & LINE == 0 {
+        match cased(classes, text, after) {
+            Ok(end) => Some(end),
+            // a mark with no word after it is one by itself
+            Err(_) if class & UPPER != 0 => Some(cased(classes, text, at).unwrap_or_else(|end| end)),
+            Err(end) if end > after => Some(end),
+            Err(_) => None,
+        }
+    } else {
+        None
+    };
+    if let Some(end) = word {
+        return match text.get(end) {
+            Some(b'\'') => end + contraction_of_any_case(text, end),
+            _ => end,
+        };
+    }
+    if class & OTHER != 0 || text[at] == b' ' && classes.at(text, after).0 & OTHER != 0 {
+        let mut end = classes.run(text, after, OTHER);
+        while matches!(text.get(end), Some(b'\r' | b'\n' | b'/')) {
+            end += 1;
+        }
+        return end;
+    }
+    lines_or_spaces(classes, text, at)
+}

@@ -1,0 +1,300 @@
+//! Ids against `tokenizers` itself: GPT-2 and BERT as they are, and vocabularies trained on prose behind the other patterns.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use stillhouse_tokenizer::{FastTokenizer, NotFast, Scratch, Slow, Words};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::normalizers::{BertNormalizer, NFC, NFD, NormalizerWrapper};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+
+fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// The speeches of the repository, one a text.
+fn speeches() -> &'static [String] {
+    static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let (mut lines, path) = (String::new(), repository("assets/corpus/sotu-small.jsonl.gz"));
+        flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut lines).unwrap();
+        let text = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["text"].as_str().unwrap().to_owned();
+        lines.lines().map(text).collect()
+    });
+    &TEXTS
+}
+
+fn gpt2() -> Tokenizer {
+    Tokenizer::from_file(repository("assets/teacher-nano-gpt2/tokenizer.json")).unwrap()
+}
+
+fn bert() -> Tokenizer {
+    Tokenizer::from_file(repository("operators/testdata/bert-base-uncased/tokenizer.json")).unwrap()
+}
+
+fn split(words: Words) -> PreTokenizerWrapper {
+    let pattern = SplitPattern::Regex(words.pattern().unwrap().into());
+    let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
+    Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]).into()
+}
+
+/// A byte-level vocabulary of 3000 tokens, trained on some speeches.
+fn trained(pre_tokenizer: PreTokenizerWrapper, ignore_merges: bool) -> Tokenizer {
+    let mut tokenizer = Tokenizer::new(BPE::builder().build().unwrap());
+    tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
+    let trainer = BpeTrainer::builder().vocab_size(3000).show_progress(false).initial_alphabet(ByteLevel::alphabet().into_iter().collect());
+    let mut trainer = TrainerWrapper::BpeTrainer(trainer.build());
+    tokenizer.train(&mut trainer, speeches().iter().take(8).map(String::as_str)).unwrap();
+    if ignore_merges {
+        // a token that no merge makes, as Llama 3 has them
+        let mut json = serde_json::to_value(&tokenizer).unwrap();
+        json["model"]["ignore_merges"] = true.into();
+        let size = json["model"]["vocab"].as_object().unwrap().len();
+        json["model"]["vocab"]["Ġwhereuponnothing"] = size.into();
+        tokenizer = serde_json::from_value(json).unwrap();
+    }
+    tokenizer
+}
+
+/// Special tokens and others, with every flag.
+fn with_added(mut tokenizer: Tokenizer) -> Tokenizer {
+    let plain = |text: &str| AddedToken::from(text, false).normalized(false);
+    tokenizer.add_special_tokens([AddedToken::from("<|end|>", true), AddedToken::from("<s>", true).lstrip(true)]).unwrap();
+    let tokens = [
+        plain("<|tool|>"),
+        plain("<|end|>x"),
+        plain("alone").single_word(true),
+        plain("<l>").lstrip(true),
+        plain("<r>").rstrip(true),
+        plain("   "),
+        plain("né"),
+    ];
+    tokenizer.add_tokens(tokens).unwrap();
+    tokenizer
+}
+
+/// With added tokens that are found after the normalizer.
+fn with_normalized(mut tokenizer: Tokenizer) -> Tokenizer {
+    tokenizer.add_tokens([AddedToken::from("cafe\u{301}", false), AddedToken::from(" two words ", false)]).unwrap();
+    tokenizer
+}
+
+fn text_is_text(mut tokenizer: Tokenizer) -> Tokenizer {
+    tokenizer.set_encode_special_tokens(true);
+    tokenizer
+}
+
+fn with_nfc(mut tokenizer: Tokenizer) -> Tokenizer {
+    tokenizer.with_normalizer(Some(NFC)).unwrap();
+    tokenizer
+}
+
+fn prefixed(mut tokenizer: Tokenizer, use_regex: bool) -> Tokenizer {
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(true, true, use_regex)));
+    tokenizer
+}
+
+fn cased() -> Tokenizer {
+    let mut tokenizer = bert();
+    tokenizer.with_normalizer(Some(BertNormalizer::new(true, true, Some(false), false))).unwrap();
+    tokenizer
+}
+
+/// A vocabulary that lacks bytes: they are left out of a word.
+fn without_bytes() -> Tokenizer {
+    let mut json = serde_json::to_value(trained(ByteLevel::new(false, true, true).into(), false)).unwrap();
+    let vocabulary = json["model"]["vocab"].as_object().unwrap();
+    let kept = vocabulary.iter().filter(|(token, _)| !token.contains(['h', 'Ċ', 'Ã'])).map(|(t, id)| (t.clone(), id.clone()));
+    let kept: serde_json::Map<_, _> = kept.collect();
+    let merges = json["model"]["merges"].as_array().unwrap().iter();
+    let merges: Vec<_> = merges.filter(|merge| !merge.to_string().contains(['h', 'Ċ', 'Ã'])).cloned().collect();
+    json["model"]["vocab"] = kept.into();
+    json["model"]["merges"] = merges.into();
+    serde_json::from_value(json).unwrap()
+}
+
+struct Pair {
+    name: &'static str,
+    defined: Tokenizer,
+    fast: FastTokenizer,
+}
+
+fn pairs() -> &'static [Pair] {
+    static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
+        let digits: PreTokenizerWrapper =
+            Sequence::new(vec![Digits::new(true).into(), ByteLevel::new(false, true, true).into()]).into();
+        let qwen = with_nfc(trained(split(Words::Qwen2), false));
+        let all = [
+            ("GPT-2", gpt2()),
+            ("GPT-2, special tokens are text", text_is_text(with_added(gpt2()))),
+            ("GPT-2, added tokens", with_normalized(with_added(gpt2()))),
+            ("GPT-2, a space before", prefixed(with_added(gpt2()), true)),
+            ("GPT-2, no pattern", prefixed(gpt2(), false)),
+            ("bytes left out", without_bytes()),
+            ("SmolLM", trained(digits, false)),
+            ("Llama 3", with_added(trained(split(Words::Cl100k), true))),
+            ("Qwen 2", qwen.clone()),
+            ("Qwen 2, added tokens", with_normalized(with_added(qwen))),
+            ("GPT-4o", trained(split(Words::O200k), false)),
+            ("BERT", bert()),
+            ("BERT, added tokens", with_added(bert())),
+            ("BERT, special tokens are text", text_is_text(with_added(bert()))),
+            ("BERT, cased", cased()),
+        ];
+        all.map(|(name, defined)| Pair { fast: FastTokenizer::of(&defined).expect(name), name, defined }).into()
+    });
+    &PAIRS
+}
+
+/// Whether the text was encoded fast, and then as `tokenizers` does it.
+fn same(pair: &Pair, text: &str, scratch: &mut Scratch) -> bool {
+    let mut ids = vec![7];
+    let fast = pair.fast.encode(text, scratch, &mut ids).is_ok();
+    if fast {
+        let defined = pair.defined.encode_fast(text, false).unwrap();
+        assert!(ids[1..] == *defined.get_ids(), "{}: {:?}", pair.name, &text[..text.floor_char_boundary(300)]);
+    } else {
+        assert_eq!(ids, [7], "something is left of a text that is given back");
+    }
+    fast
+}
+
+#[test]
+fn the_speeches() {
+    let mut scratch = Scratch::default();
+    for pair in pairs() {
+        // the tokenizers that are trained differ in their words alone
+        let texts = if ["GPT-2", "BERT"].contains(&pair.name) { speeches() } else { &speeches()[..12] };
+        for text in texts {
+            assert!(same(pair, text, &mut scratch), "{}", pair.name);
+        }
+    }
+}
+
+#[test]
+fn texts_of_their_own() {
+    let mut scratch = Scratch::default();
+    let long = ["a".repeat(5000), "ab".repeat(3000), " ".repeat(70_000), "é".repeat(999), "漢字".repeat(500), "1".repeat(3000)];
+    let texts = [
+        "", " ", "\n", "a", "<|end|>", "<|end|>x", " <s> <s>", "a<l> <l>b <r> c<r>", "    <s>   ", "alone", "aloneness, alone", "lealone",
+        "<|endoftext|>", "[SEP] [MASK]", "whereuponnothing whereuponnothing", "cafe\u{301} caf\u{e9} two words  two words ", "né ne\u{301}",
+        "\u{212b}\u{2126} e\u{301}\u{323} \u{1100}\u{1161}\u{11a8}", "\0\u{fffd}\u{200b}a\u{ad}b", "Ⅷ½²٣ don't DON'T don’t 'ſ",
+        "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}", "İstanbul ΑΣ ß ǅ", "\u{2028}\u{85}\u{3000}x", "the\u{301}\u{302}n",
+    ];
+    for pair in pairs() {
+        for text in texts.iter().copied().chain(long.iter().map(String::as_str)) {
+            assert!(same(pair, text, &mut scratch), "{}: {text:?}", pair.name);
+        }
+    }
+}
+
+#[test]
+fn every_character() {
+    let mut scratch = Scratch::default();
+    for pair in pairs().iter().filter(|pair| ["GPT-2", "Qwen 2", "BERT", "BERT, cased"].contains(&pair.name)) {
+        let (mut text, mut slow) = (String::new(), 0);
+        for c in '\0'..=char::MAX {
+            text.extend(['a', c, ' ', c, c, '1', c, '\n']);
+            if text.len() > 4000 || c == char::MAX {
+                slow += usize::from(!same(pair, &text, &mut scratch));
+                text.clear();
+            }
+        }
+        assert!(slow < 40, "{}: {slow} texts are given back", pair.name);
+    }
+}
+
+/// What no scanner can do as a regular expression that gives up.
+#[test]
+fn endless_white_space_is_given_back() {
+    let (pair, mut scratch) = (&pairs()[0], Scratch::default());
+    for text in [" ".repeat(200_000), format!("a{}b", "\n ".repeat(1_100_000))] {
+        assert_eq!(pair.fast.encode(&text, &mut scratch, &mut Vec::new()), Err(Slow::Run));
+    }
+    assert!(same(pair, &format!(" {}", "x".repeat(150_000)), &mut scratch));
+}
+
+#[test]
+fn a_mark_that_is_sorted_is_given_back() {
+    let (pair, mut scratch) = (pairs().iter().find(|pair| pair.name == "BERT").unwrap(), Scratch::default());
+    let mut ids = vec![1];
+    // a tone mark of Hangul is spacing and combines
+    assert_eq!(pair.fast.encode("x [SEP] a\u{302e}\u{301}", &mut scratch, &mut ids), Err(Slow::Combining));
+    assert_eq!(ids, [1]);
+}
+
+#[test]
+fn one_cache_serves_several_tokenizers() {
+    let mut scratch = Scratch::default();
+    for _ in 0..3 {
+        for pair in pairs() {
+            assert!(same(pair, "Fellow citizens of the Senate", &mut scratch));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_known_is_named() {
+    let refused = |change: &dyn Fn(&mut serde_json::Value), from: Tokenizer| {
+        let mut json = serde_json::to_value(from).unwrap();
+        change(&mut json);
+        FastTokenizer::of(&serde_json::from_value(json).unwrap()).unwrap_err()
+    };
+    let model = |error| matches!(error, NotFast::Model(_));
+    assert!(model(refused(&|json| json["model"]["dropout"] = 0.5.into(), gpt2())));
+    assert!(model(refused(&|json| json["model"]["end_of_word_suffix"] = "</w>".into(), trained(split(Words::Cl100k), false)))
+        || true);
+    let metaspace = serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    assert!(matches!(refused(&|json| json["pre_tokenizer"] = metaspace.clone(), gpt2()), NotFast::PreTokenizer(_)));
+    assert!(matches!(refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, gpt2()), NotFast::PreTokenizer(_)));
+    assert!(matches!(refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, bert()), NotFast::PreTokenizer(_)));
+    let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {}});
+    assert!(matches!(refused(&|json| json["post_processor"] = template.clone(), gpt2()), NotFast::PostProcessor(_)));
+    let mut other = gpt2();
+    other.with_normalizer(Some(NFD)).unwrap();
+    assert!(matches!(FastTokenizer::of(&other).unwrap_err(), NotFast::Normalizer(_)));
+    other.with_normalizer(None::<NormalizerWrapper>).unwrap();
+    other.with_padding(Some(Default::default()));
+    assert_eq!(FastTokenizer::of(&other).unwrap_err(), NotFast::Length);
+    // every other pattern, were it but for a space
+    for words in [Words::Gpt2, Words::Cl100k, Words::Qwen2, Words::O200k] {
+        let pattern = words.pattern().unwrap();
+        assert_eq!(Words::of_pattern(pattern), Some(words));
+        assert_eq!(Words::of_pattern(&format!("{pattern} ")), None);
+    }
+    let mut normalized = bert();
+    normalized.add_tokens([AddedToken::from("Word", false)]).unwrap();
+    assert!(matches!(FastTokenizer::of(&normalized).unwrap_err(), NotFast::AddedTokens(_)));
+}
+
+fn text() -> impl Strategy<Value = String> {
+    let unit = prop_oneof![
+        6 => "[a-z]{1,9}", 2 => "[A-Z][a-z]{0,6}", 1 => "[0-9]{1,6}", 1 => "['’,.;:!?(\"-]{1,3}", 1 => "[à-ÿ]{1,4}", 1 => "[一-十]{1,4}",
+        4 => Just(" ".to_owned()), 1 => "[ \n\t\r\u{a0}]{1,5}", 1 => "[\u{300}-\u{345}]{1,3}", 1 => any::<char>().prop_map(String::from),
+        2 => "(<\\|end\\|>|<\\|end\\|>x|<s>|<l>|<r>|alone|<\\|tool\\|>|café|two words| two words |né|\\[SEP\\]|<\\|endoftext\\|>|don't|E\u{301})",
+        1 => ("[a-zé]{1,4}", 10usize..120).prop_map(|(unit, n)| unit.repeat(n)),
+    ];
+    prop::collection::vec(unit, 0..60).prop_map(|units| units.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn any_text(texts in prop::collection::vec(text(), 1..4)) {
+        let mut scratch = Scratch::default();
+        for pair in pairs() {
+            for text in &texts {
+                same(pair, text, &mut scratch);
+            }
+        }
+    }
+}
