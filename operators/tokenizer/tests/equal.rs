@@ -36,7 +36,10 @@ fn gpt2() -> Tokenizer {
 }
 
 fn bert() -> Tokenizer {
-    Tokenizer::from_file(repository("operators/testdata/bert-base-uncased/tokenizer.json")).unwrap()
+    let path = repository("operators/testdata/bert-base-uncased/tokenizer.json");
+    let mut tokenizer = Tokenizer::from_file(path).unwrap();
+    tokenizer.with_padding(None).with_truncation(None).unwrap();
+    tokenizer
 }
 
 fn split(words: Words) -> PreTokenizerWrapper {
@@ -200,14 +203,15 @@ fn every_character() {
     let mut scratch = Scratch::default();
     for pair in pairs().iter().filter(|pair| ["GPT-2", "Qwen 2", "BERT", "BERT, cased"].contains(&pair.name)) {
         let (mut text, mut slow) = (String::new(), 0);
-        for c in '\0'..=char::MAX {
-            text.extend(['a', c, ' ', c, c, '1', c, '\n']);
-            if text.len() > 4000 || c == char::MAX {
+        // beyond there are tags and what is not assigned; `every_code_point` and the tests of the tables have those
+        for c in '\0'..'\u{32000}' {
+            text.extend(['a', c, ' ', c, c]);
+            if text.len() > 2000 || c == '\u{31fff}' {
                 slow += usize::from(!same(pair, &text, &mut scratch));
                 text.clear();
             }
         }
-        assert!(slow < 40, "{}: {slow} texts are given back", pair.name);
+        assert!(slow < 60, "{}: {slow} texts are given back", pair.name);
     }
 }
 
@@ -249,8 +253,7 @@ fn what_is_not_known_is_named() {
     };
     let model = |error| matches!(error, NotFast::Model(_));
     assert!(model(refused(&|json| json["model"]["dropout"] = 0.5.into(), gpt2())));
-    assert!(model(refused(&|json| json["model"]["end_of_word_suffix"] = "</w>".into(), trained(split(Words::Cl100k), false)))
-        || true);
+    assert!(model(refused(&|json| json["model"]["end_of_word_suffix"] = "</w>".into(), gpt2())));
     let metaspace = serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
     assert!(matches!(refused(&|json| json["pre_tokenizer"] = metaspace.clone(), gpt2()), NotFast::PreTokenizer(_)));
     assert!(matches!(refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, gpt2()), NotFast::PreTokenizer(_)));

@@ -149,12 +149,13 @@ fn every_short_text_between_digits() {
 
 #[test]
 fn every_code_point() {
-    for words in WITH_PATTERN {
-        let regex = regex(words);
+    let mut text = String::new();
+    // Qwen 2 has the scanner of cl100k
+    for words in [Words::Gpt2, Words::Cl100k, Words::O200k] {
         for c in '\0'..=char::MAX {
-            // in one text: a line break ends every word, or is one
-            let text = format!("{c}\na{c}a\n'{c}\n'l{c}\n'{c}e\n{c}{c}1{c}\n!{c} {c}\nA{c}'{c}  {c}");
-            assert_eq!(words.split(&text), defined(regex, &text), "{c:?}");
+            text.clear();
+            text.extend(['a', c, 'a', '\'', c, 'x', '\'', 'l', c, ' ', c, '1', c, '!', c, c]);
+            assert!(words.split(&text) == defined(regex(words), &text), "{c:?}");
         }
     }
 }
