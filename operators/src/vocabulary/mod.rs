@@ -246,7 +246,18 @@ impl Vocabulary {
         let source = source.to_owned();
         let special_tokens = spec.special_tokens;
         let (fast, scratches) = Default::default();
-        Ok(Self { tokenizer, encoder, fast, scratches, refused, special_tokens, source, specials, vocab_size, byte_level })
+        Ok(Self {
+            tokenizer,
+            encoder,
+            fast,
+            scratches,
+            refused,
+            special_tokens,
+            source,
+            specials,
+            vocab_size,
+            byte_level,
+        })
     }
 
     /// The tokenizer as the job names it.

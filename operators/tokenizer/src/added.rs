@@ -57,11 +57,7 @@ impl AddedTokens {
     }
 
     /// Calls `part` with the parts of a text in order, until it fails.
-    pub(crate) fn split<'a, E>(
-        &self,
-        text: &'a str,
-        mut part: impl FnMut(Part<'a>) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub(crate) fn split<'a, E>(&self, text: &'a str, mut part: impl FnMut(Part<'a>) -> Result<(), E>) -> Result<(), E> {
         let mut done = 0;
         for found in self.found.find_iter(text) {
             let token = &self.tokens[found.pattern().as_usize()];

@@ -216,9 +216,12 @@ mod tests {
     /// Every character, by itself and inside a word, against the normalizer of `tokenizers` and the words that `BertPreTokenizer` makes.
     #[test]
     fn every_character_has_the_class_that_the_normalizer_gives_it() {
-        for (clean, chinese, strip, lowercase) in
-            [(true, true, None, true), (true, true, None, false), (false, false, Some(false), true), (false, true, Some(true), false)]
-        {
+        for (clean, chinese, strip, lowercase) in [
+            (true, true, None, true),
+            (true, true, None, false),
+            (false, false, Some(false), true),
+            (false, true, Some(true), false),
+        ] {
             let normalizer = BertNormalizer::new(clean, chinese, strip, lowercase);
             let (mut mixed, mut text) = (0, String::new());
             for c in '\0'..=char::MAX {

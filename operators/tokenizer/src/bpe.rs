@@ -233,7 +233,18 @@ mod tests {
         let mut bytes = [None; 256];
         (b'a'..=b'd').zip(0..).for_each(|(byte, id)| bytes[usize::from(byte)] = Some(id));
         // aa ab ca aab cab cd aaaa abcd(ab+cd) bc
-        let merges = [(0, 0, 4), (0, 1, 5), (2, 0, 6), (0, 5, 7), (4, 1, 7), (6, 1, 8), (2, 3, 9), (4, 4, 10), (5, 9, 11), (1, 2, 12)];
+        let merges = [
+            (0, 0, 4),
+            (0, 1, 5),
+            (2, 0, 6),
+            (0, 5, 7),
+            (4, 1, 7),
+            (6, 1, 8),
+            (2, 3, 9),
+            (4, 4, 10),
+            (5, 9, 11),
+            (1, 2, 12),
+        ];
         Bpe::new(bytes, &merges, whole)
     }
 
@@ -242,7 +253,8 @@ mod tests {
         let mut ids: Vec<u32> = word.iter().map(|&b| bpe.bytes[usize::from(b)]).filter(|&id| id != NONE).collect();
         loop {
             let pairs = ids.windows(2).enumerate().map(|(at, two)| (bpe.pairs.get(two[0], two[1]), at));
-            let Some(((_, merged), at)) = pairs.filter(|((rank, _), _)| *rank != NONE).min_by_key(|((rank, _), at)| (*rank, *at))
+            let Some(((_, merged), at)) =
+                pairs.filter(|((rank, _), _)| *rank != NONE).min_by_key(|((rank, _), at)| (*rank, *at))
             else {
                 return ids;
             };

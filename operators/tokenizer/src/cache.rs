@@ -165,7 +165,11 @@ mod tests {
                     let place = cache.find(text.as_bytes(), start, start + length, &mut Vec::new()).unwrap();
                     cache.keep(place, &ids);
                     let kept = if length <= 15 { count <= 3 } else { length <= 63 && count <= 15 };
-                    assert_eq!(get(&cache, &text, start, start + length), kept.then(|| ids.clone()), "{length} {count}");
+                    assert_eq!(
+                        get(&cache, &text, start, start + length),
+                        kept.then(|| ids.clone()),
+                        "{length} {count}"
+                    );
                     // neither a longer nor a shorter word is taken for it
                     assert!(length == 1 || get(&cache, &text, start, start + length - 1).is_none());
                     cache.clear();

@@ -87,11 +87,19 @@ mod tests {
             plain += usize::from(left);
             let parts: Vec<char> = std::iter::once(c).nfd().map(|(c, _)| c).collect();
             for part in parts.iter().skip(1) {
-                assert!(parts.len() == 1 || !nfc.leaves(&part.to_string()) || nfc.normal(&text) != text, "{c:?}: {part:?}");
+                assert!(
+                    parts.len() == 1 || !nfc.leaves(&part.to_string()) || nfc.normal(&text) != text,
+                    "{c:?}: {part:?}"
+                );
             }
         }
         assert!(plain > 1_000_000 && plain < 1_112_064, "{plain}");
-        assert!(nfc.leaves("né 漢字 한국어 я") && !nfc.leaves("ne\u{301}") && !nfc.leaves("\u{1100}\u{1161}") && !nfc.leaves("\u{2126}"));
+        assert!(
+            nfc.leaves("né 漢字 한국어 я")
+                && !nfc.leaves("ne\u{301}")
+                && !nfc.leaves("\u{1100}\u{1161}")
+                && !nfc.leaves("\u{2126}")
+        );
         assert!(Normalizer::identity().leaves("ne\u{301}"));
     }
 }

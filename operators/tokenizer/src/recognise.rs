@@ -30,11 +30,8 @@ pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast>
         (ModelWrapper::BPE(model), normalizer) => {
             let normalizer = known_normalizer(normalizer)?;
             let (words, prefix_space) = known_words(tokenizer.get_pre_tokenizer())?;
-            let name = format!(
-                "{}, byte-level BPE{}",
-                words.name(),
-                if normalizer.is_identity() { "" } else { ", NFC" }
-            );
+            let name =
+                format!("{}, byte-level BPE{}", words.name(), if normalizer.is_identity() { "" } else { ", NFC" });
             (Model::Bpe { bpe: known_bpe(model)?, words, prefix_space }, normalizer, name)
         }
         (ModelWrapper::WordPiece(model), Some(NormalizerWrapper::BertNormalizer(normalizer))) => {

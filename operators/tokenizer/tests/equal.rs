@@ -25,7 +25,8 @@ fn speeches() -> &'static [String] {
     static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| {
         let (mut lines, path) = (String::new(), repository("assets/corpus/sotu-small.jsonl.gz"));
         flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut lines).unwrap();
-        let text = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["text"].as_str().unwrap().to_owned();
+        let text =
+            |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["text"].as_str().unwrap().to_owned();
         lines.lines().map(text).collect()
     });
     &TEXTS
@@ -52,7 +53,10 @@ fn split(words: Words) -> PreTokenizerWrapper {
 fn trained(pre_tokenizer: PreTokenizerWrapper, ignore_merges: bool) -> Tokenizer {
     let mut tokenizer = Tokenizer::new(BPE::builder().build().unwrap());
     tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
-    let trainer = BpeTrainer::builder().vocab_size(3000).show_progress(false).initial_alphabet(ByteLevel::alphabet().into_iter().collect());
+    let trainer = BpeTrainer::builder()
+        .vocab_size(3000)
+        .show_progress(false)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect());
     let mut trainer = TrainerWrapper::BpeTrainer(trainer.build());
     tokenizer.train(&mut trainer, speeches().iter().take(8).map(String::as_str)).unwrap();
     if ignore_merges {
@@ -69,7 +73,9 @@ fn trained(pre_tokenizer: PreTokenizerWrapper, ignore_merges: bool) -> Tokenizer
 /// Special tokens and others, with every flag.
 fn with_added(mut tokenizer: Tokenizer) -> Tokenizer {
     let plain = |text: &str| AddedToken::from(text, false).normalized(false);
-    tokenizer.add_special_tokens([AddedToken::from("<|end|>", true), AddedToken::from("<s>", true).lstrip(true)]).unwrap();
+    tokenizer
+        .add_special_tokens([AddedToken::from("<|end|>", true), AddedToken::from("<s>", true).lstrip(true)])
+        .unwrap();
     let tokens = [
         plain("<|tool|>"),
         plain("<|end|>x"),
@@ -114,7 +120,8 @@ fn cased() -> Tokenizer {
 fn without_bytes() -> Tokenizer {
     let mut json = serde_json::to_value(trained(ByteLevel::new(false, true, true).into(), false)).unwrap();
     let vocabulary = json["model"]["vocab"].as_object().unwrap();
-    let kept = vocabulary.iter().filter(|(token, _)| !token.contains(['h', 'Ċ', 'Ã'])).map(|(t, id)| (t.clone(), id.clone()));
+    let kept =
+        vocabulary.iter().filter(|(token, _)| !token.contains(['h', 'Ċ', 'Ã'])).map(|(t, id)| (t.clone(), id.clone()));
     let kept: serde_json::Map<_, _> = kept.collect();
     let merges = json["model"]["merges"].as_array().unwrap().iter();
     let merges: Vec<_> = merges.filter(|merge| !merge.to_string().contains(['h', 'Ċ', 'Ã'])).cloned().collect();
@@ -184,12 +191,39 @@ fn the_speeches() {
 #[test]
 fn texts_of_their_own() {
     let mut scratch = Scratch::default();
-    let long = ["a".repeat(5000), "ab".repeat(3000), " ".repeat(70_000), "é".repeat(999), "漢字".repeat(500), "1".repeat(3000)];
+    let long = [
+        "a".repeat(5000),
+        "ab".repeat(3000),
+        " ".repeat(70_000),
+        "é".repeat(999),
+        "漢字".repeat(500),
+        "1".repeat(3000),
+    ];
     let texts = [
-        "", " ", "\n", "a", "<|end|>", "<|end|>x", " <s> <s>", "a<l> <l>b <r> c<r>", "    <s>   ", "alone", "aloneness, alone", "lealone",
-        "<|endoftext|>", "[SEP] [MASK]", "whereuponnothing whereuponnothing", "cafe\u{301} caf\u{e9} two words  two words ", "né ne\u{301}",
-        "\u{212b}\u{2126} e\u{301}\u{323} \u{1100}\u{1161}\u{11a8}", "\0\u{fffd}\u{200b}a\u{ad}b", "Ⅷ½²٣ don't DON'T don’t 'ſ",
-        "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}", "İstanbul ΑΣ ß ǅ", "\u{2028}\u{85}\u{3000}x", "the\u{301}\u{302}n",
+        "",
+        " ",
+        "\n",
+        "a",
+        "<|end|>",
+        "<|end|>x",
+        " <s> <s>",
+        "a<l> <l>b <r> c<r>",
+        "    <s>   ",
+        "alone",
+        "aloneness, alone",
+        "lealone",
+        "<|endoftext|>",
+        "[SEP] [MASK]",
+        "whereuponnothing whereuponnothing",
+        "cafe\u{301} caf\u{e9} two words  two words ",
+        "né ne\u{301}",
+        "\u{212b}\u{2126} e\u{301}\u{323} \u{1100}\u{1161}\u{11a8}",
+        "\0\u{fffd}\u{200b}a\u{ad}b",
+        "Ⅷ½²٣ don't DON'T don’t 'ſ",
+        "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}",
+        "İstanbul ΑΣ ß ǅ",
+        "\u{2028}\u{85}\u{3000}x",
+        "the\u{301}\u{302}n",
     ];
     for pair in pairs() {
         for text in texts.iter().copied().chain(long.iter().map(String::as_str)) {
@@ -254,10 +288,17 @@ fn what_is_not_known_is_named() {
     let model = |error| matches!(error, NotFast::Model(_));
     assert!(model(refused(&|json| json["model"]["dropout"] = 0.5.into(), gpt2())));
     assert!(model(refused(&|json| json["model"]["end_of_word_suffix"] = "</w>".into(), gpt2())));
-    let metaspace = serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let metaspace =
+        serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
     assert!(matches!(refused(&|json| json["pre_tokenizer"] = metaspace.clone(), gpt2()), NotFast::PreTokenizer(_)));
-    assert!(matches!(refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, gpt2()), NotFast::PreTokenizer(_)));
-    assert!(matches!(refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, bert()), NotFast::PreTokenizer(_)));
+    assert!(matches!(
+        refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, gpt2()),
+        NotFast::PreTokenizer(_)
+    ));
+    assert!(matches!(
+        refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, bert()),
+        NotFast::PreTokenizer(_)
+    ));
     let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {}});

@@ -80,15 +80,25 @@ impl Set {
     }
 }
 
-const GPT2: [&str; 13] =
-    [r"\p{L}", r"\p{N}", r"\s", " ", "'", "s", "t", "r", "e", "v", "m", "l", "d"];
+const GPT2: [&str; 13] = [r"\p{L}", r"\p{N}", r"\s", " ", "'", "s", "t", "r", "e", "v", "m", "l", "d"];
 const CL100K: [&str; 14] = [
-    r"\p{L}", r"\p{N}", r"\s", "[\r\n]", " ", "'", "(?i:s)", "(?i:t)", "(?i:r)", "(?i:e)", "(?i:v)", "(?i:m)", "(?i:l)", "(?i:d)",
+    r"\p{L}", r"\p{N}", r"\s", "[\r\n]", " ", "'", "(?i:s)", "(?i:t)", "(?i:r)", "(?i:e)", "(?i:v)", "(?i:m)",
+    "(?i:l)", "(?i:d)",
 ];
 /// Of the letters of the contractions, one that stands by itself and those of `'ll` and `'re`: the classes of case are many.
 const O200K: [&str; 12] = [
-    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"\p{L}", r"\p{N}", r"\s", "[\r\n]", " ", "/", "'", "(?i:s)",
-    "(?i:l)", "(?i:[re])",
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+    r"\p{L}",
+    r"\p{N}",
+    r"\s",
+    "[\r\n]",
+    " ",
+    "/",
+    "'",
+    "(?i:s)",
+    "(?i:l)",
+    "(?i:[re])",
 ];
 
 fn all_short_texts(words: Words, sets: &[&str], length: u32) {
