@@ -7,27 +7,103 @@ use serde_json::Value;
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 
-/// The architectures that have a file of their own here.
+/// The architectures that have a place in `families/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
-    /// GPT-2: `gpt2.rs`.
+    /// GPT-2.
     Gpt2,
-    /// Llama 1 to 3, SmolLM, TinyLlama and others of its shape: `llama.rs`.
+    /// Llama 1 to 3, SmolLM, TinyLlama and others of its shape.
     Llama,
-    /// Qwen3, dense: `qwen3.rs`.
+    /// Mistral.
+    Mistral,
+    /// SmolLM3.
+    SmolLm3,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    /// Qwen3, dense.
     Qwen3,
+    /// Gemma 2.
+    Gemma2,
+    /// Gemma 3, text only.
+    Gemma3,
+    /// GPT-NeoX and Pythia.
+    GptNeoX,
+    /// OLMo 2.
+    Olmo2,
+    /// Phi-3.
+    Phi3,
 }
 
-pub(crate) const SUPPORTED: &str = "gpt2, llama, qwen3 (safetensors); llama (gguf)";
+pub(crate) const SUPPORTED: &str =
+    "gpt2, llama, mistral, smollm3, qwen2, qwen3, gemma2, gemma3_text, gpt_neox, olmo2, phi3; in a .gguf file: gpt2, llama, smollm3, qwen2, qwen3, gemma2, gemma3, gptneox, olmo2, phi3";
 
 impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Gpt2,
+        Self::Llama,
+        Self::Mistral,
+        Self::SmolLm3,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::GptNeoX,
+        Self::Olmo2,
+        Self::Phi3,
+    ];
+
     /// The name in `model_type`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpt2 => "gpt2",
             Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::SmolLm3 => "smollm3",
+            Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Gemma2 => "gemma2",
+            Self::Gemma3 => "gemma3_text",
+            Self::GptNeoX => "gpt_neox",
+            Self::Olmo2 => "olmo2",
+            Self::Phi3 => "phi3",
+        }
+    }
+
+    /// The name in a GGUF file's `general.architecture`.
+    pub(crate) fn gguf_name(self) -> &'static str {
+        match self {
+            Self::Mistral => "llama",
+            Self::Gemma3 => "gemma3",
+            Self::GptNeoX => "gptneox",
+            other => other.name(),
+        }
+    }
+
+    /// The name of its class, in `architectures`.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "GPT2LMHeadModel",
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::SmolLm3 => "SmolLM3ForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Gemma2 => "Gemma2ForCausalLM",
+            Self::Gemma3 => "Gemma3ForCausalLM",
+            Self::GptNeoX => "GPTNeoXForCausalLM",
+            Self::Olmo2 => "Olmo2ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
+        }
+    }
+
+    /// The prefix that its tensors have, unless they are those of a bare model, and the embedding, by which that is told.
+    pub(crate) fn prefix(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Gpt2 => ("transformer.", "wte.weight"),
+            Self::GptNeoX => ("gpt_neox.", "embed_in.weight"),
+            _ => ("model.", "embed_tokens.weight"),
         }
     }
 }
@@ -121,15 +197,54 @@ impl ConfigFile {
     }
 
     fn architecture(&self) -> Result<Architecture> {
-        let name = self.get("model_type").and_then(Value::as_str);
-        let class = self.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-        match (name, class) {
-            (Some("gpt2"), _) | (None, Some("GPT2LMHeadModel")) => Ok(Architecture::Gpt2),
-            (Some("llama"), _) | (None, Some("LlamaForCausalLM")) => Ok(Architecture::Llama),
-            (Some("qwen3"), _) | (None, Some("Qwen3ForCausalLM")) => Ok(Architecture::Qwen3),
-            (None, Some(_)) => Err(self.invalid("architectures", SUPPORTED)),
-            _ => Err(self.invalid("model_type", SUPPORTED)),
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        let name = text(self.get("model_type"));
+        let class = text(self.get("architectures").and_then(|list| list.get(0)));
+        let found = Architecture::ALL.into_iter().find(|known| match (&name, &class) {
+            (Some(name), _) => name == known.name(),
+            (None, Some(class)) => class == known.class(),
+            (None, None) => false,
+        });
+        let field = if name.is_none() && class.is_some() { "architectures" } else { "model_type" };
+        found.ok_or_else(|| self.invalid(field, SUPPORTED))
+    }
+
+    /// Tokens of a window; null is none. `default` where the field is absent.
+    pub(crate) fn window(&self, field: &str, default: Option<usize>) -> Result<Option<usize>> {
+        match self.json.get(field) {
+            None => Ok(default),
+            Some(Value::Null) => Ok(None),
+            Some(_) => self.size(field).map(Some),
         }
+    }
+
+    /// A soft cap; null is none. `default` where the field is absent.
+    pub(crate) fn cap(&self, field: &str, default: Option<f64>) -> Result<Option<f32>> {
+        match self.json.get(field) {
+            None => Ok(default.map(|cap| cap as f32)),
+            Some(Value::Null) => Ok(None),
+            Some(_) => Ok(Some(self.float_or(field, 1.0)? as f32)),
+        }
+    }
+
+    /// Dimensions of a head that are rotated, from the part of them that `field` says, beside `rope_theta` or in `rope_parameters`.
+    pub(crate) fn rotated(&self, field: &str, head_dim: usize, default: f64) -> Result<usize> {
+        let inside = format!("rope_parameters.{field}");
+        let field = if self.get(&inside).is_some() { inside.as_str() } else { field };
+        let rotated = (head_dim as f64 * self.float_or(field, default)?) as usize;
+        match rotated {
+            0 => Err(self.invalid(field, &format!("a part of head_dim = {head_dim} of at least 2"))),
+            odd if odd % 2 == 1 => Err(self.invalid(field, &format!("an even part of head_dim = {head_dim}"))),
+            more if more > head_dim => Err(self.invalid(field, "at most 1")),
+            rotated => Ok(rotated),
+        }
+    }
+
+    /// A whole number, 0 too.
+    pub(crate) fn count_or(&self, field: &str, default: usize) -> Result<usize> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        let count = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        count.ok_or_else(|| self.invalid(field, "a whole number"))
     }
 
     pub(crate) fn size(&self, field: &str) -> Result<usize> {

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{CpuStorage, Storage, Tensor};
 use stillhouse_gpu::extract::DeviceSlice;
 use stillhouse_gpu::{Buffer, Device, Event, GpuError, Stream, logits_stride};
 
@@ -224,6 +224,23 @@ pub trait Teacher: Send + Sync {
 /// Logits of one slice on the host: 32 MB in f32.
 const SLICE_VALUES: usize = 8 << 20;
 
+/// Rows of a slice on the host.
+pub(crate) fn host_slice_rows(vocab_size: usize) -> usize {
+    (SLICE_VALUES / vocab_size).clamp(8, 512)
+}
+
+/// What a tensor of the host holds, contiguous f32.
+pub(crate) fn floats<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) => read(&data[start..end]),
+        _ => {
+            let (got, valid) = (format!("{layout:?}"), "contiguous f32 in memory".into());
+            Err(TeacherError::Input { what: "hidden states", got, valid })
+        }
+    }
+}
+
 /// A teacher whose logits are in memory.
 pub struct OnHost<T>(pub T);
 
@@ -233,7 +250,7 @@ impl<T: HostTeacher> Teacher for OnHost<T> {
     }
 
     fn slice_rows(&self) -> usize {
-        (SLICE_VALUES / self.info().vocab_size).clamp(8, 512)
+        host_slice_rows(self.info().vocab_size)
     }
 
     fn buffer(&self) -> Result<Logits> {

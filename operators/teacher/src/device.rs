@@ -1,7 +1,7 @@
 use std::{fmt, str::FromStr, sync::Arc};
 
-use candle_core::DType;
 use serde::{Deserialize, Serialize};
+use stillhouse_cpu::Arithmetic;
 use stillhouse_gpu::Device;
 
 use crate::error::{Result, TeacherError};
@@ -147,23 +147,22 @@ fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// 32-bit: the default, and the only one that is fast on a CPU.
+    /// 32-bit: the default.
     #[default]
     F32,
-    /// bfloat16, for GPUs; on a CPU every product is widened to f32 and back.
+    /// bfloat16. On a CPU the products are in it, activations are f32; where the machine has no such products, weights are rounded to it.
     Bf16,
-    /// IEEE half, for GPUs.
+    /// IEEE half; on a CPU as with bfloat16.
     F16,
 }
 
 impl Precision {
-    /// The candle type.
-    #[must_use]
-    pub fn dtype(self) -> DType {
+    /// What the products of a CPU are in.
+    pub(crate) fn arithmetic(self) -> Arithmetic {
         match self {
-            Self::F32 => DType::F32,
-            Self::Bf16 => DType::BF16,
-            Self::F16 => DType::F16,
+            Self::F32 => Arithmetic::F32,
+            Self::Bf16 => Arithmetic::Bf16,
+            Self::F16 => Arithmetic::F16,
         }
     }
 }

@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use stillhouse_cpu::ProductError;
 use stillhouse_gpu::GpuError;
 
 /// What can go wrong with a teacher. Only [`TeacherError::Io`] may succeed when tried again.
@@ -147,6 +148,12 @@ impl From<GpuError> for TeacherError {
             GpuError::Input { what, got, valid } => Self::Input { what, got, valid },
             other => Self::Gpu(other),
         }
+    }
+}
+
+impl From<ProductError> for TeacherError {
+    fn from(error: ProductError) -> Self {
+        Self::Compute(error.to_string())
     }
 }
 

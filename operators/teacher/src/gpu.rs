@@ -3,18 +3,16 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{DType, Device as HostDevice, Tensor};
 use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source};
 use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
 
-use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
+use crate::config::{Architecture, ConfigFile, TeacherConfig};
 use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
-use crate::gguf::Gguf;
-use crate::layers::Rope;
-use crate::llama::heads;
-use crate::model::{LoadOptions, check_tokens, check_weights, describe, is_buffer, says};
+use crate::families::heads;
+use crate::model::{LoadOptions, check_tokens, check_weights, describe, is_buffer, open, says};
+use crate::net::{RopeFields, Tables};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
 
@@ -41,37 +39,27 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     // what headers tell is told before a device is filled
     check_weights(path)?;
     let config = TeacherConfig::read(path)?;
-    let cpu = HostDevice::Cpu;
-    let (json, weights) = if is_gguf(path) {
-        let gguf = Gguf::open(path)?;
-        (gguf.config_file()?, Weights::gguf(gguf, &cpu, DType::F32, Read::Weights)?)
-    } else {
-        let json = ConfigFile::read(&path.join("config.json"))?;
-        (json, Weights::safetensors(&config.weights, &cpu, DType::F32, Read::Weights)?)
-    };
-    let weights = match config.architecture {
-        Architecture::Gpt2 => weights.with_prefix_if("transformer.", "wte.weight"),
-        Architecture::Llama | Architecture::Qwen3 => weights.with_prefix_if("model.", "embed_tokens.weight"),
-    };
+    let kind = kind(config.architecture)?;
+    let (json, weights) = open(path, &config, Read::Weights)?;
     let length = options.length.clamp(1, config.max_positions);
-    let shape = shape(&config, &json, length)?;
+    let shape = shape(kind, &config, &json, length)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
     let wanted = options.batch_tokens.max(length);
     let pass_tokens = fitting(device.as_ref(), &shape, element(dtype), [wanted, length], slice_rows)?;
     let angles = match shape.kind {
         Kind::Gpt2 => None,
         Kind::Llama | Kind::Qwen3 => {
-            let (cos, sin) = Rope::load(&json, &weights, shape.head_dim)?.tables(shape.positions)?;
-            Some([floats(&cos)?, floats(&sin)?])
+            let factors = match weights.has("rope_freqs.weight") {
+                true => Some(weights.bare_floats("rope_freqs.weight", &[shape.head_dim / 2])?),
+                false => None,
+            };
+            let rope = RopeFields::usual(&json, shape.head_dim).read(factors.as_deref())?;
+            Some(rope.tables(shape.positions))
         }
     };
-    let angles = angles.as_ref().map(|[cos, sin]| Angles { cos, sin });
-    let tied = match config.architecture {
-        Architecture::Gpt2 => "wte.weight",
-        Architecture::Llama | Architecture::Qwen3 => "embed_tokens.weight",
-    };
+    let angles = angles.as_ref().map(|Tables { cos, sin }| Angles { cos, sin });
     if shape.tied {
-        weights.check_tied("lm_head.weight", tied)?;
+        weights.check_tied("lm_head.weight", config.architecture.prefix().1)?;
     }
     let mut source = OfFiles { weights: &weights, error: None };
     let net = Net::load(device, shape, element(dtype), angles, &mut source, pass_tokens);
@@ -129,8 +117,17 @@ fn fitting(
     }
 }
 
-fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
-    Ok(tensor.flatten_all()?.to_vec1()?)
+/// The nets that a device computes.
+fn kind(architecture: Architecture) -> Result<Kind> {
+    match architecture {
+        Architecture::Gpt2 => Ok(Kind::Gpt2),
+        Architecture::Llama => Ok(Kind::Llama),
+        Architecture::Qwen3 => Ok(Kind::Qwen3),
+        other => {
+            let (got, valid) = (other.name().into(), "gpt2, llama, qwen3 on a GPU; the others with device: cpu".into());
+            Err(TeacherError::Input { what: "architecture", got, valid })
+        }
+    }
 }
 
 /// Weights of files, one after another.
@@ -141,11 +138,11 @@ struct OfFiles<'a> {
 
 impl Source for OfFiles<'_> {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, GpuError> {
-        let tensor = match name {
-            "lm_head.weight" => self.weights.get_bare(name, shape),
-            _ => self.weights.get(name, shape),
+        let weight = match name {
+            "lm_head.weight" => self.weights.bare_floats(name, shape),
+            _ => self.weights.floats(name, shape),
         };
-        tensor.and_then(|tensor| floats(&tensor)).map_err(|error| {
+        weight.map_err(|error| {
             let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
             self.error = Some(error);
             GpuError::Input { what: "weight", got, valid }
@@ -154,7 +151,7 @@ impl Source for OfFiles<'_> {
 }
 
 /// What the configuration says of the net. Values that mean another net were refused when the headers were checked.
-fn shape(config: &TeacherConfig, json: &ConfigFile, length: usize) -> Result<Shape> {
+fn shape(kind: Kind, config: &TeacherConfig, json: &ConfigFile, length: usize) -> Result<Shape> {
     let common = |kind, heads, kv_heads, head_dim, inner, eps: f64| Shape {
         kind,
         vocab: config.vocab_size,
@@ -171,7 +168,7 @@ fn shape(config: &TeacherConfig, json: &ConfigFile, length: usize) -> Result<Sha
         attention_bias: false,
         mlp_bias: false,
     };
-    if config.architecture == Architecture::Gpt2 {
+    if kind == Kind::Gpt2 {
         let heads = json.size_or("n_head", 12)?;
         let inner = json.size_or("n_inner", 4 * config.hidden_size)?;
         let eps = json.float_or("layer_norm_epsilon", 1e-5)?;
@@ -179,10 +176,9 @@ fn shape(config: &TeacherConfig, json: &ConfigFile, length: usize) -> Result<Sha
         let shape = common(Kind::Gpt2, heads, heads, config.hidden_size / heads, inner, eps);
         return Ok(Shape { tied, attention_bias: true, mlp_bias: true, ..shape });
     }
-    let kind = if config.architecture == Architecture::Qwen3 { Kind::Qwen3 } else { Kind::Llama };
-    let attention = heads(json)?;
+    let [heads, kv_heads, head_dim] = heads(json, kind == Kind::Qwen3)?;
     let (inner, eps) = (json.size("intermediate_size")?, json.float_or("rms_norm_eps", 1e-6)?);
-    let shape = common(kind, attention.heads, attention.kv_heads, attention.head_dim, inner, eps);
+    let shape = common(kind, heads, kv_heads, head_dim, inner, eps);
     Ok(Shape {
         tied: json.flag_or("tie_word_embeddings", false)?,
         attention_bias: kind == Kind::Llama && json.flag_or("attention_bias", false)?,

@@ -1,20 +1,20 @@
 //! Teacher language models: next-token logits for every position of packed sequences.
 //!
 //! ```text
-//!  config.json + *.safetensors ─┐                        ┌─ gpt2.rs
-//!                               ├─► load() ─► Teacher ───┼─ llama.rs  ── layers, attention, kernels ── candle, gemm
-//!  *.gguf (widened) ────────────┘                        └─ qwen3.rs
+//!  config.json + *.safetensors ─┐                          ┌─ cpu ── net (one forward pass for every family) ── stillhouse-cpu
+//!                               ├─► families/ ─► Teacher ──┤
+//!  *.gguf (widened) ────────────┘                          └─ gpu ── stillhouse-gpu
 //!
 //!  runs of tokens ─► hidden states [tokens, H] ─► a slice of their rows [n, H] ─► logits [n, V] f32 ─► extractors
 //! ```
 //!
 //! `[B, L, V]` never exists: the caller walks over the rows of the hidden states in slices of its own size, with one
-//! buffer for all of them. Scores of attention exist for one block of rows at a time. Weights and activations are f32
-//! on a CPU (bf16 and f16 on GPUs), logits always f32.
+//! buffer for all of them. Scores of attention exist for one block of rows at a time. On a CPU activations are f32 and the products what
+//! [`Precision`] says; logits are always f32.
 //!
-//! What is guaranteed: a later token does not change an earlier hidden state, the rows of a batch do not know of each
-//! other, and the number of threads does not change a bit. What is not: a row's logits may differ in the last bits
-//! with the number of rows of its slice, with the instruction set of the CPU, and between devices.
+//! What is guaranteed: a later token does not change an earlier hidden state, and on a CPU neither the other runs of a pass, nor the rows of
+//! a slice, nor the number of threads change a bit of a row. What is not: logits differ in the last bits with the instruction set of the CPU
+//! and between devices, and on a GPU with what shares a pass.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -36,22 +36,20 @@
 //! # }
 //! ```
 
-mod attention;
 mod config;
 mod contract;
+mod cpu;
 mod device;
 mod error;
+mod families;
 mod gguf;
 mod gguf_header;
+mod gguf_model;
 mod gguf_tokenizer;
-mod gpt2;
 pub mod gpu;
-mod kernels;
-mod layers;
-mod llama;
 mod model;
+mod net;
 mod product;
-mod qwen3;
 mod weights;
 
 use std::path::PathBuf;

@@ -2,23 +2,15 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
-
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
+use crate::cpu::CpuTeacher;
 use crate::device::{DeviceChoice, Opened, Precision};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
-use crate::gpt2::Gpt2;
-use crate::gpu;
-use crate::layers::Head;
-use crate::llama::Llama;
-use crate::qwen3::Qwen3;
+use crate::gguf_model::LONGROPE_FACTORS;
+use crate::net::{Arithmetic, Loader, Net};
 use crate::weights::{Read, Weights};
-use crate::{HostTeacher, OnHost, Teacher, TeacherInfo};
-
-/// On a CPU a batch runs in pieces of about this many tokens: what a layer writes then stays below the size from
-/// which the allocator hands out fresh, unmapped pages every time.
-const CPU_TOKENS: usize = 2048;
+use crate::{HostTeacher, Teacher, TeacherInfo, families, gpu};
 
 /// How to run a teacher.
 #[derive(Debug, Clone, Copy)]
@@ -39,17 +31,6 @@ impl Default for LoadOptions {
     }
 }
 
-enum Net {
-    Gpt2(Gpt2),
-    Llama(Llama),
-    Qwen3(Qwen3),
-}
-
-struct Model {
-    info: TeacherInfo,
-    net: Net,
-}
-
 /// Loads the model in a folder (`config.json` beside `*.safetensors`, sharded or not) or in a `.gguf` file.
 ///
 /// # Errors
@@ -57,7 +38,7 @@ struct Model {
 /// describe are an error as missing ones are.
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     match options.device.open()? {
-        Opened::Cpu => Ok(Box::new(OnHost(load_model(path, options.dtype)?))),
+        Opened::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype)?)),
         Opened::Gpu(device) => gpu::load(path, &device, options),
     }
 }
@@ -67,14 +48,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
 /// # Errors
 /// As [`load`].
 pub fn load_on_host(path: &Path, dtype: Precision) -> Result<Box<dyn HostTeacher>> {
-    Ok(Box::new(load_model(path, dtype)?))
-}
-
-fn load_model(path: &Path, dtype: Precision) -> Result<Model> {
-    let config = TeacherConfig::read(path)?;
-    let (net, weights) = build(path, &config, &Device::Cpu, dtype.dtype(), Read::Weights)?;
-    let info = describe(path, &config, &weights, dtype, "cpu");
-    Ok(Model { info, net })
+    Ok(Box::new(CpuTeacher::load(path, dtype)?))
 }
 
 /// What manifests and checks say of a teacher that was loaded.
@@ -118,32 +92,31 @@ pub(crate) fn describe(
 /// # Errors
 /// As [`load`], for everything that headers tell.
 pub fn check_weights(path: &Path) -> Result<()> {
-    build(path, &TeacherConfig::read(path)?, &Device::Cpu, DType::F32, Read::Headers).map(|_| ())
+    build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers).map(|_| ())
+}
+
+/// The weights of a model's files, with what its configuration says; nothing of them is read.
+pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(ConfigFile, Weights)> {
+    let (json, weights) = if is_gguf(path) {
+        let gguf = Gguf::open(path)?;
+        (gguf.config_file()?, Weights::gguf(gguf, read)?)
+    } else {
+        let json = ConfigFile::read(&path.join("config.json"))?;
+        (json, Weights::safetensors(&config.weights, read)?)
+    };
+    let (prefix, embedding) = config.architecture.prefix();
+    Ok((json, weights.with_prefix_if(prefix, embedding)))
 }
 
 /// The net of a configuration with the weights that it asked for; every one of the files' tensors is used.
-fn build(path: &Path, config: &TeacherConfig, device: &Device, dtype: DType, read: Read) -> Result<(Net, Weights)> {
-    let (json, weights) = if is_gguf(path) {
-        let gguf = Gguf::open(path)?;
-        (gguf.config_file()?, Weights::gguf(gguf, device, dtype, read)?)
-    } else {
-        let json = ConfigFile::read(&path.join("config.json"))?;
-        (json, Weights::safetensors(&config.weights, device, dtype, read)?)
-    };
-    let (net, weights) = match config.architecture {
-        Architecture::Gpt2 => {
-            let weights = weights.with_prefix_if("transformer.", "wte.weight");
-            (Net::Gpt2(Gpt2::load(&json, &weights)?), weights)
-        }
-        Architecture::Llama => {
-            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
-            (Net::Llama(Llama::load(&json, &weights)?), weights)
-        }
-        Architecture::Qwen3 => {
-            let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
-            (Net::Qwen3(Qwen3::load(&json, &weights)?), weights)
-        }
-    };
+pub(crate) fn build(
+    path: &Path,
+    config: &TeacherConfig,
+    arithmetic: Arithmetic,
+    read: Read,
+) -> Result<(Net, Weights)> {
+    let (json, weights) = open(path, config, read)?;
+    let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
     weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name))?;
     Ok((net, weights))
 }
@@ -151,13 +124,12 @@ fn build(path: &Path, config: &TeacherConfig, device: &Device, dtype: DType, rea
 /// What a configuration says that decides which tensors there are, in its own words.
 pub(crate) fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
     if is_gguf(path) {
-        return format!("llama.block_count {}, llama.embedding_length {}", config.layers, config.hidden_size);
+        let name = config.architecture.gguf_name();
+        return format!("{name}.block_count {}, {name}.embedding_length {}", config.layers, config.hidden_size);
     }
     let fields: &[&str] = match config.architecture {
         Architecture::Gpt2 => &["model_type", "n_layer", "tie_word_embeddings"],
-        Architecture::Llama | Architecture::Qwen3 => {
-            &["model_type", "num_hidden_layers", "attention_bias", "tie_word_embeddings"]
-        }
+        _ => &["model_type", "num_hidden_layers", "attention_bias", "tie_word_embeddings"],
     };
     let named = fields.iter().filter_map(|field| Some(format!("{field} {}", json.get(field)?)));
     format!("config.json: {}", named.collect::<Vec<_>>().join(", "))
@@ -172,10 +144,16 @@ pub(crate) fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
     };
     match config.architecture {
         Architecture::Gpt2 => of_layer("h.", ".attn.bias") || of_layer("h.", ".attn.masked_bias"),
-        Architecture::Llama | Architecture::Qwen3 => {
+        Architecture::GptNeoX => {
+            let buffers = [".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"];
+            buffers.iter().any(|buffer| of_layer("layers.", buffer))
+        }
+        _ => {
             name == "rotary_emb.inv_freq"
                 || of_layer("layers.", ".self_attn.rotary_emb.inv_freq")
                 || of_layer("blk.", ".attn_rot_embd.weight")
+                // read with the configuration
+                || config.architecture == Architecture::Phi3 && LONGROPE_FACTORS.contains(&name)
         }
     }
 }
@@ -184,16 +162,6 @@ fn change(to: Precision, stored: &str) -> &'static str {
     match to {
         Precision::F32 if !stored.contains("F64") => "widened",
         _ => "converted",
-    }
-}
-
-impl Model {
-    fn head(&self) -> &Head {
-        match &self.net {
-            Net::Gpt2(net) => &net.head,
-            Net::Llama(net) => &net.head,
-            Net::Qwen3(net) => &net.head,
-        }
     }
 }
 
@@ -210,39 +178,5 @@ pub(crate) fn check_tokens(info: &TeacherInfo, tokens: &[u32], batch: usize, len
     match tokens.iter().find(|token| **token as usize >= info.vocab_size) {
         Some(token) => invalid("token", token.to_string(), format!("0 to {}", info.vocab_size - 1)),
         None => Ok(()),
-    }
-}
-
-impl HostTeacher for Model {
-    fn info(&self) -> &TeacherInfo {
-        &self.info
-    }
-
-    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor> {
-        check_tokens(&self.info, tokens, batch, length)?;
-        let at_once = (CPU_TOKENS / length).max(1);
-        let mut parts = Vec::with_capacity(batch.div_ceil(at_once));
-        for part in tokens.chunks(at_once * length) {
-            let rows = part.len() / length;
-            let part = Tensor::from_slice(part, (rows, length), &Device::Cpu)?;
-            let hidden = match &self.net {
-                Net::Gpt2(net) => net.hidden(&part)?,
-                Net::Llama(net) => net.hidden(&part)?,
-                Net::Qwen3(net) => net.hidden(&part)?,
-            };
-            parts.push(hidden.reshape((rows, length, self.info.hidden_size))?);
-        }
-        match parts.as_slice() {
-            [one] => Ok(one.clone()),
-            _ => Ok(Tensor::cat(&parts, 0)?),
-        }
-    }
-
-    fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor> {
-        self.head().logits(hidden_rows)
-    }
-
-    fn logits_into(&self, hidden_rows: &Tensor, out: &mut Vec<f32>) -> Result<()> {
-        self.head().logits_into(hidden_rows, out)
     }
 }

@@ -1,19 +1,12 @@
-//! A checked door to the `gemm` crate: strided f32 products into memory of the caller's.
+//! A checked door to the `gemm` crate: strided f32 products on the calling thread, into memory of the caller's: attention's. Those of weights are `stillhouse-cpu`'s.
+
+use crate::error::{Result, TeacherError};
 
 /// A strided matrix over borrowed floats; strides in elements.
 pub(crate) struct Matrix<'a> {
     pub data: &'a [f32],
     pub shape: (usize, usize),
     pub strides: (usize, usize),
-}
-
-/// Who computes a product.
-#[derive(Clone, Copy)]
-pub(crate) enum Threads {
-    /// The calling thread.
-    One,
-    /// The rayon pool of the calling thread.
-    Pool,
 }
 
 impl Matrix<'_> {
@@ -39,24 +32,20 @@ pub(crate) fn product(
     scale: f32,
     a: &Matrix<'_>,
     b: &Matrix<'_>,
-    threads: Threads,
-) -> candle_core::Result<()> {
+) -> Result<()> {
     let ((rows, inner), (inner_b, columns)) = (a.shape, b.shape);
     let dst_fits = last((rows, columns), (stride, 1)).is_some_and(|last| last < dst.len()) && stride >= columns;
     if inner != inner_b || !a.fits() || !b.fits() || !dst_fits {
-        candle_core::bail!(
-            "product of {:?} and {:?} does not fit its memory ({}, {} and {} floats)",
+        let got = format!(
+            "{:?} and {:?} in {}, {} and {} floats",
             a.shape,
             b.shape,
             a.data.len(),
             b.data.len(),
             dst.len()
-        )
+        );
+        return Err(TeacherError::Input { what: "shapes of a product", got, valid: "that fit their memory".into() });
     }
-    let parallelism = match threads {
-        Threads::One => gemm::Parallelism::None,
-        Threads::Pool => gemm::Parallelism::Rayon(0),
-    };
     // SAFETY: the largest index that shape and strides lead to lies inside each slice (checked above), the elements
     // of dst do not overlap since its rows are at least as far apart as they are long, and dst is borrowed mutably, so
     // it overlaps neither operand.
@@ -80,7 +69,7 @@ pub(crate) fn product(
             false,
             false,
             false,
-            parallelism,
+            gemm::Parallelism::None,
         );
     }
     Ok(())

@@ -1,7 +1,6 @@
 //! Weights by name, whatever file they lie in.
 //!
-//! Architectures ask for tensors by the names and shapes of Hugging Face checkpoints; a source hands each out on
-//! the device, in the type asked for, and notes what it handed out: what nobody asked for is an error, since then the
+//! Architectures ask for tensors by the names and shapes of Hugging Face checkpoints; a source hands each out in f32, and notes what it handed out: what nobody asked for is an error, since then the
 //! configuration describes another model than the weights are.
 //!
 //! With [`Read::Headers`] names, types and shapes are checked in the same way and no weight is read: a tensor then is one zero,
@@ -18,7 +17,7 @@ use safetensors::Dtype as Stored;
 use safetensors::tensor::TensorView;
 
 use crate::error::{Result, TeacherError, words};
-use crate::gguf::{Gguf, gguf_name};
+use crate::gguf::Gguf;
 
 /// How much of the files is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +38,6 @@ enum Store {
 
 pub(crate) struct Weights {
     store: Store,
-    device: Device,
-    dtype: DType,
     read: Read,
     prefix: &'static str,
     parameters: AtomicU64,
@@ -49,7 +46,7 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    pub(crate) fn safetensors(paths: &[PathBuf], device: &Device, dtype: DType, read: Read) -> Result<Self> {
+    pub(crate) fn safetensors(paths: &[PathBuf], read: Read) -> Result<Self> {
         let mut files: Vec<(PathBuf, MmapedSafetensors)> = Vec::with_capacity(paths.len());
         let mut routing = HashMap::new();
         for path in paths {
@@ -69,18 +66,16 @@ impl Weights {
             }
             files.push((path.clone(), file));
         }
-        Ok(Self::new(Store::Safetensors { files, routing }, device, dtype, read))
+        Ok(Self::new(Store::Safetensors { files, routing }, read))
     }
 
-    pub(crate) fn gguf(file: Gguf, device: &Device, dtype: DType, read: Read) -> Result<Self> {
+    pub(crate) fn gguf(file: Gguf, read: Read) -> Result<Self> {
         file.check_extents()?;
-        Ok(Self::new(Store::Gguf(file), device, dtype, read))
+        Ok(Self::new(Store::Gguf(file), read))
     }
 
-    fn new(store: Store, device: &Device, dtype: DType, read: Read) -> Self {
-        let device = if read == Read::Headers { Device::Cpu } else { device.clone() };
-        let (parameters, used) = (AtomicU64::new(0), RefCell::default());
-        Self { store, device, dtype, read, prefix: "", parameters, used }
+    fn new(store: Store, read: Read) -> Self {
+        Self { store, read, prefix: "", parameters: AtomicU64::new(0), used: RefCell::default() }
     }
 
     /// From here on `name` means `prefix` + `name`, if `probe` is there with it (checkpoints of a bare model lack it).
@@ -98,13 +93,8 @@ impl Weights {
         }
     }
 
-    /// The tensor `prefix + name`, which must have this shape.
-    pub(crate) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.get_bare(&format!("{}{name}", self.prefix), shape)
-    }
-
-    /// The same, without the prefix.
-    pub(crate) fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+    /// The tensor of this name, f32, which must have this shape.
+    fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = match &self.store {
             Store::Safetensors { .. } => {
                 let (path, view) = self.view(name)?;
@@ -114,30 +104,40 @@ impl Weights {
                     return Err(TeacherError::Type { path: path.into(), name: name.into(), got });
                 }
                 match self.read {
-                    Read::Weights => view.load(&self.device)?,
+                    Read::Weights => view.load(&Device::Cpu)?,
                     Read::Headers => self.unread(shape)?,
                 }
             }
             Store::Gguf(gguf) => {
                 gguf.check_tensor(name, shape)?;
                 match self.read {
-                    Read::Weights => gguf.tensor(name, shape, &self.device)?,
+                    Read::Weights => gguf.tensor(name, shape)?,
                     Read::Headers => self.unread(shape)?,
                 }
             }
         };
         self.note(name);
         self.parameters.fetch_add(tensor.elem_count() as u64, Ordering::Relaxed);
-        Ok(tensor.to_dtype(self.dtype)?)
+        Ok(tensor.to_dtype(DType::F32)?)
     }
 
-    /// Tensors of one shape, one under the other.
-    pub(crate) fn get_stacked(&self, names: &[String], shape: &[usize]) -> Result<Tensor> {
-        let parts = names.iter().map(|name| self.get(name, shape)).collect::<Result<Vec<_>>>()?;
-        match (self.read, shape) {
-            (Read::Headers, [rows, rest @ ..]) => self.unread(&[&[rows * names.len()], rest].concat()),
-            _ => Ok(Tensor::cat(&parts, 0)?),
+    /// The tensor `prefix + name` as f32 in row order; empty where only headers are read.
+    pub(crate) fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.bare_floats(&format!("{}{name}", self.prefix), shape)
+    }
+
+    /// The same, without the prefix.
+    pub(crate) fn bare_floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let tensor = self.get_bare(name, shape)?;
+        match self.read {
+            Read::Headers => Ok(Vec::new()),
+            Read::Weights => Ok(tensor.flatten_all()?.to_vec1()?),
         }
+    }
+
+    /// Whether weights are read, and not only headers.
+    pub(crate) fn is_read(&self) -> bool {
+        self.read == Read::Weights
     }
 
     /// A head that the configuration calls tied to the embedding may lie in the file a second time; it must be the embedding.
@@ -205,22 +205,14 @@ impl Weights {
     fn note(&self, name: &str) {
         let name = match &self.store {
             Store::Safetensors { .. } => name.to_owned(),
-            Store::Gguf(_) => gguf_name(name),
+            Store::Gguf(gguf) => gguf.name_of(name),
         };
         self.used.borrow_mut().insert(name);
     }
 
     /// One zero in the place of a tensor that is not read.
     fn unread(&self, shape: &[usize]) -> Result<Tensor> {
-        Ok(Tensor::zeros((), self.dtype, &Device::Cpu)?.broadcast_as(shape)?)
-    }
-
-    pub(crate) fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
+        Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
     }
 
     /// How many weights were handed out.

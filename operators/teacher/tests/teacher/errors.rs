@@ -42,9 +42,12 @@ fn config_is_read_without_weights() {
 #[test]
 fn what_is_not_supported_is_refused_with_what_is() {
     let other = edited("qwen3", r#""model_type": "qwen3""#, r#""model_type": "mamba""#);
-    assert_all(&complaint(other.path()), &["config.json", "model_type", "mamba", "gpt2, llama, qwen3"]);
-    let rope = edited("llama-gqa", r#""rope_type": "default""#, r#""rope_type": "yarn""#);
-    assert_all(&complaint(rope.path()), &["rope_parameters.rope_type", "yarn", "default, linear, llama3"]);
+    assert_all(&complaint(other.path()), &["config.json", "model_type", "mamba", "gpt2, llama, mistral", "phi3; in a .gguf file: gpt2"]);
+    let rope = edited("llama-gqa", r#""rope_type": "default""#, r#""rope_type": "spiral""#);
+    let valid = "default, linear, dynamic, llama3, yarn, longrope";
+    assert_all(&complaint(rope.path()), &["rope_parameters.rope_type", "spiral", valid]);
+    let yarn = edited("llama-gqa", r#""rope_type": "default""#, r#""rope_type": "linear""#);
+    assert_all(&complaint(yarn.path()), &["rope_parameters.factor", "nothing", "a number above 0"]);
     let gelu = edited("gpt2", "gelu_new", "relu");
     assert_all(&complaint(gelu.path()), &["activation_function", "relu", "gelu_new"]);
     let heads = edited("llama-gqa", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 4"#);

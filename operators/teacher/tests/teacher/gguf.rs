@@ -158,9 +158,9 @@ fn gguf_complaints_name_file_and_field() {
         all.into_iter().collect::<Vec<_>>()
     };
     let error = complaint(&with("general.architecture", Value::String("rwkv".into())), &tensors());
-    assert!(error.contains("rwkv") && error.contains("llama (gguf)"), "{error}");
-    let error = complaint(&with("llama.rope.scaling.type", Value::String("yarn".into())), &tensors());
-    assert!(error.contains("llama.rope.scaling.type") && error.contains("none, linear"), "{error}");
+    assert!(error.contains("rwkv") && error.contains("in a .gguf file: gpt2, llama"), "{error}");
+    let error = complaint(&with("llama.rope.scaling.type", Value::String("spiral".into())), &tensors());
+    assert!(error.contains("llama.rope.scaling.type") && error.contains("none, linear, yarn"), "{error}");
     let error = complaint(&with("llama.feed_forward_length", Value::U32(95)), &tensors());
     assert!(error.contains("blk.0.ffn_gate.weight") && error.contains("[95, 48]"), "{error}");
     let all: Vec<_> = tensors().into_iter().filter(|(name, _)| name != "blk.2.attn_q.weight").collect();

@@ -18,8 +18,8 @@ use stillhouse_teacher::check_weights;
 
 use super::*;
 
-/// Cases that this crate computes. The others are read by `every_golden_is_whole` alone.
-const COMPUTED: [&str; 6] = ["gpt2", "llama", "llama_bias_tied", "llama_linear", "llama_llama3", "qwen3"];
+/// A sequence beyond `max_position_embeddings`, which this crate refuses.
+const TOO_LONG: &str = "llama_dynamic_long";
 
 /// Cases that GGUF can say: no activation, no scale of queries, no window of Qwen2 is in it, and a Gemma's head is tied.
 pub(crate) const IN_GGUF: [&str; 21] = [
@@ -45,9 +45,6 @@ pub(crate) const IN_GGUF: [&str; 21] = [
     "qwen3_yarn",
     "smollm3",
 ];
-
-/// Of those, the ones that this crate computes.
-const GGUF_COMPUTED: [&str; 4] = ["llama", "llama_linear", "llama_llama3", "mistral_full"];
 
 /// As `config.json` is written by transformers 5, or by those before it (`rope_theta` and `rope_scaling` at the top).
 #[derive(Debug, Clone, Copy)]
@@ -400,19 +397,27 @@ fn every_golden_is_whole() {
 
 #[test]
 fn logits_equal_those_of_transformers() {
-    for case in COMPUTED {
+    let mut worst: Vec<String> = Vec::new();
+    for case in cases().iter().filter(|case| *case != TOO_LONG) {
         let golden = Golden::read(case);
         for (spelling, shards) in [(Spelling::Now, 1), (Spelling::Old, 1), (Spelling::Now, 2)] {
+            if golden.config(spelling).is_null() {
+                continue;
+            }
             let folder = golden.checkpoint(spelling, shards);
             check_weights(folder.path()).unwrap_or_else(|e| panic!("{case}: {e}"));
             let off = golden.off(folder.path());
-            assert!(off < 1e-4, "{case}, {spelling:?} in {shards}: off by {off}");
+            if off >= 1e-4 || off.is_nan() {
+                worst.push(format!("{case}, {spelling:?} in {shards}: off by {off}"));
+            }
         }
     }
+    assert!(worst.is_empty(), "{worst:#?}");
 }
 
 #[test]
 fn gguf_equals_transformers() {
+    let mut worst: Vec<String> = Vec::new();
     for case in IN_GGUF {
         let (golden, folder) = (Golden::read(case), Golden::read(case).gguf());
         let path = folder.path().join("model.gguf");
@@ -420,10 +425,11 @@ fn gguf_equals_transformers() {
         let names =
             golden.tensors().len() + if case.contains("longrope") { 2 } else { usize::from(case == "llama_llama3") };
         assert_eq!(content.tensor_infos.len(), names, "{case}: two names became one");
-        if GGUF_COMPUTED.contains(&case) {
-            check_weights(&path).unwrap_or_else(|e| panic!("{case}: {e}"));
-            let off = golden.off(&path);
-            assert!(off < 1e-4, "{case}: off by {off}");
+        check_weights(&path).unwrap_or_else(|e| panic!("{case}: {e}"));
+        let off = golden.off(&path);
+        if off >= 1e-4 || off.is_nan() {
+            worst.push(format!("{case}: off by {off}"));
         }
     }
+    assert!(worst.is_empty(), "{worst:#?}");
 }

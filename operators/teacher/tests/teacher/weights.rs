@@ -75,7 +75,8 @@ fn a_number_of_layers_that_is_not_the_weights_is_refused() {
         let all = tensors(model);
         let (key, layers) = (layers_key(model), if model == "qwen3" { 2 } else { 3 });
         for said in 1..layers + 3 {
-            let changed = folder(model, &all, &[(key, said.into())]);
+            // a list of the layers' types would contradict the number first
+            let changed = folder(model, &all, &[(key, said.into()), ("layer_types", serde_json::Value::Null)]);
             match said {
                 said if said < layers => {
                     let first = format!(".{said}.");

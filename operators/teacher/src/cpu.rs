@@ -1,0 +1,146 @@
+//! Teachers on this machine's CPU: a net of `families/`, and buffers that it works in.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::{Device, Tensor};
+
+use crate::config::TeacherConfig;
+use crate::contract::{Hidden, Logits, Runs, floats, host_slice_rows};
+use crate::device::Precision;
+use crate::error::{Result, TeacherError};
+use crate::model::{build, check_tokens, describe};
+use crate::net::{Arithmetic, Net, ProductScratch, Workspace, level, soft_cap};
+use crate::weights::Read;
+use crate::{HostTeacher, Teacher, TeacherInfo};
+
+/// A teacher on the CPU.
+pub(crate) struct CpuTeacher {
+    info: TeacherInfo,
+    net: Net,
+    work: Mutex<Workspace>,
+    head: Mutex<HeadWork>,
+}
+
+/// What slices of logits are made with.
+#[derive(Default)]
+struct HeadWork {
+    rows: Vec<f32>,
+    product: ProductScratch,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl CpuTeacher {
+    pub(crate) fn load(path: &Path, dtype: Precision) -> Result<Self> {
+        let config = TeacherConfig::read(path)?;
+        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights)?;
+        let mut info = describe(path, &config, &weights, dtype, "cpu");
+        let arithmetic = dtype.arithmetic();
+        if arithmetic != Arithmetic::F32 {
+            let on = if arithmetic.available() { level(arithmetic) } else { "f32" };
+            info.arithmetic += &format!(", products on {on}");
+        }
+        Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
+    }
+
+    fn states(&self, runs: &Runs) -> Result<Tensor> {
+        let (tokens, width) = (runs.tokens().len(), self.info.hidden_size);
+        let mut states = vec![0.0; tokens * width];
+        self.net.states(runs, &mut locked(&self.work), &mut states)?;
+        Ok(Tensor::from_vec(states, (tokens, width), &Device::Cpu)?)
+    }
+
+    /// Logits of rows of states; `numbers` are below their count.
+    fn logits_of(&self, states: &[f32], numbers: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        let width = self.info.hidden_size;
+        out.resize(numbers.len() * self.info.vocab_size, 0.0);
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let HeadWork { rows, product } = &mut *locked(&self.head);
+        let first = numbers[0];
+        let neighbours = numbers.iter().zip(first..).all(|(row, expected)| *row == expected);
+        let x = if neighbours {
+            &states[first as usize * width..][..numbers.len() * width]
+        } else {
+            rows.clear();
+            numbers.iter().for_each(|row| rows.extend_from_slice(&states[*row as usize * width..][..width]));
+            rows
+        };
+        self.net.head.weight.forward_in_pool(x, out, product)?;
+        if let Some(cap) = self.net.head.soft_cap {
+            soft_cap(out, cap);
+        }
+        Ok(())
+    }
+}
+
+impl Teacher for CpuTeacher {
+    fn info(&self) -> &TeacherInfo {
+        &self.info
+    }
+
+    fn slice_rows(&self) -> usize {
+        host_slice_rows(self.info.vocab_size)
+    }
+
+    fn buffer(&self) -> Result<Logits> {
+        Ok(Logits::Host(Vec::new()))
+    }
+
+    fn pass(&self, runs: &Runs) -> Result<Hidden> {
+        for run in runs.iter() {
+            check_tokens(&self.info, run, 1, run.len())?;
+        }
+        let rows = (0..runs.tokens().len() as u32).collect();
+        Ok(Hidden::Host { states: self.states(runs)?, rows })
+    }
+
+    fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
+        let (Hidden::Host { states, rows }, Logits::Host(logits)) = (hidden, logits) else {
+            let (got, valid) = ("those of a device".into(), "those of this teacher".into());
+            return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
+        };
+        let count = rows.len();
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= count) {
+            let (got, valid) = (token.to_string(), format!("below {count}, the tokens of the pass"));
+            return Err(TeacherError::Input { what: "token of a slice", got, valid });
+        }
+        floats(states, |states| self.logits_of(states, tokens, logits))
+    }
+}
+
+impl HostTeacher for CpuTeacher {
+    fn info(&self) -> &TeacherInfo {
+        &self.info
+    }
+
+    fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor> {
+        check_tokens(&self.info, tokens, batch, length)?;
+        let mut runs = Runs::new();
+        tokens.chunks(length).for_each(|run| runs.push(run.iter().copied()));
+        Ok(self.states(&runs)?.reshape((batch, length, self.info.hidden_size))?)
+    }
+
+    fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor> {
+        let mut logits = Vec::new();
+        self.logits_into(hidden_rows, &mut logits)?;
+        Ok(Tensor::from_vec(logits, (hidden_rows.dim(0)?, self.info.vocab_size), &Device::Cpu)?)
+    }
+
+    fn logits_into(&self, hidden_rows: &Tensor, out: &mut Vec<f32>) -> Result<()> {
+        let width = self.info.hidden_size;
+        let count = match hidden_rows.dims() {
+            [count, got] if *count > 0 && *got == width => *count as u32,
+            got => {
+                let (got, valid) = (format!("{got:?}"), format!("[n, {width}] with n at least 1"));
+                return Err(TeacherError::Input { what: "shape of the hidden rows", got, valid });
+            }
+        };
+        let rows: Vec<u32> = (0..count).collect();
+        floats(&hidden_rows.contiguous()?, |states| self.logits_of(states, &rows, out))
+    }
+}

@@ -1,0 +1,78 @@
+//! Gemma 2: Gemma Team 2024 (section 2): norms before and after both parts, every second layer with a window, soft caps on scores and
+//! logits. Gemma 3: Gemma Team 2025 (section 2): queries and keys normalised head by head instead of caps, five layers with a window to one
+//! that sees all, and a rotation for each kind. Both scale the embedding by sqrt(H) and store what the weights of norms differ from 1.
+
+use serde_json::json;
+
+use super::decoder::{Decoder, Defaults, Norms, Positions, QueryNorms};
+use super::{activation, windows};
+use crate::config::ConfigFile;
+use crate::error::Result;
+use crate::net::{Activation, Loader, Net, RopeFields};
+
+const DEFAULTS: Defaults = Defaults { kv_heads: Some(4), head_dim: Some(256), eps: 1e-6, tied: true };
+
+const NORMS: Norms = Norms {
+    before_attention: Some("input_layernorm"),
+    after_attention: Some("post_attention_layernorm"),
+    before_mlp: Some("pre_feedforward_layernorm"),
+    after_mlp: Some("post_feedforward_layernorm"),
+};
+
+pub(crate) fn gemma2(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+    let mut decoder = read(config, [Some(50.0), Some(30.0)])?;
+    let window = config.window("sliding_window", Some(4096))?;
+    let windows = windows(config, decoder.positions.len(), window, |i| i % 2 == 0)?;
+    decoder.positions.iter_mut().zip(windows).for_each(|(layer, window)| layer.window = window);
+    let rope = RopeFields::usual(config, decoder.head_dim);
+    decoder.with_rope(&rope, loader)?.net(config, loader)
+}
+
+pub(crate) fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+    config.only("attn_logit_softcapping", &[])?;
+    let mut decoder = read(config, [None, None])?;
+    decoder.query_norms = QueryNorms::PerHead;
+    let window = config.window("sliding_window", Some(4096))?;
+    let pattern = match config.get("_sliding_window_pattern") {
+        Some(_) => config.size("_sliding_window_pattern")?,
+        None => config.size_or("sliding_window_pattern", 6)?,
+    };
+    let windows = windows(config, decoder.positions.len(), window, |i| (i + 1) % pattern != 0)?;
+    for (layer, window) in decoder.positions.iter_mut().zip(windows) {
+        *layer = Positions { window, rope: Some(usize::from(window.is_some())) };
+    }
+    let rotated = decoder.head_dim;
+    let by_type = config.get("rope_parameters.full_attention").is_some();
+    let (global, local) = if by_type {
+        let of = |kind: &str, theta| RopeFields {
+            group: format!("rope_parameters.{kind}"),
+            theta,
+            ..RopeFields::usual(config, rotated)
+        };
+        (of("full_attention", 1e6), of("sliding_attention", 1e4))
+    } else {
+        let theta = config.float_or("rope_local_base_freq", 1e4)?;
+        let usual = |theta| RopeFields { theta, ..RopeFields::usual(config, rotated) };
+        (usual(1e6), usual(theta))
+    };
+    // without a group of their own, windows have neither the base nor the stretching of the layers that see all
+    let local = if by_type { local.read(None)? } else { local.plain() };
+    decoder.ropes = vec![global.read(None)?, local];
+    decoder.net(config, loader)
+}
+
+fn read(config: &ConfigFile, [score_cap, logit_cap]: [Option<f64>; 2]) -> Result<Decoder> {
+    config.only("use_bidirectional_attention", &[json!(false)])?;
+    let mut decoder = Decoder::read(config, &DEFAULTS)?;
+    let field = if config.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    decoder.activation = activation(config, field, Activation::GeGlu, true)?;
+    decoder.qkv_bias = config.flag_or("attention_bias", false)?;
+    decoder.out_bias = decoder.qkv_bias;
+    decoder.norms = NORMS;
+    decoder.norm_offset = 1.0;
+    decoder.scale = (1.0 / config.float_or("query_pre_attn_scalar", 256.0)?.sqrt()) as f32;
+    decoder.score_cap = config.cap("attn_logit_softcapping", score_cap)?;
+    decoder.logit_cap = config.cap("final_logit_softcapping", logit_cap)?;
+    decoder.embedding_scale = (config.size("hidden_size")? as f32).sqrt();
+    Ok(decoder)
+}

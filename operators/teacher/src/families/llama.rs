@@ -1,0 +1,64 @@
+//! Llama: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models"; grouped-query attention: Ainslie et al. 2023; the
+//! stretched rotary positions of Llama 3.1: Grattafiori et al. 2024, section 3.4. And two that differ in which tokens a layer sees:
+//! Mistral (Jiang et al. 2023, section 2: a window), SmolLM3 (Bakouch et al. 2025: every fourth layer without positions).
+
+use serde_json::{Value, json};
+
+use super::decoder::{Decoder, Defaults, Positions};
+use super::{activation, windows};
+use crate::config::ConfigFile;
+use crate::error::Result;
+use crate::net::{Activation, Loader, Net, RopeFields};
+
+pub(super) const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, eps: 1e-6, tied: false };
+
+pub(crate) fn llama(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+    let mut decoder = Decoder::read(config, &DEFAULTS)?;
+    decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
+    decoder.qkv_bias = config.flag_or("attention_bias", false)?;
+    decoder.out_bias = decoder.qkv_bias;
+    decoder.mlp_bias = config.flag_or("mlp_bias", false)?;
+    let rope = RopeFields::usual(config, decoder.head_dim);
+    decoder.with_rope(&rope, loader)?.net(config, loader)
+}
+
+pub(crate) fn mistral(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+    let mut decoder = Decoder::read(config, &Defaults { kv_heads: Some(8), ..DEFAULTS })?;
+    decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
+    let window = config.window("sliding_window", Some(4096))?;
+    decoder.positions.iter_mut().for_each(|layer| layer.window = window);
+    let rope = RopeFields::usual(config, decoder.head_dim);
+    decoder.with_rope(&rope, loader)?.net(config, loader)
+}
+
+pub(crate) fn smollm3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+    let mut decoder = Decoder::read(config, &Defaults { kv_heads: Some(4), tied: true, ..DEFAULTS })?;
+    decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
+    decoder.qkv_bias = config.flag_or("attention_bias", false)?;
+    decoder.out_bias = decoder.qkv_bias;
+    decoder.mlp_bias = config.flag_or("mlp_bias", false)?;
+    let layers = decoder.positions.len();
+    let rotated = rotated_layers(config, layers)?;
+    let uses_window = config.flag_or("use_sliding_window", false)?;
+    let window = config.window("sliding_window", None)?.filter(|_| uses_window);
+    let windows = windows(config, layers, window, |i| !rotated[i])?;
+    for (layer, (rotates, window)) in decoder.positions.iter_mut().zip(rotated.into_iter().zip(windows)) {
+        *layer = Positions { window, rope: rotates.then_some(0) };
+    }
+    let mut rope = RopeFields::usual(config, decoder.head_dim);
+    rope.theta = 2_000_000.0;
+    decoder.with_rope(&rope, loader)?.net(config, loader)
+}
+
+/// SmolLM3's `no_rope_layers`: 1 where a layer is rotated; else every `no_rope_layer_interval`-th is not.
+fn rotated_layers(config: &ConfigFile, layers: usize) -> Result<Vec<bool>> {
+    let field = "no_rope_layers";
+    let Some(list) = config.get(field) else {
+        let interval = config.size_or("no_rope_layer_interval", 4)?;
+        return Ok((0..layers).map(|i| (i + 1) % interval != 0).collect());
+    };
+    let read = |flag: &Value| [json!(0), json!(1)].iter().position(|valid| valid == flag).map(|flag| flag == 1);
+    let list = list.as_array().filter(|list| list.len() == layers);
+    let list: Option<Vec<bool>> = list.and_then(|list| list.iter().map(read).collect());
+    list.ok_or_else(|| config.invalid(field, &format!("{layers} of 0, 1")))
+}

@@ -1,0 +1,85 @@
+//! The families of teachers: what the configuration of each says, as a net.
+//!
+//! A new family is a file with a `load`, a line in [`load`] and one in [`crate::Architecture`].
+
+mod decoder;
+mod gemma;
+mod gpt2;
+mod gpt_neox;
+mod llama;
+mod olmo2;
+mod phi3;
+mod qwen;
+
+use serde_json::Value;
+
+use crate::config::{Architecture, ConfigFile};
+use crate::error::Result;
+use crate::net::{Activation, Linear, Loader, Net};
+
+/// The net of a configuration.
+pub(crate) fn load(architecture: Architecture, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+    match architecture {
+        Architecture::Gpt2 => gpt2::load(config, loader),
+        Architecture::Llama => llama::llama(config, loader),
+        Architecture::Mistral => llama::mistral(config, loader),
+        Architecture::SmolLm3 => llama::smollm3(config, loader),
+        Architecture::Qwen2 => qwen::qwen2(config, loader),
+        Architecture::Qwen3 => qwen::qwen3(config, loader),
+        Architecture::Gemma2 => gemma::gemma2(config, loader),
+        Architecture::Gemma3 => gemma::gemma3(config, loader),
+        Architecture::GptNeoX => gpt_neox::load(config, loader),
+        Architecture::Olmo2 => olmo2::load(config, loader),
+        Architecture::Phi3 => phi3::load(config, loader),
+    }
+}
+
+/// What stands between the products of the feed-forward part, as `field` names it.
+fn activation(config: &ConfigFile, field: &str, default: Activation, gated: bool) -> Result<Activation> {
+    use Activation::{GeGlu, Gelu, GeluTanh, SwiGlu};
+    match (config.get(field).map(|name| name.as_str().unwrap_or_default()), gated) {
+        (None, _) => Ok(default),
+        (Some("silu" | "swish"), true) => Ok(SwiGlu),
+        (Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast"), true) => Ok(GeGlu),
+        (Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast"), false) => Ok(GeluTanh),
+        (Some("gelu"), false) => Ok(Gelu),
+        (Some(_), true) => Err(config.invalid(field, "silu, gelu_pytorch_tanh")),
+        (Some(_), false) => Err(config.invalid(field, "gelu_new, gelu_pytorch_tanh, gelu")),
+    }
+}
+
+/// The first product of a feed-forward part without a gate, with what it can do of the activation at its end.
+fn with_gelu(up: Linear, activation: Activation) -> Linear {
+    if activation == Activation::GeluTanh { up.with_gelu() } else { up }
+}
+
+/// The windows of the layers: of those that `layer_types` names, else of those that the family does.
+fn windows(
+    config: &ConfigFile,
+    layers: usize,
+    window: Option<usize>,
+    default: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    let field = "layer_types";
+    let Some(types) = config.get(field) else {
+        return Ok((0..layers).map(|i| window.filter(|_| default(i))).collect());
+    };
+    let read = |name: &Value| match name.as_str() {
+        Some("sliding_attention") if window.is_some() => Some(window),
+        Some("full_attention") => Some(None),
+        _ => None,
+    };
+    let list = types.as_array().filter(|all| all.len() == layers);
+    let list: Option<Vec<_>> = list.and_then(|all| all.iter().map(read).collect());
+    list.ok_or_else(|| {
+        let sliding = if window.is_some() { ", sliding_attention" } else { " (sliding_window is none)" };
+        config.invalid(field, &format!("{layers} of full_attention{sliding}"))
+    })
+}
+
+/// Heads, heads of keys and values, and their dimensions, as `config.json` of a Llama or a Qwen3 has them.
+pub(crate) fn heads(config: &ConfigFile, qwen: bool) -> Result<[usize; 3]> {
+    let defaults = if qwen { &qwen::DEFAULTS_3 } else { &llama::DEFAULTS };
+    let decoder = decoder::Decoder::read(config, defaults)?;
+    Ok([decoder.heads, decoder.kv_heads, decoder.head_dim])
+}

@@ -1,0 +1,117 @@
+//! Linear maps: weights packed once for the products of this machine, with their biases.
+
+use std::borrow::Cow;
+
+use half::{bf16, f16};
+use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Threads, product};
+
+use crate::error::{Result, TeacherError};
+
+pub(crate) use stillhouse_cpu::Scratch;
+
+/// How a weight lies in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// `[outputs, inputs]`, as PyTorch's `nn.Linear` stores it.
+    Outputs,
+    /// `[inputs, outputs]`, as GPT-2's `Conv1D` does.
+    Inputs,
+}
+
+/// `end(x · weightᵀ + bias)`.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    /// Width of what comes out, and of what goes in.
+    shape: [usize; 2],
+    /// None where only headers were read.
+    weight: Option<Packed>,
+    bias: Option<Vec<f32>>,
+    end: Epilogue,
+}
+
+impl Linear {
+    /// `weight` is `[outputs, inputs]`, or `[inputs, outputs]` as [`Stored`] says.
+    pub(crate) fn new(
+        weight: &[f32],
+        [outputs, inputs]: [usize; 2],
+        stored: Stored,
+        bias: Option<Vec<f32>>,
+        arithmetic: Arithmetic,
+    ) -> Result<Self> {
+        let (weight, arithmetic) = computable(weight, arithmetic);
+        let layout = match stored {
+            Stored::Outputs => Layout::Outputs { stride: inputs },
+            Stored::Inputs => Layout::Inputs { stride: outputs },
+        };
+        let weight = Packed::new(&weight, outputs, inputs, layout, arithmetic)?;
+        Ok(Self { shape: [outputs, inputs], weight: Some(weight), bias, end: Epilogue::Store })
+    }
+
+    /// `silu(x · gateᵀ) ⊙ (x · upᵀ)` of gate `[width, inputs]` with up under it.
+    pub(crate) fn gated(
+        gate_up: &[f32],
+        [width, inputs]: [usize; 2],
+        bias: Option<Vec<f32>>,
+        arithmetic: Arithmetic,
+    ) -> Result<Self> {
+        let (gate_up, arithmetic) = computable(gate_up, arithmetic);
+        let (gate, up) = gate_up.split_at(gate_up.len() / 2);
+        let weight = Packed::gate_up(gate, up, width, inputs, Layout::Outputs { stride: inputs }, arithmetic)?;
+        Ok(Self { shape: [width, inputs], weight: Some(weight), bias, end: Epilogue::SwiGlu })
+    }
+
+    /// The place of a weight that is not read.
+    pub(crate) fn unread(shape: [usize; 2]) -> Self {
+        Self { shape, weight: None, bias: None, end: Epilogue::Store }
+    }
+
+    /// With GELU (the tanh approximation) at its end.
+    pub(crate) fn with_gelu(self) -> Self {
+        Self { end: Epilogue::Gelu, ..self }
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
+        self.shape[0]
+    }
+
+    pub(crate) fn inputs(&self) -> usize {
+        self.shape[1]
+    }
+
+    /// Into `out`, on the calling thread.
+    pub(crate) fn forward(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
+        self.run(x, out, self.end, Threads::One, scratch)
+    }
+
+    /// `out += x · weightᵀ + bias`, on the calling thread.
+    pub(crate) fn add(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
+        self.run(x, out, Epilogue::Add, Threads::One, scratch)
+    }
+
+    /// Into `out`, on all threads of the pool.
+    pub(crate) fn forward_in_pool(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
+        self.run(x, out, self.end, Threads::Pool, scratch)
+    }
+
+    fn run(&self, x: &[f32], out: &mut [f32], end: Epilogue, threads: Threads, scratch: &mut Scratch) -> Result<()> {
+        let [outputs, inputs] = self.shape;
+        let Some(weight) = &self.weight else {
+            let (got, valid) = ("headers only".into(), "weights that were read".into());
+            return Err(TeacherError::Input { what: "weights of a product", got, valid });
+        };
+        let rows = x.len() / inputs;
+        let x = Rows { data: x, rows, stride: inputs };
+        let out = RowsMut { data: out, rows, stride: outputs };
+        Ok(product(x, weight, self.bias.as_deref(), end, out, threads, scratch)?)
+    }
+}
+
+/// A weight as this machine's products take it: where it has none of a type, the weight is rounded to that and the products are f32.
+fn computable(weight: &[f32], arithmetic: Arithmetic) -> (Cow<'_, [f32]>, Arithmetic) {
+    let rounded = |round: &dyn Fn(f32) -> f32| weight.iter().map(|w| round(*w)).collect();
+    match (arithmetic, arithmetic.available()) {
+        (Arithmetic::F16, false) => (rounded(&|w| f16::from_f32(w).to_f32()), Arithmetic::F32),
+        (Arithmetic::Bf16, false) => (rounded(&|w| bf16::from_f32(w).to_f32()), Arithmetic::F32),
+        _ => (Cow::Borrowed(weight), arithmetic),
+    }
+}

@@ -1,0 +1,433 @@
+//! The forward pass of decoders on a CPU: one net for every family, which differ in what their files put into it.
+//!
+//! ```text
+//!   tokens ─► embedding ─► x ─┬─► before_attention ─► qkv ─► rotation ─► attention ─► out ─► after_attention ─► x += ─┐
+//!                             │   ┌──────────────────────────────────────────────────────────────────────────────┘
+//!                             │   └─► before_mlp ─► up ─► activation ─► down ─► after_mlp ─► x += ─► … layers … ─► last ─► states
+//!                             └─ a parallel layer's mlp sees x as it was before attention
+//! ```
+//!
+//! Runs of tokens lie back to back, positions count from 0 in each. A task takes some rows through a whole layer: attention over keys that
+//! are there, everything behind it, and the next layer's q, k and v into a second buffer; so threads join once per layer. A row is computed
+//! alone in every product and every norm, so that neither threads nor the other rows of a batch change a bit of it.
+//!
+//! Activations and sums are f32, the products what [`Arithmetic`] says. Nothing is allocated once the buffers are as large as a batch
+//! needs. Cost per token and layer: 2 flops per weight, and 4 · heads · D per key that is seen.
+
+mod attention;
+mod kernels;
+mod linear;
+mod loader;
+mod rope;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+pub(crate) use attention::{Attention, HeadNorms};
+pub(crate) use kernels::soft_cap;
+pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
+pub(crate) use loader::{Bias, Loader};
+pub(crate) use rope::{Rope, RopeFields, Tables};
+pub(crate) use stillhouse_cpu::{Arithmetic, level};
+
+use crate::contract::Runs;
+use crate::error::Result;
+use attention::{BLOCK, Run};
+
+/// Rows of a task: enough for a product to make good use of a weight that it has fetched.
+const TASK_ROWS: usize = 128;
+/// Tokens that go through the net together, in whole runs: what is there of them is 4·(H + 2·(heads + 2·kv_heads)·D) bytes each.
+const PASS_TOKENS: usize = 4096;
+/// Tasks per thread, where there are many threads.
+const TASKS_PER_THREAD: usize = 2;
+
+/// A norm before or after a part of a layer.
+#[derive(Debug)]
+pub(crate) enum Norm {
+    /// Root mean square.
+    Rms { weight: Vec<f32>, eps: f32 },
+    /// Mean and standard deviation.
+    Layer { weight: Vec<f32>, bias: Vec<f32>, eps: f32 },
+}
+
+impl Norm {
+    fn apply(&self, x: &[f32], out: &mut [f32]) {
+        match self {
+            Self::Rms { weight, eps } => kernels::rms_norm(x, weight, *eps, out),
+            Self::Layer { weight, bias, eps } => kernels::layer_norm(x, weight, bias, *eps, out),
+        }
+    }
+}
+
+/// What stands between the two products of a feed-forward part; the first two are made at the end of the first product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// `silu(gate) ⊙ up`.
+    SwiGlu,
+    /// GELU with the tanh approximation.
+    GeluTanh,
+    /// `gelu(gate) ⊙ up`, with the tanh approximation.
+    GeGlu,
+    /// GELU.
+    Gelu,
+}
+
+/// A feed-forward part.
+#[derive(Debug)]
+pub(crate) struct Mlp {
+    /// Makes I of H; 2I, gate ‖ up, for [`Activation::GeGlu`].
+    pub up: Linear,
+    pub activation: Activation,
+    pub down: Linear,
+}
+
+/// A layer; norms that a family does not have are left out.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub before_attention: Option<Norm>,
+    /// q ‖ k ‖ v.
+    pub qkv: Linear,
+    pub attention: Attention,
+    pub out: Linear,
+    pub after_attention: Option<Norm>,
+    pub before_mlp: Option<Norm>,
+    pub mlp: Mlp,
+    pub after_mlp: Option<Norm>,
+    /// The feed-forward part sees what attention sees.
+    pub parallel: bool,
+}
+
+/// The first step: `tokens[token] · scale + positions[position]`.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    /// `[V, H]`.
+    pub tokens: Vec<f32>,
+    pub scale: f32,
+    /// `[positions, H]`.
+    pub positions: Option<Vec<f32>>,
+}
+
+/// The last step: `soft_cap(states · weightᵀ)`.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub weight: Linear,
+    pub soft_cap: Option<f32>,
+}
+
+/// A decoder.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub width: usize,
+    pub embedding: Embedding,
+    /// Rotations; layers name theirs by number.
+    pub ropes: Vec<Rope>,
+    pub layers: Vec<Layer>,
+    pub last: Norm,
+    pub head: Head,
+}
+
+/// What a pass works in, kept from one to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    x: Vec<f32>,
+    qkv: [Vec<f32>; 2],
+    tasks: Vec<Task>,
+    runs: Vec<Run>,
+    /// By rotation: of usual sequences, and of long ones.
+    angles: Vec<[Tables; 2]>,
+    /// One per task at work.
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+/// What a task works in.
+#[derive(Debug, Default)]
+struct Scratch {
+    n: Vec<f32>,
+    a: Vec<f32>,
+    y: Vec<f32>,
+    up: Vec<f32>,
+    inner: Vec<f32>,
+    attention: attention::Scratch,
+    product: linear::Scratch,
+}
+
+/// Some rows of a pass, with the pieces of runs that they are.
+#[derive(Debug, Clone, Default)]
+struct Task {
+    rows: Range<usize>,
+    /// Numbers of the runs that they belong to.
+    runs: Range<usize>,
+}
+
+impl Net {
+    /// The final, normalised states `[tokens, H]` of runs.
+    pub(crate) fn states(&self, runs: &Runs, work: &mut Workspace, out: &mut [f32]) -> Result<()> {
+        let threads = rayon::current_num_threads();
+        let at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * TASK_ROWS);
+        let (offsets, mut first) = (runs.offsets(), 0);
+        while first + 1 < offsets.len() {
+            let begin = offsets[first] as usize;
+            let fits = offsets[first + 1..].iter().take_while(|end| **end as usize - begin <= at_once).count();
+            let last = first + fits.max(1);
+            let rows = begin..offsets[last] as usize;
+            if !rows.is_empty() {
+                let tokens = &runs.tokens()[rows.clone()];
+                let out = &mut out[rows.start * self.width..rows.end * self.width];
+                self.pass(tokens, &offsets[first..=last], work, out)?;
+            }
+            first = last;
+        }
+        Ok(())
+    }
+
+    /// The same for runs that go through the net together; `offsets` begin anywhere.
+    fn pass(&self, tokens: &[u32], offsets: &[u32], work: &mut Workspace, out: &mut [f32]) -> Result<()> {
+        work.divide(offsets);
+        self.angles(work);
+        let (width, qkv_width) = (self.width, self.layers.first().map_or(0, |layer| layer.qkv.outputs()));
+        let Workspace { x, qkv, tasks, runs, angles, scratch } = work;
+        x.resize(tokens.len() * width, 0.0);
+        qkv.iter_mut().for_each(|qkv| qkv.resize(tokens.len() * qkv_width, 0.0));
+        let [mut qkv, mut next] = qkv.each_mut().map(Vec::as_mut_slice);
+        let at = At { net: self, angles, runs, scratch };
+
+        let rows = split(tasks, x, width).zip(split(tasks, next, qkv_width));
+        rows.collect::<Vec<_>>().into_par_iter().zip(&*tasks).try_for_each(|((x, qkv), task)| {
+            self.embed(&tokens[task.rows.clone()], task, runs, x);
+            match self.layers.first() {
+                Some(layer) => at.project(layer, task, x, qkv),
+                None => Ok(()),
+            }
+        })?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            (qkv, next) = (next, qkv);
+            let (all, following) = (&*qkv, self.layers.get(i + 1));
+            let rows = split(tasks, x, width).zip(split(tasks, next, qkv_width));
+            rows.collect::<Vec<_>>().into_par_iter().zip(&*tasks).try_for_each(|((x, next), task)| {
+                at.layer(layer, task, all, x)?;
+                following.map_or(Ok(()), |following| at.project(following, task, x, next))
+            })?;
+        }
+        let rows = split(tasks, x, width).zip(split(tasks, out, width));
+        rows.collect::<Vec<_>>().into_par_iter().for_each(|(x, out)| self.last.apply(x, out));
+        Ok(())
+    }
+
+    fn embed(&self, tokens: &[u32], task: &Task, runs: &[Run], x: &mut [f32]) {
+        let Embedding { tokens: table, scale, positions } = &self.embedding;
+        for (token, x) in tokens.iter().zip(x.chunks_exact_mut(self.width)) {
+            let row = &table[*token as usize * self.width..][..self.width];
+            x.iter_mut().zip(row).for_each(|(x, e)| *x = e * scale);
+        }
+        if let Some(table) = positions {
+            let of_rows = task.runs.clone().flat_map(|run| runs[run].positions_of(&task.rows));
+            for (position, x) in of_rows.zip(x.chunks_exact_mut(self.width)) {
+                kernels::add(x, &table[position * self.width..][..self.width]);
+            }
+        }
+    }
+
+    /// Makes the tables of angles reach as far as the runs do.
+    fn angles(&self, work: &mut Workspace) {
+        work.angles.resize_with(self.ropes.len(), Default::default);
+        for (rope, tables) in self.ropes.iter().zip(&mut work.angles) {
+            for run in &work.runs {
+                let long = rope.is_long(run.length);
+                rope.extend(&mut tables[usize::from(long)], long, run.length);
+            }
+        }
+    }
+}
+
+/// What every task of a pass sees.
+struct At<'a> {
+    net: &'a Net,
+    angles: &'a [[Tables; 2]],
+    runs: &'a [Run],
+    scratch: &'a Mutex<Vec<Scratch>>,
+}
+
+impl At<'_> {
+    /// q, k and v of some rows, rotated.
+    fn project(&self, layer: &Layer, task: &Task, x: &[f32], qkv: &mut [f32]) -> Result<()> {
+        self.with_scratch(|scratch| {
+            let Scratch { n, product, .. } = scratch;
+            let n = normed(layer.before_attention.as_ref(), x, n);
+            layer.qkv.forward(n, qkv, product)?;
+            let width = layer.qkv.outputs();
+            layer.attention.norm_heads(qkv, width);
+            let Some(number) = layer.attention.rope else { return Ok(()) };
+            let rope = &self.net.ropes[number];
+            let mut rows = qkv.chunks_exact_mut(width);
+            for run in &self.runs[task.runs.clone()] {
+                let Tables { cos, sin } = &self.angles[number][usize::from(rope.is_long(run.length))];
+                let half = rope.rotated() / 2;
+                for (position, row) in run.positions_of(&task.rows).zip(&mut rows) {
+                    let angles = position * half..(position + 1) * half;
+                    layer.attention.rotate(row, &cos[angles.clone()], &sin[angles]);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// What a layer adds to some rows of x, given q, k and v of all rows.
+    fn layer(&self, layer: &Layer, task: &Task, qkv: &[f32], x: &mut [f32]) -> Result<()> {
+        self.with_scratch(|scratch| {
+            let Scratch { n, a, y, up, inner, attention, product } = scratch;
+            let rows = task.rows.len();
+            a.resize(rows * layer.attention.width(), 0.0);
+            let mut done = 0;
+            for run in &self.runs[task.runs.clone()] {
+                let queries = run.positions_of(&task.rows);
+                let part = done..done + queries.len();
+                done = part.end;
+                layer.attention.forward(qkv, run, queries, part, a, attention)?;
+            }
+            if layer.parallel {
+                // what attention adds waits until the other half has seen x
+                y.resize(x.len(), 0.0);
+                layer.out.forward(a, y, product)?;
+                feed_forward(layer, x, [n, up, inner], product, |mlp, inner, x, product| {
+                    kernels::add(x, y);
+                    mlp.down.add(inner, x, product)
+                })
+            } else {
+                add_normed(&layer.out, layer.after_attention.as_ref(), a, x, [n, y], product)?;
+                feed_forward(layer, x, [n, up, inner], product, |mlp, inner, x, product| {
+                    add_normed(&mlp.down, layer.after_mlp.as_ref(), inner, x, [a, y], product)
+                })
+            }
+        })
+    }
+
+    fn with_scratch<T>(&self, work: impl FnOnce(&mut Scratch) -> Result<T>) -> Result<T> {
+        let lock = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock().pop().unwrap_or_default();
+        let done = work(&mut scratch);
+        lock().push(scratch);
+        done
+    }
+}
+
+/// x, or the norm of it.
+fn normed<'a>(norm: Option<&Norm>, x: &'a [f32], n: &'a mut Vec<f32>) -> &'a [f32] {
+    match norm {
+        None => x,
+        Some(norm) => {
+            n.resize(x.len(), 0.0);
+            norm.apply(x, n);
+            n
+        }
+    }
+}
+
+/// `x += norm(linear(from))`.
+fn add_normed(
+    linear: &Linear,
+    norm: Option<&Norm>,
+    from: &[f32],
+    x: &mut [f32],
+    [n, y]: [&mut Vec<f32>; 2],
+    product: &mut linear::Scratch,
+) -> Result<()> {
+    let Some(norm) = norm else { return linear.add(from, x, product) };
+    y.resize(x.len(), 0.0);
+    n.resize(x.len(), 0.0);
+    linear.forward(from, y, product)?;
+    norm.apply(y, n);
+    kernels::add(x, n);
+    Ok(())
+}
+
+/// The feed-forward part up to its last product, which `end` makes.
+fn feed_forward(
+    layer: &Layer,
+    x: &mut [f32],
+    [n, up, inner]: [&mut Vec<f32>; 3],
+    product: &mut linear::Scratch,
+    end: impl FnOnce(&Mlp, &[f32], &mut [f32], &mut linear::Scratch) -> Result<()>,
+) -> Result<()> {
+    let mlp = &layer.mlp;
+    let (rows, width) = (x.len() / mlp.down.outputs(), mlp.down.inputs());
+    up.resize(rows * mlp.up.outputs(), 0.0);
+    mlp.up.forward(normed(layer.before_mlp.as_ref(), x, n), up, product)?;
+    let inner = match mlp.activation {
+        Activation::SwiGlu | Activation::GeluTanh => up,
+        Activation::GeGlu => {
+            inner.resize(rows * width, 0.0);
+            kernels::geglu(up, inner, width);
+            inner
+        }
+        Activation::Gelu => {
+            kernels::gelu(up);
+            up
+        }
+    };
+    end(mlp, inner, x, product)
+}
+
+impl Workspace {
+    /// Divides runs into tasks: several where they are short, parts of one where they are long, cut where attention's blocks end. So what a
+    /// row is computed with follows from its run alone.
+    fn divide(&mut self, offsets: &[u32]) {
+        let Self { runs, tasks, .. } = self;
+        let base = offsets.first().copied().unwrap_or(0);
+        runs.clear();
+        tasks.clear();
+        for ends in offsets.windows(2) {
+            let run = Run { first: (ends[0] - base) as usize, length: (ends[1] - ends[0]) as usize };
+            let number = runs.len();
+            runs.push(run);
+            let mut done = 0;
+            while done < run.length {
+                let (left, at) = (run.length - done, run.first + done);
+                let room = tasks.last().map_or(0, |task| TASK_ROWS - task.rows.len());
+                let rows = if left <= room { left } else { room / BLOCK * BLOCK };
+                match tasks.last_mut() {
+                    Some(task) if rows > 0 => (task.rows.end, task.runs.end) = (at + rows, number + 1),
+                    _ => tasks.push(Task { rows: at..at, runs: number..number + 1 }),
+                }
+                done += rows;
+            }
+        }
+    }
+}
+
+/// The rows of each task.
+fn split<'a>(tasks: &'a [Task], mut rows: &'a mut [f32], width: usize) -> impl Iterator<Item = &'a mut [f32]> {
+    tasks.iter().map(move |task| {
+        let (part, rest) = std::mem::take(&mut rows).split_at_mut(task.rows.len() * width);
+        rows = rest;
+        part
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_are_all_rows_in_order_and_know_their_runs() {
+        let mut work = Workspace::default();
+        for lengths in [&[5][..], &[0, 3, 0, 0, 2], &[300], &[100, 28, 1, 127, 500, 0, 4], &[128, 128], &[1; 300]] {
+            let mut offsets = vec![7u32];
+            lengths.iter().for_each(|length| offsets.push(offsets.last().unwrap() + length));
+            work.divide(&offsets);
+            let all: Vec<usize> = work.tasks.iter().flat_map(|task| task.rows.clone()).collect();
+            assert_eq!(all, (0..lengths.iter().sum::<u32>() as usize).collect::<Vec<_>>(), "{lengths:?}");
+            let positions = work.tasks.iter().flat_map(|task| {
+                let rows = task.rows.clone();
+                let runs = &work.runs;
+                task.runs.clone().flat_map(move |run| runs[run].positions_of(&rows))
+            });
+            let want = lengths.iter().flat_map(|length| 0..*length as usize);
+            assert_eq!(positions.collect::<Vec<_>>(), want.collect::<Vec<_>>(), "{lengths:?}");
+            assert!(work.tasks.iter().all(|task| (1..=TASK_ROWS).contains(&task.rows.len())), "{lengths:?}");
+            let cut = |task: &Task, run: &Run| run.positions_of(&task.rows).start % BLOCK == 0;
+            assert!(work.tasks.iter().all(|task| work.runs[task.runs.clone()].iter().all(|run| cut(task, run))));
+        }
+    }
+}
