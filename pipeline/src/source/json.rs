@@ -2,7 +2,7 @@
 //!
 //! The object is parsed as a stream, so the text, and whatever else the line holds, may be of any length; a key may
 //! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
-//! 128 levels of nesting pass. `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
+//! 128 levels of nesting pass. A line that is whole in the buffer and good is read in a faster way ([`super::json_line`]). `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
 
 use std::io::{self, Read};
 
@@ -12,6 +12,7 @@ use struson::reader::{
 
 use super::decode::Cursor;
 use super::error::reason;
+use super::json_line;
 use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
 
@@ -64,6 +65,21 @@ pub(crate) struct JsonRecords {
 impl JsonRecords {
     pub fn new(cursor: Cursor, key: &str) -> Self {
         Self { cursor, key: key.into(), buffer: vec![0; 16 << 10] }
+    }
+
+    /// Reads the line, where it is whole in the buffer and good; else nothing of it is passed. No key of a line that is no longer
+    /// than the longest key is too long.
+    fn read_fast(&mut self, text: &mut Spool) -> Result<bool, Fault> {
+        let available = self.cursor.fill()?;
+        let window = &available[..available.len().min(LARGEST_KEY as usize)];
+        let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
+        if !json_line::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
+            text.clear().map_err(Fault::Spool)?;
+            return Ok(false);
+        }
+        self.cursor.consume(end + 1);
+        self.cursor.newlines += 1;
+        Ok(true)
     }
 }
 
@@ -253,6 +269,9 @@ impl Records for JsonRecords {
     }
 
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        if self.read_fast(text)? {
+            return Ok(Ok(()));
+        }
         let newlines = self.cursor.newlines;
         let mut line = Line { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
         let outcome = Search { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);

@@ -42,6 +42,7 @@ mod holdout;
 mod inflate;
 mod ipc;
 mod json;
+mod json_line;
 mod lines;
 mod list;
 mod parquet_rows;

@@ -8,6 +8,7 @@ mod content;
 mod errors;
 mod fuzz;
 mod holdouts;
+mod json_both;
 mod large;
 mod paths;
 mod plans;
