@@ -39,6 +39,8 @@ pub struct Plan {
     pub output: Standing,
     /// Operators, in order.
     pub operators: Vec<String>,
+    /// Which way text becomes ids: the pattern that has a fast path, or why there is none.
+    pub tokenizer: String,
     /// Input files.
     pub files: usize,
     /// Bytes of the input files as they are stored.
@@ -139,6 +141,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         job_hash: hash.hash.clone(),
         output,
         operators: prepared.operators.iter().map(|o| o.name().to_owned()).collect(),
+        tokenizer: prepared.vocabulary.way(),
         files: prepared.files.len(),
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),
         physical_plan: displayable(physical.as_ref()).indent(false).to_string(),

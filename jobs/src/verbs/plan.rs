@@ -150,6 +150,7 @@ fn render(plan: &Plan, view: View) -> Page {
         "input",
         format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
     );
+    fact("tokenizer", plan.tokenizer.clone());
     fact("output", standing(&plan.output, plan.splits.len()));
     for (name, value) in &plan.environment {
         let name = if name == "~" { name.clone() } else { format!("${{{name}}}") };
@@ -283,6 +284,7 @@ mod tests {
             job_hash: "0123456789abcdef0123".into(),
             output: Standing { place: "out/demo".into(), found: Standings::Nothing, splits_done: 0 },
             operators: ["clean", "tokenize", "pack", "extract"].map(String::from).to_vec(),
+            tokenizer: "GPT-2 pattern, byte-level BPE (fast)".into(),
             files: 1,
             input_bytes: 12_345_678,
             physical_plan: "ShardSinkExec: shards=2\n  SplitsExec: splits=2".into(),
@@ -298,11 +300,12 @@ mod tests {
     fn a_long_plan_shows_both_ends() {
         insta::assert_snapshot!(render(&plan(42), VIEW).render(false), @r"
         demo  job 0123456789ab
-          path      read → clean → tokenize → pack → extract → shard
-          input     1 file, 12.3 MB as stored
-          output    out/demo
-          splits    42 (train 41, validation 1); a split becomes one shard
-          estimate  about 2,939,447 tokens, 26.9 MB (9.1 bytes per token)
+          path       read → clean → tokenize → pack → extract → shard
+          input      1 file, 12.3 MB as stored
+          tokenizer  GPT-2 pattern, byte-level BPE (fast)
+          output     out/demo
+          splits     42 (train 41, validation 1); a split becomes one shard
+          estimate   about 2,939,447 tokens, 26.9 MB (9.1 bytes per token)
 
           split  data set      size  range                        file
               0  train       1.0 MB  bytes 0–1,000,000            corpus/prose\u{1b}[2J.jsonl
@@ -325,6 +328,7 @@ mod tests {
         demo  job 0123456789ab
           path       read → clean → tokenize → pack → extract → shard
           input      1 file, 12.3 MB as stored
+          tokenizer  GPT-2 pattern, byte-level BPE (fast)
           output     out/demo
           ${CORPUS}  /data/owt
           ~          /home/ann

@@ -160,7 +160,7 @@ fn encode_all(vocabulary: &Vocabulary, tasks: &[Task<'_>]) -> Result<(Vec<u32>, 
             lengths.push(ids.len() - first);
             Ok((ids, lengths))
         })
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<_, OperatorError>>()?;
     if let [_] = runs.as_slice() {
         return Ok(runs.swap_remove(0));
     }

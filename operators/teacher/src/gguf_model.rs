@@ -158,7 +158,12 @@ impl Gguf {
     }
 
     /// What only some families have.
-    fn of_family(&self, config: &TeacherConfig, [heads, head_dim]: [usize; 2], json: &mut Map<String, Value>) -> Result<()> {
+    fn of_family(
+        &self,
+        config: &TeacherConfig,
+        [heads, head_dim]: [usize; 2],
+        json: &mut Map<String, Value>,
+    ) -> Result<()> {
         let family = config.architecture;
         let window = self.number(&self.key("attention.sliding_window")).filter(|window| *window > 0);
         let mut put = |key: &str, value: Value| json.insert(key.into(), value);

@@ -109,12 +109,7 @@ pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(C
 }
 
 /// The net of a configuration with the weights that it asked for; every one of the files' tensors is used.
-pub(crate) fn build(
-    path: &Path,
-    config: &TeacherConfig,
-    arithmetic: Arithmetic,
-    read: Read,
-) -> Result<(Net, Weights)> {
+pub(crate) fn build(path: &Path, config: &TeacherConfig, arithmetic: Arithmetic, read: Read) -> Result<(Net, Weights)> {
     let (json, weights) = open(path, config, read)?;
     let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
     weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name))?;

@@ -26,24 +26,12 @@ fn last((rows, columns): (usize, usize), strides: (usize, usize)) -> Option<usiz
 }
 
 /// `dst = scale · a · b`, with the rows of dst `stride` apart (at least as many as it has columns).
-pub(crate) fn product(
-    dst: &mut [f32],
-    stride: usize,
-    scale: f32,
-    a: &Matrix<'_>,
-    b: &Matrix<'_>,
-) -> Result<()> {
+pub(crate) fn product(dst: &mut [f32], stride: usize, scale: f32, a: &Matrix<'_>, b: &Matrix<'_>) -> Result<()> {
     let ((rows, inner), (inner_b, columns)) = (a.shape, b.shape);
     let dst_fits = last((rows, columns), (stride, 1)).is_some_and(|last| last < dst.len()) && stride >= columns;
     if inner != inner_b || !a.fits() || !b.fits() || !dst_fits {
-        let got = format!(
-            "{:?} and {:?} in {}, {} and {} floats",
-            a.shape,
-            b.shape,
-            a.data.len(),
-            b.data.len(),
-            dst.len()
-        );
+        let got =
+            format!("{:?} and {:?} in {}, {} and {} floats", a.shape, b.shape, a.data.len(), b.data.len(), dst.len());
         return Err(TeacherError::Input { what: "shapes of a product", got, valid: "that fit their memory".into() });
     }
     // SAFETY: the largest index that shape and strides lead to lies inside each slice (checked above), the elements

@@ -152,10 +152,7 @@ impl Decoder {
         let names = ["lm_head.weight", "embed_tokens.weight"];
         Ok(Net {
             width,
-            head: Head {
-                weight: loader.head(self.tied, names, &tokens, [vocab, width])?,
-                soft_cap: self.logit_cap,
-            },
+            head: Head { weight: loader.head(self.tied, names, &tokens, [vocab, width])?, soft_cap: self.logit_cap },
             embedding: Embedding { tokens, scale: self.embedding_scale, positions: None },
             layers,
             last: loader.rms_norm("norm", width, self.eps, self.norm_offset)?,
@@ -175,11 +172,8 @@ impl Decoder {
                 false => names.iter().map(|(name, rows)| (at(name), *rows)).collect(),
             }
         };
-        let qkv = parts("self_attn.qkv_proj", &[
-            ("self_attn.q_proj", q),
-            ("self_attn.k_proj", kv),
-            ("self_attn.v_proj", kv),
-        ]);
+        let qkv =
+            parts("self_attn.qkv_proj", &[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)]);
         let gate_up = parts("mlp.gate_up_proj", &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)]);
         let down = |name: &str, from: usize, bias: bool| loader.linear(&[(at(name), width)], from, Bias::from(bias));
         let Positions { window, rope } = self.positions[i];

@@ -8,8 +8,7 @@ use crate::error::Result;
 use crate::net::{Activation, Loader, Net, RopeFields};
 
 pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
-    let mut decoder =
-        Decoder::read(config, &Defaults { kv_heads: None, head_dim: None, eps: 1e-5, tied: false })?;
+    let mut decoder = Decoder::read(config, &Defaults { kv_heads: None, head_dim: None, eps: 1e-5, tied: false })?;
     config.only("clip_qkv", &[])?;
     decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
     decoder.qkv_bias = config.flag_or("attention_bias", false)?;

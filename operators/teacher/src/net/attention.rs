@@ -207,9 +207,13 @@ mod tests {
     #[test]
     fn blocks_windows_caps_and_groups_are_attention() {
         let run = Run { first: 3, length: 200 };
-        for (heads, kv_heads, window, soft_cap) in
-            [(4, 2, None, None), (4, 2, Some(50), None), (6, 2, Some(1), Some(2.0)), (2, 2, Some(64), Some(5.0)), (3, 1, Some(500), None)]
-        {
+        for (heads, kv_heads, window, soft_cap) in [
+            (4, 2, None, None),
+            (4, 2, Some(50), None),
+            (6, 2, Some(1), Some(2.0)),
+            (2, 2, Some(64), Some(5.0)),
+            (3, 1, Some(500), None),
+        ] {
             let attention =
                 Attention { heads, kv_heads, head_dim: 8, scale: 0.4, soft_cap, window, ..Attention::default() };
             let width = attention.qkv_width();

@@ -63,7 +63,12 @@ impl Loader<'_> {
     }
 
     /// Weights of one input one under the other, their biases, and how many outputs they are.
-    fn stacked(&self, parts: &[(String, usize)], inputs: usize, bias: Bias) -> Result<(Vec<f32>, Option<Vec<f32>>, usize)> {
+    fn stacked(
+        &self,
+        parts: &[(String, usize)],
+        inputs: usize,
+        bias: Bias,
+    ) -> Result<(Vec<f32>, Option<Vec<f32>>, usize)> {
         let (mut weight, mut biases, mut outputs) = (Vec::new(), Vec::new(), 0);
         for (name, rows) in parts {
             let part = self.matrix(&format!("{name}.weight"), [*rows, inputs])?;
