@@ -1,6 +1,8 @@
 //! Products at the sizes of SmolLM2-135M, GPT-2 and a model with 64 channels, on one thread and on rayon's pool:
 //! criterion's throughput counts floating-point operations (so Gelem/s is GFLOP/s), beside the machine's measured peak.
 
+#![allow(missing_docs, clippy::unwrap_used)]
+
 mod peak;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

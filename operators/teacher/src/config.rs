@@ -34,7 +34,9 @@ pub enum Architecture {
     Phi3,
 }
 
-pub(crate) const SUPPORTED: &str = "gpt2, llama, mistral, smollm3, qwen2, qwen3, gemma2, gemma3_text, gpt_neox, olmo2, phi3; in a .gguf file: gpt2, llama, smollm3, qwen2, qwen3, gemma2, gemma3, gptneox, olmo2, phi3";
+pub(crate) const SUPPORTED: &str =
+    "gpt2, llama, mistral, smollm3, qwen2, qwen3, gemma2, gemma3_text, gpt_neox, olmo2, phi3";
+pub(crate) const SUPPORTED_IN_GGUF: &str = "gpt2, llama, smollm3, qwen2, qwen3, gemma2, gemma3, gptneox, olmo2, phi3";
 
 impl Architecture {
     /// All of them.

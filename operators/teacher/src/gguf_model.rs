@@ -18,7 +18,7 @@ use candle_core::Tensor;
 use candle_core::quantized::gguf_file::Value as Metadata;
 use serde_json::{Map, Value, json};
 
-use crate::config::{Architecture, ConfigFile, SUPPORTED, TeacherConfig};
+use crate::config::{Architecture, ConfigFile, SUPPORTED_IN_GGUF, TeacherConfig};
 use crate::error::Result;
 use crate::gguf::Gguf;
 
@@ -38,7 +38,7 @@ impl Gguf {
             Some("gptneox") => Architecture::GptNeoX,
             Some("olmo2") => Architecture::Olmo2,
             Some("phi3") => Architecture::Phi3,
-            _ => return Err(self.invalid("general.architecture", SUPPORTED)),
+            _ => return Err(self.invalid("general.architecture", SUPPORTED_IN_GGUF)),
         };
         Ok(known)
     }

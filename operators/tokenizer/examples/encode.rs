@@ -2,6 +2,8 @@
 //!
 //! `encode TOKENIZER.json TEXT [TIMES] [check]`; with `check`, the ids are compared with those of `tokenizers`, which is timed as well.
 
+#![allow(missing_docs, clippy::unwrap_used)]
+
 use std::time::Instant;
 
 use stillhouse_tokenizer::{FastTokenizer, Scratch};

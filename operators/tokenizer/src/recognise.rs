@@ -95,7 +95,7 @@ fn known_normalizer(normalizer: Option<&NormalizerWrapper>) -> Result<Normalizer
 
 /// The way to words, and whether a space is put before a text without one.
 fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bool), NotFast> {
-    let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), |known| shown(known)));
+    let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), shown));
     let parts = match pre_tokenizer {
         Some(PreTokenizerWrapper::Sequence(all)) => all.as_ref(),
         Some(one) => std::slice::from_ref(one),

@@ -1,5 +1,7 @@
 //! Ids against `tokenizers` itself: GPT-2 and BERT as they are, and vocabularies trained on prose behind the other patterns.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::LazyLock;

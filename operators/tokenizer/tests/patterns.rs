@@ -5,6 +5,8 @@
 //! for each class, and `every_code_point` (with the comparison of all classes in `classes.rs`) shows that the scanner treats the others
 //! like it.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::HashMap;
 use std::sync::LazyLock;
 

@@ -426,7 +426,7 @@ mod tests {
             let want = lengths.iter().flat_map(|length| 0..*length as usize);
             assert_eq!(positions.collect::<Vec<_>>(), want.collect::<Vec<_>>(), "{lengths:?}");
             assert!(work.tasks.iter().all(|task| (1..=TASK_ROWS).contains(&task.rows.len())), "{lengths:?}");
-            let cut = |task: &Task, run: &Run| run.positions_of(&task.rows).start % BLOCK == 0;
+            let cut = |task: &Task, run: &Run| run.positions_of(&task.rows).start.is_multiple_of(BLOCK);
             assert!(work.tasks.iter().all(|task| work.runs[task.runs.clone()].iter().all(|run| cut(task, run))));
         }
     }

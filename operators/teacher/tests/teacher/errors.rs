@@ -44,7 +44,7 @@ fn what_is_not_supported_is_refused_with_what_is() {
     let other = edited("qwen3", r#""model_type": "qwen3""#, r#""model_type": "mamba""#);
     assert_all(
         &complaint(other.path()),
-        &["config.json", "model_type", "mamba", "gpt2, llama, mistral", "phi3; in a .gguf file: gpt2"],
+        &["config.json", "model_type", "mamba", "gpt2, llama, mistral", "olmo2, phi3"],
     );
     let rope = edited("llama-gqa", r#""rope_type": "default""#, r#""rope_type": "spiral""#);
     let valid = "default, linear, dynamic, llama3, yarn, longrope";

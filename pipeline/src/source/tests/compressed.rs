@@ -357,7 +357,8 @@ fn readers_by_hand() {
     let csv = ["text,n\n".to_owned(), texts.iter().map(|t| format!("\"{t}\",1\n")).collect::<String>().repeat(times)];
     let column = arrow::array::LargeStringArray::from_iter_values(texts.iter().cycle().take(texts.len() * times));
     let batch = RecordBatch::try_from_iter([("text", Arc::new(column) as arrow::array::ArrayRef)]).unwrap();
-    let cases: [(&str, &str, Box<dyn Fn() -> Vec<u8>>, u64); 8] = [
+    type Case<'a> = (&'a str, &'a str, Box<dyn Fn() -> Vec<u8> + 'a>, u64);
+    let cases: [Case<'_>; 8] = [
         ("jsonl", "jsonl", Box::new(|| all.clone()), u64::MAX),
         ("jsonl.gz", "jsonl", Box::new(|| at_level(&all, 6)), 64_000_000),
         ("jsonl.gz", "jsonl", Box::new(|| at_level(&all, 6)), 8_000_000),

@@ -6,6 +6,8 @@ use super::*;
 use crate::source::json_line;
 use crate::source::spool::Spool;
 
+const LONGEST_LINE: usize = 1 << 20;
+
 /// What the fast way makes of a line.
 fn fast(line: &[u8], name: &str) -> Option<String> {
     let mut spool = Spool::new(4000);
@@ -32,6 +34,10 @@ fn read(line: &[u8], name: &str, newline: bool) -> Got {
 fn both(line: &[u8], name: &str) {
     let slow = read(line, name, false);
     assert_eq!(read(line, name, true), slow, "{}", String::from_utf8_lossy(line));
+    // a longer line is never handed to it
+    if line.len() > LONGEST_LINE {
+        return;
+    }
     if let Some(text) = fast(line, name) {
         assert_eq!(slow.documents, [text], "{}", String::from_utf8_lossy(line));
     }
