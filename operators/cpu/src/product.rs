@@ -104,6 +104,8 @@ const BLOCK_BYTES: usize = 1 << 20;
 const GROUP_BYTES: usize = 1 << 16;
 /// Multiplications below which a task is not worth another thread.
 const TASK: usize = 2 << 20;
+/// Floats of the smallest vector; tiles are whole numbers of them, and so are the halves of a gated one.
+const LANES: usize = 8;
 /// Floats of the largest register tile.
 const TILE: usize = 1024;
 /// Lines of the tiles that a task keeps while it sums in parts.
@@ -280,7 +282,7 @@ impl Job<'_> {
 
     /// The block's rows times some of the panels.
     fn panels<K: Kernel>(&self, kernel: K, block: &Block, memory: &[Line], panels: Range<usize>) {
-        const { assert!(K::ROWS * K::OUTPUTS <= TILE && K::OUTPUTS.is_multiple_of(16)) };
+        const { assert!(K::ROWS * K::OUTPUTS <= TILE && K::OUTPUTS.is_multiple_of(2 * LANES)) };
         let (strips, scales) = memory.split_at(block.strips * block.strip);
         let mut space = [const { MaybeUninit::uninit() }; TILES];
         let tile = K::ROWS * K::OUTPUTS / 16;
@@ -366,13 +368,30 @@ impl Job<'_> {
             // rows and this panel.
             let out =
                 unsafe { std::slice::from_raw_parts_mut(self.out.add((first + i) * self.stride + columns.start), n) };
+            // whole vectors of the tile, padded lanes too: a loop over `n` would end in single floats
             match self.epilogue {
                 Epilogue::Store => copy(out, &values[..n]),
-                Epilogue::Add => out.iter_mut().zip(values).for_each(|(out, v)| *out += *v),
-                Epilogue::Gelu => out.iter_mut().zip(values).for_each(|(out, v)| *out = gelu(*v)),
+                Epilogue::Add => {
+                    let (lanes, rest) = out.as_chunks_mut::<LANES>();
+                    let (values, more) = values.as_chunks::<LANES>();
+                    for (out, v) in lanes.iter_mut().zip(values) {
+                        (0..LANES).for_each(|i| out[i] += v[i]);
+                    }
+                    let last = values.get(lanes.len()).map_or(more, |last| last.as_slice());
+                    rest.iter_mut().zip(last).for_each(|(out, v)| *out += *v);
+                }
+                Epilogue::Gelu => {
+                    for v in values.as_chunks_mut::<LANES>().0 {
+                        (0..LANES).for_each(|i| v[i] = gelu(v[i]));
+                    }
+                    copy(out, &values[..n]);
+                }
                 Epilogue::SwiGlu => {
-                    let (gate, up) = values.split_at(width);
-                    out.iter_mut().zip(gate.iter().zip(up)).for_each(|(out, (gate, up))| *out = silu(*gate) * *up);
+                    let (gate, up) = values.split_at_mut(width);
+                    for (gate, up) in gate.as_chunks_mut::<LANES>().0.iter_mut().zip(up.as_chunks::<LANES>().0) {
+                        (0..LANES).for_each(|i| gate[i] = silu(gate[i]) * up[i]);
+                    }
+                    copy(out, &gate[..n]);
                 }
             }
         }

@@ -21,7 +21,8 @@ fn exp(x: f32) -> f32 {
     // Cody and Waite: x = n ln 2 + r, e^x = 2^n e^r with a polynomial for |r| <= ln 2 / 2 (Cephes `expf`).
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.3, 88.0);
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
     let r = x - n * (355.0 / 512.0) + n * 2.121_944_4e-4;
     let mut p = 1.987_569_1e-4;
     p = p * r + 1.398_199_9e-3;
@@ -30,7 +31,8 @@ fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 5.0e-1;
     let p = p * r * r + r + 1.0;
-    f32::from_bits(((n as i32 + 127) << 23) as u32) * p
+    // the low bits of `shifted` are n, without a conversion, which would be one number at a time; NaN stays NaN by p
+    f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)) * p
 }
 
 /// tanh x, to about 1e-7.
