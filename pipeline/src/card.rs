@@ -94,6 +94,9 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
             teacher.arithmetic,
             teacher.device
         );
+        if let Some(cost) = &teacher.cost {
+            let _ = writeln!(text, "- What this arithmetic costs: {cost}");
+        }
     }
     if let Some(perplexity) = manifest.statistics.perplexity() {
         let _ = writeln!(text, "- Perplexity of the text under the teacher: {perplexity:.2}");

@@ -8,8 +8,8 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::{FORMAT_VERSION, SHAPE};
 use stillhouse_schemas::manifest::{
-    ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherRecord, TokenizerRecord,
-    Totals,
+    ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherArithmetic, TeacherRecord,
+    TokenizerRecord, Totals,
 };
 use stillhouse_teacher::TeacherInfo;
 
@@ -28,6 +28,7 @@ pub fn manifest(
     prepared: &Prepared,
     hash: &JobHash,
     teacher: Option<&TeacherInfo>,
+    arithmetic: Option<&TeacherArithmetic>,
     splits: Vec<SplitRecord>,
     shards: Vec<ShardRecord>,
 ) -> Result<Manifest> {
@@ -55,6 +56,8 @@ pub fn manifest(
             architecture: info.architecture.name().to_owned(),
             parameters: info.parameters,
             arithmetic: info.arithmetic.clone(),
+            dtype: arithmetic.map(|a| a.dtype),
+            cost: arithmetic.and_then(|a| a.cost),
             device: info.device.clone(),
             files: hash.teacher.clone(),
             bos_token_id: found.bos,

@@ -35,6 +35,7 @@ pub mod sample;
 pub mod shard;
 pub mod source;
 pub mod stall;
+pub(crate) mod teacher;
 pub mod verdict;
 pub mod verify;
 

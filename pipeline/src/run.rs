@@ -23,9 +23,8 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
-use stillhouse_schemas::spec::{Dtype, TeacherSpec};
-use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherError, TeacherInfo};
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
+use stillhouse_teacher::TeacherInfo;
 
 use crate::differs::differences;
 use crate::engine::device::DeviceQueue;
@@ -41,6 +40,7 @@ use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
 use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
+use crate::teacher::{self, JobInput, Loaded};
 use crate::verdict;
 
 /// How to run.
@@ -165,6 +165,7 @@ pub(crate) struct Planned {
     pub splits: Vec<SplitRecord>,
     files: Vec<source::InputFile>,
     skipped: BTreeMap<String, u64>,
+    record: PlanRecord,
 }
 
 /// The plan of a job, made or gone on with, and noted at the output.
@@ -183,7 +184,7 @@ pub(crate) async fn planned(
         }
         None => (prepared.files.clone(), BTreeMap::new()),
     };
-    let splits = match earlier {
+    let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
             let files = files.clone();
@@ -207,9 +208,10 @@ pub(crate) async fn planned(
         identity: hash.identity.clone(),
         files: hash.files.clone(),
         splits: splits.clone(),
+        teacher: earlier.and_then(|plan| plan.teacher),
     };
     output.begin(&record).await?;
-    Ok(Planned { splits, files, skipped })
+    Ok(Planned { splits, files, skipped, record })
 }
 
 /// A job at work.
@@ -231,6 +233,7 @@ pub(crate) struct Job {
     plans: Mutex<Vec<Arc<dyn ExecutionPlan>>>,
     committed: AtomicU64,
     teacher: Option<TeacherInfo>,
+    arithmetic: Option<TeacherArithmetic>,
     devices: Vec<DeviceQueue>,
     holdouts: Holdouts,
     /// Bytes of the shards that this run has committed.
@@ -256,13 +259,23 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let Planned { splits, files, skipped } = planned(&prepared, &hash, &output, &observer).await?;
+        let Planned { splits, files, skipped, record } = planned(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
-        let teachers = if prepared.teacher.is_some() {
-            blocking(&prepared, &observer, move |p, o| load_teachers(p, pending, o)).await?
+        let files = Arc::new(files);
+        let Loaded { teachers, arithmetic } = if prepared.teacher.is_some() {
+            let (splits, files) = (splits.clone(), Arc::clone(&files));
+            // what no split was made in binds nobody
+            let earlier = record.teacher.clone().filter(|_| !done.is_empty());
+            let load = move |p: &Prepared, o: &dyn Observer| {
+                teacher::load_all(p, JobInput { splits: &splits, files: &files }, earlier.as_ref(), pending, o)
+            };
+            blocking(&prepared, &observer, load).await?
         } else {
-            Vec::new()
+            Loaded::default()
         };
+        if arithmetic != record.teacher && pending {
+            output.begin(&PlanRecord { teacher: arithmetic.clone(), ..record }).await?;
+        }
         hash.teacher_is_still()?;
         observer.event(&Event::JobStarted {
             name: prepared.spec.name.clone(),
@@ -274,11 +287,12 @@ impl Job {
             teacher: teachers.first().map(|t| {
                 let info = t.info();
                 format!(
-                    "{}, {:.1}M parameters, {} on {}",
+                    "{}, {:.1}M parameters, {} on {}{}",
                     info.architecture.name(),
                     info.parameters as f64 / 1e6,
                     info.arithmetic,
-                    teachers.iter().map(|t| t.info().device.as_str()).collect::<Vec<_>>().join(", ")
+                    teachers.iter().map(|t| t.info().device.as_str()).collect::<Vec<_>>().join(", "),
+                    arithmetic.as_ref().and_then(|a| a.cost).map(|cost| format!("; {cost}")).unwrap_or_default()
                 )
             }),
             job_hash: hash.hash.clone(),
@@ -294,7 +308,7 @@ impl Job {
             hash,
             output,
             splits,
-            files: Arc::new(files),
+            files,
             skipped,
             committed: AtomicU64::new(done.len() as u64),
             done,
@@ -302,6 +316,7 @@ impl Job {
             made: Mutex::default(),
             plans: Mutex::default(),
             teacher: info,
+            arithmetic,
             devices,
             stop: Arc::default(),
             observer,
@@ -347,7 +362,14 @@ impl Job {
         self = self.mend(&shards, began).await?;
         self.hash.teacher_is_still()?;
         let ran = self.ran();
-        let manifest = finish::manifest(&self.prepared, &self.hash, self.teacher.as_ref(), self.splits, shards)?;
+        let manifest = finish::manifest(
+            &self.prepared,
+            &self.hash,
+            self.teacher.as_ref(),
+            self.arithmetic.as_ref(),
+            self.splits,
+            shards,
+        )?;
         if let Err(wrong) = verdict::judge(&self.prepared.spec, &manifest) {
             if manifest.shards.iter().all(|shard| shard.rows == 0) {
                 // nothing of it is worth keeping, and a job that is put right is another one
@@ -442,58 +464,6 @@ pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Obs
     let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
     source::stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::source("input.sql", e))
-}
-
-/// Loads the teacher onto every device that the job names, none without a teacher. When every split is done only its description is
-/// needed, and loading gives that too.
-pub(crate) fn load_teachers(
-    prepared: &Prepared,
-    pending: bool,
-    observer: &dyn Observer,
-) -> Result<Vec<Arc<dyn Teacher>>> {
-    let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(Vec::new()) };
-    if pending {
-        observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
-    }
-    let fail = |e: TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-    let devices = stillhouse_teacher::devices(&extract.teacher.device).map_err(fail)?;
-    let length = prepared.spec.pack.length as usize;
-    let teachers: Vec<_> = devices
-        .iter()
-        .map(|device| load(&found.path, &extract.teacher, length, &device.to_string()))
-        .collect::<Result<_>>()?;
-    // else the bytes of a split would depend on the device that it came to
-    let mut infos = teachers.iter().map(|teacher| teacher.info());
-    let first = infos.next().map_or("", |info| &info.arithmetic);
-    match infos.find(|info| info.arithmetic != first) {
-        None => Ok(teachers),
-        Some(other) => Err(PipelineError::new(
-            ErrorKind::Model,
-            format!(
-                "extract.teacher.device: {} computes {}, another device {first}; valid: devices of one kind with as much memory",
-                other.device, other.arithmetic
-            ),
-        )),
-    }
-}
-
-/// Loads a teacher.
-///
-/// # Errors
-/// When its files or the device cannot be had.
-pub fn load(path: &Path, teacher: &TeacherSpec, length: usize, device: &str) -> Result<Arc<dyn Teacher>> {
-    let fail = |e: TeacherError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-    let options = LoadOptions {
-        device: device.parse().map_err(fail)?,
-        batch_tokens: teacher.batch_tokens as usize,
-        length,
-        dtype: match teacher.dtype {
-            Dtype::F32 => Precision::F32,
-            Dtype::Bf16 => Precision::Bf16,
-            Dtype::F16 => Precision::F16,
-        },
-    };
-    stillhouse_teacher::load(path, &options).map(Arc::from).map_err(fail)
 }
 
 fn pending_splits(splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>) -> Vec<SplitRecord> {

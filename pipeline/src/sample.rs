@@ -27,7 +27,7 @@ use crate::inspect::{InspectOptions, RowView, decode};
 use crate::job::Prepared;
 use crate::plan::{self, JobHash};
 use crate::source::{self, InputFile, SourceError, Stopped};
-use crate::{finish, functions, run};
+use crate::{finish, functions, run, teacher};
 
 /// Most rows that a sample decodes, however long its documents are.
 pub const MOST_ROWS: usize = 256;
@@ -58,9 +58,11 @@ pub fn sample(prepared: &Prepared, hash: &JobHash, documents: u64, observer: &dy
     };
     let files: &[InputFile] = staged.as_ref().map_or(&prepared.files, |query| &query.files);
     let splits = plan::splits(prepared, files, observer)?;
-    let teacher = run::load_teachers(prepared, true, observer)?.into_iter().next();
+    let input = teacher::JobInput { splits: &splits, files };
+    let teacher::Loaded { teachers, arithmetic } = teacher::load_all(prepared, input, None, true, observer)?;
+    let teacher = teachers.into_iter().next();
     let info = teacher.as_ref().map(|t| t.info().clone());
-    let manifest = finish::manifest(prepared, hash, info.as_ref(), splits.clone(), Vec::new())?;
+    let manifest = finish::manifest(prepared, hash, info.as_ref(), arithmetic.as_ref(), splits.clone(), Vec::new())?;
     let names = run::splits::shard_names(&splits);
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let mut sampler = Sampler {

@@ -5,8 +5,8 @@
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
-    Remainder, Separator, TextDocument,
+    Boundary, Compression, Dtype, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
+    PackMode, Remainder, Separator, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
@@ -269,6 +269,11 @@ fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let teacher = job.extract.as_ref().map(|e| &e.teacher);
+    if teacher.is_some_and(|t| t.dtype == Dtype::Int8 && t.max_mean_kl_nats.is_none()) {
+        let message = "is required with dtype int8: the largest mean KL from f32 that you accept, in nat, such as 0.01";
+        problems.push(Problem::missing("extract.teacher.max_mean_kl_nats", message));
+    }
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {
         problems.push(Problem::missing(
@@ -301,6 +306,14 @@ mod tests {
             ))
             .problems
             .to_string()
+    }
+
+    #[test]
+    fn eight_bits_need_a_bound() {
+        let text = problems("extract: {teacher: {path: t, dtype: int8}}\n", "{length: 8}");
+        assert!(text.contains("extract.teacher.max_mean_kl_nats: is required with dtype int8"), "{text}");
+        let good = problems("extract: {teacher: {path: t, dtype: int8, max_mean_kl_nats: 0.01}}\n", "{length: 8}");
+        assert!(good.contains("has 0 problems"), "{good}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! It holds no time, no host and no path of the machine other than the job's own, so the same job gives the same manifest.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::ids::SplitId;
 use crate::pages::FooterRecord;
-use crate::spec::JobSpec;
+use crate::spec::{Dtype, JobSpec};
 
 /// `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,12 +90,54 @@ pub struct TeacherRecord {
     pub parameters: u64,
     /// Arithmetic of the forward pass, such as `f32 (weights widened from Q4_1)`.
     pub arithmetic: String,
+    /// The type of it: what the job names, or what `auto` chose. Missing where an earlier version made the data set; then the job names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<Dtype>,
+    /// What the arithmetic costs, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<ArithmeticCost>,
     /// `cpu` or `cuda`.
     pub device: String,
     /// sha256 by file.
     pub files: BTreeMap<String, String>,
     /// The token that is put before sequences that do not begin with it.
     pub bos_token_id: u32,
+}
+
+/// How a teacher's next-token distributions differ from those in f32, over the first tokens of the input.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ArithmeticCost {
+    /// Tokens that it was measured on.
+    pub tokens: u64,
+    /// Mean of KL(f32 ‖ this), nat.
+    pub mean_kl_nats: f64,
+    /// The largest, nat.
+    pub max_kl_nats: f64,
+    /// The largest change of the log-probability of a token, nat.
+    pub max_logprob_change_nats: f64,
+}
+
+impl fmt::Display for ArithmeticCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats } = self;
+        write!(
+            f,
+            "KL from f32 {mean_kl_nats:.1e} nat (largest {max_kl_nats:.1e}), log-probabilities by up to {max_logprob_change_nats:.1e} nat, over \
+             {tokens} tokens"
+        )
+    }
+}
+
+/// In which arithmetic a job's teacher computes, as its plan keeps it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TeacherArithmetic {
+    /// The type: what the job names, or what `auto` chose.
+    pub dtype: Dtype,
+    /// In words, with what the machine computes it with.
+    pub arithmetic: String,
+    /// What it costs, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<ArithmeticCost>,
 }
 
 /// Base-b coding of tokens.

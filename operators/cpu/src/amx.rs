@@ -18,7 +18,7 @@ use crate::memory::{LINE, Line};
 use core::arch::asm;
 
 /// Rows of a tile.
-const SIDE: usize = 16;
+pub(crate) const SIDE: usize = 16;
 
 /// The first tile's shape of all: palette 1, eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -44,7 +44,7 @@ const _: () = assert!(size_of::<Configuration>() == LINE);
 /// # Safety
 /// The CPU has AMX and the process may use it.
 #[inline(always)]
-unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
     struct Release;
     impl Drop for Release {
         fn drop(&mut self) {
@@ -136,7 +136,7 @@ tiles!(tiles_int8, "tdpbssd");
 
 /// Asks for the memory that is read next.
 #[inline(always)]
-fn prefetch(tile: Tile) {
+pub(crate) fn prefetch(tile: Tile) {
     for line in 0..tile.step * tile.lines {
         // SAFETY: a prefetch of any address is allowed, and every x86-64 CPU has the instruction.
         unsafe {
@@ -147,7 +147,7 @@ fn prefetch(tile: Tile) {
 }
 
 #[inline(always)]
-fn to_bf16(x: f32) -> u16 {
+pub(crate) fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // a NaN keeps its sign and becomes quiet; rounding could carry it to infinity

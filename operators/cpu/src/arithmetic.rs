@@ -3,7 +3,7 @@
 use crate::ProductError;
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
+use crate::cpu::{AmxBf16, AmxBf16x3, AmxInt8, Avx2, Avx512, Fp16, Vnni};
 
 /// The types of a product; rows and results are f32 in memory with each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -14,6 +14,8 @@ pub enum Arithmetic {
     F16,
     /// bf16 products, exact, summed in f32.
     Bf16,
+    /// f32 products of numbers that are the sum of two of bf16, summed in f32: nearly f32's accuracy, by the instructions of bf16.
+    Bf16x3,
     /// 8-bit products, summed exactly.
     Int8,
 }
@@ -32,6 +34,8 @@ pub(crate) enum Level {
     Vnni(Vnni),
     #[cfg(target_arch = "x86_64")]
     AmxBf16(AmxBf16),
+    #[cfg(target_arch = "x86_64")]
+    AmxBf16x3(AmxBf16x3),
     #[cfg(target_arch = "x86_64")]
     AmxInt8(AmxInt8),
 }
@@ -52,6 +56,8 @@ macro_rules! with_kernel {
             #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::AmxBf16($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::AmxBf16x3($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::AmxInt8($kernel) => $body,
         }
     };
@@ -68,6 +74,7 @@ impl Level {
             }
             Arithmetic::F16 => [Fp16::detect().map(Self::Fp16), None, None],
             Arithmetic::Bf16 => [AmxBf16::detect().map(Self::AmxBf16), None, None],
+            Arithmetic::Bf16x3 => [AmxBf16x3::detect().map(Self::AmxBf16x3), None, None],
             Arithmetic::Int8 => [AmxInt8::detect().map(Self::AmxInt8), Vnni::detect().map(Self::Vnni), None],
         };
         #[cfg(not(target_arch = "x86_64"))]
@@ -97,6 +104,8 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Self::AmxBf16(_) => "amx-bf16",
             #[cfg(target_arch = "x86_64")]
+            Self::AmxBf16x3(_) => "amx-bf16x3",
+            #[cfg(target_arch = "x86_64")]
             Self::AmxInt8(_) => "amx-int8",
         }
     }
@@ -104,7 +113,7 @@ impl Level {
 
 impl Arithmetic {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Bf16x3, Self::Int8];
 
     /// Whether this machine has the instructions, asked of the CPU (and, for AMX, of the kernel) at run time.
     #[must_use]
@@ -112,13 +121,14 @@ impl Arithmetic {
         !Level::all(self).is_empty()
     }
 
-    /// f32, f16, bf16 or int8.
+    /// f32, f16, bf16, bf16x3 or int8.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Bf16x3 => "bf16x3",
             Self::Int8 => "int8",
         }
     }

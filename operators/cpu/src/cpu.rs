@@ -36,6 +36,22 @@ proofs! {
     AmxInt8 = avx512() && amx(25);
 }
 
+/// As [`AmxBf16`], for products of numbers in two parts.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AmxBf16x3(AmxBf16);
+
+#[cfg(target_arch = "x86_64")]
+impl AmxBf16x3 {
+    pub(crate) fn detect() -> Option<Self> {
+        AmxBf16::detect().map(Self)
+    }
+
+    pub(crate) fn bf16(self) -> AmxBf16 {
+        self.0
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 fn avx512() -> bool {
     is_x86_feature_detected!("avx512f")

@@ -25,6 +25,10 @@ unsafe impl Number for u16 {}
 unsafe impl Number for i8 {}
 // SAFETY: as above.
 unsafe impl Number for i32 {}
+// SAFETY: as above.
+unsafe impl Number for u32 {}
+// SAFETY: two plain numbers, one after the other.
+unsafe impl Number for [u16; 2] {}
 
 /// The numbers in `lines`.
 pub(crate) fn numbers<T: Number>(lines: &[Line]) -> &[T] {

@@ -68,6 +68,8 @@ impl Case {
             // 32 additions in f16 of partial sums no larger than the sum of magnitudes
             Arithmetic::F16 => sum + 34.0 * 2f64.powi(-11) * size + self.inputs as f64 * 2f64.powi(-20),
             Arithmetic::Bf16 => sum + 2.0 * 2f64.powi(-8) * size,
+            // three times as many additions, the product that is left out, and what the parts leave of each operand
+            Arithmetic::Bf16x3 => 3.0 * sum + 3.0 * 2f64.powi(-17) * size,
             Arithmetic::Int8 => sum + self.inputs as f64 * (1.0 / 127.0) * 1.01,
         }
     }
@@ -346,7 +348,7 @@ fn sizes_that_do_not_fit_are_errors() {
 
 #[test]
 fn names_are_those_of_manifests() {
-    assert_eq!(Arithmetic::ALL.map(Arithmetic::name), ["f32", "f16", "bf16", "int8"]);
+    assert_eq!(Arithmetic::ALL.map(Arithmetic::name), ["f32", "f16", "bf16", "bf16x3", "int8"]);
     assert!(Arithmetic::F32.available());
     for arithmetic in Arithmetic::ALL {
         assert_eq!(crate::level(arithmetic) == "unavailable", !arithmetic.available());

@@ -36,6 +36,7 @@ struct GpuTeacher {
 /// As [`crate::load`]; and with both numbers where the weights with a pass over one sequence do not fit the device.
 pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let dtype = options.dtype;
+    let element = element(dtype)?;
     // what headers tell is told before a device is filled
     check_weights(path)?;
     let config = TeacherConfig::read(path)?;
@@ -45,7 +46,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let shape = shape(kind, &config, &json, length)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
     let wanted = options.batch_tokens.max(length);
-    let pass_tokens = fitting(device.as_ref(), &shape, element(dtype), [wanted, length], slice_rows)?;
+    let pass_tokens = fitting(device.as_ref(), &shape, element, [wanted, length], slice_rows)?;
     let angles = match shape.kind {
         Kind::Gpt2 => None,
         Kind::Llama | Kind::Qwen3 => {
@@ -62,7 +63,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
         weights.check_tied("lm_head.weight", config.architecture.prefix().1)?;
     }
     let mut source = OfFiles { weights: &weights, error: None };
-    let net = Net::load(device, shape, element(dtype), angles, &mut source, pass_tokens);
+    let net = Net::load(device, shape, element, angles, &mut source, pass_tokens);
     if let Some(error) = source.error {
         return Err(error);
     }
@@ -77,11 +78,16 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     Ok(Box::new(GpuTeacher { info, device: Arc::clone(device), net: Mutex::new(net), slice_rows, pass_tokens }))
 }
 
-fn element(dtype: Precision) -> Element {
+fn element(dtype: Precision) -> Result<Element> {
     match dtype {
-        Precision::F32 => Element::F32,
-        Precision::Bf16 => Element::Bf16,
-        Precision::F16 => Element::F16,
+        // what it stands in for
+        Precision::F32 | Precision::Bf16x3 => Ok(Element::F32),
+        Precision::Bf16 => Ok(Element::Bf16),
+        Precision::F16 => Ok(Element::F16),
+        Precision::Int8 => {
+            let valid = "f32, bf16, f16; int8 is for CPUs".into();
+            Err(TeacherError::Input { what: "dtype of a teacher on a GPU", got: dtype.to_string(), valid })
+        }
     }
 }
 

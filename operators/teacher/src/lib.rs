@@ -49,6 +49,7 @@ mod gguf_tokenizer;
 pub mod gpu;
 mod model;
 mod net;
+pub mod probe;
 mod product;
 mod weights;
 

@@ -19,6 +19,7 @@ use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{KeyRange, Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{JobSpec, Tokenizer};
+use stillhouse_teacher::Teacher;
 
 use super::codec::{from_bytes, to_bytes};
 use super::device::DeviceQueue;
@@ -31,10 +32,12 @@ use crate::access::Access;
 use crate::events::Silent;
 use crate::job::{self, Prepared};
 use crate::output::{Output, Ticket};
-use crate::run::{self, Job, RunOptions, load_teachers, splits::resources};
+use crate::run::{self, Job, RunOptions, splits::resources};
 use crate::source::{FileState, InputFile};
+use crate::teacher::{self, JobInput};
 use crate::{operators, plan};
 
+mod arithmetic;
 mod devices;
 
 fn assets() -> PathBuf {
@@ -214,6 +217,11 @@ fn sums(output: &Path) -> BTreeMap<String, String> {
     manifest["shards"].as_array().unwrap().iter().map(|s| (text(s, "path"), text(s, "sha256"))).collect()
 }
 
+fn load_teacher(prepared: &Prepared) -> Arc<dyn Teacher> {
+    let none = JobInput { splits: &[], files: &[] };
+    teacher::load_all(prepared, none, None, true, &Silent).unwrap().teachers.remove(0)
+}
+
 const PLAN: &str = "STILLHOUSE_TEST_PLAN";
 
 /// The other process: executes the partitions that it is told, and prints the records.
@@ -227,8 +235,7 @@ fn other_process() {
     let ticket: Ticket = serde_json::from_slice(&fs::read(folder.join("ticket")).unwrap()).unwrap();
     let output = Output::on_disk(folder.join("wired")).unwrap().joined(&ticket);
     // an owner each; which of them serves a split changes no byte
-    let devices =
-        [(); 3].map(|()| DeviceQueue::start(load_teachers(&prepared, true, &Silent).unwrap().remove(0)).unwrap());
+    let devices = [(); 3].map(|()| DeviceQueue::start(load_teacher(&prepared)).unwrap());
     let pool = Pool::new(2).unwrap();
     let here = resources(&prepared, &output, &devices, pool.spawner().unwrap(), &Arc::new(AtomicBool::new(false)));
     let context = Arc::new(here).session(Arc::new(RuntimeEnv::default())).unwrap().task_ctx();

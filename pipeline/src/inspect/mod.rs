@@ -226,12 +226,13 @@ pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Insp
         tokenizer: format!("{} ({} tokens)", manifest.tokenizer.source, manifest.tokenizer.vocab_size),
         teacher: manifest.teacher.as_ref().map(|t| {
             format!(
-                "{} ({}, {:.1}M parameters, {}, {})",
+                "{} ({}, {:.1}M parameters, {}, {}){}",
                 t.source,
                 t.architecture,
                 t.parameters as f64 / 1e6,
                 t.arithmetic,
-                t.device
+                t.device,
+                t.cost.map(|cost| format!("; {cost}")).unwrap_or_default()
             )
         }),
         vocab_size: manifest.vocab_size,

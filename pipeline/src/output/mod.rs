@@ -48,7 +48,7 @@ use object_store::prefix::PrefixStore;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
 use tokio::sync::Semaphore;
 
@@ -103,6 +103,9 @@ pub struct PlanRecord {
     pub files: Vec<PlannedFile>,
     /// The splits.
     pub splits: Vec<SplitRecord>,
+    /// In which arithmetic the teacher computes, where there is one: a run that goes on takes the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherArithmetic>,
 }
 
 /// An output: a folder, or a prefix of an object store.

@@ -128,6 +128,7 @@ fn plan(hash: &str) -> PlanRecord {
         name: "job".into(),
         job_folder: String::new(),
         job_file: String::new(),
+        teacher: None,
         identity: serde_json::Value::Null,
         files: Vec::new(),
         splits: Vec::new(),

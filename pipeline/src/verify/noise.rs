@@ -30,7 +30,7 @@ use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
 use crate::job::local_path;
 use crate::names::Names;
-use crate::{operators, plan, run};
+use crate::{operators, plan, teacher};
 
 /// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did; those
 /// beyond −16 by this share of 16 of their size, as logits that are larger are coarser.
@@ -67,6 +67,16 @@ pub(super) async fn check(
     };
     // On another kind of machine logits may differ as much as log-probabilities, that of the observed token and its rival.
     let alike = teacher.info().arithmetic == record.arithmetic && teacher.info().device == record.device;
+    if !alike {
+        let (was, is) = (&record.arithmetic, &teacher.info().arithmetic);
+        let message = format!(
+            "the data set was computed in {was} on {}, here it is {is} on {}: what differs by more than {LOGPROB_TOLERANCE} nat may be \
+             the arithmetic's",
+            record.device,
+            teacher.info().device
+        );
+        observer.event(&Event::Warning { message });
+    }
     let lead_slack = if alike { LEAD_SLACK } else { 2.0 * LOGPROB_TOLERANCE };
     let mut variation_sum = 0.0;
     for (shard, offset) in picked {
@@ -110,7 +120,9 @@ fn load(
         ));
     }
     let device = options.device.as_deref().unwrap_or(&extract.teacher.device);
-    let teacher = run::load(&path, &extract.teacher, dataset.manifest().job.pack.length as usize, device)?;
+    let dtype = record.and_then(|r| r.dtype).unwrap_or(extract.teacher.dtype);
+    let length = dataset.manifest().job.pack.length as usize;
+    let teacher = teacher::load(&path, &extract.teacher, dtype, length, device)?;
     for (name, file) in &teacher.info().weights {
         let expected = record.and_then(|r| r.files.get(name));
         let got = plan::hash_file(file)?;

@@ -112,6 +112,7 @@ fn computable(weight: &[f32], arithmetic: Arithmetic) -> (Cow<'_, [f32]>, Arithm
     match (arithmetic, arithmetic.available()) {
         (Arithmetic::F16, false) => (rounded(&|w| f16::from_f32(w).to_f32()), Arithmetic::F32),
         (Arithmetic::Bf16, false) => (rounded(&|w| bf16::from_f32(w).to_f32()), Arithmetic::F32),
+        (Arithmetic::Bf16x3, false) => (Cow::Borrowed(weight), Arithmetic::F32),
         _ => (Cow::Borrowed(weight), arithmetic),
     }
 }

@@ -84,7 +84,7 @@ async fn run_on(
 
 /// Two devices that fall, and so many that do not.
 fn falling(prepared: &Prepared, standing: usize) -> Vec<Arc<dyn Teacher>> {
-    let teacher = load_teachers(prepared, true, &Silent).unwrap().remove(0);
+    let teacher = load_teacher(prepared);
     let falling = (0..2).map(|_| Arc::new(Falling(Arc::clone(&teacher), AtomicU64::new(0))) as Arc<dyn Teacher>);
     falling.chain((0..standing).map(|_| Arc::clone(&teacher))).collect()
 }

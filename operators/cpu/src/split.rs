@@ -1,0 +1,209 @@
+//! f32 products by bf16 tiles: each number is the sum of two of bf16, and three of their four products are added.
+//!
+//! ```text
+//! x = xh + xl + O(2^-18 x)      x·w = xl·wh + xh·wh + xh·wl + O(2^-16 |x·w|)
+//!
+//! strip, a line of 32 inputs:   [ xh of 16 or 32 rows ][ xl of them ]
+//! panel, the same inputs:       [ wh of 32 outputs    ][ wl of them ]      at its end: whether any wl is not zero
+//! ```
+//!
+//! A weight that bf16 holds exactly, as most checkpoints' do, has no wl: the third product, which would add zeros, is left
+//! out and no bit changes. Products are exact in f32 and the instruction sums in f32, as [`crate::amx`] says.
+
+use crate::amx::{SIDE, prefetch, session, to_bf16};
+use crate::cpu::AmxBf16x3;
+use crate::kernel::{Kernel, Tile, to_lines};
+use crate::memory::{LINE, Line, numbers, numbers_mut};
+use core::arch::asm;
+
+/// Outputs of a panel.
+const OUTPUTS: usize = 32;
+/// Lines of a panel's weights for a line of a row, high and low.
+const DEPTH: usize = 64;
+
+/// A number's two parts; what is not finite is all in the high one.
+#[inline(always)]
+fn split(x: f32) -> (u16, u16) {
+    let high = to_bf16(x);
+    let rest = x - f32::from_bits(u32::from(high) << 16);
+    (high, to_bf16(if rest.is_finite() { rest } else { 0.0 }))
+}
+
+/// Adds the products of the tiles at `$x` and `$w` that were loaded.
+macro_rules! multiply {
+    (4) => {
+        "tdpbf16ps tmm0, tmm4, tmm6
+         tdpbf16ps tmm1, tmm4, tmm7
+         tdpbf16ps tmm2, tmm5, tmm6
+         tdpbf16ps tmm3, tmm5, tmm7"
+    };
+    (2) => {
+        "tdpbf16ps tmm0, tmm4, tmm6
+         tdpbf16ps tmm1, tmm4, tmm7"
+    };
+}
+
+/// # Safety
+/// As [`Kernel::tile`] for [`AmxBf16x3`], in a [`session`].
+unsafe fn tiles(tile: Tile) {
+    let Tile { rows, lines, strip, panel, out, .. } = tile;
+    // SAFETY: the seal follows the panel's lines.
+    let exact = unsafe { panel.add(lines * DEPTH).cast::<u32>().read() } == 0;
+    // SAFETY: a line of the strip is twice 16 or 32 slots of 64 bytes, of the panel twice 16 rows of 128 bytes; `out` has 32
+    // rows of 128 bytes. Tiles are no registers of the compiler's.
+    unsafe {
+        if rows > SIDE {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{x} + {row} + 2048]",
+                "tileloadd tmm5, [{x} + {row} + 3072]",
+                "tileloadd tmm6, [{w} + {pair}]",
+                "tileloadd tmm7, [{w} + {pair} + 64]",
+                multiply!(4),
+                "tileloadd tmm4, [{x} + {row}]",
+                "tileloadd tmm5, [{x} + {row} + 1024]",
+                multiply!(4),
+                "test {exact:e}, {exact:e}",
+                "jnz 3f",
+                "tileloadd tmm6, [{w} + {pair} + 2048]",
+                "tileloadd tmm7, [{w} + {pair} + 2112]",
+                multiply!(4),
+                "3:",
+                "add {x}, 4096",
+                "add {w}, 4096",
+                "dec {lines}",
+                "jnz 2b",
+                "tilestored [{out} + {pair}], tmm0",
+                "tilestored [{out} + {pair} + 64], tmm1",
+                "tilestored [{out} + {pair} + 2048], tmm2",
+                "tilestored [{out} + {pair} + 2112], tmm3",
+                x = inout(reg) strip => _,
+                w = inout(reg) panel => _,
+                lines = inout(reg) lines => _,
+                out = in(reg) out,
+                row = in(reg) 64usize,
+                pair = in(reg) 128usize,
+                exact = in(reg) u32::from(exact),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        } else {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "2:",
+                "tileloadd tmm4, [{x} + {row} + 1024]",
+                "tileloadd tmm6, [{w} + {pair}]",
+                "tileloadd tmm7, [{w} + {pair} + 64]",
+                multiply!(2),
+                "tileloadd tmm4, [{x} + {row}]",
+                multiply!(2),
+                "test {exact:e}, {exact:e}",
+                "jnz 3f",
+                "tileloadd tmm6, [{w} + {pair} + 2048]",
+                "tileloadd tmm7, [{w} + {pair} + 2112]",
+                multiply!(2),
+                "3:",
+                "add {x}, 2048",
+                "add {w}, 4096",
+                "dec {lines}",
+                "jnz 2b",
+                "tilestored [{out} + {pair}], tmm0",
+                "tilestored [{out} + {pair} + 64], tmm1",
+                x = inout(reg) strip => _,
+                w = inout(reg) panel => _,
+                lines = inout(reg) lines => _,
+                out = in(reg) out,
+                row = in(reg) 64usize,
+                pair = in(reg) 128usize,
+                exact = in(reg) u32::from(exact),
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+impl Kernel for AmxBf16x3 {
+    /// High and low part, until the panel is sealed.
+    type Weight = [u16; 2];
+    const ROWS: usize = 2 * SIDE;
+    const OUTPUTS: usize = OUTPUTS;
+    const INPUTS: usize = 32;
+    const GROUP: usize = 2;
+    const SEAL: usize = 1;
+
+    fn weight(value: f32) -> [u16; 2] {
+        split(value).into()
+    }
+
+    /// Takes the parts of each line's weights apart, and notes whether there are low ones.
+    fn seal(panel: &mut [Line]) {
+        let (body, seal) = panel.split_at_mut(panel.len() - Self::SEAL);
+        let mut low = false;
+        for lines in body.chunks_exact_mut(DEPTH) {
+            let mut apart = [Line::ZERO; DEPTH];
+            let (high_of, low_of) = numbers_mut::<u16>(&mut apart).split_at_mut(DEPTH * LINE / 4);
+            for ((high_of, low_of), [high, rest]) in high_of.iter_mut().zip(low_of).zip(numbers::<[u16; 2]>(lines)) {
+                (*high_of, *low_of) = (*high, *rest);
+                // a sign alone is a zero
+                low |= rest << 1 != 0;
+            }
+            lines.copy_from_slice(&apart);
+        }
+        numbers_mut::<u32>(seal)[0] = u32::from(low);
+    }
+
+    #[inline(always)]
+    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
+        to_lines(row, strip, step, |x| split(x).0);
+        to_lines(row, &mut strip[step / 2..], step, |x| split(x).1);
+        1.0
+    }
+
+    unsafe fn tile(self, tile: Tile) {
+        prefetch(tile);
+        // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
+        unsafe { tiles(tile) }
+    }
+
+    fn slots(rows: usize) -> usize {
+        2 * rows.next_multiple_of(SIDE)
+    }
+
+    #[inline(always)]
+    fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
+        crate::float::wide(self.bf16(), f)
+    }
+
+    #[inline(always)]
+    fn session<R>(self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: `self` proves AMX and the permission.
+        unsafe { session(f) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_number_are_all_of_it_but_2_to_the_minus_18() {
+        let value = |bits: u16| f64::from(f32::from_bits(u32::from(bits) << 16));
+        for bits in (0x0800_0000..0x7f7f_0000u32).step_by(40_503) {
+            for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                let (high, low) = split(x);
+                let missing = (f64::from(x) - value(high) - value(low)).abs();
+                assert!(missing <= f64::from(x).abs() * 2f64.powi(-17), "{x:e}: {missing:e}");
+            }
+        }
+        assert_eq!(split(f32::INFINITY), (0x7f80, 0));
+        assert!(f32::from_bits(u32::from(split(f32::NAN).0) << 16).is_nan());
+        assert_eq!(split(1.5), (0x3fc0, 0));
+    }
+}

@@ -1,0 +1,286 @@
+//! The teacher of a job: in which arithmetic, what that costs, and on which devices.
+//!
+//! ```text
+//!   dtype named                     ─► load on every device
+//!   dtype auto, or a bound on KL    ─► first tokens of the input ─► f32, then each candidate: how fast, how far from f32
+//!                                   ─► noted in the plan ─► load on every device
+//! ```
+//!
+//! What was chosen stands in the plan, so that a run that goes on computes as the one before it, and in the manifest, so that a check does.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{AsArray, RecordBatch};
+use stillhouse_schemas::manifest::{ArithmeticCost, SplitRecord, TeacherArithmetic};
+use stillhouse_schemas::spec::{Dtype, TeacherSpec};
+use stillhouse_teacher::probe::{self, Difference, Reference, Text};
+use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherError};
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::job::{Prepared, PreparedTeacher, chain};
+use crate::run::query_input;
+use crate::source::{InputFile, Listing, SplitReader};
+
+/// `auto` takes no arithmetic that changes a log-probability of the probe by more, nat.
+const MOST_CHANGE: f64 = 1e-2;
+/// `auto` leaves f32 only for what is this much faster: two measurements of one machine should choose alike.
+const WORTH_IT: f64 = 1.2;
+/// Splits that are searched for text to measure on.
+const MOST_SPLITS: usize = 16;
+/// Bytes of a document that are looked at.
+const MOST_OF_A_DOCUMENT: usize = 1 << 16;
+
+/// The input of a job, as its splits read it.
+#[derive(Clone, Copy)]
+pub(crate) struct JobInput<'a> {
+    pub splits: &'a [SplitRecord],
+    pub files: &'a [InputFile],
+}
+
+/// A job's teacher on its devices.
+#[derive(Default)]
+pub(crate) struct Loaded {
+    /// One for each device, none in a job without a teacher.
+    pub teachers: Vec<Arc<dyn Teacher>>,
+    /// What all of them compute in.
+    pub arithmetic: Option<TeacherArithmetic>,
+}
+
+/// Loads the teacher onto every device that the job names, in the arithmetic of an earlier run where there was one. When every split is
+/// done only its description is needed, and loading gives that too.
+///
+/// Cost: where the arithmetic has to be measured, the teacher is loaded once more in f32 and in each candidate, one after the other.
+///
+/// # Errors
+/// When its files or a device cannot be had, when devices or runs differ in their arithmetic, when a type costs more than the job allows.
+pub(crate) fn load_all(
+    prepared: &Prepared,
+    input: JobInput<'_>,
+    earlier: Option<&TeacherArithmetic>,
+    pending: bool,
+    observer: &dyn Observer,
+) -> Result<Loaded> {
+    let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else {
+        return Ok(Loaded::default());
+    };
+    let spec = &extract.teacher;
+    let devices = stillhouse_teacher::devices(&spec.device).map_err(failed)?;
+    let length = prepared.spec.pack.length as usize;
+    let (dtype, cost) = match earlier {
+        Some(earlier) => (earlier.dtype, earlier.cost),
+        None if spec.dtype == Dtype::Auto || spec.max_mean_kl_nats.is_some() => {
+            let device = devices.first().map(ToString::to_string).unwrap_or_default();
+            Probe { prepared, found, spec, input, length, device: &device, observer }.choose()?
+        }
+        None => (spec.dtype, None),
+    };
+    if pending {
+        observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
+    }
+    let teachers: Vec<_> = devices
+        .iter()
+        .map(|device| load(&found.path, spec, dtype, length, &device.to_string()))
+        .collect::<Result<_>>()?;
+    // else the bytes of a split would depend on the device that it came to
+    let mut infos = teachers.iter().map(|teacher| teacher.info());
+    let first = infos.next().map_or("", |info| &info.arithmetic);
+    if let Some(other) = infos.find(|info| info.arithmetic != first) {
+        let message = format!(
+            "extract.teacher.device: {} computes {}, another device {first}; valid: devices of one kind with as much memory",
+            other.device, other.arithmetic
+        );
+        return Err(PipelineError::new(ErrorKind::Model, message));
+    }
+    if let Some(earlier) = earlier.filter(|earlier| pending && earlier.arithmetic != first) {
+        let message = format!(
+            "the splits that are done were computed in {}, this machine computes {first}; valid: a machine that computes as the first one \
+             did, or all of it anew with --overwrite",
+            earlier.arithmetic
+        );
+        return Err(PipelineError::new(ErrorKind::Model, message));
+    }
+    let arithmetic = TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost };
+    Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
+}
+
+/// Loads a teacher.
+///
+/// # Errors
+/// When its files or the device cannot be had, or the device has no such arithmetic.
+pub(crate) fn load(
+    path: &Path,
+    spec: &TeacherSpec,
+    dtype: Dtype,
+    length: usize,
+    device: &str,
+) -> Result<Arc<dyn Teacher>> {
+    let options = LoadOptions {
+        device: device.parse().map_err(failed)?,
+        batch_tokens: spec.batch_tokens as usize,
+        length,
+        dtype: precision(dtype).unwrap_or_default(),
+    };
+    stillhouse_teacher::load(path, &options).map(Arc::from).map_err(failed)
+}
+
+fn failed(e: TeacherError) -> PipelineError {
+    PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)))
+}
+
+fn precision(dtype: Dtype) -> Option<Precision> {
+    match dtype {
+        Dtype::Auto => None,
+        Dtype::F32 => Some(Precision::F32),
+        Dtype::Bf16 => Some(Precision::Bf16),
+        Dtype::F16 => Some(Precision::F16),
+        Dtype::Bf16x3 => Some(Precision::Bf16x3),
+        Dtype::Int8 => Some(Precision::Int8),
+    }
+}
+
+/// The types that `auto` chooses from: those that a device computes faster than f32.
+fn candidates(on_cpu: bool) -> Vec<Dtype> {
+    let all = [Dtype::Bf16x3, Dtype::F16, Dtype::Bf16];
+    let fast = |dtype: &Dtype| match on_cpu {
+        true => precision(*dtype).is_some_and(Precision::is_native),
+        false => *dtype != Dtype::Bf16x3,
+    };
+    all.into_iter().filter(fast).collect()
+}
+
+/// Measures what a job leaves to be measured.
+struct Probe<'a> {
+    prepared: &'a Prepared,
+    found: &'a PreparedTeacher,
+    spec: &'a TeacherSpec,
+    input: JobInput<'a>,
+    length: usize,
+    device: &'a str,
+    observer: &'a dyn Observer,
+}
+
+impl Probe<'_> {
+    fn choose(&self) -> Result<(Dtype, Option<ArithmeticCost>)> {
+        let text = self.text()?;
+        self.tell(format!(
+            "loading the teacher {} in f32, to measure with {} tokens",
+            self.found.source,
+            text.tokens()
+        ));
+        let teacher = self.load(Dtype::F32)?;
+        let on_cpu = teacher.info().device == "cpu";
+        let reference = Reference::new(text, teacher.as_ref()).map_err(failed)?;
+        if self.spec.dtype != Dtype::Auto {
+            drop(teacher);
+            return self.bounded(&reference);
+        }
+        let slowest = self.seconds(&reference, teacher.as_ref())?;
+        drop(teacher);
+        self.fastest(&reference, slowest, on_cpu)
+    }
+
+    /// The type that the job names, if it costs no more than the job allows.
+    fn bounded(&self, reference: &Reference) -> Result<(Dtype, Option<ArithmeticCost>)> {
+        let dtype = self.spec.dtype;
+        let cost = self.cost(reference, self.load(dtype)?.as_ref())?;
+        let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
+        if cost.mean_kl_nats <= bound {
+            return Ok((dtype, Some(cost)));
+        }
+        let message = format!(
+            "extract.teacher.max_mean_kl_nats: got {bound}, but {} costs {cost}; valid: a larger bound, or another dtype",
+            dtype.name()
+        );
+        Err(PipelineError::new(ErrorKind::Model, message))
+    }
+
+    fn fastest(
+        &self,
+        reference: &Reference,
+        f32_seconds: f64,
+        on_cpu: bool,
+    ) -> Result<(Dtype, Option<ArithmeticCost>)> {
+        let mut best = (Dtype::F32, f32_seconds / WORTH_IT, None);
+        for dtype in candidates(on_cpu) {
+            let teacher = self.load(dtype)?;
+            let cost = self.cost(reference, teacher.as_ref())?;
+            let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
+            if cost.max_logprob_change_nats > MOST_CHANGE || cost.mean_kl_nats > bound {
+                self.tell(format!("{} is not exact enough: {cost}", dtype.name()));
+                continue;
+            }
+            let seconds = self.seconds(reference, teacher.as_ref())?;
+            if seconds < best.1 {
+                best = (dtype, seconds, Some(cost));
+            }
+        }
+        Ok((best.0, best.2))
+    }
+
+    fn load(&self, dtype: Dtype) -> Result<Arc<dyn Teacher>> {
+        load(&self.found.path, self.spec, dtype, self.length, self.device)
+    }
+
+    fn tell(&self, what: String) {
+        self.observer.event(&Event::Preparing { what });
+    }
+
+    fn cost(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<ArithmeticCost> {
+        let Difference { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats } =
+            reference.difference(teacher).map_err(failed)?;
+        Ok(ArithmeticCost { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats })
+    }
+
+    fn seconds(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<f64> {
+        let seconds = probe::seconds(teacher, reference.text()).map_err(failed)?;
+        let speed = reference.text().tokens() as f64 / seconds;
+        self.tell(format!("{}: {speed:.0} tokens per second", teacher.info().arithmetic));
+        Ok(seconds)
+    }
+
+    /// The first tokens of the input, each sequence after a BOS.
+    fn text(&self) -> Result<Text> {
+        self.tell("reading the first documents".into());
+        let listing = Listing::new(Arc::new(self.input.files.to_vec()));
+        let input = Arc::new(query_input(self.prepared));
+        let mut tokens = Vec::new();
+        'splits: for split in self.input.splits.iter().take(MOST_SPLITS) {
+            for batch in SplitReader::new(&self.prepared.store, &listing, split.clone(), Arc::clone(&input)) {
+                let batch = batch.map_err(|e| PipelineError::source("the first documents", e))?;
+                self.tokenize(&batch, &mut tokens)?;
+                if tokens.len() >= probe::MOST_TOKENS {
+                    break 'splits;
+                }
+            }
+        }
+        if tokens.is_empty() {
+            let message = format!(
+                "extract.teacher.dtype: the first {} splits have no token to measure with; valid: a dtype by its name, without a bound",
+                self.input.splits.len().min(MOST_SPLITS)
+            );
+            return Err(PipelineError::new(ErrorKind::Input, message));
+        }
+        let longest = self.length.min(self.found.config.max_positions).max(2) - 1;
+        let runs = tokens.chunks(longest).map(|run| [&[self.found.bos], run].concat()).collect::<Vec<_>>();
+        Ok(Text::new(runs.iter().map(Vec::as_slice), self.found.config.vocab_size))
+    }
+
+    fn tokenize(&self, batch: &RecordBatch, tokens: &mut Vec<u32>) -> Result<()> {
+        let Some(texts) = batch.column_by_name("text").and_then(|column| column.as_string_opt::<i32>()) else {
+            return Ok(());
+        };
+        for text in texts.iter().flatten() {
+            let text = &text[..text.floor_char_boundary(MOST_OF_A_DOCUMENT)];
+            self.prepared
+                .vocabulary
+                .encode_into(text, tokens)
+                .map_err(|e| PipelineError::caused(ErrorKind::Input, "the first documents", e))?;
+            if tokens.len() >= probe::MOST_TOKENS {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
