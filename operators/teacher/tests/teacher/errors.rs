@@ -22,7 +22,7 @@ fn complaint(path: &Path) -> String {
     }
 }
 
-fn assert_all(text: &str, parts: &[&str]) {
+pub(crate) fn assert_all(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "`{part}` is not in `{text}`");
     }

@@ -7,6 +7,7 @@ mod errors;
 mod gguf;
 mod golden;
 mod gpu;
+mod probe;
 mod weights;
 
 use std::path::PathBuf;
