@@ -31,6 +31,7 @@ rust-test: setup
 	cargo build -q -p stillhouse-gpu --example gpu_check
 	scripts/gpu-check --host --json target/gpu-check.json >target/gpu-check.txt
 	cargo test --doc --workspace -q
+	scripts/instructions
 
 # What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests.
 soak: setup python
