@@ -16,7 +16,7 @@ demo-smollm2: build
 	$(STILLHOUSE) run jobs/examples/demo-smollm2.yaml
 	$(STILLHOUSE) inspect demo-out/demo-smollm2
 
-# Tools and data that the tests need: cargo-nextest, a Python environment, BERT's tokenizer, SmolLM2.
+# Tools and data that the tests need: cargo-nextest, a Python environment, BERT's tokenizer, SmolLM2, vocabularies of real models.
 setup:
 	scripts/setup
 

@@ -266,3 +266,37 @@ fn added_tokens_keep_the_ids_of_their_file() {
     let error = write(7).unwrap_err().to_string();
     assert!(error.contains(r#"tokenizer.json: the added token "<s>" has the id 7, and 2 when"#), "{error}");
 }
+
+const CODE_AND_PROSE: &str = include_str!("../../../ARCHITECTURE.md");
+
+/// Vocabularies of real models, the texts that llama.cpp tests its tokenizers with, and the ids that transformers gives for them.
+#[test]
+fn real_vocabularies_go_the_fast_way_where_there_is_one_and_give_the_ids_of_transformers() {
+    let folder = fetched("vocabularies");
+    let ways = [
+        ("gpt-2", "GPT-2 pattern, byte-level BPE (fast)"),
+        ("llama-bpe", "cl100k pattern, byte-level BPE (fast)"),
+        ("qwen2", "Qwen 2 pattern, byte-level BPE, NFC (fast)"),
+        ("mpt", "GPT-2 pattern, byte-level BPE, NFC (fast)"),
+        ("llama-spm", "through tokenizers: "),
+        ("phi-3", "through tokenizers: "),
+    ];
+    let corpus = [CODE_AND_PROSE, include_str!("tests.rs")].concat();
+    for (name, way) in ways {
+        let file = folder.join(format!("ggml-vocab-{name}.gguf"));
+        let vocabulary = load(&file, &spec::Tokenizer::default(), None).unwrap();
+        assert!(vocabulary.way().starts_with(way), "{name}: {}", vocabulary.way());
+        let read = |ending: &str| fs::read_to_string(file.with_extension(format!("gguf.{ending}"))).unwrap();
+        let (texts, ids) = (read("inp"), read("out"));
+        let texts: Vec<&str> = texts.split_terminator("\n__ggml_vocab_test__\n").collect();
+        assert_eq!(texts.len(), ids.lines().count());
+        for (text, ids) in texts.iter().zip(ids.lines()) {
+            let ids: Vec<u32> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            assert_eq!(vocabulary.encode(text).unwrap(), ids, "{name}: {text:?}");
+        }
+        if way.ends_with("(fast)") {
+            let expected = vocabulary.encoder().encode_fast(corpus.as_str(), false).unwrap();
+            assert_eq!(vocabulary.encode(&corpus).unwrap(), expected.get_ids(), "{name}");
+        }
+    }
+}

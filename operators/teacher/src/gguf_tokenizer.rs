@@ -1,6 +1,6 @@
-//! The tokenizer inside a GGUF file: byte-level BPE (`tokenizer.ggml.model = gpt2`).
+//! The tokenizer inside a GGUF file: byte-level BPE (`tokenizer.ggml.model = gpt2`), or that of SentencePiece (`llama`).
 //!
-//! The file names its way of cutting text into words in `tokenizer.ggml.pre`; only ways that are known to equal the
+//! A byte-level file names its way of cutting text into words in `tokenizer.ggml.pre`; only ways that are known to equal the
 //! model's own `tokenizer.json` are accepted, since a tokenizer that is nearly right spoils a corpus silently.
 
 use std::path::Path;
@@ -17,13 +17,15 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
+use crate::gguf_sentencepiece::sentencepiece;
 
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const PRE: &str = "gpt-2, smollm, llama-bpe, qwen2";
+const PRE: &str = "gpt-2, smollm, llama-bpe, qwen2, mpt, olmo";
 
-/// Token types of the format: what a text may not spell (unknown, control) and what is kept whole (user defined).
+/// Token types of the format: what merges make, what a text may not spell (unknown, control), and what is kept whole (user defined).
+pub(crate) const NORMAL: u64 = 1;
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
@@ -74,11 +76,28 @@ pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
     let gguf = Gguf::open(path)?;
     let fail =
         |error: &dyn std::fmt::Display| TeacherError::Tokenizer { path: path.into(), message: error.to_string() };
-    if gguf.text("tokenizer.ggml.model") != Some("gpt2") {
-        return Err(gguf.invalid("tokenizer.ggml.model", "gpt2 (byte-level BPE)"));
-    }
     let tokens = texts(&gguf, "tokenizer.ggml.tokens")?;
-    let merges = texts(&gguf, "tokenizer.ggml.merges")?
+    let kinds = kinds(&gguf);
+    let mut tokenizer = match gguf.text("tokenizer.ggml.model") {
+        Some("gpt2") => byte_level(&gguf, &tokens, &fail)?,
+        Some("llama") => sentencepiece(&gguf, &tokens, &kinds)?.map_err(|error| fail(&error))?,
+        _ => return Err(gguf.invalid("tokenizer.ggml.model", "gpt2 (byte-level BPE), llama (SentencePiece)")),
+    };
+    add_tokens(&tokens, &kinds, &mut tokenizer).map_err(|error| fail(&error))?;
+    Ok(GgufTokenizer {
+        tokenizer,
+        bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
+        eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
+        add_bos: gguf.value("tokenizer.ggml.add_bos_token").and_then(|flag| flag.to_bool().ok()).unwrap_or(false),
+    })
+}
+
+fn byte_level(
+    gguf: &Gguf,
+    tokens: &[String],
+    fail: &dyn Fn(&dyn std::fmt::Display) -> TeacherError,
+) -> Result<Tokenizer> {
+    let merges = texts(gguf, "tokenizer.ggml.merges")?
         .into_iter()
         .map(|merge| merge.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).ok_or(merge))
         .collect::<std::result::Result<Vec<_>, _>>()
@@ -95,18 +114,12 @@ pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
         .map_err(|error| fail(&error))?;
 
     let mut tokenizer = Tokenizer::new(bpe);
-    if pre == Some("qwen2") {
+    if matches!(pre, Some("qwen2" | "mpt" | "olmo")) {
         tokenizer.with_normalizer(Some(NFC)).map_err(|error| fail(&error))?;
     }
     tokenizer.with_pre_tokenizer(Some(Sequence::new(pieces)));
     tokenizer.with_decoder(Some(ByteLevel::new(false, false, false)));
-    add_tokens(&gguf, &tokens, &mut tokenizer).map_err(|error| fail(&error))?;
-    Ok(GgufTokenizer {
-        tokenizer,
-        bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
-        eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
-        add_bos: gguf.value("tokenizer.ggml.add_bos_token").and_then(|flag| flag.to_bool().ok()).unwrap_or(false),
-    })
+    Ok(tokenizer)
 }
 
 /// How text is cut before BPE; nothing for a way that is not known.
@@ -115,7 +128,8 @@ fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper
         |pattern: &str| Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false);
     let (plain, gpt2) = (ByteLevel::new(false, true, false), ByteLevel::new(false, true, true));
     Ok(Some(match pre {
-        Some("gpt-2") => vec![gpt2.into()],
+        // mpt and olmo: GPT-NeoX's
+        Some("gpt-2" | "mpt" | "olmo") => vec![gpt2.into()],
         Some("smollm") => vec![Digits::new(true).into(), gpt2.into()],
         Some("llama-bpe") => vec![split(LLAMA3)?.into(), plain.into()],
         Some("qwen2") => vec![split(QWEN2)?.into(), plain.into()],
@@ -123,15 +137,19 @@ fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper
     }))
 }
 
-fn add_tokens(gguf: &Gguf, tokens: &[String], tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+fn kinds(gguf: &Gguf) -> Vec<u64> {
     let kinds = gguf.value("tokenizer.ggml.token_type").and_then(|kinds| kinds.to_vec().ok());
-    for (token, kind) in tokens.iter().zip(kinds.into_iter().flatten()) {
-        let kind = match kind {
-            Value::I32(kind) => u64::try_from(*kind).unwrap_or(0),
-            kind => kind.to_u64().unwrap_or(0),
-        };
-        let added = AddedToken::from(token.clone(), kind != USER_DEFINED).normalized(false);
-        match kind {
+    let kind = |kind: &Value| match kind {
+        Value::I32(kind) => u64::try_from(*kind).unwrap_or(0),
+        kind => kind.to_u64().unwrap_or(0),
+    };
+    kinds.into_iter().flatten().map(kind).collect()
+}
+
+fn add_tokens(tokens: &[String], kinds: &[u64], tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+    for (token, kind) in tokens.iter().zip(kinds) {
+        let added = AddedToken::from(token.clone(), *kind != USER_DEFINED).normalized(false);
+        match *kind {
             UNKNOWN | CONTROL => tokenizer.add_special_tokens([added])?,
             USER_DEFINED => tokenizer.add_tokens([added])?,
             _ => 0,

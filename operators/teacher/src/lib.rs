@@ -45,6 +45,7 @@ mod families;
 mod gguf;
 mod gguf_header;
 mod gguf_model;
+mod gguf_sentencepiece;
 mod gguf_tokenizer;
 pub mod gpu;
 mod model;

@@ -235,3 +235,49 @@ fn tokenizer_is_built_from_the_file() {
     let error = gguf_tokenizer(&path).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("tokenizer.ggml.pre") && error.contains("gpt-2, smollm, llama-bpe, qwen2"), "{error}");
 }
+
+/// A vocabulary of SentencePiece: scores decide what is merged first, whatever the order of the tokens.
+#[test]
+fn a_sentencepiece_tokenizer_is_built_from_its_scores() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let tokens =
+        ["<unk>", "<s>", "</s>", "<0x0A>", "\u{2581}", "a", "b", "c", "ab", "bc", "\u{2581}a", "abc", "<kept>"];
+    let kinds = [2, 3, 3, 6, 1, 1, 1, 1, 1, 1, 1, 1, 4];
+    let scores = [0.0, 0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -9.0, -3.0, -2.0, -4.0, -5.0, 0.0];
+    let array = |values: Vec<Value>| Value::Array(values);
+    let metadata = |scores: &[f32], more: &[(&'static str, Value)]| {
+        let mut all = vec![
+            ("general.architecture", Value::String("llama".into())),
+            ("tokenizer.ggml.model", Value::String("llama".into())),
+            ("tokenizer.ggml.tokens", array(tokens.iter().map(|t| Value::String((*t).into())).collect())),
+            ("tokenizer.ggml.token_type", array(kinds.iter().map(|kind| Value::I32(*kind)).collect())),
+            ("tokenizer.ggml.scores", array(scores.iter().map(|score| Value::F32(*score)).collect())),
+            ("tokenizer.ggml.bos_token_id", Value::U32(1)),
+        ];
+        all.extend_from_slice(more);
+        all
+    };
+    write(&path, &metadata(&scores, &[]), &[], GgmlDType::F32);
+    let built = gguf_tokenizer(&path).unwrap();
+    assert_eq!(built.bos_token_id, Some(1));
+    let ids = |text: &str| built.tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec();
+    // bc before ab, and "\u{2581}a" before abc; a byte for what has no token, <unk> for what has no byte; nothing before an empty text
+    assert_eq!(ids("abc"), [10, 9]);
+    assert_eq!(ids("ab a\n"), [4, 8, 10, 3]);
+    assert_eq!(ids("<kept>b"), [12, 4, 6]);
+    assert_eq!(ids("zz"), [4, 0]);
+    assert_eq!(ids(""), [] as [u32; 0]);
+    assert_eq!(built.tokenizer.decode(&ids("ab a\n"), false).unwrap(), "ab a\n");
+
+    let said = |metadata: &[(&'static str, Value)]| {
+        write(&path, metadata, &[], GgmlDType::F32);
+        gguf_tokenizer(&path).map(|_| ()).unwrap_err().to_string()
+    };
+    let error = said(&metadata(&scores[1..], &[]));
+    assert!(error.contains("tokenizer.ggml.scores") && error.contains("a finite score for each token"), "{error}");
+    let error = said(&metadata(&scores, &[("tokenizer.ggml.add_space_prefix", Value::Bool(false))]));
+    assert!(error.contains("tokenizer.ggml.add_space_prefix") && error.contains("tokenizer.json"), "{error}");
+    let error = said(&metadata(&scores, &[("tokenizer.ggml.pre", Value::String("other".into()))]));
+    assert!(error.contains("tokenizer.ggml.pre") && error.contains("default"), "{error}");
+}

@@ -8,6 +8,7 @@ mod gguf;
 mod golden;
 mod gpu;
 mod probe;
+mod vocabularies;
 mod weights;
 
 use std::path::PathBuf;
