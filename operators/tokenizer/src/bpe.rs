@@ -1,4 +1,4 @@
-//! Byte-level BPE: the bytes of a word, merged pair by pair, the pair of the lowest rank first, of equal ones the first.
+//! BPE: the symbols of a word, its bytes or its characters, merged pair by pair, the pair of the lowest rank first, of equal ones the first.
 //!
 //! ```text
 //!  l o w e r      ranks of pairs:  lo 7   ow 3   we -   er 1
@@ -11,6 +11,8 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+
+use crate::table::decode;
 
 /// Bytes of the longest word that is merged by scanning.
 const SHORT: usize = 48;
@@ -73,11 +75,58 @@ impl Pairs {
     }
 }
 
+/// What a word is spelled in.
+#[derive(Debug)]
+pub(crate) enum Alphabet {
+    /// The token of each byte; [`NONE`] where the vocabulary has none: such bytes are left out.
+    Bytes(Box<[u32; 256]>),
+    /// The tokens of characters, and of the bytes of those that have none.
+    Chars { ascii: Box<[u32; 128]>, others: HashMap<u32, u32>, bytes: Box<[u32; 256]> },
+}
+
+impl Alphabet {
+    pub(crate) fn bytes(bytes: [Option<u32>; 256]) -> Self {
+        Self::Bytes(Box::new(bytes.map(|id| id.unwrap_or(NONE))))
+    }
+
+    pub(crate) fn chars(chars: HashMap<u32, u32>, bytes: [u32; 256]) -> Self {
+        let id = |byte: usize| chars.get(&(byte as u32)).copied().unwrap_or(bytes[byte]);
+        Self::Chars { ascii: Box::new(std::array::from_fn(id)), others: chars, bytes: Box::new(bytes) }
+    }
+
+    /// Calls `symbol` with the tokens of a word, at most one for each byte.
+    #[inline]
+    fn each(&self, word: &[u8], mut symbol: impl FnMut(u32)) {
+        match self {
+            Self::Bytes(bytes) => {
+                let ids = word.iter().map(|byte| bytes[usize::from(*byte)]);
+                ids.filter(|id| *id != NONE).for_each(symbol);
+            }
+            Self::Chars { ascii, others, bytes } => {
+                let mut at = 0;
+                while at < word.len() {
+                    let first = usize::from(word[at]);
+                    if first < 128 {
+                        symbol(ascii[first]);
+                        at += 1;
+                        continue;
+                    }
+                    let (code, length) = decode(word, at);
+                    match others.get(&code) {
+                        Some(id) => symbol(*id),
+                        None => word[at..at + length].iter().for_each(|byte| symbol(bytes[usize::from(*byte)])),
+                    }
+                    at += length;
+                }
+            }
+        }
+    }
+}
+
 /// A vocabulary with its merges.
 #[derive(Debug)]
 pub(crate) struct Bpe {
-    /// The token of each byte; [`NONE`] where the vocabulary has none: such bytes are left out.
-    bytes: Box<[u32; 256]>,
+    alphabet: Alphabet,
     pairs: Pairs,
     /// Tokens by their bytes, where a word that is a token is taken as it is.
     whole: Option<HashMap<Box<[u8]>, u32>>,
@@ -107,13 +156,9 @@ pub(crate) struct Workspace {
 }
 
 impl Bpe {
-    /// Of the tokens of the bytes, the merges (left, right, what they become) by rank, and for `ignore_merges` the tokens by their bytes.
-    pub(crate) fn new(
-        bytes: [Option<u32>; 256],
-        merges: &[(u32, u32, u32)],
-        whole: Option<HashMap<Box<[u8]>, u32>>,
-    ) -> Self {
-        Self { bytes: Box::new(bytes.map(|id| id.unwrap_or(NONE))), pairs: Pairs::new(merges), whole }
+    /// Of an alphabet, the merges (left, right, what they become) by rank, and for `ignore_merges` the tokens by their bytes.
+    pub(crate) fn new(alphabet: Alphabet, merges: &[(u32, u32, u32)], whole: Option<HashMap<Box<[u8]>, u32>>) -> Self {
+        Self { alphabet, pairs: Pairs::new(merges), whole }
     }
 
     /// Appends the ids of a word.
@@ -130,13 +175,10 @@ impl Bpe {
     fn encode_short(&self, word: &[u8], ids: &mut Vec<u32>) {
         let mut heads = [Head { id: NONE, rank: NONE, merged: NONE }; SHORT];
         let mut count = 0;
-        for &byte in word {
-            let id = self.bytes[usize::from(byte)];
-            if id != NONE {
-                heads[count].id = id;
-                count += 1;
-            }
-        }
+        self.alphabet.each(word, |id| {
+            heads[count].id = id;
+            count += 1;
+        });
         for at in 1..count {
             (heads[at - 1].rank, heads[at - 1].merged) = self.pairs.get(heads[at - 1].id, heads[at].id);
         }
@@ -172,13 +214,10 @@ impl Bpe {
         let Workspace { symbols, queue } = work;
         symbols.clear();
         queue.clear();
-        for &byte in word {
-            let id = self.bytes[usize::from(byte)];
-            if id != NONE {
-                let at = symbols.len() as u32;
-                symbols.push(Symbol { id, previous: at.wrapping_sub(1), next: at + 1 });
-            }
-        }
+        self.alphabet.each(word, |id| {
+            let at = symbols.len() as u32;
+            symbols.push(Symbol { id, previous: at.wrapping_sub(1), next: at + 1 });
+        });
         let Some(last) = symbols.last_mut() else { return };
         last.next = NONE;
         // the lowest rank first, of equal ones the first place
@@ -245,12 +284,13 @@ mod tests {
             (5, 9, 11),
             (1, 2, 12),
         ];
-        Bpe::new(bytes, &merges, whole)
+        Bpe::new(Alphabet::bytes(bytes), &merges, whole)
     }
 
     /// The definition: the lowest rank, of equal ones the first, until there is none.
     fn defined(bpe: &Bpe, word: &[u8]) -> Vec<u32> {
-        let mut ids: Vec<u32> = word.iter().map(|&b| bpe.bytes[usize::from(b)]).filter(|&id| id != NONE).collect();
+        let mut ids = Vec::new();
+        bpe.alphabet.each(word, |id| ids.push(id));
         loop {
             let pairs = ids.windows(2).enumerate().map(|(at, two)| (bpe.pairs.get(two[0], two[1]), at));
             let Some(((_, merged), at)) =

@@ -1,5 +1,5 @@
-//! Tokenizers at the speed of memory: byte-level BPE (GPT-2, GPT-4, Llama 3, Qwen, SmolLM) and BERT's WordPiece, equal to Hugging Face's
-//! `tokenizers` id by id.
+//! Tokenizers at the speed of memory: byte-level BPE (GPT-2, GPT-4, Llama 3, Qwen, SmolLM), SentencePiece's BPE (Llama 2, Mistral, Phi-3)
+//! and BERT's WordPiece, equal to Hugging Face's `tokenizers` id by id.
 //!
 //! ```text
 //!  tokenizers::Tokenizer ──of──► FastTokenizer, where every part of it is known exactly; else NotFast, which says what is not
@@ -24,6 +24,7 @@ mod classes;
 mod normal;
 mod recognise;
 mod scan;
+mod sentencepiece;
 mod table;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +36,7 @@ use cache::Cache;
 use classes::{Classes, SPACE};
 use normal::Normalizer;
 pub use scan::Words;
+use sentencepiece::{MARK_TEXT, Prefix};
 use tokenizers::Tokenizer;
 
 /// Bytes of the longest run of white space. fancy-regex gives up at a run of about a million, and `tokenizers` takes what is left of the
@@ -45,10 +47,12 @@ const LONGEST_RUN: usize = 100_000;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotFast {
     /// How the model makes tokens.
-    #[error("the model is {0}; known: byte-level BPE, WordPiece")]
+    #[error("the model is {0}; known: byte-level BPE, SentencePiece's BPE, WordPiece")]
     Model(String),
     /// What is done to a text before.
-    #[error("the normalizer is {0}; known: none or NFC with BPE, BertNormalizer with WordPiece")]
+    #[error(
+        "the normalizer is {0}; known: none or NFC with BPE, spaces to U+2581 with SentencePiece's, BertNormalizer with WordPiece"
+    )]
     Normalizer(String),
     /// How a text is cut into words.
     #[error(
@@ -95,7 +99,7 @@ pub struct FastTokenizer {
 
 #[derive(Debug)]
 enum Model {
-    Bpe { bpe: Bpe, words: Words, prefix_space: bool },
+    Bpe { bpe: Bpe, words: Words, prefix: Prefix },
     Bert(Box<Bert>),
 }
 
@@ -153,28 +157,29 @@ impl FastTokenizer {
         let before = ids.len();
         let result = split(self.before.as_ref(), text, |part| match part {
             Part::Token(id) => push(id, ids),
-            Part::Text(text) => self.normalized(text, scratch, ids),
+            Part::Text(part) => self.normalized(part, part.as_ptr() == text.as_ptr(), scratch, ids),
         });
         result.inspect_err(|_| ids.truncate(before))
     }
 
-    fn normalized(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+    /// `first` tells whether the text begins there.
+    fn normalized(&self, text: &str, first: bool, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
         if self.normalizer.leaves(text) {
-            return self.found(text, scratch, ids);
+            return self.found(text, first, scratch, ids);
         }
         let mut normal = std::mem::take(&mut scratch.normal);
         self.normalizer.write(text, &mut normal);
-        let result = self.found(&normal, scratch, ids);
+        let result = self.found(&normal, first, scratch, ids);
         scratch.normal = normal;
         result
     }
 
-    fn found(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
-        split(self.after.as_ref(), text, |part| match part {
+    fn found(&self, whole: &str, first: bool, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+        split(self.after.as_ref(), whole, |part| match part {
             Part::Token(id) => push(id, ids),
             Part::Text(text) => match &self.model {
                 Model::Bert(bert) => wordpiece(bert, text, scratch, ids),
-                Model::Bpe { bpe, words, prefix_space: true } if !text.starts_with(' ') => {
+                Model::Bpe { bpe, words, prefix } if prefix.wanted(text, first && text.as_ptr() == whole.as_ptr()) => {
                     let mut spaced = std::mem::take(&mut scratch.text);
                     spaced.clear();
                     spaced.push(' ');
@@ -186,6 +191,19 @@ impl FastTokenizer {
                 Model::Bpe { bpe, words, .. } => merge(bpe, *words, text, scratch, ids),
             },
         })
+    }
+}
+
+impl Prefix {
+    fn wanted(self, text: &str, first: bool) -> bool {
+        let missing = || !text.starts_with(' ') && !text.starts_with(MARK_TEXT);
+        match self {
+            Self::Never => false,
+            Self::Space => !text.starts_with(' '),
+            Self::Missing => missing(),
+            Self::MissingAtFirst => first && missing(),
+            Self::Always => true,
+        }
     }
 }
 
@@ -212,7 +230,7 @@ fn merge(bpe: &Bpe, words: Words, text: &str, scratch: &mut Scratch, ids: &mut V
     let Scratch { cache, work, .. } = scratch;
     words.each(text, |start, end| {
         let Some(place) = cache.find(text, start, end, ids) else { return Ok(()) };
-        if end - start > LONGEST_RUN && words != Words::Whole && is_space(&text[start..end]) {
+        if end - start > LONGEST_RUN && !matches!(words, Words::Whole | Words::Spaces) && is_space(&text[start..end]) {
             return Err(Slow::Run);
         }
         let first = ids.len();

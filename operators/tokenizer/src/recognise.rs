@@ -13,9 +13,10 @@ use tokenizers::{AddedToken, Model as _, NormalizerWrapper, SplitDelimiterBehavi
 
 use crate::added::AddedTokens;
 use crate::bert::{Bert, WordPiece};
-use crate::bpe::Bpe;
+use crate::bpe::{Alphabet, Bpe};
 use crate::normal::Normalizer;
 use crate::scan::Words;
+use crate::sentencepiece::{self, Prefix};
 use crate::{FastTokenizer, Model, NotFast};
 
 /// Two passes of added tokens: before the normalizer, and after it.
@@ -28,11 +29,15 @@ pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast>
     tokenizer.get_post_processor().map_or(Ok(()), leaves_ids)?;
     let (model, normalizer, name) = match (tokenizer.get_model(), tokenizer.get_normalizer()) {
         (ModelWrapper::BPE(model), normalizer) => {
+            if let Some(prefix) = sentencepiece::known_prefix(normalizer, tokenizer.get_pre_tokenizer()) {
+                return spaced(tokenizer, model, prefix, normalizer.is_some());
+            }
             let normalizer = known_normalizer(normalizer)?;
             let (words, prefix_space) = known_words(tokenizer.get_pre_tokenizer())?;
             let name =
                 format!("{}, byte-level BPE{}", words.name(), if normalizer.is_identity() { "" } else { ", NFC" });
-            (Model::Bpe { bpe: known_bpe(model)?, words, prefix_space }, normalizer, name)
+            let prefix = if prefix_space { Prefix::Space } else { Prefix::Never };
+            (Model::Bpe { bpe: known_bpe(model)?, words, prefix }, normalizer, name)
         }
         (ModelWrapper::WordPiece(model), Some(NormalizerWrapper::BertNormalizer(normalizer))) => {
             match tokenizer.get_pre_tokenizer() {
@@ -50,6 +55,22 @@ pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast>
     if after.is_some() && matches!(model, Model::Bert(_)) {
         return Err(NotFast::AddedTokens("one that is normalized, as BERT's normalizer does it".into()));
     }
+    Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
+}
+
+/// BPE over characters, spaces written as U+2581, by the normalizer or after it.
+fn spaced(tokenizer: &Tokenizer, model: &BPE, prefix: Prefix, normalized: bool) -> Result<FastTokenizer, NotFast> {
+    without_extras(model)?;
+    let merges = written_merges(model)?;
+    let merges: Vec<(&str, &str)> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
+    let bpe = sentencepiece::known(model, &merges)?;
+    let normalizer = Normalizer::identity();
+    let (before, after) = added(tokenizer, &normalizer)?;
+    if after.is_some() && normalized {
+        return Err(NotFast::AddedTokens("one that is looked for where spaces are U+2581".into()));
+    }
+    let (name, words) = (format!("{}, SentencePiece's BPE", Words::Spaces.name()), Words::Spaces);
+    let model = Model::Bpe { bpe, words, prefix };
     Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
 }
 
@@ -129,20 +150,37 @@ fn known_split(split: &Split) -> Option<Words> {
     Words::of_pattern(pattern).filter(|_| matches)
 }
 
-fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
-    let unknown = |what: &str| NotFast::Model(format!("BPE with {what}"));
+fn bpe_with(what: &str) -> NotFast {
+    NotFast::Model(format!("BPE with {what}"))
+}
+
+/// What BPE may have and the known ones do not.
+fn without_extras(model: &BPE) -> Result<(), NotFast> {
     let some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
-        return Err(unknown("dropout"));
+        return Err(bpe_with("dropout"));
     }
     if some(&model.continuing_subword_prefix) || some(&model.end_of_word_suffix) {
-        return Err(unknown("a prefix or suffix of subwords"));
+        return Err(bpe_with("a prefix or suffix of subwords"));
     }
     let vocabulary = model.get_vocab();
     let ids: HashSet<u32> = vocabulary.values().copied().collect();
     if ids.len() != vocabulary.len() || ids.contains(&u32::MAX) {
-        return Err(unknown("two tokens of one id"));
+        return Err(bpe_with("two tokens of one id"));
     }
+    Ok(())
+}
+
+/// The merges in order: the model keeps them to itself, and writes them.
+fn written_merges(model: &BPE) -> Result<Vec<(String, String)>, NotFast> {
+    let mut written = serde_json::to_value(model).map_err(|error| bpe_with(&error.to_string()))?;
+    serde_json::from_value(written["merges"].take())
+        .map_err(|error| bpe_with(&format!("merges that cannot be read: {error}")))
+}
+
+fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
+    without_extras(model)?;
+    let vocabulary = model.get_vocab();
     let alphabet = alphabet();
     let mut bytes = [None; 256];
     for (&c, &byte) in &alphabet {
@@ -150,20 +188,18 @@ fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
     }
     // a byte without a token is left out, unless there is something to put in its place
     if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
-        return Err(unknown("bytes that are no tokens"));
+        return Err(bpe_with("bytes that are no tokens"));
     }
-    // the model keeps its merges to itself, and writes them in order
-    let written = serde_json::to_value(model).map_err(|error| unknown(&error.to_string()))?;
-    let merges = written["merges"].as_array().into_iter().flatten().map(|merge| {
-        let (left, right) = (merge[0].as_str()?, merge[1].as_str()?);
+    let written = written_merges(model)?;
+    let merges = written.iter().map(|(left, right)| {
         Some((*vocabulary.get(left)?, *vocabulary.get(right)?, *vocabulary.get(&format!("{left}{right}"))?))
     });
-    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| unknown("merges of what is no token"))?;
+    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| bpe_with("merges of what is no token"))?;
     let whole = model.ignore_merges.then(|| {
         let spelled = |token: &str| token.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Box<[u8]>>>();
         vocabulary.iter().filter_map(|(token, &id)| Some((spelled(token)?, id))).collect()
     });
-    Ok(Bpe::new(bytes, &merges, whole))
+    Ok(Bpe::new(Alphabet::bytes(bytes), &merges, whole))
 }
 
 /// The byte that each character of a byte-level token stands for: itself where it is printable in Latin-1, and U+0100 on in order.

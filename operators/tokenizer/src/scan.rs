@@ -13,6 +13,7 @@
 //! That they are equal to the patterns is tested with every short text over the classes that the pattern tells apart (`tests/patterns.rs`).
 
 use crate::classes::{Classes, LETTER, LINE, LOWER, NUMBER, NUMERIC, OTHER, SPACE, UPPER};
+use crate::sentencepiece::MARK_TEXT as MARK;
 
 /// A known way to cut a text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub enum Words {
     Qwen2,
     /// GPT-4o, gpt-oss, Llama 4.
     O200k,
+    /// Llama 2, Mistral, Phi-3, Gemma: a space, or several, and what follows up to the next one.
+    Spaces,
     /// The whole text is one word.
     Whole,
 }
@@ -50,7 +53,7 @@ impl Words {
             Self::Cl100k => Some(CL100K),
             Self::Qwen2 => Some(QWEN2),
             Self::O200k => Some(O200K),
-            Self::DigitsGpt2 | Self::Whole => None,
+            Self::DigitsGpt2 | Self::Spaces | Self::Whole => None,
         }
     }
 
@@ -62,6 +65,7 @@ impl Words {
             Self::Cl100k => "cl100k pattern",
             Self::Qwen2 => "Qwen 2 pattern",
             Self::O200k => "o200k pattern",
+            Self::Spaces => "words after spaces",
             Self::Whole => "no pattern",
         }
     }
@@ -87,9 +91,26 @@ impl Words {
             Self::Cl100k => each(text, word, |text, at| cl100k::<3>(classes, text, at)),
             Self::Qwen2 => each(text, word, |text, at| cl100k::<1>(classes, text, at)),
             Self::O200k => each(text, word, |text, at| o200k(classes, text, at)),
+            Self::Spaces => each(text, word, spaced),
             Self::Whole => each(text, word, |text, _| text.len()),
         }
     }
+}
+
+/// The end of a word that is followed by a space: one that another stands before, or what stands for one, is no end.
+#[inline]
+fn spaced(text: &[u8], at: usize) -> usize {
+    let mark = MARK.as_bytes();
+    let mut end = at + 1;
+    while let Some(next) = memchr::memchr(b' ', &text[end..]) {
+        end += next;
+        let before = &text[at..end];
+        if !before.ends_with(b" ") && !before.ends_with(mark) {
+            return end;
+        }
+        end += 1;
+    }
+    text.len()
 }
 
 #[inline]

@@ -14,6 +14,7 @@ use tokenizers::normalizers::{BertNormalizer, NFC, NFD, NormalizerWrapper};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
@@ -132,6 +133,67 @@ fn without_bytes() -> Tokenizer {
     serde_json::from_value(json).unwrap()
 }
 
+/// SentencePiece's BPE: characters, spaces as U+2581 and runs of them as tokens, bytes for what has no token. `spaces` is the parts of the
+/// tokenizer that write them.
+fn sentencepiece(spaces: serde_json::Value) -> Tokenizer {
+    let mut tokenizer = Tokenizer::new(BPE::builder().build().unwrap());
+    tokenizer.with_pre_tokenizer(Some(Metaspace::new('\u{2581}', PrependScheme::Always, true)));
+    let mut trainer = TrainerWrapper::BpeTrainer(BpeTrainer::builder().vocab_size(2500).show_progress(false).build());
+    tokenizer.train(&mut trainer, speeches().iter().take(8).map(String::as_str)).unwrap();
+    let mut json = serde_json::to_value(&tokenizer).unwrap();
+    let model = &mut json["model"];
+    let mut add = |token: &str| {
+        let vocabulary = model["vocab"].as_object_mut().unwrap();
+        let size = vocabulary.len();
+        vocabulary.entry(token).or_insert(size.into());
+    };
+    (0..=255u8).for_each(|byte| add(&format!("<{byte:#04X}>")));
+    add("<unk>");
+    [
+        "\u{2581}\u{2581}",
+        "\u{2581}\u{2581}\u{2581}",
+        "\u{2581}\u{2581}\u{2581}\u{2581}",
+        "\u{2581}\u{2581}a",
+        "t\u{2581}",
+    ]
+    .map(&mut add);
+    let merges = model["merges"].as_array_mut().unwrap();
+    let more = [
+        ["\u{2581}", "\u{2581}"],
+        ["\u{2581}\u{2581}", "\u{2581}\u{2581}"],
+        ["\u{2581}", "\u{2581}a"],
+        ["\u{2581}\u{2581}", "\u{2581}"],
+    ];
+    more.into_iter().enumerate().for_each(|(i, merge)| merges.insert(7 * i, serde_json::json!(merge)));
+    model["byte_fallback"] = true.into();
+    model["fuse_unk"] = true.into();
+    model["unk_token"] = "<unk>".into();
+    json["normalizer"] = spaces["normalizer"].clone();
+    json["pre_tokenizer"] = spaces["pre_tokenizer"].clone();
+    serde_json::from_value(json).unwrap()
+}
+
+fn replace() -> serde_json::Value {
+    serde_json::json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"})
+}
+
+/// As Llama 2's, Gemma's, and those that transformers writes today.
+fn llama2() -> Tokenizer {
+    let prepend = serde_json::json!({"type": "Prepend", "prepend": "\u{2581}"});
+    sentencepiece(serde_json::json!({"normalizer": {"type": "Sequence", "normalizers": [prepend, replace()]}}))
+}
+
+fn gemma() -> Tokenizer {
+    let split = serde_json::json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+    sentencepiece(serde_json::json!({"normalizer": replace(), "pre_tokenizer": split}))
+}
+
+fn metaspace(scheme: &str) -> Tokenizer {
+    let metaspace =
+        serde_json::json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": false});
+    sentencepiece(serde_json::json!({ "pre_tokenizer": metaspace }))
+}
+
 struct Pair {
     name: &'static str,
     defined: Tokenizer,
@@ -155,6 +217,12 @@ fn pairs() -> &'static [Pair] {
             ("Qwen 2", qwen.clone()),
             ("Qwen 2, added tokens", with_normalized(with_added(qwen))),
             ("GPT-4o", trained(split(Words::O200k), false)),
+            ("Llama 2", with_added(llama2())),
+            ("Llama 2, special tokens are text", text_is_text(with_added(llama2()))),
+            ("Gemma", with_added(gemma())),
+            ("Metaspace, first", with_normalized(with_added(metaspace("first")))),
+            ("Metaspace, always", with_added(metaspace("always"))),
+            ("Metaspace, never", metaspace("never")),
             ("BERT", bert()),
             ("BERT, added tokens", with_added(bert())),
             ("BERT, special tokens are text", text_is_text(with_added(bert()))),
@@ -226,6 +294,9 @@ fn texts_of_their_own() {
         "İstanbul ΑΣ ß ǅ",
         "\u{2028}\u{85}\u{3000}x",
         "the\u{301}\u{302}n",
+        "\u{2581}",
+        " \u{2581} a\u{2581} b  \u{2581}\u{2581}a   a é a",
+        "<|end|> a<|end|>b <|tool|>  c",
     ];
     for pair in pairs() {
         for text in texts.iter().copied().chain(long.iter().map(String::as_str)) {
@@ -234,10 +305,32 @@ fn texts_of_their_own() {
     }
 }
 
+/// Where words of SentencePiece's end is no pattern's matter but that of spaces, U+2581 and what is merged with them: every text over those.
+#[test]
+fn every_short_text_of_spaces_and_letters() {
+    let (mut scratch, mut text) = (Scratch::default(), String::new());
+    let alphabet = [' ', '\u{2581}', 'a', 't', 'é', '漢'];
+    for pair in
+        pairs().iter().filter(|pair| ["Llama 2", "Gemma", "Metaspace, first", "Metaspace, always"].contains(&pair.name))
+    {
+        for length in 0..=6u32 {
+            for mut number in 0..alphabet.len().pow(length) {
+                text.clear();
+                for _ in 0..length {
+                    text.push(alphabet[number % alphabet.len()]);
+                    number /= alphabet.len();
+                }
+                assert!(same(pair, &text, &mut scratch), "{}: {text:?}", pair.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_character() {
     let mut scratch = Scratch::default();
-    for pair in pairs().iter().filter(|pair| ["GPT-2", "Qwen 2", "BERT", "BERT, cased"].contains(&pair.name)) {
+    for pair in pairs().iter().filter(|pair| ["GPT-2", "Qwen 2", "Llama 2", "BERT", "BERT, cased"].contains(&pair.name))
+    {
         let (mut text, mut slow) = (String::new(), 0);
         // beyond there are tags and what is not assigned; `every_code_point` and the tests of the tables have those
         for c in '\0'..'\u{32000}' {
@@ -301,6 +394,13 @@ fn what_is_not_known_is_named() {
         refused(&|json| json["pre_tokenizer"] = serde_json::Value::Null, bert()),
         NotFast::PreTokenizer(_)
     ));
+    let llama = |change: &dyn Fn(&mut serde_json::Value)| refused(change, llama2()).to_string();
+    let over_words = |json: &mut serde_json::Value| {
+        json["model"]["merges"].as_array_mut().unwrap().push(serde_json::json!(["t", "\u{2581}"]));
+    };
+    assert!(llama(&over_words).contains("whose merges go over words"));
+    assert!(llama(&|json| json["model"]["byte_fallback"] = false.into()).contains("without a token for each byte"));
+    assert!(llama(&|json| json["model"]["ignore_merges"] = true.into()).contains("takes a whole text"));
     let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {}});

@@ -1,0 +1,111 @@
+//! BPE as SentencePiece has it (Llama 1 and 2, Mistral, TinyLlama, Phi-3, Gemma): a space is the character U+2581, the alphabet is
+//! characters, and what has no token is spelled in bytes.
+//!
+//! ```text
+//!  a text  ──► ▁a▁text  ──►  ▁a │ ▁text  ──► (cache) ──► merges
+//! ```
+//!
+//! The model merges a whole text. It has words all the same where no merge joins what ends with another character to what begins with
+//! U+2581: then nothing is ever merged over such a place, and the text may be cut there. That is looked up in the merges; a vocabulary
+//! in which it is not so is not known. Nothing else is: all of a text has tokens, as all 256 bytes have.
+
+use std::collections::HashMap;
+
+use tokenizers::NormalizerWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::replace::ReplacePattern;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::pre_tokenizers::split::SplitPattern;
+
+use crate::NotFast;
+use crate::bpe::{Alphabet, Bpe};
+
+/// What stands for a space.
+const MARK: char = '\u{2581}';
+pub(crate) const MARK_TEXT: &str = "\u{2581}";
+
+/// When a space is put before a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefix {
+    /// Never.
+    Never,
+    /// Before one that does not begin with a space, as byte-level BPE may ask.
+    Space,
+    /// Before one that begins with neither a space nor U+2581.
+    Missing,
+    /// As [`Prefix::Missing`], before what begins the whole text and not what follows an added token.
+    MissingAtFirst,
+    /// Before every one.
+    Always,
+}
+
+/// The ways to write spaces as U+2581 that are known; `None` where it is another.
+pub(crate) fn known_prefix(
+    normalizer: Option<&NormalizerWrapper>,
+    pre_tokenizer: Option<&PreTokenizerWrapper>,
+) -> Option<Prefix> {
+    let normalizers = match normalizer {
+        Some(NormalizerWrapper::Sequence(all)) => all.as_ref(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    let replaces = |normalizer: &NormalizerWrapper| {
+        let written = serde_json::to_value(normalizer).unwrap_or_default();
+        let space = serde_json::to_value(ReplacePattern::from(" ")).unwrap_or_default();
+        written["type"] == "Replace" && written["pattern"] == space && written["content"] == MARK_TEXT
+    };
+    match (normalizers, pre_tokenizer) {
+        ([NormalizerWrapper::Prepend(prepend), replace], None) if prepend.prepend == MARK_TEXT && replaces(replace) => {
+            Some(Prefix::Always)
+        }
+        ([replace], None) if replaces(replace) => Some(Prefix::Never),
+        // there are no spaces any more
+        ([replace], Some(PreTokenizerWrapper::Split(split))) if replaces(replace) => {
+            (split.pattern == SplitPattern::String(" ".into()) && !split.invert).then_some(Prefix::Never)
+        }
+        ([], Some(PreTokenizerWrapper::Metaspace(metaspace))) => of_metaspace(metaspace),
+        _ => None,
+    }
+}
+
+fn of_metaspace(metaspace: &Metaspace) -> Option<Prefix> {
+    if metaspace.get_replacement() != MARK || metaspace.get_split() {
+        return None;
+    }
+    Some(match metaspace.get_prepend_scheme() {
+        PrependScheme::Never => Prefix::Never,
+        PrependScheme::Always => Prefix::Missing,
+        PrependScheme::First => Prefix::MissingAtFirst,
+    })
+}
+
+/// The merges over characters, spaces in the place of U+2581.
+pub(crate) fn known(model: &BPE, merges: &[(&str, &str)]) -> Result<Bpe, NotFast> {
+    let unknown = |what: &str| NotFast::Model(format!("BPE over characters {what}"));
+    if model.ignore_merges {
+        return Err(unknown("that takes a whole text that is a token"));
+    }
+    let vocabulary = model.get_vocab();
+    let bytes: Option<Vec<u32>> = (0..=255u8).map(|byte| vocabulary.get(&format!("<{byte:#04X}>")).copied()).collect();
+    let Some(bytes) = bytes.filter(|_| model.byte_fallback).and_then(|bytes| bytes.try_into().ok()) else {
+        return Err(unknown("without a token for each byte"));
+    };
+    let mut chars: HashMap<u32, u32> = HashMap::new();
+    for (token, &id) in &vocabulary {
+        let mut letters = token.chars();
+        if let (Some(c), None) = (letters.next(), letters.next()) {
+            chars.insert(u32::from(c), id);
+        }
+    }
+    let Some(&mark) = chars.get(&u32::from(MARK)) else { return Err(unknown("without U+2581")) };
+    chars.insert(u32::from(' '), mark);
+    if merges.iter().any(|(left, right)| !left.ends_with(MARK) && right.starts_with(MARK)) {
+        return Err(unknown("whose merges go over words"));
+    }
+    let ids = merges.iter().map(|(left, right)| {
+        Some((*vocabulary.get(*left)?, *vocabulary.get(*right)?, *vocabulary.get(&format!("{left}{right}"))?))
+    });
+    let ids: Vec<_> = ids.collect::<Option<_>>().ok_or_else(|| unknown("with merges of what is no token"))?;
+    Ok(Bpe::new(Alphabet::chars(chars, bytes), &ids, None))
+}
