@@ -55,7 +55,7 @@ pub fn manifest(
             source: found.source.clone(),
             architecture: info.architecture.name().to_owned(),
             parameters: info.parameters,
-            arithmetic: info.arithmetic.clone(),
+            arithmetic: arithmetic.map_or_else(|| info.arithmetic.clone(), |a| a.arithmetic.clone()),
             dtype: arithmetic.map(|a| a.dtype),
             cost: arithmetic.and_then(|a| a.cost),
             device: info.device.clone(),

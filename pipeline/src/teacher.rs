@@ -101,7 +101,11 @@ pub(crate) fn load_all(
         );
         return Err(PipelineError::new(ErrorKind::Model, message));
     }
-    let arithmetic = TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost };
+    let arithmetic = match earlier {
+        // all of it was made by others, perhaps on another machine
+        Some(earlier) if !pending => earlier.clone(),
+        _ => TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost },
+    };
     Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
 }
 

@@ -71,8 +71,13 @@ fn an_earlier_choice_is_not_measured_again() {
     let told = Told::default();
     let loaded = teacher::load_all(&prepared, none, Some(&earlier), true, &told).unwrap();
     assert_eq!(loaded.teachers[0].info().dtype, Precision::F16);
-    assert_eq!(loaded.arithmetic, Some(earlier));
+    assert_eq!(loaded.arithmetic, Some(earlier.clone()));
     assert!(!told.0.lock().unwrap().contains("tokens per second"));
+    // what others have made is told as they made it, and is no reason to stop
+    let others = TeacherArithmetic { arithmetic: "f16 on the abacus".into(), ..earlier };
+    let told = teacher::load_all(&prepared, none, Some(&others), false, &Silent).unwrap();
+    assert_eq!(told.arithmetic, Some(others.clone()));
+    assert!(teacher::load_all(&prepared, none, Some(&others), true, &Silent).is_err());
     // and without text there is nothing to choose by
     let error = teacher::load_all(&prepared, none, None, true, &Silent).err().unwrap().to_string();
     assert!(error.contains("extract.teacher.dtype: the first 0 splits have no token to measure with"), "{error}");
