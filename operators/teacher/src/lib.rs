@@ -49,7 +49,6 @@ mod gguf_tokenizer;
 pub mod gpu;
 mod model;
 mod net;
-mod product;
 mod weights;
 
 use std::path::PathBuf;

@@ -30,6 +30,7 @@ pub(crate) use kernels::soft_cap;
 pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
 pub(crate) use loader::{Bias, Loader};
 pub(crate) use rope::{Rope, RopeFields, Tables};
+use stillhouse_cpu::AttentionScratch;
 pub(crate) use stillhouse_cpu::{Arithmetic, level};
 
 use crate::contract::Runs;
@@ -149,7 +150,7 @@ struct Scratch {
     y: Vec<f32>,
     up: Vec<f32>,
     inner: Vec<f32>,
-    attention: attention::Scratch,
+    attention: AttentionScratch,
     product: linear::Scratch,
 }
 
@@ -282,9 +283,9 @@ impl At<'_> {
             let mut done = 0;
             for run in &self.runs[task.runs.clone()] {
                 let queries = run.positions_of(&task.rows);
-                let part = done..done + queries.len();
-                done = part.end;
-                layer.attention.forward(qkv, run, queries, part, a, attention)?;
+                let (into, arithmetic) = (done, layer.qkv.arithmetic());
+                done += queries.len();
+                layer.attention.forward(qkv, run, queries, into, arithmetic, a, attention)?;
             }
             if layer.parallel {
                 // what attention adds waits until the other half has seen x
