@@ -20,7 +20,7 @@ use crate::Arithmetic;
 use crate::arithmetic::Level;
 use crate::elementwise::{exp, tanh};
 use crate::error::ProductError;
-use crate::kernel::{Kernel, Tile};
+use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
 use crate::weight::fits;
 use std::ops::Range;
@@ -346,14 +346,16 @@ impl Job<'_> {
             for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                 let key = n * K::OUTPUTS + c * LANES;
                 if let Some(cap) = self.heads.soft_cap {
-                    *chunk = chunk.map(|s| cap * tanh(s / cap));
+                    let scores = *chunk;
+                    *chunk = lanes(|l| cap * tanh(scores[l] / cap));
                 }
                 if !whole(key) {
                     for (s, key) in chunk.iter_mut().zip(outside(key)) {
                         *s = if seen.contains(&key) { *s } else { f32::NEG_INFINITY };
                     }
                 }
-                max = std::array::from_fn(|l| if chunk[l] > max[l] { chunk[l] } else { max[l] });
+                let (scores, before) = (*chunk, max);
+                max = lanes(|l| if scores[l] > before[l] { scores[l] } else { before[l] });
             }
         }
         let max = max.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
@@ -361,13 +363,15 @@ impl Job<'_> {
             let row = &mut tile[i * K::OUTPUTS..][..K::OUTPUTS];
             for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                 let key = n * K::OUTPUTS + c * LANES;
-                *chunk = chunk.map(|s| exp(s - max));
+                let scores = *chunk;
+                *chunk = lanes(|l| exp(scores[l] - max));
                 if !whole(key) {
                     for (s, key) in chunk.iter_mut().zip(outside(key)) {
                         *s = if seen.contains(&key) { *s } else { 0.0 };
                     }
                 }
-                total = std::array::from_fn(|l| total[l] + chunk[l]);
+                let (weights, before) = (*chunk, total);
+                total = lanes(|l| before[l] + weights[l]);
             }
             kernel.row(row, &mut weights[n * K::OUTPUTS / K::INPUTS * slots..], slots);
         }
@@ -378,7 +382,7 @@ impl Job<'_> {
 /// A product of a whole sum, without memory to be fetched.
 fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
     let (strip, panel, out) = (strip.as_ptr(), panel.as_ptr(), out.as_mut_ptr().cast());
-    Tile { rows, lines, strip, panel, out, first: true, next: panel, step: 0 }
+    Tile { rows, lines, strip, panel, out, first: true, next: panel, step: 0, to: out, stride: 0 }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@
 use crate::arithmetic::with_kernel;
 use crate::elementwise::{gelu, silu};
 use crate::error::ProductError;
-use crate::kernel::{Kernel, Tile};
+use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
 use crate::weight::{Packed, fits};
 use rayon::prelude::*;
@@ -299,6 +299,8 @@ impl Job<'_> {
                             let out = &mut tiles[slot * tile..(slot + 1) * tile];
                             let strip = &strip[first_line * K::slots(rows.len())..];
                             let panel = &self.weight.panel(p)[first_line * depth..];
+                            let first = block.rows.start + rows.start;
+                            let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
                             // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a
                             // strip has 1..=ROWS; from `first_line` on it holds `lines` times the slots of its rows,
                             // and the panel, filled for the same kernel and inputs, as many groups (and its seal, as a
@@ -313,12 +315,13 @@ impl Job<'_> {
                                     first: first_line == 0,
                                     next,
                                     step,
+                                    to: self.out.wrapping_add(first * self.stride + p * width),
+                                    stride: if last { self.stride } else { 0 },
                                 });
                             }
                             next = next.wrapping_add(step * lines);
                             if last {
                                 let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
-                                let first = block.rows.start + rows.start;
                                 kernel.vectorised(
                                     #[inline(always)]
                                     || self.end::<K>(p, first, scales, numbers_mut(out)),
@@ -383,17 +386,19 @@ impl Job<'_> {
             if n == width {
                 // a number of vectors that the compiler knows
                 let (out, values, up) = (&mut out[..width], &values[..width], &up[..width]);
-                let lanes = out.as_chunks_mut::<LANES>().0.iter_mut();
-                for ((out, v), up) in lanes.zip(values.as_chunks::<LANES>().0).zip(up.as_chunks::<LANES>().0) {
-                    *out = std::array::from_fn(|i| f(out[i], v[i], up[i]));
+                let parts = out.as_chunks_mut::<LANES>().0.iter_mut();
+                for ((out, v), up) in parts.zip(values.as_chunks::<LANES>().0).zip(up.as_chunks::<LANES>().0) {
+                    let (old, v, up) = (*out, *v, *up);
+                    *out = lanes(|i| f(old[i], v[i], up[i]));
                 }
             } else {
                 // whole vectors of the tile, padded lanes too: a loop over `n` would end in single floats
-                let lanes = values.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
-                for (out, (v, up)) in out.chunks_mut(LANES).zip(lanes) {
+                let parts = values.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
+                for (out, (v, up)) in out.chunks_mut(LANES).zip(parts) {
                     let mut old = [0.0; LANES];
                     old[..out.len()].copy_from_slice(out);
-                    let new: [f32; LANES] = std::array::from_fn(|i| f(old[i], v[i], up[i]));
+                    let (v, up) = (*v, *up);
+                    let new: [f32; LANES] = lanes(|i| f(old[i], v[i], up[i]));
                     out.copy_from_slice(&new[..out.len()]);
                 }
             }
