@@ -59,6 +59,9 @@ pub(crate) unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// The sums of one or two rows of tiles by instruction `$multiply`, stored 32 outputs apart.
+///
+/// The lines are a loop of the compiler's, so that what is used next is asked for between them and not all at once, which would
+/// keep the loads waiting. Tiles are no registers of the compiler's: what one `asm!` leaves in them the next one finds.
 macro_rules! tiles {
     ($name:ident, $multiply:literal) => {
         /// # Safety
@@ -66,64 +69,64 @@ macro_rules! tiles {
         unsafe fn $name(tile: Tile) {
             let Tile { rows, lines, strip, panel, out, .. } = tile;
             // SAFETY: a line of the strip is 16 or 32 slots of 64 bytes, of the panel 16 rows of 128 bytes; `out` has 32
-            // rows of 128 bytes. Tiles are no registers of the compiler's.
+            // rows of 128 bytes.
             unsafe {
+                let (mut x, mut w) = (strip, panel);
                 if rows > SIDE {
+                    asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+                    for line in 0..lines {
+                        ahead(&tile, line);
+                        asm!(
+                            "tileloadd tmm4, [{x} + {row}]",
+                            "tileloadd tmm6, [{w} + {pair}]",
+                            "tileloadd tmm7, [{w} + {pair} + 64]",
+                            concat!($multiply, " tmm0, tmm4, tmm6"),
+                            "tileloadd tmm5, [{x} + {row} + 1024]",
+                            concat!($multiply, " tmm1, tmm4, tmm7"),
+                            concat!($multiply, " tmm2, tmm5, tmm6"),
+                            concat!($multiply, " tmm3, tmm5, tmm7"),
+                            x = in(reg) x,
+                            w = in(reg) w,
+                            row = in(reg) 64usize,
+                            pair = in(reg) 128usize,
+                            options(nostack, readonly),
+                        );
+                        x = x.wrapping_add(2 * SIDE);
+                        w = w.wrapping_add(32);
+                    }
                     asm!(
-                        "tilezero tmm0",
-                        "tilezero tmm1",
-                        "tilezero tmm2",
-                        "tilezero tmm3",
-                        "2:",
-                        "tileloadd tmm4, [{x} + {row}]",
-                        "tileloadd tmm6, [{w} + {pair}]",
-                        "tileloadd tmm7, [{w} + {pair} + 64]",
-                        concat!($multiply, " tmm0, tmm4, tmm6"),
-                        "tileloadd tmm5, [{x} + {row} + 1024]",
-                        concat!($multiply, " tmm1, tmm4, tmm7"),
-                        concat!($multiply, " tmm2, tmm5, tmm6"),
-                        concat!($multiply, " tmm3, tmm5, tmm7"),
-                        "add {x}, 2048",
-                        "add {w}, 2048",
-                        "dec {lines}",
-                        "jnz 2b",
                         "tilestored [{out} + {pair}], tmm0",
                         "tilestored [{out} + {pair} + 64], tmm1",
                         "tilestored [{out} + {pair} + 2048], tmm2",
                         "tilestored [{out} + {pair} + 2112], tmm3",
-                        x = inout(reg) strip => _,
-                        w = inout(reg) panel => _,
-                        lines = inout(reg) lines => _,
                         out = in(reg) out,
-                        row = in(reg) 64usize,
                         pair = in(reg) 128usize,
-                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
                     );
                 } else {
+                    asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
+                    for line in 0..lines {
+                        ahead(&tile, line);
+                        asm!(
+                            "tileloadd tmm4, [{x} + {row}]",
+                            "tileloadd tmm6, [{w} + {pair}]",
+                            "tileloadd tmm7, [{w} + {pair} + 64]",
+                            concat!($multiply, " tmm0, tmm4, tmm6"),
+                            concat!($multiply, " tmm1, tmm4, tmm7"),
+                            x = in(reg) x,
+                            w = in(reg) w,
+                            row = in(reg) 64usize,
+                            pair = in(reg) 128usize,
+                            options(nostack, readonly),
+                        );
+                        x = x.wrapping_add(SIDE);
+                        w = w.wrapping_add(32);
+                    }
                     asm!(
-                        "tilezero tmm0",
-                        "tilezero tmm1",
-                        "2:",
-                        "tileloadd tmm4, [{x} + {row}]",
-                        "tileloadd tmm6, [{w} + {pair}]",
-                        "tileloadd tmm7, [{w} + {pair} + 64]",
-                        concat!($multiply, " tmm0, tmm4, tmm6"),
-                        concat!($multiply, " tmm1, tmm4, tmm7"),
-                        "add {x}, 1024",
-                        "add {w}, 2048",
-                        "dec {lines}",
-                        "jnz 2b",
                         "tilestored [{out} + {pair}], tmm0",
                         "tilestored [{out} + {pair} + 64], tmm1",
-                        x = inout(reg) strip => _,
-                        w = inout(reg) panel => _,
-                        lines = inout(reg) lines => _,
                         out = in(reg) out,
-                        row = in(reg) 64usize,
                         pair = in(reg) 128usize,
-                        out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
                     );
                 }
@@ -134,14 +137,21 @@ macro_rules! tiles {
 tiles!(tiles_bf16, "tdpbf16ps");
 tiles!(tiles_int8, "tdpbssd");
 
-/// Asks for the memory that is read next.
+/// Asks for a line's share of the memory that is read next, and of where the tile's rows go.
 #[inline(always)]
-pub(crate) fn prefetch(tile: Tile) {
-    for line in 0..tile.step * tile.lines {
-        // SAFETY: a prefetch of any address is allowed, and every x86-64 CPU has the instruction.
-        unsafe {
-            use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast());
+pub(crate) fn ahead(tile: &Tile, line: usize) {
+    use core::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+    // SAFETY: a prefetch of any address is allowed, and every x86-64 CPU has the instruction.
+    unsafe {
+        for n in line * tile.step..(line + 1) * tile.step {
+            _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(n).cast());
+        }
+        if tile.stride > 0 {
+            for row in 2 * line..tile.rows.min(2 * line + 2) {
+                let to = tile.to.wrapping_add(row * tile.stride);
+                _mm_prefetch::<_MM_HINT_T0>(to.cast());
+                _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(16).cast());
+            }
         }
     }
 }
@@ -172,7 +182,6 @@ impl Kernel for AmxBf16 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        prefetch(tile);
         // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
         unsafe { tiles_bf16(tile) }
     }
@@ -215,7 +224,6 @@ impl Kernel for AmxInt8 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        prefetch(tile);
         // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`. The instructions have
         // written 32-bit integers to whole rows of `out`, of the size and alignment of its floats.
         unsafe {

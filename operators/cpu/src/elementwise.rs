@@ -22,6 +22,12 @@ pub(crate) fn exp(x: f32) -> f32 {
     f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)) * p
 }
 
+/// tanh x, to about 1e-7.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (1.0 + exp(2.0 * x))
+}
+
 /// x / (1 + e^-x).
 #[inline(always)]
 pub(crate) fn silu(x: f32) -> f32 {

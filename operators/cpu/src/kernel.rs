@@ -30,6 +30,10 @@ pub(crate) struct Tile {
     pub next: *const Line,
     /// Lines of `next` for each line.
     pub step: usize,
+    /// Where the tile's rows go when it is done, `stride` floats apart: a kernel may prefetch them.
+    pub to: *const f32,
+    /// Floats from one of those rows to the next; 0 where they go nowhere yet.
+    pub stride: usize,
 }
 
 /// A register tile's product. It is implemented on the proof (see `cpu`) that the machine has the instructions.
@@ -92,6 +96,17 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     }
 }
 
+/// An array by index. Values that are no one else's memory are what the compiler makes vectors of in every optimised build;
+/// the standard library's own may stay a call, compiled for the target's least instructions.
+#[inline(always)]
+pub(crate) fn lanes<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
+    let mut all = [T::default(); N];
+    for (i, lane) in all.iter_mut().enumerate() {
+        *lane = f(i);
+    }
+    all
+}
+
 /// Copies a row to its lines through `encode`, with zeros after its last number.
 #[inline(always)]
 pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], step: usize, encode: impl Fn(f32) -> T) {
@@ -101,8 +116,9 @@ pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], ste
     let mut lines = strip.chunks_mut(step);
     for (numbers, line) in whole.zip(&mut lines) {
         let line = crate::memory::numbers_mut::<T>(&mut line[..1]);
-        for (to, from) in line.iter_mut().zip(numbers) {
-            *to = encode(*from);
+        // sixteen at a time: a count that the compiler knows, so that it makes one vector of them
+        for (to, from) in line.as_chunks_mut::<16>().0.iter_mut().zip(numbers.as_chunks::<16>().0.iter().copied()) {
+            *to = lanes(|i| encode(from[i]));
         }
     }
     if let (false, Some(line)) = (rest.is_empty(), lines.next()) {

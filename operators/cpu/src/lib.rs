@@ -24,7 +24,9 @@
 //!
 //! A library would be preferred to kernels of our own, but none that was measured kept its weights packed, its rows
 //! independent of each other and three quarters of the machine's peak; `examples/peak` and `benches/product` measure
-//! both here. Small strided products, as attention has, gain nothing from packing and are not for this crate.
+//! both here.
+//!
+//! [`attention`] is made of the same kernels: keys and values are packed as weights are, for each call.
 //!
 //! ```
 //! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
@@ -42,6 +44,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod arithmetic;
+mod attention;
 mod cpu;
 mod elementwise;
 mod error;
@@ -59,6 +62,7 @@ mod tests;
 mod weight;
 
 pub use arithmetic::{Arithmetic, level};
+pub use attention::{AttentionScratch, Heads, attention};
 pub use error::ProductError;
 pub use product::{Epilogue, Rows, RowsMut, Scratch, Threads, product};
 pub use weight::{Layout, Packed};

@@ -14,7 +14,7 @@
 use crate::arithmetic::with_kernel;
 use crate::elementwise::{gelu, silu};
 use crate::error::ProductError;
-use crate::kernel::{Kernel, Tile};
+use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
 use crate::weight::{Packed, fits};
 use rayon::prelude::*;
@@ -166,7 +166,7 @@ struct Job<'a> {
 unsafe impl Sync for Job<'_> {}
 
 /// Part `index` of `parts` of `0..total`, whose sizes differ by one at most.
-fn part(total: usize, parts: usize, index: usize) -> Range<usize> {
+pub(crate) fn part(total: usize, parts: usize, index: usize) -> Range<usize> {
     let start = |index: usize| total / parts * index + (total % parts).min(index);
     start(index)..start(index + 1)
 }
@@ -176,18 +176,6 @@ fn part_lines<K: Kernel>(lines: usize) -> usize {
     match K::PAUSE {
         Some(pause) if lines * LINE > LONG_ROW => pause * 48usize.div_ceil(pause),
         _ => lines,
-    }
-}
-
-/// Copies floats sixteen at a time: a tile's rows are too short to call for a copy of any length.
-#[inline(always)]
-fn copy(to: &mut [f32], from: &[f32]) {
-    let ((to, to_rest), (from, from_rest)) = (to.as_chunks_mut::<16>(), from.as_chunks::<16>());
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = *from;
-    }
-    for (to, from) in to_rest.iter_mut().zip(from_rest) {
-        *to = *from;
     }
 }
 
@@ -311,6 +299,8 @@ impl Job<'_> {
                             let out = &mut tiles[slot * tile..(slot + 1) * tile];
                             let strip = &strip[first_line * K::slots(rows.len())..];
                             let panel = &self.weight.panel(p)[first_line * depth..];
+                            let first = block.rows.start + rows.start;
+                            let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
                             // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a
                             // strip has 1..=ROWS; from `first_line` on it holds `lines` times the slots of its rows,
                             // and the panel, filled for the same kernel and inputs, as many groups (and its seal, as a
@@ -325,12 +315,13 @@ impl Job<'_> {
                                     first: first_line == 0,
                                     next,
                                     step,
+                                    to: self.out.wrapping_add(first * self.stride + p * width),
+                                    stride: if last { self.stride } else { 0 },
                                 });
                             }
                             next = next.wrapping_add(step * lines);
                             if last {
                                 let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
-                                let first = block.rows.start + rows.start;
                                 kernel.vectorised(
                                     #[inline(always)]
                                     || self.end::<K>(p, first, scales, numbers_mut(out)),
@@ -348,14 +339,15 @@ impl Job<'_> {
     fn end<K: Kernel>(&self, p: usize, first: usize, scales: &[f32], tile: &mut [f32]) {
         let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
         let columns = p * width..self.columns.min((p + 1) * width);
-        let n = columns.len();
-        for (i, (values, scale)) in tile.chunks_exact_mut(K::OUTPUTS).zip(scales).enumerate() {
-            if K::SCALED {
+        if K::SCALED {
+            for (values, scale) in tile.chunks_exact_mut(K::OUTPUTS).zip(scales) {
                 for (v, by) in values.iter_mut().zip(self.weight.scales::<K>(p)) {
                     *v *= *scale * *by;
                 }
             }
-            if let Some(bias) = self.bias {
+        }
+        if let Some(bias) = self.bias {
+            for values in tile.chunks_exact_mut(K::OUTPUTS).take(scales.len()) {
                 let halves = bias.chunks_exact(self.columns).zip(values.chunks_exact_mut(width));
                 for (bias, values) in halves {
                     for (v, b) in values.iter_mut().zip(&bias[columns.clone()]) {
@@ -363,35 +355,51 @@ impl Job<'_> {
                     }
                 }
             }
+        }
+        let tile = &tile[..scales.len() * K::OUTPUTS];
+        match self.epilogue {
+            Epilogue::Store => self.write::<K>(first, columns, tile, K::OUTPUTS, |_, v, _| v),
+            Epilogue::Add => self.write::<K>(first, columns, tile, K::OUTPUTS, |out, v, _| out + v),
+            Epilogue::Gelu => self.write::<K>(first, columns, tile, K::OUTPUTS, |_, v, _| gelu(v)),
+            Epilogue::SwiGlu => self.write::<K>(first, columns, tile, K::OUTPUTS / 2, |_, v, up| silu(v) * up),
+        }
+    }
+
+    /// `out = f(out, v, the value half a tile's row further on)` for the first `width` values of each of the tile's rows.
+    #[inline(always)]
+    fn write<K: Kernel>(
+        &self,
+        first: usize,
+        columns: Range<usize>,
+        tile: &[f32],
+        width: usize,
+        f: impl Fn(f32, f32, f32) -> f32,
+    ) {
+        let n = columns.len();
+        for (i, values) in tile.chunks_exact(K::OUTPUTS).enumerate() {
             // SAFETY: row `first + i` is below out's rows and the columns below its columns, so that the floats lie in
             // out (checked by `product`), which is borrowed mutably; rows do not overlap, and no other task has these
             // rows and this panel.
             let out =
                 unsafe { std::slice::from_raw_parts_mut(self.out.add((first + i) * self.stride + columns.start), n) };
-            // whole vectors of the tile, padded lanes too: a loop over `n` would end in single floats
-            match self.epilogue {
-                Epilogue::Store => copy(out, &values[..n]),
-                Epilogue::Add => {
-                    let (lanes, rest) = out.as_chunks_mut::<LANES>();
-                    let (values, more) = values.as_chunks::<LANES>();
-                    for (out, v) in lanes.iter_mut().zip(values) {
-                        (0..LANES).for_each(|i| out[i] += v[i]);
-                    }
-                    let last = values.get(lanes.len()).map_or(more, |last| last.as_slice());
-                    rest.iter_mut().zip(last).for_each(|(out, v)| *out += *v);
+            let (values, up) = (&values[..width], &values[K::OUTPUTS - width..]);
+            if n == width {
+                // a number of vectors that the compiler knows
+                let (out, values, up) = (&mut out[..width], &values[..width], &up[..width]);
+                let parts = out.as_chunks_mut::<LANES>().0.iter_mut();
+                for ((out, v), up) in parts.zip(values.as_chunks::<LANES>().0).zip(up.as_chunks::<LANES>().0) {
+                    let (old, v, up) = (*out, *v, *up);
+                    *out = lanes(|i| f(old[i], v[i], up[i]));
                 }
-                Epilogue::Gelu => {
-                    for v in values.as_chunks_mut::<LANES>().0 {
-                        (0..LANES).for_each(|i| v[i] = gelu(v[i]));
-                    }
-                    copy(out, &values[..n]);
-                }
-                Epilogue::SwiGlu => {
-                    let (gate, up) = values.split_at_mut(width);
-                    for (gate, up) in gate.as_chunks_mut::<LANES>().0.iter_mut().zip(up.as_chunks::<LANES>().0) {
-                        (0..LANES).for_each(|i| gate[i] = silu(gate[i]) * up[i]);
-                    }
-                    copy(out, &gate[..n]);
+            } else {
+                // whole vectors of the tile, padded lanes too: a loop over `n` would end in single floats
+                let parts = values.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
+                for (out, (v, up)) in out.chunks_mut(LANES).zip(parts) {
+                    let mut old = [0.0; LANES];
+                    old[..out.len()].copy_from_slice(out);
+                    let (v, up) = (*v, *up);
+                    let new: [f32; LANES] = lanes(|i| f(old[i], v[i], up[i]));
+                    out.copy_from_slice(&new[..out.len()]);
                 }
             }
         }

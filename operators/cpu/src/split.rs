@@ -10,7 +10,7 @@
 //! A weight that bf16 holds exactly, as most checkpoints' do, has no wl: the third product, which would add zeros, is left
 //! out and no bit changes. Products are exact in f32 and the instruction sums in f32, as [`crate::amx`] says.
 
-use crate::amx::{SIDE, prefetch, session, to_bf16};
+use crate::amx::{SIDE, ahead, session, to_bf16};
 use crate::cpu::AmxBf16x3;
 use crate::kernel::{Kernel, Tile, to_lines};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
@@ -29,7 +29,7 @@ fn split(x: f32) -> (u16, u16) {
     (high, to_bf16(if rest.is_finite() { rest } else { 0.0 }))
 }
 
-/// Adds the products of the tiles at `$x` and `$w` that were loaded.
+/// Adds the products of the tiles that were loaded.
 macro_rules! multiply {
     (4) => {
         "tdpbf16ps tmm0, tmm4, tmm6
@@ -47,82 +47,87 @@ macro_rules! multiply {
 /// As [`Kernel::tile`] for [`AmxBf16x3`], in a [`session`].
 unsafe fn tiles(tile: Tile) {
     let Tile { rows, lines, strip, panel, out, .. } = tile;
-    // SAFETY: the seal follows the panel's lines.
-    let exact = unsafe { panel.add(lines * DEPTH).cast::<u32>().read() } == 0;
-    // SAFETY: a line of the strip is twice 16 or 32 slots of 64 bytes, of the panel twice 16 rows of 128 bytes; `out` has 32
-    // rows of 128 bytes. Tiles are no registers of the compiler's.
+    // SAFETY: a line of the strip is twice 16 or 32 slots of 64 bytes, of the panel twice 16 rows of 128 bytes, and the seal follows the
+    // panel's lines; `out` has 32 rows of 128 bytes. Tiles are no registers of the compiler's: what one `asm!` leaves in them the next
+    // one finds.
     unsafe {
+        let (mut x, mut w, has_low) = (strip, panel, panel.add(lines * DEPTH).cast::<u32>().read() != 0);
         if rows > SIDE {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+            for line in 0..lines {
+                ahead(&tile, line);
+                asm!(
+                    "tileloadd tmm4, [{x} + {row} + 2048]",
+                    "tileloadd tmm5, [{x} + {row} + 3072]",
+                    "tileloadd tmm6, [{w} + {pair}]",
+                    "tileloadd tmm7, [{w} + {pair} + 64]",
+                    multiply!(4),
+                    "tileloadd tmm4, [{x} + {row}]",
+                    "tileloadd tmm5, [{x} + {row} + 1024]",
+                    multiply!(4),
+                    x = in(reg) x,
+                    w = in(reg) w,
+                    row = in(reg) 64usize,
+                    pair = in(reg) 128usize,
+                    options(nostack, readonly),
+                );
+                if has_low {
+                    asm!(
+                        "tileloadd tmm6, [{w} + {pair} + 2048]",
+                        "tileloadd tmm7, [{w} + {pair} + 2112]",
+                        multiply!(4),
+                        w = in(reg) w,
+                        pair = in(reg) 128usize,
+                        options(nostack, readonly),
+                    );
+                }
+                x = x.wrapping_add(4 * SIDE);
+                w = w.wrapping_add(DEPTH);
+            }
             asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{x} + {row} + 2048]",
-                "tileloadd tmm5, [{x} + {row} + 3072]",
-                "tileloadd tmm6, [{w} + {pair}]",
-                "tileloadd tmm7, [{w} + {pair} + 64]",
-                multiply!(4),
-                "tileloadd tmm4, [{x} + {row}]",
-                "tileloadd tmm5, [{x} + {row} + 1024]",
-                multiply!(4),
-                "test {exact:e}, {exact:e}",
-                "jnz 3f",
-                "tileloadd tmm6, [{w} + {pair} + 2048]",
-                "tileloadd tmm7, [{w} + {pair} + 2112]",
-                multiply!(4),
-                "3:",
-                "add {x}, 4096",
-                "add {w}, 4096",
-                "dec {lines}",
-                "jnz 2b",
                 "tilestored [{out} + {pair}], tmm0",
                 "tilestored [{out} + {pair} + 64], tmm1",
                 "tilestored [{out} + {pair} + 2048], tmm2",
                 "tilestored [{out} + {pair} + 2112], tmm3",
-                x = inout(reg) strip => _,
-                w = inout(reg) panel => _,
-                lines = inout(reg) lines => _,
                 out = in(reg) out,
-                row = in(reg) 64usize,
                 pair = in(reg) 128usize,
-                exact = in(reg) u32::from(exact),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
         } else {
+            asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
+            for line in 0..lines {
+                ahead(&tile, line);
+                asm!(
+                    "tileloadd tmm4, [{x} + {row} + 1024]",
+                    "tileloadd tmm6, [{w} + {pair}]",
+                    "tileloadd tmm7, [{w} + {pair} + 64]",
+                    multiply!(2),
+                    "tileloadd tmm4, [{x} + {row}]",
+                    multiply!(2),
+                    x = in(reg) x,
+                    w = in(reg) w,
+                    row = in(reg) 64usize,
+                    pair = in(reg) 128usize,
+                    options(nostack, readonly),
+                );
+                if has_low {
+                    asm!(
+                        "tileloadd tmm6, [{w} + {pair} + 2048]",
+                        "tileloadd tmm7, [{w} + {pair} + 2112]",
+                        multiply!(2),
+                        w = in(reg) w,
+                        pair = in(reg) 128usize,
+                        options(nostack, readonly),
+                    );
+                }
+                x = x.wrapping_add(2 * SIDE);
+                w = w.wrapping_add(DEPTH);
+            }
             asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "2:",
-                "tileloadd tmm4, [{x} + {row} + 1024]",
-                "tileloadd tmm6, [{w} + {pair}]",
-                "tileloadd tmm7, [{w} + {pair} + 64]",
-                multiply!(2),
-                "tileloadd tmm4, [{x} + {row}]",
-                multiply!(2),
-                "test {exact:e}, {exact:e}",
-                "jnz 3f",
-                "tileloadd tmm6, [{w} + {pair} + 2048]",
-                "tileloadd tmm7, [{w} + {pair} + 2112]",
-                multiply!(2),
-                "3:",
-                "add {x}, 2048",
-                "add {w}, 4096",
-                "dec {lines}",
-                "jnz 2b",
                 "tilestored [{out} + {pair}], tmm0",
                 "tilestored [{out} + {pair} + 64], tmm1",
-                x = inout(reg) strip => _,
-                w = inout(reg) panel => _,
-                lines = inout(reg) lines => _,
                 out = in(reg) out,
-                row = in(reg) 64usize,
                 pair = in(reg) 128usize,
-                exact = in(reg) u32::from(exact),
-                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
         }
@@ -167,7 +172,6 @@ impl Kernel for AmxBf16x3 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        prefetch(tile);
         // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
         unsafe { tiles(tile) }
     }

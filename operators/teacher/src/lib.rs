@@ -51,7 +51,6 @@ pub mod gpu;
 mod model;
 mod net;
 pub mod probe;
-mod product;
 mod weights;
 
 use std::path::PathBuf;

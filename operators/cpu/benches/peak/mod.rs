@@ -36,8 +36,8 @@ pub fn gflops(work: Work, threads: usize, seconds: f64) -> f64 {
     let run = || {
         let start = Instant::now();
         let operations: f64 = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(200_000))).collect();
-            work(200_000) + others.into_iter().filter_map(|other| other.join().ok()).sum::<f64>()
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(100_000))).collect();
+            work(100_000) + others.into_iter().filter_map(|other| other.join().ok()).sum::<f64>()
         });
         operations / start.elapsed().as_secs_f64() / 1e9
     };

@@ -1,24 +1,17 @@
 //! Causal grouped-query attention over runs, in memory that does not grow with the square of their length.
 //!
-//! ```text
-//!                 keys 0 .............. L
-//!   queries  0..b  ▓                          scores exist for one block of b query rows at a time, for the heads that share a key,
-//!            b..2b ▓▓                         over no more keys than the block's rows may see
-//!            ...    ▓▓▓                       with a window: none before the first that its first row may see
-//! ```
-//!
-//! q, k and v lie in rows `heads ‖ kv_heads ‖ kv_heads` of D, one row per token; out are rows of `heads · D`. The query rows of a group of
-//! heads are put under each other, so that a block is two products with the group's keys and values: `[group · b, D] × [D, keys]` and
-//! `[group · b, keys] × [keys, D]`.
+//! q, k and v lie in rows `heads ‖ kv_heads ‖ kv_heads` of D, one row per token; out are rows of `heads · D`. The heads that share a key
+//! go through [`stillhouse_cpu::attention`] together.
 
 use std::ops::Range;
 
-use super::kernels::{rms_norm_in_place, soft_cap, softmax_seen};
+use stillhouse_cpu::{Arithmetic, AttentionScratch, Heads, attention};
+
+use super::kernels::rms_norm_in_place;
 use super::rope::rotate;
 use crate::error::Result;
-use crate::product::{Matrix, product};
 
-/// Query rows of a block: 64 × 1,024 scores are 256 KiB per head of the group. Blocks begin at its multiples in every run.
+/// Tasks are cut at its multiples in every run.
 pub(super) const BLOCK: usize = 64;
 
 /// The heads of a layer.
@@ -66,14 +59,6 @@ impl Run {
     }
 }
 
-/// What a block works in.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    queries: Vec<f32>,
-    scores: Vec<f32>,
-    out: Vec<f32>,
-}
-
 impl Attention {
     /// Width of the output rows.
     pub(super) fn width(&self) -> usize {
@@ -101,75 +86,35 @@ impl Attention {
         heads.for_each(|head| rotate(&mut head[..2 * cos.len()], cos, sin));
     }
 
-    /// The keys that a query sees.
-    fn seen(&self, position: usize) -> Range<usize> {
-        let from = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        from..position + 1
-    }
-
-    /// Attention of the queries at these positions of a run, into rows `into` of `out`.
+    /// Attention of the queries at these positions of a run, into rows from `into` on of `out`.
     pub(super) fn forward(
         &self,
         qkv: &[f32],
         run: &Run,
         queries: Range<usize>,
-        into: Range<usize>,
+        into: usize,
+        arithmetic: Arithmetic,
         out: &mut [f32],
-        scratch: &mut Scratch,
+        scratch: &mut AttentionScratch,
     ) -> Result<()> {
-        let mut row = into.start;
-        for first in queries.clone().step_by(BLOCK) {
-            let block = first..queries.end.min(first + BLOCK);
-            let rows = block.len();
-            for kv in 0..self.kv_heads {
-                self.block(qkv, run, block.clone(), kv, scratch)?;
-                self.put(&scratch.out, kv, rows, &mut out[row * self.width()..]);
-            }
-            row += rows;
+        let (dim, stride, group) = (self.head_dim, self.qkv_width(), self.heads / self.kv_heads);
+        let head = |number: usize| &qkv[run.first * stride + number * dim..];
+        for kv in 0..self.kv_heads {
+            let heads = Heads {
+                queries: head(kv * group),
+                keys: head(self.heads + kv),
+                values: head(self.heads + self.kv_heads + kv),
+                stride,
+                group,
+                dim,
+                scale: self.scale,
+                soft_cap: self.soft_cap,
+                window: self.window,
+            };
+            let out = &mut out[into * self.width() + kv * group * dim..];
+            attention(&heads, queries.clone(), arithmetic, out, self.width(), scratch)?;
         }
         Ok(())
-    }
-
-    /// The heads of one key head, for a block of queries, into `scratch.out` `[group · rows, D]`.
-    fn block(&self, qkv: &[f32], run: &Run, block: Range<usize>, kv: usize, scratch: &mut Scratch) -> Result<()> {
-        let (dim, width, group) = (self.head_dim, self.qkv_width(), self.heads / self.kv_heads);
-        let (rows, all) = (block.len(), group * block.len());
-        let keys = self.seen(block.start).start..block.end;
-        let Scratch { queries, scores, out, .. } = scratch;
-        queries.clear();
-        for head in kv * group..(kv + 1) * group {
-            for position in block.clone() {
-                queries.extend_from_slice(&qkv[(run.first + position) * width + head * dim..][..dim]);
-            }
-        }
-        let shared = |head: usize| Matrix {
-            data: &qkv[(run.first + keys.start) * width + head * dim..],
-            shape: (keys.len(), dim),
-            strides: (width, 1),
-        };
-        scores.resize(all * keys.len(), 0.0);
-        let q = Matrix { data: queries, shape: (all, dim), strides: (dim, 1) };
-        product(scores, keys.len(), self.scale, &q, &shared(self.heads + kv).transposed())?;
-        if let Some(cap) = self.soft_cap {
-            soft_cap(scores, cap);
-        }
-        softmax_seen(scores, keys.len(), |row| {
-            let Range { start, end } = self.seen(block.start + row % rows);
-            start - keys.start..end - keys.start
-        });
-        out.resize(all * dim, 0.0);
-        let p = Matrix { data: scores, shape: (all, keys.len()), strides: (keys.len(), 1) };
-        product(out, dim, 1.0, &p, &shared(self.heads + self.kv_heads + kv))
-    }
-
-    fn put(&self, heads: &[f32], kv: usize, rows: usize, out: &mut [f32]) {
-        let (dim, group) = (self.head_dim, self.heads / self.kv_heads);
-        for (g, head) in heads.chunks_exact(rows * dim).enumerate() {
-            let at = (kv * group + g) * dim;
-            for (row, from) in out.chunks_exact_mut(self.width()).zip(head.chunks_exact(dim)) {
-                row[at..at + dim].copy_from_slice(from);
-            }
-        }
     }
 }
 
@@ -218,9 +163,12 @@ mod tests {
                 Attention { heads, kv_heads, head_dim: 8, scale: 0.4, soft_cap, window, ..Attention::default() };
             let width = attention.qkv_width();
             let qkv: Vec<f32> = (0..(run.first + run.length) * width).map(|i| (i as f32 * 0.73).sin() * 2.0).collect();
-            let (mut out, mut scratch) = (vec![f32::NAN; 2 * run.length * attention.width()], Scratch::default());
-            attention.forward(&qkv, &run, 0..128, 0..128, &mut out, &mut scratch).unwrap();
-            attention.forward(&qkv, &run, 128..200, 128..200, &mut out, &mut scratch).unwrap();
+            let mut out = vec![f32::NAN; 2 * run.length * attention.width()];
+            let mut scratch = AttentionScratch::default();
+            for queries in [0..128, 128..200] {
+                let into = queries.start;
+                attention.forward(&qkv, &run, queries, into, Arithmetic::F32, &mut out, &mut scratch).unwrap();
+            }
             for position in 0..run.length {
                 let want = by_definition(&attention, &qkv, &run, position);
                 let got = &out[position * attention.width()..][..want.len()];

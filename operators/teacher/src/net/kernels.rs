@@ -8,10 +8,7 @@
 //! | [`rms_norm`], [`layer_norm`] | a row `[H]` | `[H]` | two and three passes |
 //! | [`geglu`] | `[n, 2I]` gate ‖ up | `[n, I]` | one exponential |
 //! | [`gelu`] | `[n, I]` | the same, in place | one exponential |
-//! | [`soft_cap`] | scores, logits | the same, in place | one exponential |
-//! | [`softmax_seen`] | `[rows, keys]` scores | the same, in place | one exponential per key that is seen |
-
-use std::ops::Range;
+//! | [`soft_cap`] | logits | the same, in place | one exponential |
 
 const LANES: usize = 16;
 
@@ -173,27 +170,6 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += *y);
 }
 
-/// Softmax of each row of `keys` scores over the keys that it sees, zeros elsewhere; `seen` of the row's number is a range of keys.
-pub(crate) fn softmax_seen(scores: &mut [f32], keys: usize, seen: impl Fn(usize) -> Range<usize>) {
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            for (r, row) in scores.chunks_exact_mut(keys).enumerate() {
-                let Range { start, end } = seen(r);
-                let (before, row) = row.split_at_mut(start.min(keys));
-                let (row, after) = row.split_at_mut(end.min(keys).saturating_sub(start));
-                let lanes = fold(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-                let max = lanes.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
-                row.iter_mut().for_each(|x| *x = exp(*x - max));
-                let scale = 1.0 / sum(row);
-                row.iter_mut().for_each(|x| *x *= scale);
-                before.fill(0.0);
-                after.fill(0.0);
-            }
-        },
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,22 +234,5 @@ mod tests {
                 assert!((f64::from(layer[row * 37 + i]) - want).abs() < 1e-5);
             }
         }
-    }
-
-    #[test]
-    fn softmax_sees_neither_the_future_nor_what_is_outside_of_the_window() {
-        let mut scores = vec![0.5f32; 2 * 40];
-        softmax_seen(&mut scores, 40, |r| 10 + r..21 + r);
-        assert_eq!(scores[20], 1.0 / 11.0);
-        assert_eq!((&scores[..10], &scores[21..40]), (&[0.0; 10][..], &[0.0; 19][..]));
-        assert!((scores[40..].iter().sum::<f32>() - 1.0).abs() < 1e-6);
-        assert_eq!((scores[50], scores[51] > 0.0, scores[61] > 0.0, scores[62]), (0.0, true, true, 0.0));
-    }
-
-    #[test]
-    fn a_score_that_is_no_number_stays_one() {
-        let mut scores = vec![0.5, f32::NAN, 0.5, 0.5];
-        softmax_seen(&mut scores, 4, |_| 0..3);
-        assert!(scores[..3].iter().all(|x| x.is_nan()), "{scores:?}");
     }
 }

@@ -78,6 +78,11 @@ impl Linear {
         self.shape[1]
     }
 
+    /// The types of its products on this machine.
+    pub(crate) fn arithmetic(&self) -> Arithmetic {
+        self.weight.as_ref().map_or(Arithmetic::F32, Packed::arithmetic)
+    }
+
     /// Into `out`, on the calling thread.
     pub(crate) fn forward(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
         self.run(x, out, self.end, Threads::One, scratch)

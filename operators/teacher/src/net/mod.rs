@@ -30,14 +30,17 @@ pub(crate) use kernels::soft_cap;
 pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
 pub(crate) use loader::{Bias, Loader};
 pub(crate) use rope::{Rope, RopeFields, Tables};
+use stillhouse_cpu::AttentionScratch;
 pub(crate) use stillhouse_cpu::{Arithmetic, level};
 
 use crate::contract::Runs;
 use crate::error::Result;
 use attention::{BLOCK, Run};
 
-/// Rows of a task: enough for a product to make good use of a weight that it has fetched.
-const TASK_ROWS: usize = 128;
+/// The most rows of a task: enough for a product to make good use of a weight that it has fetched.
+const TASK_ROWS: usize = 512;
+/// Rows of a task below which that use is bad, however many threads wait.
+const LEAST_ROWS: usize = 2 * BLOCK;
 /// Tokens that go through the net together, in whole runs: what is there of them is 4·(H + 2·(heads + 2·kv_heads)·D) bytes each.
 const PASS_TOKENS: usize = 4096;
 /// Tasks per thread, where there are many threads.
@@ -149,7 +152,7 @@ struct Scratch {
     y: Vec<f32>,
     up: Vec<f32>,
     inner: Vec<f32>,
-    attention: attention::Scratch,
+    attention: AttentionScratch,
     product: linear::Scratch,
 }
 
@@ -165,7 +168,7 @@ impl Net {
     /// The final, normalised states `[tokens, H]` of runs.
     pub(crate) fn states(&self, runs: &Runs, work: &mut Workspace, out: &mut [f32]) -> Result<()> {
         let threads = rayon::current_num_threads();
-        let at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * TASK_ROWS);
+        let at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * LEAST_ROWS);
         let (offsets, mut first) = (runs.offsets(), 0);
         while first + 1 < offsets.len() {
             let begin = offsets[first] as usize;
@@ -184,7 +187,8 @@ impl Net {
 
     /// The same for runs that go through the net together; `offsets` begin anywhere.
     fn pass(&self, tokens: &[u32], offsets: &[u32], work: &mut Workspace, out: &mut [f32]) -> Result<()> {
-        work.divide(offsets);
+        let rows = tokens.len().div_ceil(rayon::current_num_threads()).next_multiple_of(BLOCK);
+        work.divide(offsets, rows.clamp(LEAST_ROWS, TASK_ROWS));
         self.angles(work);
         let (width, qkv_width) = (self.width, self.layers.first().map_or(0, |layer| layer.qkv.outputs()));
         let Workspace { x, qkv, tasks, runs, angles, scratch } = work;
@@ -282,9 +286,9 @@ impl At<'_> {
             let mut done = 0;
             for run in &self.runs[task.runs.clone()] {
                 let queries = run.positions_of(&task.rows);
-                let part = done..done + queries.len();
-                done = part.end;
-                layer.attention.forward(qkv, run, queries, part, a, attention)?;
+                let (into, arithmetic) = (done, layer.qkv.arithmetic());
+                done += queries.len();
+                layer.attention.forward(qkv, run, queries, into, arithmetic, a, attention)?;
             }
             if layer.parallel {
                 // what attention adds waits until the other half has seen x
@@ -370,9 +374,9 @@ fn feed_forward(
 }
 
 impl Workspace {
-    /// Divides runs into tasks: several where they are short, parts of one where they are long, cut where attention's blocks end. So what a
-    /// row is computed with follows from its run alone.
-    fn divide(&mut self, offsets: &[u32]) {
+    /// Divides runs into tasks of at most `task_rows`: several runs where they are short, parts of one where they are long, cut where
+    /// attention's blocks end. A row's bits do not depend on its task.
+    fn divide(&mut self, offsets: &[u32], task_rows: usize) {
         let Self { runs, tasks, .. } = self;
         let base = offsets.first().copied().unwrap_or(0);
         runs.clear();
@@ -384,7 +388,7 @@ impl Workspace {
             let mut done = 0;
             while done < run.length {
                 let (left, at) = (run.length - done, run.first + done);
-                let room = tasks.last().map_or(0, |task| TASK_ROWS - task.rows.len());
+                let room = tasks.last().map_or(0, |task| task_rows - task.rows.len());
                 let rows = if left <= room { left } else { room / BLOCK * BLOCK };
                 match tasks.last_mut() {
                     Some(task) if rows > 0 => (task.rows.end, task.runs.end) = (at + rows, number + 1),
@@ -412,10 +416,13 @@ mod tests {
     #[test]
     fn tasks_are_all_rows_in_order_and_know_their_runs() {
         let mut work = Workspace::default();
-        for lengths in [&[5][..], &[0, 3, 0, 0, 2], &[300], &[100, 28, 1, 127, 500, 0, 4], &[128, 128], &[1; 300]] {
+        let all_lengths = [&[5][..], &[0, 3, 0, 0, 2], &[300], &[100, 28, 1, 127, 500, 0, 4], &[128, 128], &[1; 300]];
+        for (lengths, task_rows) in
+            all_lengths.into_iter().flat_map(|lengths| [128, 192, 512].map(|rows| (lengths, rows)))
+        {
             let mut offsets = vec![7u32];
             lengths.iter().for_each(|length| offsets.push(offsets.last().unwrap() + length));
-            work.divide(&offsets);
+            work.divide(&offsets, task_rows);
             let all: Vec<usize> = work.tasks.iter().flat_map(|task| task.rows.clone()).collect();
             assert_eq!(all, (0..lengths.iter().sum::<u32>() as usize).collect::<Vec<_>>(), "{lengths:?}");
             let positions = work.tasks.iter().flat_map(|task| {
@@ -425,7 +432,7 @@ mod tests {
             });
             let want = lengths.iter().flat_map(|length| 0..*length as usize);
             assert_eq!(positions.collect::<Vec<_>>(), want.collect::<Vec<_>>(), "{lengths:?}");
-            assert!(work.tasks.iter().all(|task| (1..=TASK_ROWS).contains(&task.rows.len())), "{lengths:?}");
+            assert!(work.tasks.iter().all(|task| (1..=task_rows).contains(&task.rows.len())), "{lengths:?}");
             let cut = |task: &Task, run: &Run| run.positions_of(&task.rows).start.is_multiple_of(BLOCK);
             assert!(work.tasks.iter().all(|task| work.runs[task.runs.clone()].iter().all(|run| cut(task, run))));
         }

@@ -1,0 +1,514 @@
+//! Causal attention of the query heads that share one head of keys and values.
+//!
+//! ```text
+//!                   keys, packed as panels of outputs       values, packed as panels whose inputs are the keys
+//!  strip of       [ panel | panel | .. as far as seen ]      [ dims | dims ]
+//!  queries   ->   scores  -> e^(score - max), 0 unseen  ->   sums / total  -> out
+//! ```
+//!
+//! A row is a query of one head; rows that follow each other are the heads of one position, so that a strip sees few keys
+//! in vain. Scores exist for one strip at a time and stay in a core's cache. Both products are those of [`Kernel`]: f32,
+//! or bf16 with sums in f32, where queries, keys, weights and values are rounded to bf16 as they are before any other product, and
+//! the weights' total is that of the unrounded ones.
+//!
+//! A position's keys are summed from the first panel that its block of [`BLOCK`] positions may see, so a row's bits depend on
+//! the run's rows up to its own and on nothing else. Keys past the ones that a query sees have weight 0, exactly.
+//!
+//! Cost: 4 · dim flops and one exponential for each row and key; packing copies keys and values once for each call.
+
+use crate::Arithmetic;
+use crate::arithmetic::Level;
+use crate::elementwise::{exp, tanh};
+use crate::error::ProductError;
+use crate::kernel::{Kernel, Tile, lanes};
+use crate::memory::{LINE, Line, numbers, numbers_mut};
+use crate::weight::fits;
+use std::ops::Range;
+
+/// Positions that see keys from the same panel on.
+const BLOCK: usize = 64;
+/// Lanes of sums and maxima, in a fixed order on every machine.
+const LANES: usize = 16;
+
+/// The query heads that share a head of keys and values, in rows of floats `stride` apart: one row for each position
+/// of a run, the first for position 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads<'a> {
+    /// `group` query heads of `dim` floats behind each other.
+    pub queries: &'a [f32],
+    /// Keys, `dim` floats.
+    pub keys: &'a [f32],
+    /// Values, `dim` floats.
+    pub values: &'a [f32],
+    /// Floats from a position's row to the next one's, in all three.
+    pub stride: usize,
+    /// Query heads.
+    pub group: usize,
+    /// Floats of a head.
+    pub dim: usize,
+    /// What scores are multiplied with.
+    pub scale: f32,
+    /// Scores become `cap · tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// A query sees its own position and so many before it, less one.
+    pub window: Option<usize>,
+}
+
+/// Memory for packed keys and values, and for the scores of a strip; it grows to the longest run's need.
+#[derive(Default)]
+pub struct AttentionScratch {
+    keys: Vec<Line>,
+    values: Vec<Line>,
+    strip: Vec<Line>,
+    scores: Vec<Line>,
+    weights: Vec<Line>,
+    row: Vec<Line>,
+    scaled: Vec<f32>,
+}
+
+impl std::fmt::Debug for AttentionScratch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice());
+        f.debug_struct("AttentionScratch").field("bytes", &bytes).finish_non_exhaustive()
+    }
+}
+
+impl Heads<'_> {
+    /// The first key that a position sees.
+    fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+}
+
+/// Attention of the queries at `positions`, on the calling thread: `group · dim` floats for each, rows `stride` apart in
+/// `out`, the first for `positions.start`. Products are f32 for every arithmetic but [`Arithmetic::Bf16`].
+///
+/// # Errors
+/// [`ProductError`] where memory is too short or this machine has no such products; `out` is as it was then.
+pub fn attention(
+    heads: &Heads<'_>,
+    positions: Range<usize>,
+    arithmetic: Arithmetic,
+    out: &mut [f32],
+    stride: usize,
+    scratch: &mut AttentionScratch,
+) -> Result<(), ProductError> {
+    let level = match arithmetic {
+        Arithmetic::Bf16 => Level::best(Arithmetic::Bf16)?,
+        Arithmetic::F32 | Arithmetic::F16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => Level::best(Arithmetic::F32)?,
+    };
+    on(level, heads, positions, out, stride, scratch)
+}
+
+/// As [`attention`], for a level of the machine.
+fn on(
+    level: Level,
+    heads: &Heads<'_>,
+    positions: Range<usize>,
+    out: &mut [f32],
+    stride: usize,
+    scratch: &mut AttentionScratch,
+) -> Result<(), ProductError> {
+    if positions.is_empty() {
+        return Ok(());
+    }
+    let width = heads.group * heads.dim;
+    fits("the queries", heads.queries.len(), positions.end, width, heads.stride)?;
+    fits("the keys", heads.keys.len(), positions.end, heads.dim, heads.stride)?;
+    fits("the values", heads.values.len(), positions.end, heads.dim, heads.stride)?;
+    fits("out", out.len(), positions.len(), width, stride)?;
+    let job = Job { heads, positions, out, stride };
+    match level {
+        Level::Baseline(kernel) => job.run(kernel, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(kernel) => job.run(kernel, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512(kernel) => job.run(kernel, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Level::AmxBf16(kernel) => job.run(kernel, scratch),
+        // `best` gives none of these for f32 and bf16
+        #[cfg(target_arch = "x86_64")]
+        Level::Fp16(_) | Level::Vnni(_) | Level::AmxBf16x3(_) | Level::AmxInt8(_) => {
+            debug_assert!(false, "{}", level.name())
+        }
+    }
+    Ok(())
+}
+
+struct Job<'a> {
+    heads: &'a Heads<'a>,
+    positions: Range<usize>,
+    out: &'a mut [f32],
+    stride: usize,
+}
+
+/// Makes `lines` at least so long.
+fn grow(lines: &mut Vec<Line>, length: usize) {
+    if lines.len() < length {
+        lines.resize(length, Line::ZERO);
+    }
+}
+
+/// A strip of queries and the panels of keys that it sees, counted from the first packed one.
+struct Strip {
+    /// Rows of the block: position · group + head.
+    rows: Range<usize>,
+    /// The block's first position.
+    first: usize,
+    panels: Range<usize>,
+}
+
+impl Job<'_> {
+    fn run<K: Kernel>(mut self, kernel: K, scratch: &mut AttentionScratch) {
+        const { assert!(!K::SCALED && K::SEAL == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
+        const { assert!(K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
+        let Heads { dim, group, .. } = *self.heads;
+        let of_block = |position: usize| self.heads.first_seen(position / BLOCK * BLOCK) / K::OUTPUTS * K::OUTPUTS;
+        let base = of_block(self.positions.start);
+        let panels = (self.positions.end - base).div_ceil(K::OUTPUTS);
+        // lines of a query, of a panel of keys, of a panel of values
+        let lines = dim.div_ceil(K::INPUTS);
+        let keys_panel = lines * K::INPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
+        let values_panel = panels * K::OUTPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
+        let slots = K::slots(K::ROWS);
+        grow(&mut scratch.keys, panels * keys_panel);
+        grow(&mut scratch.values, dim.div_ceil(K::OUTPUTS) * values_panel);
+        grow(&mut scratch.strip, lines * slots);
+        // one tile more, for the sums of values
+        grow(&mut scratch.scores, (panels + 1) * K::ROWS * K::OUTPUTS / LANES);
+        grow(&mut scratch.weights, panels * K::OUTPUTS / K::INPUTS * slots);
+        grow(&mut scratch.row, (K::OUTPUTS * lines).max(K::GROUP * lines));
+        scratch.scaled.resize(dim, 0.0);
+        let seen = base..self.positions.end;
+        kernel.vectorised(
+            #[inline(always)]
+            || {
+                self.pack_keys(kernel, seen.clone(), keys_panel, scratch);
+                self.pack_values(kernel, seen.clone(), values_panel, scratch);
+            },
+        );
+        let mut start = self.positions.start;
+        while start < self.positions.end {
+            let end = self.positions.end.min(start / BLOCK * BLOCK + BLOCK);
+            let rows = (end - start) * group;
+            let strips = rows.div_ceil(K::ROWS);
+            let from = (of_block(start) - base) / K::OUTPUTS;
+            for s in 0..strips {
+                let rows = crate::product::part(rows, strips, s);
+                let last = start + (rows.end - 1) / group;
+                let panels = from..(last + 1 - base).div_ceil(K::OUTPUTS);
+                let strip = Strip { rows, first: start, panels };
+                self.strip(kernel, &strip, base, [keys_panel, values_panel], scratch);
+            }
+            start = end;
+        }
+    }
+
+    /// Keys `seen` as panels: each is the [`Kernel::OUTPUTS`] outputs of a weight, zeros after the last.
+    #[inline(always)]
+    fn pack_keys<K: Kernel>(&self, kernel: K, seen: Range<usize>, panel: usize, scratch: &mut AttentionScratch) {
+        let Heads { keys, stride, dim, .. } = *self.heads;
+        let lines = dim.div_ceil(K::INPUTS);
+        let rows = &mut scratch.row[..K::OUTPUTS * lines];
+        for (to, first) in scratch.keys.chunks_exact_mut(panel).zip(seen.clone().step_by(K::OUTPUTS)) {
+            for (j, row) in rows.chunks_exact_mut(lines).enumerate() {
+                if first + j < seen.end {
+                    kernel.row(&keys[(first + j) * stride..][..dim], row, 1);
+                } else {
+                    row.fill(Line::ZERO);
+                }
+            }
+            // a unit is what an instruction sums: 4 bytes of a row
+            let units = numbers::<i32>(rows);
+            let each = lines * LINE / 4;
+            for (unit, to) in numbers_mut::<i32>(to).chunks_exact_mut(K::OUTPUTS).enumerate() {
+                for (j, to) in to.iter_mut().enumerate() {
+                    *to = units[j * each + unit];
+                }
+            }
+        }
+    }
+
+    /// Values `seen` as panels of [`Kernel::OUTPUTS`] dimensions, whose inputs are the keys.
+    #[inline(always)]
+    fn pack_values<K: Kernel>(&self, kernel: K, seen: Range<usize>, panel: usize, scratch: &mut AttentionScratch) {
+        let Heads { values, stride, dim, .. } = *self.heads;
+        let lines = dim.div_ceil(K::INPUTS);
+        let (rows, panels) = (&mut scratch.row[..K::GROUP * lines], dim.div_ceil(K::OUTPUTS));
+        let unit = K::OUTPUTS * K::GROUP;
+        let last = seen.start + (seen.len()).next_multiple_of(K::OUTPUTS);
+        for (number, key) in (seen.start..last).step_by(K::GROUP).enumerate() {
+            for (g, row) in rows.chunks_exact_mut(lines).enumerate() {
+                if key + g < seen.end {
+                    kernel.row(&values[(key + g) * stride..][..dim], row, 1);
+                } else {
+                    row.fill(Line::ZERO);
+                }
+            }
+            let rows = numbers::<K::Weight>(rows);
+            let each = rows.len() / K::GROUP;
+            for p in 0..panels {
+                let to =
+                    &mut numbers_mut::<K::Weight>(&mut scratch.values[p * panel..][..panel])[number * unit..][..unit];
+                let columns = p * K::OUTPUTS..each.min((p + 1) * K::OUTPUTS);
+                for g in 0..K::GROUP {
+                    let row = &rows[g * each..][columns.clone()];
+                    for (to, from) in to[g..].iter_mut().step_by(K::GROUP).zip(row) {
+                        *to = *from;
+                    }
+                }
+            }
+        }
+    }
+
+    fn strip<K: Kernel>(
+        &mut self,
+        kernel: K,
+        strip: &Strip,
+        base: usize,
+        [keys_panel, values_panel]: [usize; 2],
+        scratch: &mut AttentionScratch,
+    ) {
+        let Heads { queries, stride, group, dim, scale, .. } = *self.heads;
+        let (rows, lines, slots) = (strip.rows.len(), dim.div_ceil(K::INPUTS), K::slots(strip.rows.len()));
+        let tile = K::ROWS * K::OUTPUTS / LANES;
+        let AttentionScratch { keys, values, strip: packed, scores, weights, scaled, .. } = scratch;
+        kernel.vectorised(
+            #[inline(always)]
+            || {
+                for (i, row) in strip.rows.clone().enumerate() {
+                    let query = &queries[(strip.first + row / group) * stride + row % group * dim..][..dim];
+                    scaled.iter_mut().zip(query).for_each(|(to, q)| *to = q * scale);
+                    kernel.row(scaled, &mut packed[i..lines * slots], slots);
+                }
+            },
+        );
+        let (sums, scores) = scores.split_at_mut(tile);
+        kernel.session(|| {
+            for (n, p) in strip.panels.clone().enumerate() {
+                let (panel, out) = (&keys[p * keys_panel..][..keys_panel], &mut scores[n * tile..][..tile]);
+                // SAFETY: `rows` is in 1..=ROWS by `part`; the strip has `lines` lines of its slots, the panel
+                // `lines · INPUTS · OUTPUTS` weights (units of 4 bytes), `out` ROWS · OUTPUTS floats in lines of its own.
+                unsafe { kernel.tile(call(rows, lines, packed, panel, out)) };
+            }
+        });
+        let (count, inverse) = (strip.panels.len(), &mut [0.0; 64][..rows]);
+        kernel.vectorised(
+            #[inline(always)]
+            || {
+                for (i, (row, inverse)) in strip.rows.clone().zip(&mut *inverse).enumerate() {
+                    let position = strip.first + row / group;
+                    let from = base + strip.panels.start * K::OUTPUTS;
+                    let first = self.heads.first_seen(position);
+                    let seen = first.saturating_sub(from)..position + 1 - from;
+                    let weights = &mut weights[i..count * K::OUTPUTS / K::INPUTS * slots];
+                    *inverse =
+                        1.0 / self.softmax(kernel, i, seen, numbers_mut(&mut scores[..count * tile]), weights, slots);
+                }
+            },
+        );
+        let lines = count * K::OUTPUTS / K::INPUTS;
+        let skipped = strip.panels.start * K::OUTPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
+        for (p, from) in (0..dim).step_by(K::OUTPUTS).enumerate() {
+            let panel = &values[p * values_panel..][skipped..values_panel];
+            // SAFETY: as above, with the weights' strip, whose `lines` lines are all written, and a panel of as many.
+            kernel.session(|| unsafe { kernel.tile(call(rows, lines, weights, panel, sums)) });
+            let columns = from..dim.min(from + K::OUTPUTS);
+            let positions = self.positions.start;
+            kernel.vectorised(
+                #[inline(always)]
+                || {
+                    let sums = numbers::<f32>(sums).chunks_exact(K::OUTPUTS);
+                    for ((row, sums), by) in strip.rows.clone().zip(sums).zip(&*inverse) {
+                        let at = (strip.first - positions + row / group) * self.stride + row % group * dim;
+                        let out = &mut self.out[at..][columns.clone()];
+                        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * by);
+                    }
+                },
+            );
+        }
+    }
+
+    /// Weights of row i of a strip for the keys `seen`, zeros for others, from its scores; returns their total.
+    #[inline(always)]
+    fn softmax<K: Kernel>(
+        &self,
+        kernel: K,
+        i: usize,
+        seen: Range<usize>,
+        scores: &mut [f32],
+        weights: &mut [Line],
+        slots: usize,
+    ) -> f32 {
+        let outside = |key: usize| (0..LANES).map(move |l| key + l);
+        let whole = |key: usize| seen.start <= key && key + LANES <= seen.end;
+        let (mut max, mut total) = ([f32::NEG_INFINITY; LANES], [0f32; LANES]);
+        for (n, tile) in scores.chunks_exact_mut(K::ROWS * K::OUTPUTS).enumerate() {
+            let row = &mut tile[i * K::OUTPUTS..][..K::OUTPUTS];
+            for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                let key = n * K::OUTPUTS + c * LANES;
+                if let Some(cap) = self.heads.soft_cap {
+                    let scores = *chunk;
+                    *chunk = lanes(|l| cap * tanh(scores[l] / cap));
+                }
+                if !whole(key) {
+                    for (s, key) in chunk.iter_mut().zip(outside(key)) {
+                        *s = if seen.contains(&key) { *s } else { f32::NEG_INFINITY };
+                    }
+                }
+                let (scores, before) = (*chunk, max);
+                max = lanes(|l| if scores[l] > before[l] { scores[l] } else { before[l] });
+            }
+        }
+        let max = max.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
+        for (n, tile) in scores.chunks_exact_mut(K::ROWS * K::OUTPUTS).enumerate() {
+            let row = &mut tile[i * K::OUTPUTS..][..K::OUTPUTS];
+            for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                let key = n * K::OUTPUTS + c * LANES;
+                let scores = *chunk;
+                *chunk = lanes(|l| exp(scores[l] - max));
+                if !whole(key) {
+                    for (s, key) in chunk.iter_mut().zip(outside(key)) {
+                        *s = if seen.contains(&key) { *s } else { 0.0 };
+                    }
+                }
+                let (weights, before) = (*chunk, total);
+                total = lanes(|l| before[l] + weights[l]);
+            }
+            kernel.row(row, &mut weights[n * K::OUTPUTS / K::INPUTS * slots..], slots);
+        }
+        total.iter().sum()
+    }
+}
+
+/// A product of a whole sum, without memory to be fetched.
+fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
+    let (strip, panel, out) = (strip.as_ptr(), panel.as_ptr(), out.as_mut_ptr().cast());
+    Tile { rows, lines, strip, panel, out, first: true, next: panel, step: 0, to: out, stride: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wave(n: usize, seed: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.73 + seed).sin() * 2.0 + (i as f32 * 0.011).cos()).collect()
+    }
+
+    /// Heads in rows `group ‖ key ‖ value` of the numbers.
+    fn heads(numbers: &[f32], group: usize, dim: usize, window: Option<usize>, soft_cap: Option<f32>) -> Heads<'_> {
+        let (keys, values) = (&numbers[group * dim..], &numbers[(group + 1) * dim..]);
+        Heads {
+            queries: numbers,
+            keys,
+            values,
+            stride: (group + 2) * dim + 3,
+            group,
+            dim,
+            scale: 0.4,
+            soft_cap,
+            window,
+        }
+    }
+
+    /// Softmax over what is seen, in f64.
+    fn by_definition(heads: &Heads<'_>, position: usize, head: usize) -> Vec<f64> {
+        let wide = |from: &[f32]| from.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let row = |of: &[f32], position: usize| wide(&of[position * heads.stride..][..heads.dim]);
+        let query = row(&heads.queries[head * heads.dim..], position);
+        let from = heads.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let weights: Vec<f64> = (from..=position)
+            .map(|key| {
+                let score = query.iter().zip(row(heads.keys, key)).map(|(q, k)| q * k).sum::<f64>();
+                let score = score * f64::from(heads.scale);
+                heads.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
+            })
+            .collect();
+        let total: f64 = weights.iter().sum();
+        let mut out = vec![0.0; heads.dim];
+        for (weight, key) in weights.iter().zip(from..) {
+            out.iter_mut().zip(row(heads.values, key)).for_each(|(out, v)| *out += weight * v / total);
+        }
+        out
+    }
+
+    #[test]
+    fn every_level_computes_attention() {
+        for (group, dim, length, window, soft_cap) in [
+            (3, 64, 200, None, None),
+            (1, 8, 70, Some(5), None),
+            (2, 20, 130, Some(64), Some(5.0)),
+            (4, 80, 33, None, Some(2.0)),
+            (1, 128, 1, None, None),
+            (5, 33, 150, Some(1), None),
+            (2, 40, 1000, Some(90), None),
+        ] {
+            let numbers = wave(length * ((group + 2) * dim + 3), 0.1);
+            let heads = heads(&numbers, group, dim, window, soft_cap);
+            let levels = Level::all(Arithmetic::F32).into_iter().map(|level| (level, 2e-5));
+            for (level, tolerance) in levels.chain(Level::all(Arithmetic::Bf16).into_iter().map(|level| (level, 0.1))) {
+                let stride = group * dim + 1;
+                let (mut out, mut scratch) = (vec![f32::NAN; length * stride], AttentionScratch::default());
+                on(level, &heads, 0..length, &mut out, stride, &mut scratch).unwrap();
+                for (position, head) in (0..length).flat_map(|p| (0..group).map(move |h| (p, h))) {
+                    let got = &out[position * stride + head * dim..][..dim];
+                    let off = got.iter().zip(by_definition(&heads, position, head));
+                    let off = off.map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+                    assert!(
+                        off < tolerance,
+                        "{level:?}, {group} x {dim}, {window:?}, {soft_cap:?}: {position} is off by {off}"
+                    );
+                }
+                let between = out.chunks_exact(stride).all(|row| row[group * dim].is_nan());
+                assert!(between, "floats between rows stay as they are");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_depends_on_its_run_up_to_itself_only() {
+        let (group, dim, length) = (3, 24, 300);
+        let numbers = wave(length * ((group + 2) * dim + 3), 0.7);
+        for window in [None, Some(100), Some(64), Some(7)] {
+            for level in Level::all(Arithmetic::F32).into_iter().chain(Level::all(Arithmetic::Bf16)) {
+                let run = |numbers: &[f32], cuts: &[usize]| {
+                    let (heads, width) = (heads(numbers, group, dim, window, None), group * dim);
+                    let (mut out, mut scratch) = (vec![0.0; length * width], AttentionScratch::default());
+                    for cut in cuts.windows(2) {
+                        let out = &mut out[cut[0] * width..];
+                        on(level, &heads, cut[0]..cut[1], out, width, &mut scratch).unwrap();
+                    }
+                    out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                };
+                let all = run(&numbers, &[0, length]);
+                assert_eq!(all, run(&numbers, &[0, 1, 17, 64, 200, 201, length]), "{level:?} {window:?}");
+                let mut changed = numbers.clone();
+                changed[170 * ((group + 2) * dim + 3)..].iter_mut().for_each(|x| *x = 1e4 - *x);
+                let until = 170 * group * dim;
+                assert_eq!(all[..until], run(&changed, &[0, length])[..until], "{level:?} {window:?}");
+                assert_ne!(all[until..], run(&changed, &[0, length])[until..]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_score_that_is_no_number_stays_one() {
+        let mut numbers = wave(40 * 27, 0.2);
+        numbers[20 * 27 + 8] = f32::NAN;
+        let (mut out, heads) = (vec![0.0; 40 * 8], heads(&numbers, 1, 8, None, None));
+        attention(&heads, 0..40, Arithmetic::F32, &mut out, 8, &mut AttentionScratch::default()).unwrap();
+        assert!(out[..20 * 8].iter().all(|x| x.is_finite()) && out[20 * 8..].iter().all(|x| x.is_nan()));
+    }
+
+    #[test]
+    fn memory_that_is_too_short_is_refused() {
+        let numbers = wave(40 * 27, 0.2);
+        let (mut out, heads) = (vec![0.0; 40 * 8], heads(&numbers, 1, 8, None, None));
+        let run = |positions, out: &mut [f32]| {
+            attention(&heads, positions, Arithmetic::F32, out, 8, &mut AttentionScratch::default())
+        };
+        assert!(matches!(run(0..41, &mut out), Err(ProductError::Memory { what: "the queries", .. })));
+        assert!(matches!(run(0..40, &mut out[1..]), Err(ProductError::Memory { what: "out", .. })));
+        assert_eq!((run(0..0, &mut []), run(3..40, &mut out[24..])), (Ok(()), Ok(())));
+    }
+}
