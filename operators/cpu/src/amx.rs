@@ -13,7 +13,7 @@
 
 use crate::cpu::{AmxBf16, AmxInt8};
 use crate::int8;
-use crate::kernel::{Kernel, Tile, to_lines};
+use crate::kernel::{Kernel, Tile};
 use crate::memory::{LINE, Line};
 use core::arch::asm;
 
@@ -164,8 +164,27 @@ pub(crate) fn to_bf16(x: f32) -> u16 {
     (if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
 }
 
+/// Writes a row as bf16, zeros after the last number. Subnormal numbers become zeros, which the product takes them as.
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16")]
+fn row_bf16(row: &[f32], strip: &mut [Line], step: usize) {
+    use core::arch::x86_64::*;
+    for (numbers, line) in row.chunks(2 * SIDE).zip(strip.chunks_mut(step)) {
+        let mask = u32::MAX >> (2 * SIDE - numbers.len());
+        let [low, high] = [mask as __mmask16, (mask >> SIDE) as __mmask16];
+        // SAFETY: the masks let only the chunk's numbers be read.
+        let (low, high) = unsafe {
+            let high_numbers = numbers.as_ptr().wrapping_add(SIDE);
+            (_mm512_maskz_loadu_ps(low, numbers.as_ptr()), _mm512_maskz_loadu_ps(high, high_numbers))
+        };
+        let both = _mm512_cvtne2ps_pbh(high, low);
+        // SAFETY: a line is 64 bytes, aligned, and so is the vector.
+        unsafe { _mm512_store_si512((&raw mut line[0]).cast(), core::mem::transmute::<__m512bh, __m512i>(both)) };
+    }
+}
+
 impl Kernel for AmxBf16 {
     type Weight = u16;
+    const FUSED: bool = true;
     const ROWS: usize = 2 * SIDE;
     const OUTPUTS: usize = 32;
     const INPUTS: usize = 32;
@@ -177,7 +196,8 @@ impl Kernel for AmxBf16 {
 
     #[inline(always)]
     fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        to_lines(row, strip, step, to_bf16);
+        // SAFETY: `self` proves the features.
+        unsafe { row_bf16(row, strip, step) };
         1.0
     }
 

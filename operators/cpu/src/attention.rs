@@ -18,7 +18,7 @@
 
 use crate::Arithmetic;
 use crate::arithmetic::Level;
-use crate::elementwise::{exp, tanh};
+use crate::elementwise::{exp, exp_fused, tanh};
 use crate::error::ProductError;
 use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
@@ -366,7 +366,7 @@ impl Job<'_> {
             for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                 let key = n * K::OUTPUTS + c * LANES;
                 let scores = *chunk;
-                *chunk = lanes(|l| exp(scores[l] - max));
+                *chunk = lanes(|l| if K::FUSED { exp_fused(scores[l] - max) } else { exp(scores[l] - max) });
                 if !whole(key) {
                     for (s, key) in chunk.iter_mut().zip(outside(key)) {
                         *s = if seen.contains(&key) { *s } else { 0.0 };

@@ -113,7 +113,7 @@ unsafe impl Wide for AmxBf16 {}
 #[cfg(target_arch = "x86_64")]
 unsafe impl Wide for AmxInt8 {}
 
-/// Runs `f`, compiled for AVX-512.
+/// Runs `f`, compiled for AVX-512, which has fused multiply-adds.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn wide<R>(_proof: impl Wide, f: impl FnOnce() -> R) -> R {
@@ -128,6 +128,7 @@ pub(crate) fn wide<R>(_proof: impl Wide, f: impl FnOnce() -> R) -> R {
 #[cfg(target_arch = "x86_64")]
 impl Kernel for Avx512 {
     type Weight = f32;
+    const FUSED: bool = true;
     const ROWS: usize = 14;
     const OUTPUTS: usize = 32;
     const INPUTS: usize = 16;

@@ -53,6 +53,8 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// Lines at a panel's end that are the kernel's own (see `seal`).
     const SEAL: usize = 0;
 
+    /// Whether [`Kernel::vectorised`] compiles for fused multiply-adds.
+    const FUSED: bool = false;
     /// Lines after which a call may end and another go on with `first` unset, without a change of the sum's order; `None`
     /// where one call has to have all lines.
     const PAUSE: Option<usize> = None;

@@ -357,17 +357,28 @@ impl Job<'_> {
             }
         }
         let tile = &tile[..scales.len() * K::OUTPUTS];
+        // sixteen lanes where half a tile's row has them
+        if K::OUTPUTS >= 32 {
+            self.finish::<K, 16>(first, columns, tile);
+        } else {
+            self.finish::<K, LANES>(first, columns, tile);
+        }
+    }
+
+    /// The epilogue of a tile's rows, N lanes at a time.
+    #[inline(always)]
+    fn finish<K: Kernel, const N: usize>(&self, first: usize, columns: Range<usize>, tile: &[f32]) {
         match self.epilogue {
-            Epilogue::Store => self.write::<K>(first, columns, tile, K::OUTPUTS, |_, v, _| v),
-            Epilogue::Add => self.write::<K>(first, columns, tile, K::OUTPUTS, |out, v, _| out + v),
-            Epilogue::Gelu => self.write::<K>(first, columns, tile, K::OUTPUTS, |_, v, _| gelu(v)),
-            Epilogue::SwiGlu => self.write::<K>(first, columns, tile, K::OUTPUTS / 2, |_, v, up| silu(v) * up),
+            Epilogue::Store => self.write::<K, N>(first, columns, tile, K::OUTPUTS, |_, v, _| v),
+            Epilogue::Add => self.write::<K, N>(first, columns, tile, K::OUTPUTS, |out, v, _| out + v),
+            Epilogue::Gelu => self.write::<K, N>(first, columns, tile, K::OUTPUTS, |_, v, _| gelu(v)),
+            Epilogue::SwiGlu => self.write::<K, N>(first, columns, tile, K::OUTPUTS / 2, |_, v, up| silu(v) * up),
         }
     }
 
     /// `out = f(out, v, the value half a tile's row further on)` for the first `width` values of each of the tile's rows.
     #[inline(always)]
-    fn write<K: Kernel>(
+    fn write<K: Kernel, const N: usize>(
         &self,
         first: usize,
         columns: Range<usize>,
@@ -386,19 +397,19 @@ impl Job<'_> {
             if n == width {
                 // a number of vectors that the compiler knows
                 let (out, values, up) = (&mut out[..width], &values[..width], &up[..width]);
-                let parts = out.as_chunks_mut::<LANES>().0.iter_mut();
-                for ((out, v), up) in parts.zip(values.as_chunks::<LANES>().0).zip(up.as_chunks::<LANES>().0) {
+                let parts = out.as_chunks_mut::<N>().0.iter_mut();
+                for ((out, v), up) in parts.zip(values.as_chunks::<N>().0).zip(up.as_chunks::<N>().0) {
                     let (old, v, up) = (*out, *v, *up);
                     *out = lanes(|i| f(old[i], v[i], up[i]));
                 }
             } else {
                 // whole vectors of the tile, padded lanes too: a loop over `n` would end in single floats
-                let parts = values.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
-                for (out, (v, up)) in out.chunks_mut(LANES).zip(parts) {
-                    let mut old = [0.0; LANES];
+                let parts = values.as_chunks::<N>().0.iter().zip(up.as_chunks::<N>().0);
+                for (out, (v, up)) in out.chunks_mut(N).zip(parts) {
+                    let mut old = [0.0; N];
                     old[..out.len()].copy_from_slice(out);
                     let (v, up) = (*v, *up);
-                    let new: [f32; LANES] = lanes(|i| f(old[i], v[i], up[i]));
+                    let new: [f32; N] = lanes(|i| f(old[i], v[i], up[i]));
                     out.copy_from_slice(&new[..out.len()]);
                 }
             }
