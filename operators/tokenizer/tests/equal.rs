@@ -156,7 +156,8 @@ fn sentencepiece(spaces: serde_json::Value) -> Tokenizer {
         "\u{2581}\u{2581}a",
         "t\u{2581}",
     ]
-    .map(&mut add);
+    .into_iter()
+    .for_each(&mut add);
     let merges = model["merges"].as_array_mut().unwrap();
     let more = [
         ["\u{2581}", "\u{2581}"],

@@ -288,7 +288,8 @@ impl At<'_> {
                 let queries = run.positions_of(&task.rows);
                 let (into, arithmetic) = (done, layer.qkv.arithmetic());
                 done += queries.len();
-                layer.attention.forward(qkv, run, queries, into, arithmetic, a, attention)?;
+                let a = &mut a[into * layer.attention.width()..];
+                layer.attention.forward(qkv, run, queries, arithmetic, a, attention)?;
             }
             if layer.parallel {
                 // what attention adds waits until the other half has seen x
