@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench docs lint
+.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -71,6 +71,10 @@ python-tree:
 
 bench:
 	cargo bench -p stillhouse-noise -p stillhouse-operators -p stillhouse-teacher
+
+# The program beside datasets, datatrove, Megatron-style preprocessing, PyTorch and llama.cpp: make bench-peers ARGS='--quick --only tokenize'
+bench-peers:
+	scripts/bench-peers $(ARGS)
 
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

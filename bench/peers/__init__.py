@@ -1,0 +1,1 @@
+"""The program beside its peers, on the same bytes: `make bench-peers`."""
