@@ -1,14 +1,23 @@
 //! Tokens per second of the hidden states, and of hidden states with logits, of a model on this machine:
 //!
 //! ```text
-//! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DTYPE] [--shape BATCHxLENGTH]
+//! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DTYPE] [--shape BATCHxLENGTH] [--untied yes]
 //! ```
 //!
-//! and, with `--text FILE` (plain text) and a tokenizer in the model, its perplexity on the text and on its words in
+//! Beside each rate stands its share of what the threads' instructions can do at most, measured after each pass: 2 flops per
+//! weight of the layers, 4 · H per key that is seen, and 2 per weight of the head for logits. A head with weights of its own
+//! (`--untied yes`) leaves fewer of the parameters to the layers. Then,
+//!
+//! with `--text FILE` (plain text) and a tokenizer in the model, its perplexity on the text and on its words in
 //! another order: a teacher that is wired wrongly does not tell them apart.
+
+#[path = "../../cpu/benches/peak/mod.rs"]
+mod peak;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+use stillhouse_cpu::Arithmetic;
 
 use stillhouse_teacher::{HostTeacher, gguf_tokenizer, load_on_host};
 use tokenizers::Tokenizer;
@@ -23,9 +32,9 @@ fn main() -> Result<(), Failure> {
         Some(at) if at + 1 < arguments.len() => arguments.drain(at..at + 2).nth(1),
         _ => None,
     };
-    let (text, shape) = (option("--text"), option("--shape"));
+    let (text, shape, untied) = (option("--text"), option("--shape"), option("--untied").is_some());
     let [model, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: prefill MODEL [DTYPE] [--shape BATCHxLENGTH | --text FILE]".into());
+        return Err("usage: prefill MODEL [DTYPE] [--shape BATCHxLENGTH] [--untied yes] | [--text FILE]".into());
     };
     let dtype = rest.first().map_or("f32", String::as_str).parse()?;
     let (model, start) = (PathBuf::from(model), Instant::now());
@@ -43,35 +52,60 @@ fn main() -> Result<(), Failure> {
     match text {
         Some(text) => perplexities(teacher.as_ref(), &model, &std::fs::read_to_string(text)?),
         None => match shape.as_deref().and_then(|shape| shape.split_once('x')) {
-            Some((batch, length)) => speeds(teacher.as_ref(), &[(length.parse()?, batch.parse()?)]),
-            None => speeds(teacher.as_ref(), &[(256, 1), (256, 4), (1024, 1), (1024, 4)]),
+            Some((batch, length)) => speeds(teacher.as_ref(), untied, &[(length.parse()?, batch.parse()?)]),
+            None => speeds(teacher.as_ref(), untied, &[(256, 1), (256, 4), (1024, 1), (1024, 4)]),
         },
     }
 }
 
-fn speeds(teacher: &dyn HostTeacher, shapes: &[(usize, usize)]) -> Result<(), Failure> {
-    println!("{:>6} {:>6} {:>14} {:>14}", "length", "batch", "hidden tok/s", "+ logits tok/s");
+/// The loop that is a limit to products of this type.
+fn limit(dtype: &str) -> Option<peak::Work> {
+    let arithmetic = Arithmetic::ALL.into_iter().find(|arithmetic| arithmetic.name() == dtype)?;
+    // where the machine has no such products they are f32
+    let arithmetic = if arithmetic.available() { arithmetic } else { Arithmetic::F32 };
+    peak::loops(arithmetic).first().map(|(_, work)| *work)
+}
+
+fn speeds(teacher: &dyn HostTeacher, untied: bool, shapes: &[(usize, usize)]) -> Result<(), Failure> {
+    let (info, threads) = (teacher.info(), rayon::current_num_threads());
+    let work = limit(&info.dtype.to_string());
+    let head = (info.vocab_size * info.hidden_size) as f64;
+    let layers = info.parameters as f64 - if untied { 2.0 * head } else { head };
+    println!(
+        "{:>6} {:>6} {:>14} {:>7} {:>14} {:>7} {:>20}",
+        "length", "batch", "hidden tok/s", "share", "+ logits tok/s", "share", "peak GFLOP/s"
+    );
     let mut logits = Vec::new();
     for &(length, batch) in shapes {
-        if length > teacher.info().max_positions {
+        if length > info.max_positions {
             continue;
         }
-        let vocab = teacher.info().vocab_size as u32;
+        let vocab = info.vocab_size as u32;
         let tokens: Vec<u32> = (0..(batch * length) as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
         teacher.hidden(&tokens, batch, length)?;
-        let (mut hidden_s, mut all_s) = (f64::INFINITY, f64::INFINITY);
+        let (mut hidden_s, mut all_s, mut peak) = (f64::INFINITY, f64::INFINITY, 0f64);
         for _ in 0..3 {
             let start = Instant::now();
             let hidden = teacher.hidden(&tokens, batch, length)?.flatten(0, 1)?;
             hidden.device().synchronize()?;
             hidden_s = hidden_s.min(start.elapsed().as_secs_f64());
             for first in (0..tokens.len()).step_by(ROWS) {
-                teacher.logits_into(&hidden.narrow(0, first, ROWS)?, &mut logits)?;
+                teacher.logits_into(&hidden.narrow(0, first, ROWS.min(tokens.len() - first))?, &mut logits)?;
             }
             all_s = all_s.min(start.elapsed().as_secs_f64());
+            peak = work.map_or(f64::NAN, |work| peak.max(peak::gflops(work, threads, 0.02)));
         }
         let count = tokens.len() as f64;
-        println!("{length:>6} {batch:>6} {:>14.0} {:>14.0}", count / hidden_s, count / all_s);
+        let keys = (length + 1) as f64 / 2.0 * info.layers as f64;
+        let flops = 2.0 * layers + 4.0 * info.hidden_size as f64 * keys;
+        let share = |flops: f64, seconds: f64| 100.0 * flops * count / seconds / (peak * 1e9);
+        println!(
+            "{length:>6} {batch:>6} {:>14.0} {:>6.0}% {:>14.0} {:>6.0}% {peak:>9.0} ({threads} thr.)",
+            count / hidden_s,
+            share(flops, hidden_s),
+            count / all_s,
+            share(flops + 2.0 * head, all_s),
+        );
     }
     Ok(())
 }
