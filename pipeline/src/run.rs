@@ -248,7 +248,7 @@ impl Job {
     #[cfg(test)]
     pub(crate) fn with_devices(self, devices: Vec<DeviceQueue>) -> Self {
         let teacher = devices.first().map(|device| device.info().clone());
-        Self { devices, teacher, ..self }
+        Self { devices, teacher, arithmetic: None, ..self }
     }
 
     /// Plans, loads the teacher, and tells that it begins.
