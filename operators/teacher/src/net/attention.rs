@@ -86,13 +86,12 @@ impl Attention {
         heads.for_each(|head| rotate(&mut head[..2 * cos.len()], cos, sin));
     }
 
-    /// Attention of the queries at these positions of a run, into rows from `into` on of `out`.
+    /// Attention of the queries at these positions of a run, into rows of `out`.
     pub(super) fn forward(
         &self,
         qkv: &[f32],
         run: &Run,
         queries: Range<usize>,
-        into: usize,
         arithmetic: Arithmetic,
         out: &mut [f32],
         scratch: &mut AttentionScratch,
@@ -111,7 +110,7 @@ impl Attention {
                 soft_cap: self.soft_cap,
                 window: self.window,
             };
-            let out = &mut out[into * self.width() + kv * group * dim..];
+            let out = &mut out[kv * group * dim..];
             attention(&heads, queries.clone(), arithmetic, out, self.width(), scratch)?;
         }
         Ok(())
@@ -166,8 +165,8 @@ mod tests {
             let mut out = vec![f32::NAN; 2 * run.length * attention.width()];
             let mut scratch = AttentionScratch::default();
             for queries in [0..128, 128..200] {
-                let into = queries.start;
-                attention.forward(&qkv, &run, queries, into, Arithmetic::F32, &mut out, &mut scratch).unwrap();
+                let out = &mut out[queries.start * attention.width()..];
+                attention.forward(&qkv, &run, queries, Arithmetic::F32, out, &mut scratch).unwrap();
             }
             for position in 0..run.length {
                 let want = by_definition(&attention, &qkv, &run, position);
