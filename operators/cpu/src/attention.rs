@@ -27,6 +27,8 @@ use std::ops::Range;
 
 /// Positions that see keys from the same panel on.
 const BLOCK: usize = 64;
+/// The most rows of a strip.
+const MOST_ROWS: usize = 32;
 /// Lanes of sums and maxima, in a fixed order on every machine.
 const LANES: usize = 16;
 
@@ -161,7 +163,7 @@ struct Strip {
 impl Job<'_> {
     fn run<K: Kernel>(mut self, kernel: K, scratch: &mut AttentionScratch) {
         const { assert!(!K::SCALED && K::SEAL == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
-        const { assert!(K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
+        const { assert!(K::ROWS <= MOST_ROWS && K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
         let Heads { dim, group, .. } = *self.heads;
         let of_block = |position: usize| self.heads.first_seen(position / BLOCK * BLOCK) / K::OUTPUTS * K::OUTPUTS;
         let base = of_block(self.positions.start);
@@ -292,18 +294,36 @@ impl Job<'_> {
                 unsafe { kernel.tile(call(rows, lines, packed, panel, out)) };
             }
         });
-        let (count, inverse) = (strip.panels.len(), &mut [0.0; 64][..rows]);
+        let count = strip.panels.len();
+        let (mut largest, mut totals) = ([[f32::NEG_INFINITY; LANES]; MOST_ROWS], [[0f32; LANES]; MOST_ROWS]);
+        let inverse = &mut [0.0; MOST_ROWS][..rows];
+        let from = base + strip.panels.start * K::OUTPUTS;
+        let seen = |row: usize| {
+            let position = strip.first + row / group;
+            self.heads.first_seen(position).saturating_sub(from)..position + 1 - from
+        };
         kernel.vectorised(
             #[inline(always)]
             || {
-                for (i, (row, inverse)) in strip.rows.clone().zip(&mut *inverse).enumerate() {
-                    let position = strip.first + row / group;
-                    let from = base + strip.panels.start * K::OUTPUTS;
-                    let first = self.heads.first_seen(position);
-                    let seen = first.saturating_sub(from)..position + 1 - from;
-                    let weights = &mut weights[i..count * K::OUTPUTS / K::INPUTS * slots];
-                    *inverse =
-                        1.0 / self.softmax(kernel, i, seen, numbers_mut(&mut scores[..count * tile]), weights, slots);
+                // tile by tile: a row's scores lie far from each other, too many of them for one set of the cache
+                for (n, tile) in scores.chunks_exact_mut(tile).take(count).enumerate() {
+                    let rows = strip.rows.clone().zip(numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
+                    for ((row, scores), max) in rows.zip(&mut largest) {
+                        self.maxima(n * K::OUTPUTS, seen(row), scores, max);
+                    }
+                }
+                for lanes in &mut largest {
+                    lanes[0] = lanes.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
+                }
+                for (n, tile) in scores.chunks_exact_mut(tile).take(count).enumerate() {
+                    let rows = strip.rows.clone().zip(numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
+                    for (i, (((row, scores), max), total)) in rows.zip(&largest).zip(&mut totals).enumerate() {
+                        exponentials::<K>(n * K::OUTPUTS, seen(row), scores, max[0], total);
+                        kernel.row(scores, &mut weights[n * K::OUTPUTS / K::INPUTS * slots + i..], slots);
+                    }
+                }
+                for (inverse, total) in inverse.iter_mut().zip(&totals) {
+                    *inverse = 1.0 / total.iter().sum::<f32>();
                 }
             },
         );
@@ -329,55 +349,47 @@ impl Job<'_> {
         }
     }
 
-    /// Weights of row i of a strip for the keys `seen`, zeros for others, from its scores; returns their total.
+    /// Scores of a row for the keys from `first` on, capped, those that are not `seen` below all others; `max` of its lanes.
     #[inline(always)]
-    fn softmax<K: Kernel>(
-        &self,
-        kernel: K,
-        i: usize,
-        seen: Range<usize>,
-        scores: &mut [f32],
-        weights: &mut [Line],
-        slots: usize,
-    ) -> f32 {
-        let outside = |key: usize| (0..LANES).map(move |l| key + l);
-        let whole = |key: usize| seen.start <= key && key + LANES <= seen.end;
-        let (mut max, mut total) = ([f32::NEG_INFINITY; LANES], [0f32; LANES]);
-        for (n, tile) in scores.chunks_exact_mut(K::ROWS * K::OUTPUTS).enumerate() {
-            let row = &mut tile[i * K::OUTPUTS..][..K::OUTPUTS];
-            for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                let key = n * K::OUTPUTS + c * LANES;
-                if let Some(cap) = self.heads.soft_cap {
-                    let scores = *chunk;
-                    *chunk = lanes(|l| cap * tanh(scores[l] / cap));
-                }
-                if !whole(key) {
-                    for (s, key) in chunk.iter_mut().zip(outside(key)) {
-                        *s = if seen.contains(&key) { *s } else { f32::NEG_INFINITY };
-                    }
-                }
-                let (scores, before) = (*chunk, max);
-                max = lanes(|l| if scores[l] > before[l] { scores[l] } else { before[l] });
-            }
-        }
-        let max = max.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
-        for (n, tile) in scores.chunks_exact_mut(K::ROWS * K::OUTPUTS).enumerate() {
-            let row = &mut tile[i * K::OUTPUTS..][..K::OUTPUTS];
-            for (c, chunk) in row.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                let key = n * K::OUTPUTS + c * LANES;
+    fn maxima(&self, first: usize, seen: Range<usize>, scores: &mut [f32], max: &mut [f32; LANES]) {
+        for (chunk, key) in scores.as_chunks_mut::<LANES>().0.iter_mut().zip((first..).step_by(LANES)) {
+            if let Some(cap) = self.heads.soft_cap {
                 let scores = *chunk;
-                *chunk = lanes(|l| if K::FUSED { exp_fused(scores[l] - max) } else { exp(scores[l] - max) });
-                if !whole(key) {
-                    for (s, key) in chunk.iter_mut().zip(outside(key)) {
-                        *s = if seen.contains(&key) { *s } else { 0.0 };
-                    }
-                }
-                let (weights, before) = (*chunk, total);
-                total = lanes(|l| before[l] + weights[l]);
+                *chunk = lanes(|l| cap * tanh(scores[l] / cap));
             }
-            kernel.row(row, &mut weights[n * K::OUTPUTS / K::INPUTS * slots..], slots);
+            if !whole(key, &seen) {
+                unseen(key, &seen, chunk, f32::NEG_INFINITY);
+            }
+            let (scores, before) = (*chunk, *max);
+            *max = lanes(|l| if scores[l] > before[l] { scores[l] } else { before[l] });
         }
-        total.iter().sum()
+    }
+}
+
+/// Whether all keys of a chunk are seen.
+#[inline(always)]
+fn whole(key: usize, seen: &Range<usize>) -> bool {
+    seen.start <= key && key + LANES <= seen.end
+}
+
+#[inline(always)]
+fn unseen(key: usize, seen: &Range<usize>, chunk: &mut [f32; LANES], value: f32) {
+    for (l, s) in chunk.iter_mut().enumerate() {
+        *s = if seen.contains(&(key + l)) { *s } else { value };
+    }
+}
+
+/// `e^(score - max)` for the keys from `first` on, 0 for those that are not `seen`; their sums are added to `total`.
+#[inline(always)]
+fn exponentials<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32], max: f32, total: &mut [f32; LANES]) {
+    for (chunk, key) in scores.as_chunks_mut::<LANES>().0.iter_mut().zip((first..).step_by(LANES)) {
+        let scores = *chunk;
+        *chunk = lanes(|l| if K::FUSED { exp_fused(scores[l] - max) } else { exp(scores[l] - max) });
+        if !whole(key, &seen) {
+            unseen(key, &seen, chunk, 0.0);
+        }
+        let (weights, before) = (*chunk, *total);
+        *total = lanes(|l| before[l] + weights[l]);
     }
 }
 

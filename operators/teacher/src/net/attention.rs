@@ -86,7 +86,7 @@ impl Attention {
         heads.for_each(|head| rotate(&mut head[..2 * cos.len()], cos, sin));
     }
 
-    /// Attention of the queries at these positions of a run, into the first rows of `out`.
+    /// Attention of the queries at these positions of a run, into rows of `out`.
     pub(super) fn forward(
         &self,
         qkv: &[f32],
@@ -165,8 +165,7 @@ mod tests {
             let mut out = vec![f32::NAN; 2 * run.length * attention.width()];
             let mut scratch = AttentionScratch::default();
             for queries in [0..128, 128..200] {
-                let into = queries.start;
-                let out = &mut out[into * attention.width()..];
+                let out = &mut out[queries.start * attention.width()..];
                 attention.forward(&qkv, &run, queries, Arithmetic::F32, out, &mut scratch).unwrap();
             }
             for position in 0..run.length {

@@ -11,7 +11,7 @@
 //! are there, everything behind it, and the next layer's q, k and v into a second buffer; so threads join once per layer. A row is computed
 //! alone in every product and every norm, so that neither threads nor the other rows of a batch change a bit of it.
 //!
-//! Activations and sums are f32, the products what [`Arithmetic`] says. Nothing is allocated once the buffers are as large as a batch
+//! Activations and sums are f32, the products what [`Arithmetic`] says; attention's own are bf16 where the others are, and f32 else. Nothing is allocated once the buffers are as large as a batch
 //! needs. Cost per token and layer: 2 flops per weight, and 4 · heads · D per key that is seen.
 
 mod attention;
@@ -286,10 +286,9 @@ impl At<'_> {
             let mut done = 0;
             for run in &self.runs[task.runs.clone()] {
                 let queries = run.positions_of(&task.rows);
-                let (into, arithmetic) = (done, layer.qkv.arithmetic());
+                let out = &mut a[done * layer.attention.width()..];
                 done += queries.len();
-                let a = &mut a[into * layer.attention.width()..];
-                layer.attention.forward(qkv, run, queries, arithmetic, a, attention)?;
+                layer.attention.forward(qkv, run, queries, layer.qkv.arithmetic(), out, attention)?;
             }
             if layer.parallel {
                 // what attention adds waits until the other half has seen x
