@@ -48,7 +48,12 @@ def sides(prefill: Path, model: Model, shape: tuple[int, int], threads: int, dty
         words = done.lines[-1][1].split() if done.lines else []
         if words[:2] != [str(length), str(batch)]:
             raise SideFailed(f"prefill said {done.lines[-1:]}, not the speeds of {batch} × {length}")
-        said = {"hidden": float(words[2]), "with_logits": float(words[3]), "arithmetic": done.lines[0][1]}
+        # each with its share of the peak, then the peak
+        hidden, share, with_logits, share_with_logits, peak = words[2:7]
+        said: dict[str, Any] = {"hidden": float(hidden), "with_logits": float(with_logits)}
+        said |= {"share_percent": float(share.rstrip("%")), "peak_gflops": float(peak)}
+        said["share_with_logits_percent"] = float(share_with_logits.rstrip("%"))
+        said["arithmetic"] = done.lines[0][1]
         return said | memory_and_others(done)
 
     def peer(name: str, module: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +86,8 @@ def sides(prefill: Path, model: Model, shape: tuple[int, int], threads: int, dty
 FIGURES = {
     "hidden": "tokens/s, hidden",
     "with_logits": "tokens/s with logits",
+    "peak_gflops": "peak of its instructions, GFLOP/s",
+    "share_with_logits_percent": "share of it with logits, %",
     "peak_megabytes": "peak MB",
     "others_cores": "cores of others",
 }

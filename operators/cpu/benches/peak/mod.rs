@@ -11,11 +11,12 @@ pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
     #[cfg(target_arch = "x86_64")]
     {
         let wide = is_x86_feature_detected!("avx512f");
-        let all: [(Arithmetic, bool, &'static str, Work); 6] = [
+        let all: [(Arithmetic, bool, &'static str, Work); 7] = [
             (Arithmetic::F32, wide, "fma zmm", x86::fma512),
             (Arithmetic::F32, is_x86_feature_detected!("fma"), "fma ymm", x86::fma256),
             (Arithmetic::F16, is_x86_feature_detected!("avx512fp16"), "fma f16 zmm", x86::fma16),
             (Arithmetic::Bf16, Arithmetic::Bf16.available(), "amx bf16", x86::amx_bf16),
+            (Arithmetic::Bf16x3, Arithmetic::Bf16x3.available(), "amx bf16, three for one", x86::amx_bf16x3),
             (Arithmetic::Int8, stillhouse_cpu::level(Arithmetic::Int8) == "amx-int8", "amx int8", x86::amx_int8),
             (Arithmetic::Int8, is_x86_feature_detected!("avx512vnni"), "vnni zmm", x86::vnni),
         ];
@@ -134,5 +135,11 @@ mod x86 {
         };
     }
     in_tiles!(amx_bf16, "tdpbf16ps", 2 * 16 * 16 * 32);
+
+    /// Operations of f32, each of which takes three.
+    pub(super) fn amx_bf16x3(times: usize) -> f64 {
+        amx_bf16(times) / 3.0
+    }
+
     in_tiles!(amx_int8, "tdpbssd", 2 * 16 * 16 * 64);
 }
