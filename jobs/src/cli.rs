@@ -13,7 +13,7 @@ use stillhouse_schemas::problems::Problems;
 use crate::printer::{Color, Printer};
 use crate::verbs::signals::StopSignal;
 use crate::verbs::{
-    clean, completions, export, inspect, jobs, plan, repair, run, schema, serve, submit, token, verify, work,
+    clean, completions, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify, work,
 };
 
 const EXAMPLES: &str = "\
@@ -52,6 +52,7 @@ enum Verb {
     Repair(repair::Args),
     Export(export::Args),
     Clean(clean::Args),
+    Score(score::Args),
     Serve(serve::Args),
     Submit(submit::Args),
     Jobs(jobs::Args),
@@ -71,6 +72,7 @@ impl Verb {
             Self::Repair(args) => args.json,
             Self::Export(args) => args.json,
             Self::Clean(args) => args.json,
+            Self::Score(args) => args.json,
             Self::Serve(args) => args.json,
             Self::Submit(args) => args.json,
             Self::Jobs(args) => args.json(),
@@ -100,6 +102,7 @@ impl Verb {
             Self::Repair(args) => repair::call(&args, printer),
             Self::Export(args) => export::call(&args, printer),
             Self::Clean(args) => clean::call(&args, printer),
+            Self::Score(args) => score::call(&args, printer),
             Self::Serve(args) => serve::call(&args, printer),
             Self::Submit(args) => submit::call(&args, printer),
             Self::Jobs(args) => jobs::call(&args, printer),

@@ -32,6 +32,7 @@ pub mod plan;
 pub mod repair;
 pub mod run;
 pub mod sample;
+pub mod score;
 pub mod shard;
 pub mod source;
 pub mod stall;

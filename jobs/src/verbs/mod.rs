@@ -9,6 +9,7 @@ pub mod plan;
 pub mod repair;
 pub mod run;
 pub mod schema;
+pub mod score;
 pub mod serve;
 pub mod signals;
 pub mod submit;

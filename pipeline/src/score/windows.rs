@@ -1,0 +1,332 @@
+//! Texts in windows, windows in batches, batches through the teacher.
+//!
+//! ```text
+//!   tokens  0 … … … W          S … … … S + W          2S …        window k begins at k·S and ends at most W later;
+//!           └ predicted: 1 … W ┘ └ predicted: W … S + W ┘          what the window before it predicted is context only
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+
+use arrow::array::RecordBatch;
+use rayon::prelude::*;
+use stillhouse_noise::Softmax;
+use stillhouse_operators::operator::OperatorError;
+use stillhouse_teacher::{Hidden, Logits, Runs, Teacher, TeacherError};
+
+use super::{Features, FirstToken, ScoreOptions, TextScore, token_rows};
+
+/// Texts at work at most before the queue goes through the teacher, full or not.
+const MOST_TEXTS: usize = 1 << 16;
+
+/// What came of a text.
+pub(super) struct Finished {
+    /// Its score; `None` where nothing was to be predicted.
+    pub score: Option<TextScore>,
+}
+
+/// A text at work.
+#[derive(Default)]
+struct Text {
+    /// How often each token occurs.
+    counts: HashMap<u32, u64>,
+    tokens: u64,
+    predicted: u64,
+    nats: f64,
+    /// Windows that have not been through the teacher.
+    open: usize,
+    ended: bool,
+}
+
+/// What a run of tokens is for.
+enum Aim {
+    /// −ln p of its tokens from here on.
+    Nats { first: usize },
+    /// The hidden state of its last token.
+    Feature,
+}
+
+/// A run of tokens that the teacher is to see.
+struct Window {
+    /// Number of its text.
+    text: u64,
+    tokens: Vec<u32>,
+    aim: Aim,
+}
+
+/// The text that is being read.
+#[derive(Default)]
+struct Reading {
+    /// Tokens from the beginning of the next window on.
+    buffer: Vec<u32>,
+    /// Tokens of the text that windows have predicted or given, counted in the buffer's beginning.
+    seen: usize,
+    /// Whether the buffer begins with the text.
+    at_start: bool,
+    /// The first tokens, for the hidden state.
+    head: Vec<u32>,
+}
+
+/// Takes texts in pieces and gives their scores, in order.
+pub(super) struct Scorer<'a> {
+    teacher: &'a dyn Teacher,
+    bos: Option<u32>,
+    window: usize,
+    stride: usize,
+    batch_tokens: usize,
+    scores: bool,
+    most_texts: u64,
+    reading: Option<Reading>,
+    /// Number of the text that is read next or being read.
+    number: u64,
+    /// Texts at work; the first is number `number − texts.len()`, or that + 1 while one is being read.
+    texts: VecDeque<Text>,
+    first: u64,
+    queue: Vec<Window>,
+    queued_tokens: usize,
+    logits: Option<Logits>,
+    features: Features,
+}
+
+impl<'a> Scorer<'a> {
+    pub(super) fn new(
+        teacher: &'a dyn Teacher,
+        options: &ScoreOptions,
+        bos: u32,
+        scores: bool,
+        most_texts: usize,
+    ) -> Self {
+        let batch_tokens = (options.batch_tokens.max(options.window_tokens) as usize).min(teacher.pass_tokens());
+        Self {
+            teacher,
+            bos: (options.first_token == FirstToken::Bos).then_some(bos),
+            window: options.window_tokens as usize,
+            stride: options.stride_tokens as usize,
+            batch_tokens,
+            scores,
+            most_texts: most_texts as u64,
+            reading: None,
+            number: 0,
+            texts: VecDeque::new(),
+            first: 0,
+            queue: Vec::new(),
+            queued_tokens: 0,
+            logits: None,
+            features: Features::default(),
+        }
+    }
+
+    /// Pieces of texts.
+    pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<(), OperatorError> {
+        let none = || OperatorError::Config { operator: "score", message: "no batch of tokens".into() };
+        for (tokens, end) in token_rows(batch).ok_or_else(none)? {
+            self.piece(tokens)?;
+            if end {
+                self.end()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, tokens: &[u32]) -> Result<(), OperatorError> {
+        let mut reading = match self.reading.take() {
+            Some(reading) => reading,
+            None => {
+                self.texts.push_back(Text::default());
+                Reading { at_start: true, ..Reading::default() }
+            }
+        };
+        if let Some(text) = self.texts.back_mut() {
+            text.tokens += tokens.len() as u64;
+            if self.scores {
+                tokens.iter().for_each(|token| *text.counts.entry(*token).or_default() += 1);
+            }
+        }
+        if self.number < self.most_texts {
+            let room = self.window - reading.head.len();
+            reading.head.extend(&tokens[..tokens.len().min(room)]);
+        }
+        if self.scores && !tokens.is_empty() {
+            if reading.at_start && reading.buffer.is_empty() {
+                reading.buffer.extend(self.bos.filter(|bos| tokens.first() != Some(bos)));
+            }
+            // as many as make a window, so that the buffer never holds more than one and a stride
+            let mut rest = tokens;
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rest.len().min(self.window - reading.buffer.len()));
+                reading.buffer.extend(now);
+                rest = later;
+                if reading.buffer.len() == self.window {
+                    self.window(&mut reading)?;
+                }
+            }
+        }
+        self.reading = Some(reading);
+        Ok(())
+    }
+
+    /// The buffer is a whole window: it goes to the queue, and the next one begins a stride later.
+    fn window(&mut self, reading: &mut Reading) -> Result<(), OperatorError> {
+        self.last_window(reading)?;
+        reading.buffer.drain(..self.stride);
+        reading.seen = reading.buffer.len();
+        reading.at_start = false;
+        Ok(())
+    }
+
+    /// What the buffer holds is a window, if there is a token in it that none before it had.
+    fn last_window(&mut self, reading: &Reading) -> Result<(), OperatorError> {
+        // nothing stands before the first token of a window
+        let first = if reading.at_start { 1 } else { reading.seen.max(1) };
+        if first >= reading.buffer.len() {
+            return Ok(());
+        }
+        if let Some(text) = self.texts.back_mut() {
+            text.open += 1;
+        }
+        self.push(reading.buffer.clone(), Aim::Nats { first })
+    }
+
+    fn end(&mut self) -> Result<(), OperatorError> {
+        if let Some(reading) = self.reading.take() {
+            self.last_window(&reading)?;
+            if !reading.head.is_empty() {
+                if let Some(text) = self.texts.back_mut() {
+                    text.open += 1;
+                }
+                self.push(reading.head, Aim::Feature)?;
+            }
+        }
+        if let Some(text) = self.texts.back_mut() {
+            text.ended = true;
+        }
+        self.number += 1;
+        // texts without a token wait behind one that is in the queue
+        if self.texts.len() >= MOST_TEXTS { self.flush() } else { Ok(()) }
+    }
+
+    fn push(&mut self, tokens: Vec<u32>, aim: Aim) -> Result<(), OperatorError> {
+        if self.queued_tokens + tokens.len() > self.batch_tokens {
+            self.flush()?;
+        }
+        self.queued_tokens += tokens.len();
+        self.queue.push(Window { text: self.number, tokens, aim });
+        Ok(())
+    }
+
+    /// Lets the teacher see what is in the queue.
+    pub(super) fn flush(&mut self) -> Result<(), OperatorError> {
+        let queue = std::mem::take(&mut self.queue);
+        self.queued_tokens = 0;
+        if queue.is_empty() {
+            return Ok(());
+        }
+        let mut runs = Runs::new();
+        // rows of hidden states that predict a token, with the token and its text
+        let (mut rows, mut wanted, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for window in &queue {
+            runs.push(window.tokens.iter().copied());
+            match window.aim {
+                Aim::Nats { first } => {
+                    for at in first..window.tokens.len() {
+                        rows.push((start + at - 1) as u32);
+                        wanted.push((window.text, window.tokens[at]));
+                    }
+                }
+                Aim::Feature => ends.push((start + window.tokens.len() - 1) as u32),
+            }
+            start += window.tokens.len();
+        }
+        let hidden = self.teacher.pass(&runs)?;
+        for (rows, wanted) in rows.chunks(self.teacher.slice_rows()).zip(wanted.chunks(self.teacher.slice_rows())) {
+            self.slice(&hidden, rows, wanted)?;
+        }
+        self.keep(&hidden, &ends)?;
+        for window in &queue {
+            if let Some(text) = self.texts.get_mut((window.text - self.first) as usize) {
+                text.open -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn slice(&mut self, hidden: &Hidden, rows: &[u32], wanted: &[(u64, u32)]) -> Result<(), OperatorError> {
+        let mut logits = match self.logits.take() {
+            Some(logits) => logits,
+            None => self.teacher.buffer()?,
+        };
+        self.teacher.slice(hidden, rows, &mut logits)?;
+        let vocab = self.teacher.info().vocab_size;
+        let nats: Vec<f64> = {
+            let on_host = logits.on_host()?;
+            let rows = on_host.par_chunks_exact(vocab).zip(wanted.par_iter());
+            rows.map(|(logits, (text, token))| nats(logits, *token, *text)).collect::<Result<_, _>>()?
+        };
+        // one after the other, so that the sums are the same for any number of threads
+        for ((text, _), nats) in wanted.iter().zip(nats) {
+            if let Some(text) = self.texts.get_mut((text - self.first) as usize) {
+                text.nats += nats;
+                text.predicted += 1;
+            }
+        }
+        self.logits = Some(logits);
+        Ok(())
+    }
+
+    /// Keeps the hidden states of these tokens.
+    fn keep(&mut self, hidden: &Hidden, ends: &[u32]) -> Result<(), OperatorError> {
+        let Hidden::Host { states, rows } = hidden else { return Ok(()) };
+        for end in ends {
+            let row = rows.get(*end as usize).copied().unwrap_or(0) as usize;
+            let state = states.narrow(0, row, 1).and_then(|state| state.flatten_all()?.to_vec1::<f32>());
+            self.features.push(&state.map_err(TeacherError::from)?);
+        }
+        Ok(())
+    }
+
+    /// The texts that are done, in order.
+    pub(super) fn finished(&mut self) -> impl Iterator<Item = Finished> + use<> {
+        let mut done = Vec::new();
+        while self.texts.front().is_some_and(|text| text.ended && text.open == 0) {
+            let Some(text) = self.texts.pop_front() else { break };
+            done.push(Finished { score: text.score(self.first) });
+            self.first += 1;
+        }
+        done.into_iter()
+    }
+
+    pub(super) fn into_features(self) -> Features {
+        self.features
+    }
+}
+
+impl Text {
+    fn score(&self, number: u64) -> Option<TextScore> {
+        (self.predicted > 0).then(|| TextScore {
+            text: number,
+            tokens: self.tokens,
+            predicted: self.predicted,
+            nats: self.nats,
+            perplexity: (self.nats / self.predicted as f64).exp(),
+            entropy_nats: entropy(self.counts.values().copied().collect()),
+        })
+    }
+}
+
+/// −Σ c/n · ln(c/n), summed from the smallest count on, so that it does not depend on the order of a map.
+pub(super) fn entropy(mut counts: Vec<u64>) -> f64 {
+    counts.sort_unstable();
+    let all = counts.iter().sum::<u64>() as f64;
+    let sum: f64 = counts.iter().map(|&count| count as f64 / all).map(|share| share * share.ln()).sum();
+    0.0 - sum
+}
+
+fn nats(logits: &[f32], token: u32, text: u64) -> Result<f64, OperatorError> {
+    let wrong = |message: String| OperatorError::Data { operator: "score", place: format!("text {text}"), message };
+    let mut softmax = Softmax::new(logits.len()).map_err(|e| wrong(e.to_string()))?;
+    softmax.load(logits).map_err(|e| wrong(e.to_string()))?;
+    let logit = logits.get(token as usize).copied().ok_or_else(|| {
+        wrong(format!("got token {token}, valid: below {}, the vocabulary of the teacher", logits.len()))
+    })?;
+    Ok(-softmax.logprob(logit))
+}
