@@ -215,3 +215,63 @@ fn the_size_of_a_piece_changes_no_byte_of_cleaned_text() {
     });
     assert!(!made[0].is_empty() && made.iter().all(|shards| *shards == made[0]), "{made:?}");
 }
+
+#[test]
+fn texts_are_scored_alike_in_any_format() {
+    let scratch = Scratch::with_corpus(2, 1500);
+    let teacher = nano_teacher().display().to_string();
+    let lines = fs::read_to_string(scratch.path("corpus.jsonl")).unwrap();
+    let texts: Vec<String> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["text"].as_str().unwrap().replace(['\n', '"'], " "))
+        .collect();
+    scratch.write("corpus.txt", &texts.join("\n"));
+    scratch.write("again.jsonl", &texts.iter().map(|t| json!({"text": t}).to_string()).collect::<Vec<_>>().join("\n"));
+    scratch.write(
+        "corpus.csv",
+        &format!("text\n{}", texts.iter().map(|t| format!("\"{t}\"")).collect::<Vec<_>>().join("\n")),
+    );
+    let score = |file: &str| {
+        let said = scratch.stillhouse(&["score", file, "--teacher", &teacher, "--per-text", "texts.json", "--json"]);
+        (said.expect(0).json(), fs::read_to_string(scratch.path("texts.json")).unwrap())
+    };
+    let (scores, each) = score("again.jsonl");
+    assert_eq!((scores["texts"].as_u64(), each.lines().count()), (Some(2), 2));
+    assert!(scores["perplexity"].as_f64().unwrap() > 1.0 && scores["text_perplexity"]["standard_error"].is_number());
+    for file in ["corpus.txt", "corpus.csv"] {
+        assert_eq!(score(file), (scores.clone(), each.clone()), "{file}");
+    }
+    let said =
+        scratch.stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--reference", "again.jsonl"]).expect(0);
+    // the texts themselves: one cluster has each of them
+    assert!(said.stdout.contains("MAUVE") && said.stdout.contains("1.0000"), "{}", said.stdout);
+    assert!(!said.stdout.contains('\u{1b}'), "colours in a pipe");
+    scratch.stillhouse(&["score", "corpus.txt"]).expect(2).says(&["--teacher"]);
+    scratch.stillhouse(&["score", "corpus.bin", "--teacher", &teacher]).expect(2).says(&["--format"]);
+    scratch
+        .stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--stride-tokens", "4000"])
+        .expect(2)
+        .says(&["--stride-tokens"]);
+}
+
+#[test]
+fn what_storing_costs_stands_beside_what_arithmetic_costs() {
+    let scratch = Scratch::with_corpus(2, 1500);
+    let dataset = scratch.make(&with(job(), &json!({"extract": {"noise": {"tolerance": 1e-3}}})));
+    let verify = ["verify", dataset.to_str().unwrap(), "--teacher", "--report", "faithful"];
+    scratch.stillhouse(&verify).expect(0).says(&[]);
+    let report: Value = serde_json::from_slice(&fs::read(scratch.path("faithful.json")).unwrap()).unwrap();
+    let [stored, batch, arithmetic] = report["comparisons"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    let of = |comparison: &Value, what: &str, value: &str| comparison[what][value].as_f64().unwrap();
+    // on a CPU a sequence is computed alike in any batch; what is stored keeps its promise; bf16 is another number
+    assert_eq!((of(batch, "total_variation", "max"), of(batch, "kl_nats", "max")), (0.0, 0.0));
+    assert!(of(batch, "total_variation", "count") > 100.0);
+    assert!(
+        (1e-5..=1e-3).contains(&of(stored, "total_variation", "max"))
+            && of(stored, "logprob_change_nats", "max") < 1e-5
+    );
+    assert!(of(arithmetic, "kl_nats", "mean") > 1e-9 && of(arithmetic, "logprob_change_nats", "max") > 1e-4);
+    let page = fs::read_to_string(scratch.path("faithful.html")).unwrap();
+    assert!(page.contains("<svg") && page.ends_with("</html>\n"));
+    scratch.stillhouse(&["verify", dataset.to_str().unwrap(), "--report", "x"]).expect(2).says(&["--teacher"]);
+}

@@ -1,13 +1,15 @@
 //! `stillhouse verify DATASET`: reads a data set again and checks everything that can be checked.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fs, io};
 
 use stillhouse_pipeline::dataset::Dataset;
-use stillhouse_pipeline::verify::{TeacherCheck, Verification, VerifyOptions, verify};
+use stillhouse_pipeline::verify::{Distribution, Report, TeacherCheck, Verification, VerifyOptions, verify};
+use stillhouse_schemas::spec::Dtype;
 
 use crate::cli::Failure;
-use crate::page::{Line, Page, Tone};
+use crate::page::{Line, Page, Tone, View};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
@@ -19,6 +21,8 @@ Examples:
   stillhouse verify out/demo                                   checksums, shapes, invariants of every row
   stillhouse verify out/demo --teacher                         and the noise, recomputed on a sample
   stillhouse verify out/demo --teacher --sample-batches 50     a larger sample
+  stillhouse verify out/demo --teacher --report faithful       what storing costs beside what arithmetic costs, as
+                                                               faithful.html and faithful.json
   stillhouse verify s3://shards/owt-noise                      in a store; every byte is read
   stillhouse verify out/demo --teacher --teacher-path ~/models/gpt2-large --device cuda
 
@@ -42,6 +46,13 @@ pub struct Args {
     /// Batches to recompute, spread over the data set
     #[arg(long, value_name = "N", default_value_t = 2, requires = "teacher")]
     sample_batches: usize,
+    /// Compare what is stored with the live teacher, and that with the teacher in other batches and in --report-dtype;
+    /// write PATH.html and PATH.json
+    #[arg(long, value_name = "PATH", requires = "teacher")]
+    report: Option<PathBuf>,
+    /// The other arithmetic of the report [default: bf16; f32 where the job's is bf16]
+    #[arg(long, value_enum, value_name = "TYPE", requires = "report")]
+    report_dtype: Option<Arithmetic>,
     #[command(flatten)]
     store: StoreOptions,
     #[command(flatten)]
@@ -61,22 +72,63 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         teacher_path: args.teacher_path.clone(),
         device: args.device.clone(),
         teacher_batches: args.sample_batches,
+        report: None,
     };
     let found = runtime.block_on(async {
         let dataset = Dataset::open(output).await?;
+        let of_job = dataset.manifest().job.extract.as_ref().map(|extract| extract.teacher.dtype);
+        let usual = if of_job == Some(Dtype::Bf16) { Dtype::F32 } else { Dtype::Bf16 };
+        let dtype = args.report_dtype.map_or(usual, Arithmetic::dtype);
+        let options = VerifyOptions { report: args.report.as_ref().map(|_| dtype), ..options };
         verify(&dataset, &options, &watch).await
     });
     watch.close();
     let found = found?;
+    if let (Some(path), Some(report)) = (&args.report, &found.report) {
+        write(path, report).map_err(|e| Failure::System(format!("--report: {}: {e}", path.display())))?;
+    }
     if args.json {
         printer.json(&found)?;
     } else {
-        printer.page(&render(&found))?;
+        printer.page(&render(&found, printer.view()))?;
     }
     if found.passed() { Ok(()) } else { Err(Failure::Reported) }
 }
 
-fn render(found: &Verification) -> Page {
+/// Arithmetic of the report's other teacher.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Arithmetic {
+    F32,
+    Bf16x3,
+    F16,
+    Bf16,
+    Int8,
+}
+
+impl Arithmetic {
+    fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16x3 => Dtype::Bf16x3,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::Bf16,
+            Self::Int8 => Dtype::Int8,
+        }
+    }
+}
+
+/// The report, as a page and as JSON.
+fn write(path: &Path, report: &Report) -> io::Result<()> {
+    let with = |ending: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(ending);
+        PathBuf::from(name)
+    };
+    fs::write(with(".json"), serde_json::to_string_pretty(report)? + "\n")?;
+    fs::write(with(".html"), report.html())
+}
+
+fn render(found: &Verification, view: View) -> Page {
     let mut page = Page::new();
     let mut read = Table::new("ll").indent(0);
     let mut fact = |name: &str, value: String| read.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
@@ -94,6 +146,9 @@ fn render(found: &Verification) -> Page {
         teacher_facts(check, &mut fact);
     }
     page.facts(read);
+    if let Some(report) = &found.report {
+        report_table(report, view, &mut page);
+    }
     if found.passed() {
         page.line(Line::new().with(Tone::Good, "passed"));
         return page;
@@ -111,6 +166,24 @@ fn render(found: &Verification) -> Page {
         page.line(Line::plain("to make what is missing or damaged again: ").with(Tone::Strong, mend));
     }
     page
+}
+
+fn report_table(report: &Report, view: View, page: &mut Page) {
+    let mut table =
+        Table::new("lrrrr").header(&["beside the live teacher", "TV mean", "TV largest", "Δ ln p mean", "largest"]);
+    for comparison in &report.comparisons {
+        let (variation, change) = (&comparison.total_variation, &comparison.logprob_change_nats);
+        let of =
+            |value: fn(&Distribution) -> f64| variation.as_ref().map_or("–".to_owned(), |d| units::small(value(d)));
+        table.texts([
+            comparison.what.clone(),
+            of(|d| d.mean),
+            of(|d| d.max),
+            units::small(change.mean),
+            units::small(change.max),
+        ]);
+    }
+    page.table(table, view);
 }
 
 fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
@@ -147,6 +220,8 @@ mod tests {
 
     use super::*;
 
+    const PLAIN: View = View { width: 90, terminal: true, colour: false };
+
     fn found() -> Verification {
         Verification { shards: 3, rows: 1234, tokens: 1_263_616, bytes: 11_549_450, ..Verification::default() }
     }
@@ -166,7 +241,7 @@ mod tests {
             tolerance: Some(1e-3),
         };
         let found = Verification { teacher: Some(teacher), ..found() };
-        insta::assert_snapshot!(render(&found).render(false), @r"
+        insta::assert_snapshot!(render(&found, PLAIN).render(false), @r"
         read               3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
         teacher            8 sequences, 8,184 tokens recomputed
         ln p               largest difference from what is stored 2.40e-7
@@ -189,7 +264,7 @@ mod tests {
             ],
             ..found()
         };
-        insta::assert_snapshot!(render(&found).render(false), @r"
+        insta::assert_snapshot!(render(&found, PLAIN).render(false), @r"
         read  3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
         FAILED: 7 faults
           data/train-00000-of-00003.parquet: sha256 is 01…, should be 02…

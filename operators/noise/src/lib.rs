@@ -65,7 +65,7 @@ pub use rows::{RowEncoder, Rows, RowsEncoded};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;
-pub use verify::{Judged, judge, judge_dense, total_variation_of};
+pub use verify::{Compared, Judged, compare, judge, judge_dense, total_variation_of};
 
 /// The random words of one row of whole blocks: for the benchmark, which takes the parts of an encoding apart.
 #[doc(hidden)]

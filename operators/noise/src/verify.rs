@@ -66,6 +66,46 @@ pub fn judge_dense(logits: &[f32], x: u32, xi: &[f32], stream: &NoiseStream) -> 
     Ok(Exact::of(logits, x, stream)?.against(logits, |k| f64::from(xi[k])))
 }
 
+/// How two teachers, or one in two ways of computing, differ at one token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Compared {
+    /// ½ Σ_k |softmax(ξ)_k − softmax(ξ′)_k|, both noises from the same words.
+    pub total_variation: f64,
+    /// |ln p_x − ln p′_x|, nat.
+    pub logprob_change: f64,
+    /// KL(p ‖ p′), nat.
+    pub divergence: f64,
+}
+
+/// Compares what `logits` and `other` (`[V]` each) say of the observed token and of its noise.
+///
+/// # Errors
+/// If the token is outside the vocabulary, a logit is NaN or infinite, or the two have other lengths.
+pub fn compare(logits: &[f32], other: &[f32], token: u32, stream: &NoiseStream) -> Result<Compared, NoiseError> {
+    if other.len() != logits.len() {
+        return Err(NoiseError::Length {
+            what: "the logits to compare with",
+            got: other.len(),
+            expected: logits.len(),
+        });
+    }
+    let (a, b) = (Exact::of(logits, token, stream)?, Exact::of(other, token, stream)?);
+    let (ln_p, ln_q) = (Exact::logprobs(logits), Exact::logprobs(other));
+    let kl: f64 = (0..logits.len()).map(|k| libm::exp(ln_p(k)) * (ln_p(k) - ln_q(k))).sum();
+    Ok(Compared {
+        total_variation: half_distance(&a.weights, &b.weights),
+        logprob_change: (ln_p(a.x) - ln_q(a.x)).abs(),
+        // what is left of equal ones is rounding
+        divergence: kl.max(0.0),
+    })
+}
+
+/// ½ Σ |a/Σa − b/Σb|.
+fn half_distance(a: &[f64], b: &[f64]) -> f64 {
+    let (s, t): (f64, f64) = (a.iter().sum(), b.iter().sum());
+    a.iter().zip(b).map(|(a, b)| (a / s - b / t).abs()).sum::<f64>() / 2.0
+}
+
 /// exp(ξ), with the one that has no bound kept in range.
 fn weight(xi: f64) -> f64 {
     libm::exp(xi.min(LN_WEIGHT_MAX))
@@ -87,9 +127,7 @@ impl Exact {
         if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
             return Err(NoiseError::NonFinite { index, value: logits[index] }.at(stream));
         }
-        let max = f64::from(logits.iter().fold(f32::MIN, |a, &b| a.max(b)));
-        let ln_z = libm::log(logits.iter().map(|&l| libm::exp(f64::from(l) - max)).sum::<f64>());
-        let logprob = |k: usize| f64::from(logits[k]) - max - ln_z;
+        let logprob = Self::logprobs(logits);
         let (x, e0) = (token as usize, exact_exponential(stream.auxiliary_word()));
         let counter = |c0: u32| [c0, stream.position, stream.sequence_id as u32, (stream.sequence_id >> 32) as u32];
         let words = (0..vocab.div_ceil(4)).flat_map(|c0| philox4x32_10(counter(c0 as u32), stream.key.words()));
@@ -98,6 +136,13 @@ impl Exact {
             if k == x { weight(-logprob(k) - libm::log(e0)) } else { 1.0 / (e[k] + libm::exp(logprob(k)) * e0) }
         });
         Ok(Self { x, e0, weights: weights.collect(), e })
+    }
+
+    /// ln p of each entry.
+    fn logprobs(logits: &[f32]) -> impl Fn(usize) -> f64 + '_ {
+        let max = f64::from(logits.iter().fold(f32::MIN, |a, &b| a.max(b)));
+        let ln_z = libm::log(logits.iter().map(|&l| libm::exp(f64::from(l) - max)).sum::<f64>());
+        move |k| f64::from(logits[k]) - max - ln_z
     }
 
     fn against(&self, logits: &[f32], xi: impl Fn(usize) -> f64) -> Judged {
@@ -110,8 +155,6 @@ impl Exact {
                 lead = lead.min(score_x - (f64::from(*l) + xi));
             }
         }
-        let (s, t): (f64, f64) = (self.weights.iter().sum(), decoded.iter().sum());
-        let total_variation = self.weights.iter().zip(&decoded).map(|(a, b)| (a / s - b / t).abs()).sum::<f64>() / 2.0;
-        Judged { total_variation, lead }
+        Judged { total_variation: half_distance(&self.weights, &decoded), lead }
     }
 }

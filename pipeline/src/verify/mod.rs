@@ -2,12 +2,15 @@
 //! teacher the noise itself.
 
 mod noise;
+mod report;
 mod shards;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
+use stillhouse_schemas::spec::Dtype;
 
+pub use self::report::{Comparison, Distribution, Report};
 use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::events::Observer;
@@ -28,6 +31,8 @@ pub struct VerifyOptions {
     pub device: Option<String>,
     /// Batches to recompute (a batch is what the teacher saw at once), spread over the data set.
     pub teacher_batches: usize,
+    /// Compare what storing costs with what computing in this other arithmetic, and in batches of another shape, costs.
+    pub report: Option<Dtype>,
 }
 
 /// What a verification found.
@@ -50,6 +55,9 @@ pub struct Verification {
     pub mend: Option<String>,
     /// What the teacher said.
     pub teacher: Option<TeacherCheck>,
+    /// What storing costs beside what the arithmetic costs, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
 }
 
 impl Verification {

@@ -22,6 +22,7 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec};
 use stillhouse_teacher::Teacher;
 
+use super::report::{Comparing, StoredSide};
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::access::Access;
 use crate::dataset::Dataset;
@@ -55,7 +56,9 @@ pub(super) async fn check(
     };
     observer.event(&Event::Preparing { what: format!("loading the teacher {}", record.source) });
     let job_folder = dataset.output().job_folder().await;
+    let dataset_folder = job_folder.clone();
     let teacher = tokio::task::block_in_place(|| load(dataset, options, extract, job_folder, found))?;
+    let seed = manifest.noise_seed.unwrap_or(manifest.job.seed);
     let per_batch = operators::rows_per_batch(&manifest.job);
     let wanted = if options.teacher_batches == 0 { DEFAULT_BATCHES } else { options.teacher_batches };
     let picked = pick(manifest, per_batch, wanted);
@@ -79,6 +82,18 @@ pub(super) async fn check(
     }
     let lead_slack = if alike { LEAD_SLACK } else { 2.0 * LOGPROB_TOLERANCE };
     let mut variation_sum = 0.0;
+    let mut stored = StoredSide::default();
+    let mut comparing = match options.report {
+        Some(dtype) => {
+            observer.event(&Event::Preparing { what: format!("loading the teacher in {}", dtype.name()) });
+            let other = tokio::task::block_in_place(|| {
+                let path = path(options, extract, dataset_folder)?;
+                teacher::load(&path, &extract.teacher, dtype, manifest.job.pack.length as usize, &teacher.info().device)
+            })?;
+            Some(Comparing::new(&teacher, other, picked.len()))
+        }
+        None => None,
+    };
     for (shard, offset) in picked {
         observer.event(&Event::Preparing { what: format!("recomputing {} from row {offset}", shard.path) });
         let Some(batch) = dataset.rows(shard, offset, per_batch).await? else { continue };
@@ -91,9 +106,13 @@ pub(super) async fn check(
             place: shard.path.clone(),
             offset,
         };
-        tokio::task::block_in_place(|| job.check(&batch, &mut check, &mut variation_sum, found))
-            .map_err(|e| PipelineError::caused(ErrorKind::Model, dataset.shown(&shard.path), e))?;
+        tokio::task::block_in_place(|| {
+            job.check(&batch, &mut check, &mut variation_sum, &mut stored, found)?;
+            comparing.as_mut().map_or(Ok(()), |comparing| comparing.add(&batch, extract, record.bos_token_id, seed))
+        })
+        .map_err(|e| PipelineError::caused(ErrorKind::Model, dataset.shown(&shard.path), e))?;
     }
+    found.report = comparing.map(|comparing| comparing.report(manifest, stored));
     if check.noises > 0 {
         check.total_variation_mean = variation_sum / check.noises as f64;
     }
@@ -109,16 +128,7 @@ fn load(
     found: &mut Verification,
 ) -> Result<Arc<dyn Teacher>> {
     let record = dataset.manifest().teacher.as_ref();
-    let path = match &options.teacher_path {
-        Some(path) => path.clone(),
-        None => of_the_job(&extract.teacher.path, job_folder)?,
-    };
-    if !path.exists() {
-        return Err(PipelineError::new(
-            ErrorKind::Usage,
-            format!("no teacher at {}, where the job had it; name it with --teacher-path", path.display()),
-        ));
-    }
+    let path = path(options, extract, job_folder)?;
     let device = options.device.as_deref().unwrap_or(&extract.teacher.device);
     let dtype = record.and_then(|r| r.dtype).unwrap_or(extract.teacher.dtype);
     let length = dataset.manifest().job.pack.length as usize;
@@ -131,6 +141,19 @@ fn load(
         }
     }
     Ok(teacher)
+}
+
+/// Where the teacher is.
+fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>) -> Result<PathBuf> {
+    let path = match &options.teacher_path {
+        Some(path) => path.clone(),
+        None => of_the_job(&extract.teacher.path, job_folder)?,
+    };
+    if path.exists() {
+        return Ok(path);
+    }
+    let message = format!("no teacher at {}, where the job had it; name it with --teacher-path", path.display());
+    Err(PipelineError::new(ErrorKind::Usage, message))
 }
 
 /// Where the job found its teacher. A manifest may be of somebody else, so that no variable of this environment goes into it.
@@ -190,6 +213,7 @@ impl Recomputed<'_> {
         batch: &RecordBatch,
         check: &mut TeacherCheck,
         variation_sum: &mut f64,
+        side: &mut StoredSide,
         found: &mut Verification,
     ) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow("verify");
@@ -235,6 +259,8 @@ impl Recomputed<'_> {
             for (p, result) in positions.iter().zip(results) {
                 predicted[p.row][p.position] = true;
                 check.tokens += 1;
+                side.logprob_changes.push((result.logprob - result.stored_logprob).abs());
+                side.variations.extend(result.noises.iter().map(|noise| noise.total_variation));
                 self.judge(*p, &result, check, variation_sum, found);
             }
             drop(on_host);

@@ -134,6 +134,7 @@ async fn a_data_set_made_on_a_device_is_good_by_the_cpu() {
         teacher_path: Some(path.clone()),
         device: Some("cpu".into()),
         teacher_batches: 1000,
+        report: None,
     };
     let verified = verify(&dataset, &all, &Silent).await.unwrap();
     assert!(verified.passed(), "{:?}", verified.faults);

@@ -1,0 +1,410 @@
+//! The faithfulness report: what storing costs, beside what computing the teacher in another way costs.
+//!
+//! ```text
+//!   stored      ξ̂, ln p as they are in the shards    ─┐
+//!   batch       the teacher, each sequence on its own  ├─ beside the live teacher, computed as the job did: ½ Σ |softmax(ξ) − softmax(ξ′)|,
+//!   arithmetic  the teacher in another type           ─┘                                                    |ln p_x − ln p′_x|, KL(p ‖ p′)
+//! ```
+//!
+//! So the two errors are two numbers: the first row is ours, the others are there in every training that runs its teacher live. All noises come from the same words.
+//!
+//! Memory: the live logits of at most [`MOST_BYTES`] of sampled tokens, spread over the sample; of stored tokens all of the sample, two numbers each.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use rayon::prelude::*;
+use serde::Serialize;
+use stillhouse_noise::{Compared, DrawKey, NoiseError, NoiseStream, compare};
+use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
+use stillhouse_operators::extract::sequences;
+use stillhouse_operators::operator::{Counters, OperatorError};
+use stillhouse_schemas::manifest::Manifest;
+use stillhouse_schemas::spec::Extract;
+use stillhouse_teacher::Teacher;
+
+/// Live logits that are kept to be compared with.
+const MOST_BYTES: usize = 128 << 20;
+/// Bins of a histogram: four to a power of ten, from 10⁻⁹ to 10.
+const BINS: usize = 40;
+const LOWEST: f64 = -9.0;
+const BINS_PER_DECADE: f64 = 4.0;
+
+/// What storing costs beside what computing in another way costs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The data set.
+    pub dataset: String,
+    /// The teacher.
+    pub teacher: String,
+    /// What the live teacher computes in.
+    pub arithmetic: String,
+    /// Total variation that the job promised.
+    pub tolerance: Option<f64>,
+    /// What is beside the live teacher.
+    pub comparisons: Vec<Comparison>,
+}
+
+/// One thing beside the live teacher.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// `stored`, `batch` or `arithmetic`.
+    pub kind: &'static str,
+    /// What it is, in words.
+    pub what: String,
+    /// ½ Σ |softmax(ξ) − softmax(ξ′)|, of each token and draw; `None` where there is no noise.
+    pub total_variation: Option<Distribution>,
+    /// |ln p_x − ln p′_x| of each token, nat.
+    pub logprob_change_nats: Distribution,
+    /// KL(p ‖ p′) of each token, nat; what is stored has no whole p.
+    pub kl_nats: Option<Distribution>,
+}
+
+/// How numbers that are not negative are spread.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Distribution {
+    /// How many.
+    pub count: u64,
+    /// How many of them are exactly 0.
+    pub zeros: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub median: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// The largest.
+    pub max: f64,
+    /// log10 of the lower end of each bin, and how many are in it; the lowest has everything below too, zeros not counted. Empty bins are left out.
+    pub histogram: Vec<(f64, u64)>,
+}
+
+impl Distribution {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| values.get(((values.len().max(1) - 1) as f64 * share).round() as usize).copied();
+        let mut bins = [0u64; BINS];
+        for value in values.iter().filter(|value| **value > 0.0) {
+            let bin = ((value.log10() - LOWEST) * BINS_PER_DECADE).floor();
+            bins[(bin.max(0.0) as usize).min(BINS - 1)] += 1;
+        }
+        let lower = |bin: usize| LOWEST + bin as f64 / BINS_PER_DECADE;
+        Self {
+            count: values.len() as u64,
+            zeros: values.iter().filter(|value| **value == 0.0).count() as u64,
+            mean: values.iter().sum::<f64>() / values.len().max(1) as f64,
+            median: at(0.5).unwrap_or(0.0),
+            p99: at(0.99).unwrap_or(0.0),
+            max: values.last().copied().unwrap_or(0.0),
+            histogram: bins.iter().enumerate().filter(|(_, n)| **n > 0).map(|(bin, n)| (lower(bin), *n)).collect(),
+        }
+    }
+}
+
+/// What was found of the stored side while it was checked.
+#[derive(Default)]
+pub(super) struct StoredSide {
+    pub logprob_changes: Vec<f64>,
+    pub variations: Vec<f64>,
+}
+
+/// Runs the teacher in other ways over the batches of the sample.
+pub(super) struct Comparing {
+    live: Arc<dyn Teacher>,
+    other: Arc<dyn Teacher>,
+    /// Tokens of each batch that are compared.
+    tokens_of_a_batch: usize,
+    batch: Vec<Compared>,
+    arithmetic: Vec<Compared>,
+}
+
+/// A sampled token with its live logits.
+struct Live<'a> {
+    sequence: &'a Sequence,
+    position: usize,
+    logits: Vec<f32>,
+}
+
+impl Comparing {
+    /// `live` computes as the job did, `other` in another type; over so many batches.
+    pub(super) fn new(live: &Arc<dyn Teacher>, other: Arc<dyn Teacher>, batches: usize) -> Self {
+        let row = live.info().vocab_size * size_of::<f32>();
+        let tokens_of_a_batch = (MOST_BYTES / row.max(1) / batches.max(1)).max(1);
+        Self { live: Arc::clone(live), other, tokens_of_a_batch, batch: Vec::new(), arithmetic: Vec::new() }
+    }
+
+    /// One more batch of the sample.
+    pub(super) fn add(
+        &mut self,
+        batch: &RecordBatch,
+        extract: &Extract,
+        bos: u32,
+        seed: u64,
+    ) -> Result<(), OperatorError> {
+        let sequences = sequences(batch).map_err(OperatorError::arrow("verify"))?;
+        let counters = Counters::default();
+        let pass = |teacher| TeacherPass {
+            teacher,
+            bos,
+            context: extract.context,
+            batch_tokens: extract.teacher.batch_tokens as usize,
+            meter: &counters,
+        };
+        let (live, other) = (Arc::clone(&self.live), Arc::clone(&self.other));
+        let kept = self.live(&pass(live.as_ref()), &sequences)?;
+        for (row, sequence) in sequences.iter().enumerate() {
+            let alone = std::slice::from_ref(sequence);
+            let found = differences(&pass(live.as_ref()), alone, row, &kept, seed)?;
+            self.batch.extend(found);
+        }
+        let found = differences(&pass(other.as_ref()), &sequences, 0, &kept, seed)?;
+        self.arithmetic.extend(found);
+        Ok(())
+    }
+
+    /// The live logits of tokens that are spread over the batch.
+    fn live<'a>(
+        &self,
+        pass: &TeacherPass<'_>,
+        sequences: &'a [Sequence],
+    ) -> Result<HashMap<(usize, usize), Live<'a>>, OperatorError> {
+        let tokens: usize = sequences.iter().map(|sequence| sequence.valid).sum();
+        let every = tokens.div_ceil(self.tokens_of_a_batch).max(1);
+        let vocab = pass.teacher.info().vocab_size;
+        let (mut kept, mut seen) = (HashMap::new(), 0);
+        pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits }| {
+            let on_host = logits.on_host()?;
+            for (p, logits) in positions.iter().zip(on_host.chunks_exact(vocab)) {
+                if seen % every == 0 {
+                    let (sequence, position) = (&sequences[p.row], p.position);
+                    kept.insert((p.row, position), Live { sequence, position, logits: logits.to_vec() });
+                }
+                seen += 1;
+            }
+            drop(on_host);
+            Ok(logits)
+        })?;
+        Ok(kept)
+    }
+
+    /// The report, with what was found of the stored side.
+    pub(super) fn report(self, manifest: &Manifest, stored: StoredSide) -> Report {
+        let noise = manifest.job.extract.as_ref().and_then(|extract| extract.noise.as_ref());
+        let of = |kind, what: String, found: Vec<Compared>| Comparison {
+            kind,
+            what,
+            total_variation: noise.map(|_| Distribution::of(found.iter().map(|c| c.total_variation).collect())),
+            logprob_change_nats: Distribution::of(found.iter().map(|c| c.logprob_change).collect()),
+            kl_nats: Some(Distribution::of(found.iter().map(|c| c.divergence).collect())),
+        };
+        let storage = Comparison {
+            kind: "stored",
+            what: "what is stored".into(),
+            total_variation: (!stored.variations.is_empty()).then(|| Distribution::of(stored.variations)),
+            logprob_change_nats: Distribution::of(stored.logprob_changes),
+            kl_nats: None,
+        };
+        let (live, other) = (self.live.info(), self.other.info());
+        Report {
+            dataset: manifest.job.name.clone(),
+            teacher: manifest.teacher.as_ref().map(|teacher| teacher.source.clone()).unwrap_or_default(),
+            arithmetic: format!("{} on {}", live.arithmetic, live.device),
+            tolerance: noise.map(|noise| noise.tolerance),
+            comparisons: vec![
+                storage,
+                of("batch", "the teacher live, each sequence in a pass of its own".into(), self.batch),
+                of("arithmetic", format!("the teacher live, in {}", other.arithmetic), self.arithmetic),
+            ],
+        }
+    }
+}
+
+/// How a pass differs from the live logits that were kept; its first row is `row` of them.
+fn differences(
+    pass: &TeacherPass<'_>,
+    sequences: &[Sequence],
+    row: usize,
+    kept: &HashMap<(usize, usize), Live<'_>>,
+    seed: u64,
+) -> Result<Vec<Compared>, OperatorError> {
+    let vocab = pass.teacher.info().vocab_size;
+    let mut found = Vec::new();
+    pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits }| {
+        let on_host = logits.on_host()?;
+        let pairs: Vec<(&Predicted, &[f32])> = positions.iter().zip(on_host.chunks_exact(vocab)).collect();
+        let compared: Result<Vec<Option<Compared>>, NoiseError> = pairs
+            .par_iter()
+            .map(|(p, logits)| kept.get(&(row + p.row, p.position)).map(|live| live.beside(logits, seed)).transpose())
+            .collect();
+        let compared = compared.map_err(|e| OperatorError::Data {
+            operator: "verify",
+            place: "the report".into(),
+            message: e.to_string(),
+        })?;
+        found.extend(compared.into_iter().flatten());
+        drop(on_host);
+        Ok(logits)
+    })?;
+    Ok(found)
+}
+
+impl Live<'_> {
+    fn beside(&self, other: &[f32], seed: u64) -> Result<Compared, NoiseError> {
+        let stream = NoiseStream::new(DrawKey::new(seed, 0), self.sequence.id, self.position as u32);
+        compare(&self.logits, other, self.sequence.tokens[self.position], &stream)
+    }
+}
+
+impl Report {
+    /// As a page of HTML that needs nothing else.
+    pub fn html(&self) -> String {
+        let mut page = format!(
+            "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{0}: faithfulness</title>\n<style>{STYLE}</style>\n<h1>{0}: faithfulness</h1>\n",
+            escaped(&self.dataset)
+        );
+        let _ = write!(
+            page,
+            "<p>Beside the live teacher {}, computed in {}.{}</p>\n",
+            escaped(&self.teacher),
+            escaped(&self.arithmetic),
+            self.tolerance
+                .map(|t| format!(" The job promised a total variation of at most {t:e} for every token."))
+                .unwrap_or_default()
+        );
+        page += "<table><tr><th><th colspan=4>½ Σ |softmax(ξ) − softmax(ξ′)|<th colspan=4>|ln p<sub>x</sub> − ln p′<sub>x</sub>|, nat\
+                 <th colspan=2>KL, nat\n<tr><th>";
+        page += &"<th>mean<th>median<th>99 %<th>largest".repeat(2);
+        page += "<th>mean<th>largest\n";
+        for comparison in &self.comparisons {
+            let _ = write!(page, "<tr><td>{}", escaped(&comparison.what));
+            for spread in [comparison.total_variation.as_ref(), Some(&comparison.logprob_change_nats)] {
+                match spread {
+                    Some(d) => {
+                        [d.mean, d.median, d.p99, d.max].iter().for_each(|v| page += &format!("<td>{}", number(*v)))
+                    }
+                    None => page += "<td colspan=4>–",
+                }
+            }
+            match &comparison.kl_nats {
+                Some(d) => page += &format!("<td>{}<td>{}\n", number(d.mean), number(d.max)),
+                None => page += "<td colspan=2>–\n",
+            }
+        }
+        page += "</table>\n";
+        for (title, of) in [
+            (
+                "½ Σ |softmax(ξ) − softmax(ξ′)|",
+                (|c| c.total_variation.as_ref()) as fn(&Comparison) -> Option<&Distribution>,
+            ),
+            ("|ln p − ln p′| of the observed token, nat", |c| Some(&c.logprob_change_nats)),
+            ("KL(p ‖ p′), nat", |c| c.kl_nats.as_ref()),
+        ] {
+            let drawn: Vec<(&Comparison, &Distribution)> =
+                self.comparisons.iter().filter_map(|c| of(c).map(|d| (c, d))).collect();
+            if !drawn.is_empty() {
+                let _ = write!(
+                    page,
+                    "<h2>{title}</h2>\n{}",
+                    plot(&drawn, self.tolerance.filter(|_| title.starts_with('½')))
+                );
+            }
+        }
+        page += "<p>Each bar is the share of the tokens in a quarter of a power of ten; exact zeros stand at the left. All noises come from the same random words.</p>\n</html>\n";
+        page
+    }
+}
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}\
+    table{border-collapse:collapse}td,th{padding:.2em .6em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}\
+    td:first-child{text-align:left;white-space:normal}svg{width:100%;height:auto}text{font-size:11px;fill:#444}\
+    @media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}text{fill:#bbb}td,th{border-color:#444}}";
+const COLOURS: [&str; 3] = ["#2a6fbb", "#7a7a7a", "#c2571a"];
+
+/// Histograms one above the other, over one axis of powers of ten.
+fn plot(drawn: &[(&Comparison, &Distribution)], tolerance: Option<f64>) -> String {
+    let (left, width, height, gap) = (60.0, 840.0, 90.0, 34.0);
+    let x = |log10: f64| left + (log10 - LOWEST) * BINS_PER_DECADE * width / BINS as f64;
+    let total = drawn.len() as f64 * (height + gap) + 20.0;
+    let mut svg = format!("<svg viewBox=\"0 0 920 {total}\" role=\"img\">\n");
+    for (n, (comparison, distribution)) in drawn.iter().enumerate() {
+        let floor = n as f64 * (height + gap) + gap + height - 14.0;
+        let most =
+            distribution.histogram.iter().map(|bin| bin.1).chain([distribution.zeros, 1]).max().unwrap_or(1) as f64;
+        let mut bar = |from: f64, count: u64| {
+            let tall = count as f64 / most * (height - 20.0);
+            let share = 100.0 * count as f64 / distribution.count.max(1) as f64;
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{tall:.1}\" fill=\"{}\"><title>{share:.2} %</title></rect>",
+                floor - tall,
+                width / BINS as f64 - 2.0,
+                COLOURS[n % COLOURS.len()]
+            );
+        };
+        bar(left - 30.0, distribution.zeros);
+        distribution.histogram.iter().for_each(|(log10, count)| bar(x(*log10), *count));
+        let _ =
+            writeln!(svg, "<text x=\"{left}\" y=\"{}\">{}</text>", floor - height + 16.0, escaped(&comparison.what));
+        let _ =
+            writeln!(svg, "<line x1=\"20\" x2=\"{}\" y1=\"{floor}\" y2=\"{floor}\" stroke=\"#999\"/>", left + width);
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">0</text>", left - 24.0, floor + 12.0);
+        for power in (LOWEST as i32)..=1 {
+            let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">1e{power}</text>", x(f64::from(power)) - 8.0, floor + 12.0);
+        }
+        if let Some(bound) = tolerance {
+            let at = x(bound.log10());
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{}\" y2=\"{floor}\" stroke=\"#b00\" stroke-dasharray=\"4 3\"/>",
+                floor - height + 20.0
+            );
+        }
+    }
+    svg + "</svg>\n"
+}
+
+fn number(value: f64) -> String {
+    if value == 0.0 { "0".into() } else { format!("{value:.2e}") }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_is_that_of_its_numbers() {
+        let found = Distribution::of(vec![1e-3, 0.0, 2e-3, 1e-12, 5e-1]);
+        assert_eq!((found.count, found.zeros, found.median, found.max), (5, 1, 1e-3, 0.5));
+        assert!((found.mean - 0.1006).abs() < 1e-6);
+        // what is below the lowest bin is in it
+        assert_eq!(found.histogram, [(-9.0, 1), (-3.0, 1), (-2.75, 1), (-0.5, 1)]);
+        assert_eq!(Distribution::of(Vec::new()).count, 0);
+    }
+
+    #[test]
+    fn what_a_data_set_is_called_cannot_act_on_the_page() {
+        let distribution = Distribution::of(vec![1e-4, 1e-5]);
+        let report = Report {
+            dataset: "<script>alert(1)</script>".into(),
+            teacher: "\"><img src=x>".into(),
+            arithmetic: "f32".into(),
+            tolerance: Some(1e-3),
+            comparisons: vec![Comparison {
+                kind: "stored",
+                what: "a & b".into(),
+                total_variation: Some(distribution.clone()),
+                logprob_change_nats: distribution,
+                kl_nats: None,
+            }],
+        };
+        let page = report.html();
+        assert!(!page.contains("<script") && !page.contains("<img") && page.contains("a &amp; b"));
+        assert!(page.contains("stroke-dasharray"), "the promise is drawn");
+    }
+}
