@@ -13,6 +13,7 @@ pub mod declaration;
 pub mod extract;
 pub mod invariants;
 pub mod operator;
+pub mod orders;
 pub mod pack;
 pub mod partitions;
 mod pieces;

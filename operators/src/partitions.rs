@@ -17,6 +17,9 @@
 //! parts of \[eps, 1 − eps\], in a random order; `independent` draws each t from all of it. A group that
 //! would be empty among the tokens that are no padding gets one of them, at random, where there are two or more.
 //!
+//! With `level: block` (BD3-LM) every block of `block_length` tokens has a t of its own, `partition_t` is \[views, blocks\]; with `level: subtoken`
+//! (MDM-Prime) the digits of tokens have groups, `partition` is \[views, L, ℓ\]. There group 1 is what is masked, and an empty group stays ([`levels`]).
+//!
 //! Every random number is a function of the seed, a purpose, `sequence_id` and the view (and, for the groups, the position), drawn from
 //! [`keyed_uniforms`]; never of order, batch or thread:
 //!
@@ -38,12 +41,18 @@ use serde::{Deserialize, Serialize};
 use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{self, Sampling, Schedule};
+use stillhouse_schemas::spec::{self, PartitionLevel, Sampling, Schedule};
 
-use crate::declaration::{Column, Declaration, JobFacts};
+use crate::declaration::{Column, Declaration, JobFacts, OperatorView};
+use crate::extract::sequences;
 use crate::invariants::{Broken, Limits, float_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
-use crate::rows::{ListRows, list_column, sequence_ids};
+use crate::rows::{ListRows, list_column};
+
+mod levels;
+
+/// Times of blocks that are shown of a view.
+const SHOWN: usize = 16;
 
 const NAME: &str = "partitions";
 
@@ -60,6 +69,12 @@ pub struct PartitionsConfig {
     pub sampling: Sampling,
     /// t lies in [eps, 1 − eps].
     pub eps: f64,
+    /// What is put into groups.
+    pub level: PartitionLevel,
+    /// Tokens of a block, for [`PartitionLevel::Block`].
+    pub block_length: u32,
+    /// Digits of a token, for [`PartitionLevel::Subtoken`].
+    pub digits: u32,
     /// Seed of the job.
     pub seed: u64,
     /// Whether the columns of the data set are fixed-size lists.
@@ -148,7 +163,7 @@ impl Declaration for PartitionsConfig {
             dtype: "fixed list bool",
             when: "`partitions`",
             shape: "[views, L]",
-            contract: "true = group 1, padding false",
+            contract: "true = group 1, padding false; `level: subtoken`: [views, L, ℓ]",
             meaning: "the group of each token, true for group 1, in each of several views (Partition Generative Modeling)",
         },
         Column {
@@ -156,14 +171,15 @@ impl Declaration for PartitionsConfig {
             dtype: "fixed list float32",
             when: "`partitions`",
             shape: "[views]",
-            contract: "",
-            meaning: "the t that each view was drawn with",
+            contract: "`level: block`: [views, ⌈L/L'⌉], one for each block",
+            meaning: "the t that each view, or each block of it, was drawn with",
         },
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let section = facts.spec.partitions.as_ref();
-        Ok(section.map(|section| Self::new(section, facts.spec.seed, facts.rows())))
+        let Some(section) = &facts.spec.partitions else { return Ok(None) };
+        let digits = facts.spec.subtokens.as_ref().map_or(1, |subtokens| subtokens.length);
+        Ok(Some(Self { digits, ..Self::new(section, facts.spec.seed, facts.rows()) }))
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -174,29 +190,54 @@ impl Declaration for PartitionsConfig {
         let groups = ListRows::of(batch, columns::PARTITION)?;
         let group_values = groups.values::<BooleanArray>(columns::PARTITION)?;
         let times = float_column(batch, columns::PARTITION_T)?;
-        let sequences = crate::extract::sequences(batch)?;
-        for (row, sequence) in sequences.iter().enumerate() {
-            let length = sequence.tokens.len();
-            let mask: Vec<bool> = (0..length).map(|i| i < sequence.valid).collect();
+        for (row, sequence) in sequences(batch)?.iter().enumerate() {
             let stored: Vec<bool> = groups.range(row).map(|i| group_values.value(i)).collect();
-            let expected = partition_row(self, sequence.id, &mask);
-            let same = expected.iter().flat_map(|p| &p.groups).eq(stored.iter())
-                && expected.iter().map(|p| p.t).eq(times.row(row).iter().copied());
-            if !same {
+            let expected = self.views_of(sequence);
+            if expected.groups != stored || expected.times != times.row(row) {
                 broken.push(Broken::new(row, "partitions are not those of the seed"));
             }
-            for (view, stored) in stored.chunks(length.max(1)).enumerate() {
-                let ones = stored.iter().filter(|&&g| g).count();
-                if sequence.valid >= 2 && (ones == 0 || ones == sequence.valid) {
-                    broken.push(Broken::new(row, format!("view {view}: a group is empty")));
-                }
+            let empty = |view: &[bool]| {
+                let ones = view.iter().filter(|&&group| group).count();
+                self.level == PartitionLevel::Token && sequence.valid >= 2 && (ones == 0 || ones == sequence.valid)
+            };
+            let views = stored.chunks(sequence.tokens.len().max(1)).enumerate();
+            for (view, _) in views.filter(|(_, groups)| empty(groups)) {
+                broken.push(Broken::new(row, format!("view {view}: a group is empty")));
             }
         }
         Ok(())
     }
 
     fn bytes_per_token(&self, before: f64, _: usize) -> f64 {
-        before + f64::from(self.views) / 8.0
+        let times = if self.level == PartitionLevel::Block { 4.0 / f64::from(self.block_length.max(1)) } else { 0.0 };
+        before + f64::from(self.views) * (f64::from(self.groups_per_token()) / 8.0 + times)
+    }
+
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        let facts = match self.level {
+            PartitionLevel::Token => return Ok(None),
+            PartitionLevel::Block => {
+                let times = float_column(row, columns::PARTITION_T)?;
+                let of_views = times.row(0).chunks(self.blocks().max(1)).enumerate();
+                let shown = |times: &[f32]| {
+                    let few: Vec<String> = times.iter().take(SHOWN).map(|t| format!("{t:.3}")).collect();
+                    few.join(" ") + if times.len() > SHOWN { " …" } else { "" }
+                };
+                of_views.map(|(view, times)| (format!("t of the blocks in view {view}"), shown(times))).collect()
+            }
+            PartitionLevel::Subtoken => {
+                let groups = ListRows::of(row, columns::PARTITION)?;
+                let values = groups.values::<BooleanArray>(columns::PARTITION)?;
+                let all: Vec<bool> = groups.range(0).map(|i| values.value(i)).collect();
+                let of_views = all.chunks((all.len() / self.views.max(1) as usize).max(1)).enumerate();
+                let masked = |view: &[bool]| view.iter().filter(|&&group| group).count();
+                let fact = |(n, view): (usize, &[bool])| {
+                    (format!("digits in group 1 of view {n}"), format!("{} of {}", masked(view), view.len()))
+                };
+                of_views.map(fact).collect()
+            }
+        };
+        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
     }
 
     fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
@@ -213,17 +254,36 @@ impl PartitionsConfig {
             power: spec.power,
             sampling: spec.sampling,
             eps: spec.eps,
+            level: spec.level,
+            block_length: spec.block_length.unwrap_or(1),
+            digits: 1,
             seed,
             rows,
         }
     }
 
     fn partition_field(&self) -> Field {
-        self.rows.field(columns::PARTITION, DataType::Boolean, Some(self.views as usize), None)
+        let digits = (self.level == PartitionLevel::Subtoken).then_some(self.digits as usize);
+        self.rows.field(columns::PARTITION, DataType::Boolean, Some(self.views as usize), digits)
     }
 
     fn t_field(&self) -> Field {
-        columns::fixed_field(columns::PARTITION_T, DataType::Float32, self.views.cast_signed())
+        match self.level {
+            PartitionLevel::Block => {
+                let blocks = Rows::Fixed(self.blocks());
+                blocks.field(columns::PARTITION_T, DataType::Float32, Some(self.views as usize), None)
+            }
+            _ => columns::fixed_field(columns::PARTITION_T, DataType::Float32, self.views.cast_signed()),
+        }
+    }
+
+    fn groups_per_token(&self) -> u32 {
+        if self.level == PartitionLevel::Subtoken { self.digits } else { 1 }
+    }
+
+    /// Blocks of the longest row.
+    fn blocks(&self) -> usize {
+        self.rows.length().div_ceil(self.block_length.max(1) as usize)
     }
 
     /// Makes the operator.
@@ -256,38 +316,19 @@ pub struct Partitions {
 impl Operator for Partitions {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow(NAME);
-        let ids = sequence_ids(batch).map_err(&arrow)?;
-        let rows = ListRows::of(batch, columns::INPUT_IDS).map_err(&arrow)?;
-        let masks = match batch.column_by_name(columns::ATTENTION_MASK) {
-            None => None,
-            Some(column) => {
-                let masks = ListRows::new(columns::ATTENTION_MASK, column).map_err(&arrow)?;
-                let values: &BooleanArray = masks.values(columns::ATTENTION_MASK).map_err(&arrow)?;
-                Some((masks, values))
-            }
-        };
-
-        let mut groups = Vec::new();
-        let mut ts = Vec::with_capacity(rows.len() * self.config.views as usize);
-        let mut lengths = Vec::with_capacity(rows.len());
-        for row in 0..rows.len() {
-            let length = rows.range(row).len();
-            let mask: Vec<bool> = match &masks {
-                None => vec![true; length],
-                Some((masks, values)) => masks.range(row).map(|i| values.value(i)).collect(),
-            };
-            for view in partition_row(&self.config, ids.value(row), &mask) {
-                groups.extend(view.groups);
-                ts.push(view.t);
-            }
-            lengths.push(length * self.config.views as usize);
+        let (mut groups, mut times) = (Vec::new(), Vec::new());
+        let (mut groups_of_rows, mut times_of_rows) = (Vec::new(), Vec::new());
+        for sequence in sequences(batch).map_err(&arrow)? {
+            let views = self.config.views_of(&sequence);
+            groups_of_rows.push(views.groups.len());
+            times_of_rows.push(views.times.len());
+            groups.extend(views.groups);
+            times.extend(views.times);
         }
-
         let (partition, t) = (self.config.partition_field(), self.config.t_field());
         let groups: ArrayRef = Arc::new(BooleanArray::from(groups));
-        let groups = list_column(&partition, groups, &lengths).map_err(&arrow)?;
-        let views = vec![self.config.views as usize; rows.len()];
-        let ts = list_column(&t, Arc::new(Float32Array::from(ts)), &views).map_err(&arrow)?;
+        let groups = list_column(&partition, groups, &groups_of_rows).map_err(&arrow)?;
+        let ts = list_column(&t, Arc::new(Float32Array::from(times)), &times_of_rows).map_err(&arrow)?;
         let arrays = batch.columns().iter().cloned().chain([groups, ts]).collect();
         emit(RecordBatch::try_new(extended(&batch.schema(), self.config.fields()), arrays).map_err(arrow)?)
     }

@@ -28,6 +28,7 @@ pub const OPERATORS: &[&dyn Kind] = &[
     &Of::<crate::extract::ExtractConfig>::KIND,
     &Of::<crate::subtokens::SubtokensConfig>::KIND,
     &Of::<crate::partitions::PartitionsConfig>::KIND,
+    &Of::<crate::orders::OrdersConfig>::KIND,
 ];
 
 /// The operators of a job, in order.

@@ -62,6 +62,33 @@ pub fn decode(digits: &[u16], base: u32, vocab_size: usize) -> Option<u32> {
     u32::try_from(id).ok().filter(|&id| (id as usize) < vocab_size)
 }
 
+/// Lengths ℓ for which `plan` tells the idle-step ratio.
+pub const PLANNED_LENGTHS: [u32; 6] = [1, 2, 3, 4, 6, 8];
+
+/// The idle-step ratio: the expected share of `steps` sampling steps that change none of `positions` tokens of ℓ = `length` digits each, α(t) = (1 − t)^power
+/// (MDM-Prime, Eq. A6): (1/T) Σ_{k<T} \[1 − (α_{1−(k+1)/T} − α_{1−k/T})\]^{L·ℓ}.
+///
+/// ```
+/// let percent = |length| (1e4 * stillhouse_operators::subtokens::idle_step_ratio(length, 1024, 1024, 1.0)).round() / 100.0;
+/// assert_eq!([1, 2, 3, 4, 6, 8].map(percent), [36.77, 13.52, 4.97, 1.83, 0.25, 0.03]);
+/// ```
+pub fn idle_step_ratio(length: u32, steps: u32, positions: u32, power: f64) -> f64 {
+    // α(1 − s) = s^power
+    let alpha = |step: u32| (f64::from(step) / f64::from(steps)).powf(power);
+    let places = f64::from(positions) * f64::from(length);
+    let stays = |step: u32| (1.0 - (alpha(step + 1) - alpha(step))).powf(places);
+    (0..steps).map(stays).sum::<f64>() / f64::from(steps.max(1))
+}
+
+/// Which point of a falling curve is its elbow: the one that is farthest below the straight line between its ends.
+pub fn elbow(curve: &[(f64, f64)]) -> Option<usize> {
+    let (&(x0, y0), &(x1, y1)) = (curve.first()?, curve.last()?);
+    let below = |&(x, y): &(f64, f64)| (x1 - x) / (x1 - x0) - (y - y1) / (y0 - y1);
+    (x1 > x0 && y0 > y1)
+        .then(|| (0..curve.len()).max_by(|&a, &b| below(&curve[a]).total_cmp(&below(&curve[b]))))
+        .flatten()
+}
+
 /// Config of `subtokens`. Make it with [`SubtokensConfig::new`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubtokensConfig {

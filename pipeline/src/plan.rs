@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
+use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS};
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::JobSpec;
+use stillhouse_schemas::spec::Schedule;
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -58,6 +60,46 @@ pub struct Plan {
     /// What `~` and variables in the job's paths stand for, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
+    /// For jobs with sub-tokens: the share of sampling steps that change nothing, for each length; as many steps as positions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub idle_steps: Vec<IdleSteps>,
+}
+
+/// The idle-step ratio of a length of sub-tokens (MDM-Prime, Eq. A6).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct IdleSteps {
+    /// ℓ.
+    pub length: u32,
+    /// b.
+    pub base: u64,
+    /// The share of steps.
+    pub ratio: f64,
+    /// Whether the curve over ℓ has its elbow here.
+    pub elbow: bool,
+}
+
+fn idle_steps(prepared: &Prepared) -> Vec<IdleSteps> {
+    let spec = &prepared.spec;
+    if spec.subtokens.is_none() {
+        return Vec::new();
+    }
+    let power = match &spec.partitions {
+        Some(partitions) if partitions.schedule == Schedule::Polynomial => partitions.power,
+        _ => 1.0,
+    };
+    let length = spec.pack.length;
+    let ratio = |digits: u32| subtokens::idle_step_ratio(digits, length, length, power);
+    let curve: Vec<(f64, f64)> = PLANNED_LENGTHS.iter().map(|&digits| (f64::from(digits), ratio(digits))).collect();
+    let elbow = subtokens::elbow(&curve);
+    let points = PLANNED_LENGTHS.iter().zip(&curve).enumerate();
+    points
+        .map(|(at, (&length, &(_, ratio)))| IdleSteps {
+            length,
+            base: subtokens::base(prepared.vocab_size as u64, length),
+            ratio,
+            elbow: elbow == Some(at),
+        })
+        .collect()
 }
 
 /// What is at the output of a job.
@@ -149,6 +191,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
+        idle_steps: idle_steps(prepared),
         environment: prepared.environment.clone(),
     })
 }

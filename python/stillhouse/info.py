@@ -41,6 +41,7 @@ class Info:
     ``context`` is what the teacher saw of a row: all tokens before (``"sequence"``), or those of the same document alone (``"document"``),
     where it began anew, positions from 0.
     ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule.
+    ``block_length`` is L' where ``partition`` has a time for each block of so many tokens.
     ``sources`` has the facts of each data set of a mixture by its name, in the order of the numbers in the column ``source``; ``noise`` of a
     mixture is None where they have no noise, or each a seed of its own (replay then takes each row's own).
     """
@@ -53,6 +54,7 @@ class Info:
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     context: Literal["sequence", "document"] = "sequence"
     sources: Mapping[str, Info] = field(default_factory=dict)
+    block_length: int | None = None
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Info:
@@ -79,4 +81,5 @@ class Info:
             schedule_power=float(partitions["power"]) if partitions.get("schedule") == "polynomial" else 1.0,
             special_tokens={role: int(token["id"]) for role, token in tokens.items()},
             context=(job.get("extract") or {}).get("context", "sequence"),
+            block_length=partitions.get("block_length"),
         )

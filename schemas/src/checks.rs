@@ -6,13 +6,13 @@ use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
     Boundary, Compression, Dtype, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
-    PackMode, Remainder, Separator, TextDocument,
+    PackMode, PartitionLevel, Remainder, Separator, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 10] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 12] = [
         later_capabilities,
         written_paths,
         store_urls,
@@ -23,6 +23,8 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
         pack_combinations,
         extract_combinations,
         tokenizer_source,
+        order_combinations,
+        partition_combinations,
     ];
     let mut problems = Vec::new();
     for check in checks {
@@ -46,13 +48,63 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
     if job.extract.as_ref().is_some_and(|e| e.mode == ExtractMode::Sequential) {
         later("extract.mode", "sequential", "parallel");
     }
-    match job.orders.kind {
-        OrderKind::None => {}
-        OrderKind::Progressive => later("orders.kind", "progressive", "none"),
-        OrderKind::Strided => later("orders.kind", "strided", "none"),
-    }
     if job.engine.kind == EngineKind::Ballista {
         later("engine.kind", "ballista", "local");
+    }
+}
+
+/// Which keys belong to which kind of order.
+fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let orders = &job.orders;
+    let of = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
+    for (key, given, kind) in [
+        ("rho", orders.rho.is_some(), of(OrderKind::Progressive)),
+        ("schedule", orders.schedule.is_some(), of(OrderKind::Progressive)),
+        ("streams", !orders.streams.is_empty(), of(OrderKind::Strided)),
+        ("steps", orders.steps.is_some(), of(OrderKind::Random)),
+    ] {
+        if given && !kind.is_empty() {
+            let message = format!("is for kind {kind}, and orders.kind is {}", orders.kind.name());
+            problems.push(Problem::missing(format!("orders.{key}"), message));
+        }
+    }
+    let mut missing = |key: &str, message: &str| problems.push(Problem::missing(format!("orders.{key}"), message));
+    match orders.kind {
+        OrderKind::Progressive if orders.rho.is_some() == orders.schedule.is_some() => {
+            missing("rho", "kind progressive needs either rho or schedule");
+        }
+        OrderKind::Strided if orders.streams.is_empty() => {
+            missing("streams", "is required for kind strided and missing")
+        }
+        OrderKind::Random if orders.steps.is_none() => missing("steps", "is required for kind random and missing"),
+        _ => {}
+    }
+    if let Some(schedule) = orders.schedule.filter(|schedule| schedule.i_perm_sequences < schedule.i_ar_sequences) {
+        let message = format!("before orders.schedule.i_ar_sequences; valid: {} or more", schedule.i_ar_sequences);
+        problems.push(Problem::new("orders.schedule.i_perm_sequences", schedule.i_perm_sequences, message));
+    }
+}
+
+/// Which keys belong to which level of partitions.
+fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let Some(partitions) = &job.partitions else { return };
+    let block = partitions.level == PartitionLevel::Block;
+    match partitions.block_length {
+        None if block => {
+            problems.push(Problem::missing("partitions.block_length", "is required for level block and missing"));
+        }
+        Some(length) if !block => {
+            problems.push(Problem::new("partitions.block_length", length, "is for level block"));
+        }
+        _ => {}
+    }
+    if partitions.level == PartitionLevel::Subtoken && job.subtokens.is_none() {
+        let message = "needs digits; valid: level token or block, or a job with `subtokens: {length: 4}`";
+        problems.push(Problem::new("partitions.level", "subtoken", message));
+    }
+    if partitions.level == PartitionLevel::Subtoken && job.has_short_rows() {
+        let message = "rows of different lengths cannot have groups of digits; valid: pack.remainder drop or pad";
+        problems.push(Problem::new("partitions.level", "subtoken", message));
     }
 }
 

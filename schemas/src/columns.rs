@@ -49,6 +49,10 @@ pub const SUBTOKENS: &str = "subtokens";
 pub const PARTITION: &str = "partition";
 /// t of each view.
 pub const PARTITION_T: &str = "partition_t";
+/// Positions in the order of generation.
+pub const ORDER: &str = "order";
+/// Block of generation of each token, in the order of generation.
+pub const BLOCK: &str = "block";
 
 /// Whether the columns of shape [L, …] are fixed-size lists (every row has L positions) or lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ input: {format: tsv, paths: [], text: 3, csv_delimiter: "ab", holdout: {validati
 pack: {mode: wrap, length: 1, boundary: sometimes, lenght: 5}
 extract: {teacher: {path: nowhere, device: tpu, dtype: f64}, noise: {tolerance: 2, draws: 0}, topk: -3}
 subtokens: {length: 0}
-orders: {kind: strided}
+orders: {kind: zigzag}
 output: {path: out, zstd_level: 99}
 engine: {kind: ballista}
 "#;
@@ -45,7 +45,7 @@ engine: {kind: ballista}
             ("extract.noise.draws", "0", "1 or more"),
             ("extract.topk", "-3", "0 or more"),
             ("subtokens.length", "0", "1 or more"),
-            ("orders.kind", "strided", "not in this version"),
+            ("orders.kind", "\"zigzag\"", "\"none\", \"progressive\", \"strided\", \"random\""),
             ("output.zstd_level", "99", "22 or less"),
             ("engine.kind", "ballista", "not in this version"),
         ] {

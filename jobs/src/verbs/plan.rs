@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
-use stillhouse_pipeline::plan::{Plan, Standing, Standings};
+use stillhouse_pipeline::plan::{IdleSteps, Plan, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{plan, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
@@ -158,12 +158,24 @@ fn render(plan: &Plan, view: View) -> Page {
     }
     fact("splits", split_counts(&plan.splits));
     fact("estimate", estimate(plan));
+    if !plan.idle_steps.is_empty() {
+        fact("idle steps", idle_steps(&plan.idle_steps));
+    }
     page.facts(facts);
     if !plan.splits.is_empty() {
         page.blank();
         page.table(splits_table(&plan.splits), view);
     }
     page
+}
+
+/// The share of sampling steps that change nothing, by the digits of a token.
+fn idle_steps(steps: &[IdleSteps]) -> String {
+    let each = steps.iter().map(|at| {
+        let mark = if at.elbow { " (elbow)" } else { "" };
+        format!("ℓ {} (b {}) {}{mark}", at.length, at.base, units::share(at.ratio))
+    });
+    each.collect::<Vec<_>>().join(", ")
 }
 
 fn standing(output: &Standing, splits: usize) -> String {
@@ -293,6 +305,7 @@ mod tests {
             estimated_tokens: Some(2_939_447),
             estimated_bytes: Some(26_866_545),
             environment: BTreeMap::new(),
+            idle_steps: Vec::new(),
         }
     }
 

@@ -183,17 +183,19 @@ fn columns_hold_the_views_of_each_row() {
             columns::sequence_id(),
             rows.field(columns::INPUT_IDS, DataType::Int32, None, None),
             rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None),
+            columns::list_field(columns::DOCUMENT_OFFSETS, DataType::Int32),
         ];
         let arrays = vec![
             Arc::new(UInt64Array::from(vec![7, 8])) as ArrayRef,
             list_column(&fields[1], Arc::new(Int32Array::from(vec![0; 8])), &[4, 4]).unwrap(),
             list_column(&fields[2], Arc::new(BooleanArray::from(mask.to_vec())), &[4, 4]).unwrap(),
+            list_column(&fields[3], Arc::new(Int32Array::from(vec![0, 0])), &[1, 1]).unwrap(),
         ];
         let input = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap();
         let output = drive(&mut config.build().unwrap(), &[input.clone(), input.slice(1, 1)]).unwrap();
-        assert_eq!(output[0].slice(1, 1).columns()[3].to_data(), output[1].columns()[3].to_data());
+        assert_eq!(output[0].slice(1, 1).columns()[4].to_data(), output[1].columns()[4].to_data());
         assert_eq!(
-            output[0].schema().fields()[3..].iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(),
+            output[0].schema().fields()[4..].iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(),
             config.fields()
         );
         let partitions = ListRows::of(&output[0], columns::PARTITION).unwrap();
@@ -202,7 +204,7 @@ fn columns_hold_the_views_of_each_row() {
             let expected = partition_row(&config, id, &mask[4 * row..4 * row + 4]);
             let got: Vec<bool> = partitions.range(row).map(|i| groups.value(i)).collect();
             assert_eq!(got, [expected[0].groups.as_slice(), &expected[1].groups].concat());
-            let ts = output[0].column(4).as_fixed_size_list().value(row);
+            let ts = output[0].column(5).as_fixed_size_list().value(row);
             assert_eq!(ts.as_primitive::<Float32Type>().values()[..], [expected[0].t, expected[1].t]);
         }
     }
@@ -216,4 +218,73 @@ fn known_values_do_not_change() {
         views.iter().map(|v| (v.t, v.groups.iter().map(|&g| if g { '1' } else { '0' }).collect())).collect();
     // Made with an independent Python version of Philox and of the table in the module's doc.
     assert_eq!(shown, [(0.551_556_8, "011011100101".into()), (0.344_231_07, "110000100000".into())]);
+}
+
+fn sequence(id: u64, length: usize, valid: usize) -> crate::extract::Sequence {
+    crate::extract::Sequence { id, tokens: vec![0; length], valid, offsets: vec![0] }
+}
+
+/// Drawn by the package: `scripts/view-goldens`, which asks `stillhouse.views`.
+#[test]
+fn stored_blocks_and_digits_are_those_that_the_package_draws() {
+    let goldens: serde_json::Value = serde_json::from_str(include_str!("../../testdata/views.json")).unwrap();
+    for case in goldens["partitions"].as_array().unwrap() {
+        let spec: spec::Partitions = serde_json::from_value(case["partitions"].clone()).unwrap();
+        let config = PartitionsConfig {
+            digits: 3,
+            ..PartitionsConfig::new(&spec, case["seed"].as_u64().unwrap(), Rows::Fixed(12))
+        };
+        let valid = case["valid"].as_u64().unwrap() as usize;
+        let views = config.views_of(&sequence(case["sequence_id"].as_u64().unwrap(), 12, valid));
+        let times: Vec<f64> = views.times.iter().map(|&t| f64::from(t)).collect();
+        assert_eq!(serde_json::json!(times), case["t"], "{case}");
+        let groups: Vec<u8> = views.groups.iter().map(|&group| u8::from(group)).collect();
+        assert_eq!(serde_json::json!(groups), case["groups"], "{case}");
+    }
+}
+
+#[test]
+fn blocks_have_times_of_their_own_in_all_strata() {
+    let spec = spec::Partitions { views: 4, level: PartitionLevel::Block, block_length: Some(3), ..Default::default() };
+    let config = PartitionsConfig::new(&spec, 5, Rows::Fixed(8));
+    assert_eq!((config.blocks(), config.t_field().metadata()[columns::SHAPE].as_str()), (3, "[4,3]"));
+    let mut all = Vec::new();
+    for id in 0..SEQUENCES {
+        let views = config.views_of(&sequence(id, 8, 8));
+        for block in 0..3 {
+            let of_block = (0..4).map(|view| to_unit(views.times[view * 3 + block], config.eps));
+            let mut strata: Vec<usize> = of_block.clone().map(|u| ((u * 4.0) as usize).min(3)).collect();
+            strata.sort_unstable();
+            assert_eq!(strata, [0, 1, 2, 3]);
+            all.extend(of_block.take(1));
+        }
+    }
+    assert!(kolmogorov_smirnov(all) < KS_LIMIT);
+}
+
+#[test]
+fn groups_of_blocks_and_digits_have_their_share() {
+    for (level, block_length) in [(PartitionLevel::Block, Some(4)), (PartitionLevel::Subtoken, None)] {
+        let spec = spec::Partitions { views: 2, level, block_length, ..Default::default() };
+        let config = PartitionsConfig { digits: 4, ..PartitionsConfig::new(&spec, 11, Rows::Fixed(16)) };
+        let per_token = config.groups_per_token() as usize;
+        // Σ (g − p) has the variance Σ p(1 − p); 4 standard deviations
+        let (mut sum, mut variance) = (0.0, 0.0);
+        for id in 0..SEQUENCES {
+            let views = config.views_of(&sequence(id, 16, 13));
+            assert_eq!(views.groups.len(), 2 * 16 * per_token);
+            for (place, &group) in views.groups.iter().enumerate() {
+                let (view, i) = (place / (16 * per_token), place % (16 * per_token) / per_token);
+                let t = if block_length.is_some() { views.times[view * 4 + i / 4] } else { views.times[view] };
+                if i >= 13 {
+                    assert!(!group, "padding");
+                    continue;
+                }
+                let p = f64::from(t);
+                sum += f64::from(u8::from(group)) - p;
+                variance += p * (1.0 - p);
+            }
+        }
+        assert!(sum.abs() < 4.0 * variance.sqrt(), "{level:?}: {}", sum / variance.sqrt());
+    }
 }

@@ -25,7 +25,7 @@ use crate::testing::{context, documents, drive, gpt2, repository};
 const JOB: &str = r#"{
     "version": 1, "name": "small", "seed": 7, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8, "remainder": "pad"},
     "extract": {"teacher": {"path": "t"}, "topk": 2, "noise": {"draws": 2}}, "subtokens": {"length": 4}, "partitions": {"views": 2},
-    "output": {"path": "out"}
+    "orders": {"kind": "strided", "streams": [1, 2, 4]}, "output": {"path": "out"}
 }"#;
 
 fn job(patch: &str) -> Vec<OperatorSpec> {
@@ -42,8 +42,8 @@ fn job(patch: &str) -> Vec<OperatorSpec> {
 #[test]
 fn a_job_has_its_operators_in_order() {
     let names = |specs: Vec<OperatorSpec>| specs.iter().map(OperatorSpec::name).collect::<Vec<_>>();
-    assert_eq!(names(job("")), ["clean", "tokenize", "pack", "extract", "subtokens", "partitions"]);
-    assert_eq!(names(job("packing")), ["clean", "tokenize", "pack", "subtokens", "partitions"]);
+    assert_eq!(names(job("")), ["clean", "tokenize", "pack", "extract", "subtokens", "partitions", "orders"]);
+    assert_eq!(names(job("packing")), ["clean", "tokenize", "pack", "subtokens", "partitions", "orders"]);
 }
 
 #[test]
@@ -213,6 +213,8 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
             "not those of the seed",
             with_values(&good, names::PARTITION_T, |a| shifted::<Float32Type>(a, 0.1)),
         ),
+        ("orders", "not those of the seed", with_values(&good, names::ORDER, |a| shifted::<UInt16Type>(a, 1))),
+        ("orders", "not those of the seed", with_values(&good, names::BLOCK, |a| shifted::<UInt16Type>(a, 1))),
     ];
     for (operator, says, batch) in &broken {
         let spec = specs.iter().find(|spec| spec.name() == *operator).unwrap();
@@ -231,7 +233,7 @@ fn an_estimate_grows_with_every_operator() {
     let estimate = |specs: &[OperatorSpec]| bytes_per_token(specs, 50_257);
     let of_ids = 50_257f64.log2() / 8.0;
     assert_eq!(estimate(&packing[..3]), of_ids);
-    assert_eq!(estimate(&packing), of_ids + of_ids + 2.0 / 8.0);
+    assert_eq!(estimate(&packing), of_ids + of_ids + 2.0 / 8.0 + 1.5);
     assert!(estimate(&all) > estimate(&packing) + 2.0 * 0.5);
     assert_eq!(estimate(&[]), 0.0);
 }

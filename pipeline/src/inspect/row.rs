@@ -163,16 +163,19 @@ impl Decoder<'_> {
     }
 
     fn groups(&self, sequence: &Sequence) -> Fallible<(Option<Vec<bool>>, Option<f32>)> {
-        if self.manifest.job.partitions.is_none() {
-            return Ok((None, None));
-        }
-        let view = self.options.view;
+        let Some(partitions) = &self.manifest.job.partitions else { return Ok((None, None)) };
+        let (view, views) = (self.options.view, partitions.views.max(1) as usize);
         let rows = ListRows::of(self.batch, columns::PARTITION)?;
         let values = rows.values::<BooleanArray>(columns::PARTITION)?;
-        let length = sequence.tokens.len();
-        let groups = rows.range(0).skip(view * length).take(length).map(|i| values.value(i)).collect();
-        let t = float_column(self.batch, columns::PARTITION_T)?.row(0)[view];
-        Ok((Some(groups), Some(t)))
+        // at the level of digits a token is in group 1 where one of its digits is
+        let of_view = rows.range(0).len() / views;
+        let per_token = (of_view / sequence.tokens.len().max(1)).max(1);
+        let groups: Vec<bool> = rows.range(0).skip(view * of_view).take(of_view).map(|i| values.value(i)).collect();
+        let groups = groups.chunks(per_token).map(|digits| digits.contains(&true)).collect();
+        let times = float_column(self.batch, columns::PARTITION_T)?;
+        // blocks have times of their own, which the operator shows
+        let t = (times.row(0).len() == views).then(|| times.row(0)[view]);
+        Ok((Some(groups), t))
     }
 
     fn noise(&self) -> Fallible<Option<StoredNoise>> {

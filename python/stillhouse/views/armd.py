@@ -97,20 +97,27 @@ class OrderExample(Example[ArrayT]):
 
 def progressive(
     batch: Batch[ArrayT],
-    step: int,
+    step: int | None = None,
     *,
+    rho: int | None = None,
     schedule: ProgressiveSchedule = OWT,
     seed: int = 0,
     epoch: int | None = None,
 ) -> OrderExample[ArrayT]:
     """Left to right, with ρ random tokens shuffled among their places (§5): an :class:`OrderExample`, blocks of one token.
 
-    ρ follows from the training ``step`` and ``schedule``. Purposes: ``armd_places`` (the ρ positions with the smallest
+    ρ follows from the training ``step`` and ``schedule``, or is ``rho``, as ``orders: {kind: progressive, rho: 8}`` stores it. Purposes: ``armd_places`` (the ρ positions with the smallest
     uniforms are shuffled, so that a growing ρ adds places), ``armd_shuffle`` (their new order: ascending uniforms).
     """
     rows, key = rows_of(batch), epoch_seed(seed, epoch_of(batch, epoch))
     size, length = rows.ids.shape
-    rho = schedule.rho(step)
+    if (step is None) == (rho is None):
+        raise ViewError(f"step, rho: got {step!r}, {rho!r}, valid: one of them")
+    if rho is None:
+        assert step is not None
+        rho = schedule.rho(step)
+    if rho < 0:
+        raise ViewError(f"rho: got {rho}, valid: 0 or more")
     order, chosen = _left_to_right(rows), np.zeros((size, length), bool)
     lottery = np.where(rows.valid, uniforms(key, "armd_places", rows.sequence_ids, length), 2.0)
     places = np.argsort(lottery, axis=1, kind="stable")[:, :rho]
@@ -173,6 +180,20 @@ def strided_order(length: int, streams: int) -> tuple[Ints, Ints]:
     # Heads: blocks 1..S; the j-th token of every stream: block S + j.
     block = np.where(offset == 0, stream + 1, s + offset)[order]
     return order, block.astype(np.int64)
+
+
+def random(
+    batch: Batch[ArrayT], *, steps: int, seed: int = 0, epoch: int | None = None
+) -> OrderExample[ArrayT]:
+    """Random masking (§2): τ of every token uniform in {1..T}, T = ``steps``: an :class:`OrderExample`, see :func:`masking_steps`.
+
+    The bits that ``orders: {kind: random, steps: T}`` stores at epoch 0. Purpose: ``armd_steps``, τ = 1 + ⌊u·T⌋ of the i-th uniform belongs to position i.
+    """
+    if not 1 <= steps <= 1 << 20:
+        raise ViewError(f"steps: got {steps}, valid: 1 to 2^20")
+    rows = rows_of(batch)
+    drawn = uniforms(epoch_seed(seed, epoch_of(batch, epoch)), "armd_steps", rows.sequence_ids, rows.ids.shape[1])
+    return masking_steps(batch, 1 + (drawn * steps).astype(np.int64), steps=steps)
 
 
 def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None) -> OrderExample[ArrayT]:

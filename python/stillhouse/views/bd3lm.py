@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..batch import Array, ArrayT, Batch, is_torch
-from .example import Bools, Example, candidates, epoch_of, mask_id_of, rows_of
+from .example import WITH_INFO, Bools, Example, candidates, epoch_of, mask_id_of, rows_of, stored_column
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import Schedule, schedule_of
 from .times import Sampling, batch_times, given_times
@@ -155,6 +155,55 @@ def mask(
     return BlockExample(
         batch, give(masked), give(targets), give(time), give(weights), give(rows.valid), block_size, token
     )
+
+
+def stored(
+    batch: Batch[ArrayT],
+    view: int = 0,
+    *,
+    schedule: Schedule | str | None = None,
+    mask_id: int | None = None,
+    never: Array | None = None,
+) -> BlockExample[ArrayT]:
+    """The stored columns ``partition`` and ``partition_t`` of ``partitions: {level: block, block_length: 4}``: a :class:`BlockExample`.
+
+    Group 1 is masked. ``views: 1`` stores what :func:`mask` draws with the job's seed at epoch 0, ``sampling="sequence"`` and ``t_range=(eps, 1 - eps)``.
+    """
+    block_size = block_length_of(batch)
+    instead = "draw masks with `mask`"
+    section = "partitions: {level: block, block_length: 4}"
+    groups = stored_column(batch, "partition", section, instead)
+    times = stored_column(batch, "partition_t", section, instead)
+    length = groups.shape[-1]
+    blocks = -(-length // block_size)
+    views = groups.shape[1] if groups.ndim == 3 else 0
+    # rows that are all shorter than L have times for the blocks of L
+    if groups.ndim != 3 or times.shape[:2] != (len(groups), views) or times.shape[-1] < blocks:
+        raise ViewError(
+            f"partition_t: got shape {list(times.shape)}, valid: [{len(groups)}, {views}, {blocks}], a time for each block of {block_size} tokens"
+        )
+    if not 0 <= view < views:
+        raise ViewError(f"view: got {view}, valid: 0 to {views - 1}")
+    rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)
+    targets = groups[:, view].astype(bool) & candidates(rows, never)
+    time = times[:, view, :blocks].astype(np.float32)
+    block = np.arange(length) // block_size
+    token = mask_id_of(batch, mask_id)
+    masked = np.where(targets, np.asarray(token, rows.ids.dtype), rows.ids)
+    weights = np.where(targets, alpha.weight(time).astype(np.float32)[:, block], np.float32(0))
+    give = rows.give
+    return BlockExample(
+        batch, give(masked), give(targets), give(time), give(weights), give(rows.valid), block_size, token
+    )
+
+
+def block_length_of(batch: Batch) -> int:
+    """L' of the stored partitions of a batch."""
+    if batch.info is None:
+        raise ViewError(f"batch: has no info, which says how long its blocks are; valid: {WITH_INFO}")
+    if batch.info.block_length is None:
+        raise ViewError("batch: its data set stores no blocks; valid: one of `partitions: {level: block, block_length: 4}`")
+    return batch.info.block_length
 
 
 def block_attention(length: int, block_size: int) -> Bools:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import Array, ArrayT, Batch, is_torch
-from .example import WITH_INFO, Bools, Example, Rows, as_labels, candidates, epoch_of, rows_of, to_numpy
+from .example import WITH_INFO, Bools, Example, Rows, as_labels, candidates, epoch_of, rows_of, stored_column, to_numpy
 from .keyed import ViewError, epoch_seed, uniforms
 from .schedule import LINEAR, Schedule, schedule_of
 from .times import Sampling, given_times, row_times
@@ -66,6 +66,8 @@ def mask(
     epoch: int | None = None,
     t: float | Array | None = None,
     eps: float = 1e-3,
+    t_range: tuple[float, float] | None = None,
+    view: int | None = None,
     sampling: Sampling = "antithetic",
     carry_over: bool = True,
     schedule: Schedule | str | None = None,
@@ -83,19 +85,28 @@ def mask(
     The weights of a row of n tokens sum in expectation (linear schedule, eps → 0) to n·H_ℓ, H_ℓ = 1 + 1/2 + … + 1/ℓ: a token is a target with probability
     1 − (1 − t)^ℓ. Without carry-over they sum to n·ln(1/eps)/(1 − eps).
 
+    t is drawn from [``eps``, 1), or from ``t_range``. ``view`` takes that view of the stored columns ``partition`` and ``partition_t`` instead of drawing
+    (``partitions: {level: subtoken}``; group 1 is masked): with ``views: 1`` these are what ``sampling="sequence"`` and ``t_range=(eps, 1 - eps)`` draw with the
+    job's seed at epoch 0.
+
     Purposes: ``prime_t``, ``prime_mask`` (one uniform per digit, token after token).
     """
     rows, epoch, alpha = rows_of(batch), epoch_of(batch, epoch), schedule_of(schedule, batch.info)
     digits, base = _digits(batch, rows, length)
     size, positions, count = digits.shape
     ids = rows.sequence_ids
-    if t is None:
-        time = row_times(batch, rows, sampling, seed=seed, epoch=epoch, purpose="prime_t", low=eps, high=1.0)
-    else:
-        time = given_times(t, size)
-    drawn = uniforms(epoch_seed(seed, epoch), "prime_mask", ids, positions * count).reshape(digits.shape)
     may_be = candidates(rows, never)
-    hidden: Bools = (drawn < alpha.share(time)[:, None, None]) & may_be[:, :, None]
+    if view is not None:
+        groups, time = _stored(batch, view, digits.shape)
+        hidden: Bools = groups & may_be[:, :, None]
+    else:
+        if t is None:
+            low, high = t_range or (eps, 1.0)
+            time = row_times(batch, rows, sampling, seed=seed, epoch=epoch, purpose="prime_t", low=low, high=high)
+        else:
+            time = given_times(t, size)
+        drawn = uniforms(epoch_seed(seed, epoch), "prime_mask", ids, positions * count).reshape(digits.shape)
+        hidden = (drawn < alpha.share(time)[:, None, None]) & may_be[:, :, None]
     targets: Bools = np.any(hidden, axis=2) if carry_over else may_be
     weights = np.where(targets, alpha.weight(time).astype(np.float32)[:, None], np.float32(0))
     masked = np.where(hidden, np.int32(base), digits)
@@ -113,6 +124,20 @@ def mask(
         count,
         carry_over,
     )
+
+
+def _stored(batch: Batch, view: int, shape: tuple[int, ...]) -> tuple[Bools, npt.NDArray[np.float32]]:
+    """A stored view of groups of digits, [B, L, ℓ] bool, and its times [B] float32."""
+    instead = "draw masks without `view`"
+    groups = stored_column(batch, "partition", "partitions: {level: subtoken}", instead)
+    times = stored_column(batch, "partition_t", "partitions: {level: subtoken}", instead)
+    if groups.ndim != 4 or (groups.shape[0], *groups.shape[2:]) != shape:
+        raise ViewError(
+            f"partition: got shape {list(groups.shape)}, valid: [{shape[0]}, views, {shape[1]}, {shape[2]}], as `partitions: {{level: subtoken}}` stores it"
+        )
+    if not 0 <= view < groups.shape[1]:
+        raise ViewError(f"view: got {view}, valid: 0 to {groups.shape[1] - 1}")
+    return groups[:, view].astype(bool), times[:, view].astype(np.float32)
 
 
 def _digits(batch: Batch, rows: Rows, length: int | None) -> tuple[npt.NDArray[np.int32], int]:

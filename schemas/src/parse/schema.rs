@@ -72,7 +72,8 @@ impl JobFormat {
 
     fn list_ones_below(&self, value: &mut Value, schema: &Value) {
         match value {
-            Value::String(text) if is_list_of_text(schema) => *value = json!([text]),
+            Value::String(text) if is_list_of(schema, "string") => *value = json!([text]),
+            Value::Number(number) if is_list_of(schema, "integer") => *value = json!([number]),
             Value::Object(map) => {
                 for (key, value) in map {
                     if let Some(schema) = self.property(schema, key) {
@@ -85,20 +86,21 @@ impl JobFormat {
     }
 }
 
-fn is_list_of_text(schema: &Value) -> bool {
-    schema.get("type") == Some(&json!("array")) && schema.pointer("/items/type") == Some(&json!("string"))
+fn is_list_of(schema: &Value, item: &str) -> bool {
+    schema.get("type") == Some(&json!("array")) && schema.pointer("/items/type") == Some(&json!(item))
 }
 
 pub(super) fn one_or_more(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
             map.values_mut().for_each(one_or_more);
-            if is_list_of_text(&Value::Object(map.clone())) {
-                let list: Map<String, Value> = ["type", "items", "minItems"]
+            let this = Value::Object(map.clone());
+            if is_list_of(&this, "string") || is_list_of(&this, "integer") {
+                let list: Map<String, Value> = ["type", "items", "minItems", "maxItems"]
                     .into_iter()
                     .filter_map(|key| Some((key.to_owned(), map.remove(key)?)))
                     .collect();
-                map.insert("anyOf".into(), json!([{"type": "string"}, list]));
+                map.insert("anyOf".into(), json!([list.get("items"), list]));
             }
         }
         Value::Array(items) => items.iter_mut().for_each(one_or_more),

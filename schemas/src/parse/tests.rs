@@ -75,7 +75,7 @@ fn every_problem_is_reported_at_once() {
         "extract.noise.tolerance: got 2",
         "extract.noise.drawz: got 3: unknown key",
         "subtokens.length: got 99",
-        "orders.kind: got strided",
+        "orders.streams: is required for kind strided and missing",
         "engine.kind: got ballista",
         "output: is required",
     ] {
@@ -126,6 +126,8 @@ fn a_key_that_stands_twice_is_reported_with_both_lines() {
 fn one_text_is_a_list_of_one() {
     let job = format().read(&GOOD.replace("[x.jsonl]", "x.jsonl")).unwrap();
     assert_eq!(job.input.paths, ["x.jsonl"]);
+    let job = format().read(&format!("{GOOD}orders: {{kind: strided, streams: 4}}\n")).unwrap();
+    assert_eq!(job.orders.streams, [4]);
     let wrong = format().parse(&GOOD.replace("[x.jsonl]", "ftp://h/x")).problems;
     assert!(wrong.to_string().contains("3:24: input.paths[0]: got ftp://"), "{wrong}");
     let schema = format().json_schema();
@@ -222,4 +224,54 @@ fn sections_of_operators_are_read_as_the_others() {
     assert_eq!(schema["properties"]["marks"]["$ref"], "#/$defs/Marks");
     assert_eq!(schema["$defs"]["Marks"]["properties"]["count"]["maximum"], 9);
     assert!(super::tests::format().parse(&format!("{GOOD}plain: {{}}\n")).problems.to_string().contains("unknown key"));
+}
+
+#[test]
+fn the_keys_of_an_order_are_those_of_its_kind() {
+    let problems = |orders: &str| format().parse(&format!("{GOOD}orders: {orders}\n")).problems.to_string();
+    for good in [
+        "{kind: none}",
+        "{kind: progressive, rho: 8}",
+        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5}}",
+        "{kind: strided, streams: [1, 2, 4]}",
+        "{kind: random, steps: 16}",
+    ] {
+        assert_eq!(format().parse(&format!("{GOOD}orders: {good}\n")).problems.0, [], "{good}");
+    }
+    for (bad, says) in [
+        ("{rho: 8}", "orders.rho: is for kind progressive, and orders.kind is none"),
+        ("{kind: progressive}", "orders.rho: kind progressive needs either rho or schedule"),
+        ("{kind: progressive, rho: 2, steps: 4}", "orders.steps: is for kind random"),
+        ("{kind: strided, streams: []}", "orders.streams"),
+        ("{kind: strided, streams: [2, 0]}", "orders.streams[1]: got 0"),
+        ("{kind: random}", "orders.steps: is required for kind random and missing"),
+        (
+            "{kind: progressive, schedule: {i_ar_sequences: 9, i_perm_sequences: 8, rho_max: 3, sequences_per_split: 5}}",
+            "orders.schedule.i_perm_sequences: got 8: before orders.schedule.i_ar_sequences; valid: 9 or more",
+        ),
+    ] {
+        assert!(problems(bad).contains(says), "{bad}: {}", problems(bad));
+    }
+}
+
+#[test]
+fn the_keys_of_partitions_are_those_of_their_level() {
+    for (bad, says) in [
+        ("{level: block}", "partitions.block_length: is required for level block and missing"),
+        ("{block_length: 4}", "partitions.block_length: got 4: is for level block"),
+        ("{level: subtoken}", "partitions.level: got subtoken: needs digits"),
+    ] {
+        let problems = format().parse(&format!("{GOOD}partitions: {bad}\n")).problems.to_string();
+        assert!(problems.contains(says), "{bad}: {problems}");
+    }
+    let short = GOOD.replace("{length: 16}", "{length: 16, remainder: keep}")
+        + "subtokens: {length: 2}\npartitions: {level: subtoken}\n";
+    assert!(format().parse(&short).problems.to_string().contains("rows of different lengths"));
+    // what older jobs say is what they hash as
+    let old = serde_json::to_value(format().read(&format!("{GOOD}partitions: {{views: 2}}\n")).unwrap()).unwrap();
+    assert_eq!(old["orders"], json!({"kind": "none"}));
+    assert_eq!(
+        old["partitions"].as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["eps", "power", "sampling", "schedule", "views"]
+    );
 }

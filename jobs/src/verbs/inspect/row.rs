@@ -27,8 +27,8 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
     page.line(Line::plain("  ").with(Tone::Dim, facts));
     documents(&row.documents, page);
     page.blank();
-    if let Some(t) = row.partition_t {
-        page.line(legend(row, view_number, t, view));
+    if has_groups(row) {
+        page.line(legend(row, view_number, view));
     }
     text(&row.tokens, view, page);
     operator_facts(row, page);
@@ -38,7 +38,9 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
 /// What operators say of the row, a line each.
 fn operator_facts(row: &RowView, page: &mut Page) {
     for (name, value) in row.operators.iter().flat_map(|operator| &operator.facts) {
-        page.line(Line::plain("  ").with(Tone::Dim, format!("{name}: ")).with(Tone::Plain, value));
+        // lines of a picture have no name
+        let name = if name.is_empty() { "  ".to_owned() } else { format!("{name}: ") };
+        page.line(Line::plain("  ").with(Tone::Dim, name).with(Tone::Plain, value));
     }
 }
 
@@ -58,12 +60,19 @@ fn documents(documents: &[DocumentView], page: &mut Page) {
     page.facts(table);
 }
 
-fn legend(row: &RowView, view_number: usize, t: f32, view: View) -> Line {
+fn has_groups(row: &RowView) -> bool {
+    row.tokens.iter().any(|token| token.group.is_some())
+}
+
+fn legend(row: &RowView, view_number: usize, view: View) -> Line {
     let ones = row.tokens.iter().filter(|t| t.group == Some(true)).count();
     let zeros = row.tokens.iter().filter(|t| t.group == Some(false)).count();
     let (zero, one) = if view.colour { ("group 0", "group 1") } else { ("group 0", "‹group 1›") };
     Line::plain("  ")
-        .with(Tone::Dim, format!("view {view_number}, t = {t:.4}: "))
+        .with(
+            Tone::Dim,
+            row.partition_t.map_or(format!("view {view_number}: "), |t| format!("view {view_number}, t = {t:.4}: ")),
+        )
         .with(Tone::GroupZero, zero)
         .with(Tone::Dim, format!(" {}, ", units::counted(zeros as u64, "token")))
         .with(Tone::GroupOne, one)
@@ -159,7 +168,7 @@ fn joined(characters: &[(Tone, char)]) -> Line {
 fn tokens(row: &RowView, view: View, page: &mut Page) {
     let mut chosen: BTreeSet<usize> = (0..row.tokens.len().min(FIRST_TOKENS)).collect();
     chosen.extend(row.blueprints.iter().map(|b| b.position));
-    let has_group = row.partition_t.is_some();
+    let has_group = has_groups(row);
     let has_teacher = row.tokens.iter().any(|t| t.logprob.is_some());
     let has_noise = row.tokens.iter().any(|t| t.corrections.is_some());
     let base = row.subtoken_base.map(|b| format!("base {b}"));

@@ -1,0 +1,295 @@
+//! `orders`: in which order the tokens of a sequence are generated, and in which blocks (ARMD, Karami and Ghodsi 2026).
+//!
+//! ```text
+//!   progressive, ρ = 2    0 1 4 3 2 5 | 1 2 3 4 5 6        left to right, ρ tokens shuffled among their places
+//!   strided, S = 2        0 3 1 4 2 5 | 1 2 3 3 4 4        S streams interleaved: the heads one by one, then S at a time
+//!   random, T = 3         2 5 0 4 1 3 | 1 1 2 2 3 3        τ in {1 … T} for each token; B = T − τ + 1
+//!                         order         block
+//! ```
+//!
+//! | column | | |
+//! |---|---|---|
+//! | `order` | uint16 or uint32 \[L\] | π: the position of the n-th token generated; padding last |
+//! | `block` | the same \[L\] | B(n) of the n-th token generated, from 1, never falling; padding has one more than the last block |
+//!
+//! The n-th token sees the i-th where B(i) < B(n) (strictly causal, Eq. 5) or B(i) ≤ B(n) (causal, Eq. 3).
+//!
+//! Every choice is a function of the seed, a purpose and `sequence_id` ([`keyed_uniforms`]): the same that the package's `views.armd` draws in epoch 0.
+//!
+//! | purpose | what |
+//! |---|---|
+//! | `armd_places` | progressive: the ρ positions with the smallest uniforms are shuffled |
+//! | `armd_shuffle` | progressive: into the order of these uniforms |
+//! | `armd_streams` | strided: which of several S |
+//! | `armd_steps` | random: τ = 1 + ⌊u·T⌋ of the i-th uniform belongs to position i |
+//!
+//! Cost: a Philox block for two tokens, and a sort.
+
+mod picture;
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, UInt16Array, UInt32Array};
+use arrow::datatypes::{DataType, Field};
+use arrow::error::ArrowError;
+use serde::{Deserialize, Serialize};
+use stillhouse_noise::keyed_uniforms;
+use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{OrderKind, OrderSchedule};
+
+use crate::declaration::{Column, Declaration, JobFacts, OperatorView, with_columns};
+use crate::extract::{Sequence, sequences};
+use crate::invariants::{Broken, Limits, unsigned_column};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext};
+use crate::rows::list_column;
+
+const NAME: &str = "orders";
+
+/// Config of `orders`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrdersConfig {
+    /// How tokens are ordered.
+    pub rule: OrderRule,
+    /// Seed of the job.
+    pub seed: u64,
+    /// Shape of the rows.
+    pub rows: Rows,
+}
+
+/// How tokens are ordered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderRule {
+    /// Left to right, as many tokens shuffled.
+    Progressive(Shuffled),
+    /// Streams, one of these numbers of them.
+    Strided(Vec<u32>),
+    /// So many masking steps.
+    Random(u32),
+}
+
+/// How many tokens are shuffled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shuffled {
+    /// ρ, of every sequence.
+    Rho(u32),
+    /// ρ by the place of the sequence in the data set.
+    Schedule(OrderSchedule),
+}
+
+/// The order of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// The position of the n-th token generated; padding last.
+    pub order: Vec<u32>,
+    /// Its block, from 1.
+    pub block: Vec<u32>,
+}
+
+impl Order {
+    /// Left to right in blocks of one token, `valid` of `length` positions being no padding.
+    fn left_to_right(length: usize, valid: usize) -> Self {
+        let order = (0..length as u32).collect();
+        let block = (1..=length as u32).map(|n| n.min(valid as u32 + 1)).collect();
+        Self { order, block }
+    }
+}
+
+/// The order of a sequence of `length` positions, of which the first `valid` are no padding.
+///
+/// ```
+/// use stillhouse_operators::orders::{OrderRule, OrdersConfig, order_of};
+/// use stillhouse_schemas::columns::Rows;
+///
+/// let config = OrdersConfig { rule: OrderRule::Strided(vec![2]), seed: 0, rows: Rows::Fixed(8) };
+/// let found = order_of(&config, 0, 8, 8);
+/// assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
+/// assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
+/// ```
+pub fn order_of(config: &OrdersConfig, sequence_id: u64, length: usize, valid: usize) -> Order {
+    let uniforms = |purpose| keyed_uniforms(config.seed, purpose, sequence_id, 0);
+    let mut found = Order::left_to_right(length, valid);
+    match &config.rule {
+        OrderRule::Progressive(shuffled) => {
+            let rho = match shuffled {
+                Shuffled::Rho(rho) => *rho,
+                Shuffled::Schedule(schedule) => schedule.rho(place(sequence_id, schedule)),
+            };
+            let mut lottery = uniforms("armd_places");
+            let mut places = by_uniform(0..valid as u32, |_| lottery.next_f64());
+            places.truncate(rho as usize);
+            places.sort_unstable();
+            let mut drawn = uniforms("armd_shuffle");
+            let drawn: Vec<f64> = (0..valid).map(|_| drawn.next_f64()).collect();
+            let shuffled = by_uniform(places.iter().copied(), |position| drawn[position as usize]);
+            for (place, position) in places.into_iter().zip(shuffled) {
+                found.order[place as usize] = position;
+            }
+        }
+        OrderRule::Strided(streams) => {
+            let choice = uniforms("armd_streams").below(streams.len() as u32) as usize;
+            stride(&mut found, valid, streams.get(choice).copied().unwrap_or(1) as usize);
+        }
+        OrderRule::Random(steps) => {
+            let mut drawn = uniforms("armd_steps");
+            let tau: Vec<u32> = (0..valid).map(|_| 1 + (drawn.next_f64() * f64::from(*steps)) as u32).collect();
+            found.order[..valid].sort_by_key(|&position| std::cmp::Reverse(tau[position as usize]));
+            for (n, block) in found.block.iter_mut().enumerate() {
+                *block = if n < valid { steps - tau[found.order[n] as usize] + 1 } else { steps + 1 };
+            }
+        }
+    }
+    found
+}
+
+/// Where a sequence stands in the data set.
+fn place(sequence_id: u64, schedule: &OrderSchedule) -> u64 {
+    let (split, row) = (sequence_id >> 32, sequence_id & u64::from(u32::MAX));
+    split.saturating_mul(schedule.sequences_per_split).saturating_add(row)
+}
+
+/// Positions by their uniforms, ascending; of equal ones the earlier first.
+fn by_uniform(positions: impl Iterator<Item = u32>, mut uniform: impl FnMut(u32) -> f64) -> Vec<u32> {
+    let mut drawn: Vec<(f64, u32)> = positions.map(|position| (uniform(position), position)).collect();
+    drawn.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    drawn.into_iter().map(|(_, position)| position).collect()
+}
+
+/// The first `valid` positions in `streams` streams, of which the first ones are a token longer where they are not equal.
+fn stride(found: &mut Order, valid: usize, streams: usize) {
+    let streams = streams.min(valid).max(1);
+    let (short, longer) = (valid / streams, valid % streams);
+    let start = |stream: usize| stream * short + stream.min(longer);
+    let mut n = 0;
+    for offset in 0..short + usize::from(longer > 0) {
+        for stream in 0..streams {
+            if offset < short + usize::from(stream < longer) {
+                found.order[n] = (start(stream) + offset) as u32;
+                found.block[n] = (if offset == 0 { stream + 1 } else { streams + offset }) as u32;
+                n += 1;
+            }
+        }
+    }
+    let last = found.block[..n].last().copied().unwrap_or(0);
+    found.block[n..].fill(last + 1);
+}
+
+impl Declaration for OrdersConfig {
+    const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[
+        Column {
+            name: columns::ORDER,
+            dtype: "fixed list uint16 (L and T below 65,535) / uint32",
+            when: "`orders`",
+            shape: "[L]",
+            contract: "π: the position of the n-th token generated, padding last",
+            meaning: "the order of generation: the position of each token, the first generated first (ARMD)",
+        },
+        Column {
+            name: columns::BLOCK,
+            dtype: "fixed list uint16 / uint32, as `order`",
+            when: "`orders`",
+            shape: "[L]",
+            contract: "B(n) of the n-th token generated, from 1, never falling; padding one more than the last",
+            meaning: "the block in which each token is generated, in the order of generation; the strictly causal mask lets a token see earlier blocks alone",
+        },
+    ];
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let orders = &facts.spec.orders;
+        let needs =
+            |key: &str| Problem::missing(format!("orders.{key}"), format!("kind {} needs it", orders.kind.name()));
+        let rule = match orders.kind {
+            OrderKind::None => return Ok(None),
+            OrderKind::Progressive => OrderRule::Progressive(match (orders.rho, orders.schedule) {
+                (Some(rho), _) => Shuffled::Rho(rho),
+                (None, schedule) => Shuffled::Schedule(schedule.ok_or_else(|| needs("rho"))?),
+            }),
+            OrderKind::Strided if orders.streams.is_empty() => return Err(needs("streams")),
+            OrderKind::Strided => OrderRule::Strided(orders.streams.clone()),
+            OrderKind::Random => OrderRule::Random(orders.steps.ok_or_else(|| needs("steps"))?),
+        };
+        Ok(Some(Self { rule, seed: facts.spec.seed, rows: facts.rows() }))
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        [columns::ORDER, columns::BLOCK].map(|name| self.rows.field(name, self.item(), None, None)).into()
+    }
+
+    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        let (order, block) = (unsigned_column(batch, columns::ORDER)?, unsigned_column(batch, columns::BLOCK)?);
+        for (row, sequence) in sequences(batch)?.iter().enumerate() {
+            let expected = self.of(sequence);
+            if order.row(row) != expected.order || block.row(row) != expected.block {
+                broken.push(Broken::new(row, "order and block are not those of the seed"));
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes_per_token(&self, before: f64, _: usize) -> f64 {
+        // positions and blocks that run on pack to little; those that are shuffled do not
+        before + if matches!(self.rule, OrderRule::Random(_)) { 2.5 } else { 1.5 }
+    }
+
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        let (order, block) = (unsigned_column(row, columns::ORDER)?, unsigned_column(row, columns::BLOCK)?);
+        let valid = sequences(row)?.first().map_or(0, |sequence| sequence.valid);
+        let facts = picture::facts(&order.row(0)[..valid], &block.row(0)[..valid]);
+        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
+    }
+
+    fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(Orders { config: self.clone() }))
+    }
+}
+
+impl OrdersConfig {
+    fn of(&self, sequence: &Sequence) -> Order {
+        order_of(self, sequence.id, sequence.tokens.len(), sequence.valid)
+    }
+
+    /// Type of a position or a block: padding's block is one more than the last.
+    fn item(&self) -> DataType {
+        let steps = if let OrderRule::Random(steps) = self.rule { steps as usize } else { 0 };
+        let largest = self.rows.length().max(steps) + 1;
+        if largest <= usize::from(u16::MAX) { DataType::UInt16 } else { DataType::UInt32 }
+    }
+
+    fn array(&self, values: Vec<u32>) -> ArrayRef {
+        match self.item() {
+            DataType::UInt16 => Arc::new(UInt16Array::from_iter_values(values.into_iter().map(|v| v as u16))),
+            _ => Arc::new(UInt32Array::from(values)),
+        }
+    }
+}
+
+/// The operator.
+struct Orders {
+    config: OrdersConfig,
+}
+
+impl Operator for Orders {
+    fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
+        let arrow = OperatorError::arrow(NAME);
+        let (mut orders, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in sequences(batch).map_err(&arrow)? {
+            let found = self.config.of(&sequence);
+            lengths.push(found.order.len());
+            orders.extend(found.order);
+            blocks.extend(found.block);
+        }
+        let fields = self.config.fields();
+        let arrays: Result<Vec<ArrayRef>, ArrowError> = fields
+            .iter()
+            .zip([orders, blocks])
+            .map(|(field, values)| list_column(field, self.config.array(values), &lengths))
+            .collect();
+        emit(with_columns(batch, fields.clone(), arrays.map_err(&arrow)?).map_err(&arrow)?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

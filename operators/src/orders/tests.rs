@@ -1,0 +1,168 @@
+use super::*;
+
+fn config(rule: OrderRule) -> OrdersConfig {
+    OrdersConfig { rule, seed: 42, rows: Rows::Fixed(8) }
+}
+
+fn rules() -> Vec<OrderRule> {
+    let schedule = OrderSchedule { i_ar_sequences: 5, i_perm_sequences: 20, rho_max: 6, sequences_per_split: 10 };
+    vec![
+        OrderRule::Progressive(Shuffled::Rho(4)),
+        OrderRule::Progressive(Shuffled::Schedule(schedule)),
+        OrderRule::Strided(vec![1, 2, 4]),
+        OrderRule::Strided(vec![3]),
+        OrderRule::Random(3),
+        OrderRule::Random(1),
+    ]
+}
+
+/// METHODS.md §5, from 1 there and from 0 here.
+#[test]
+fn strided_orders_are_those_of_the_paper() {
+    let found = order_of(&config(OrderRule::Strided(vec![2])), 9, 8, 8);
+    assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
+    assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
+    // streams that are not equal, and padding
+    let found = order_of(&config(OrderRule::Strided(vec![3])), 9, 10, 8);
+    assert_eq!(found.order, [0, 3, 6, 1, 4, 7, 2, 5, 8, 9]);
+    assert_eq!(found.block, [1, 2, 3, 4, 4, 4, 5, 5, 6, 6]);
+    // more streams than tokens: one by one
+    let found = order_of(&config(OrderRule::Strided(vec![9])), 9, 4, 3);
+    assert_eq!((found.order, found.block), (vec![0, 1, 2, 3], vec![1, 2, 3, 4]));
+}
+
+/// Masking steps by hand: τ = T − B + 1 falls along the order, and equal ones stand by position.
+#[test]
+fn random_masking_sorts_by_step() {
+    for id in 0..200 {
+        let found = order_of(&config(OrderRule::Random(3)), id, 8, 6);
+        assert_eq!((&found.order[6..], &found.block[6..]), (&[6, 7][..], &[4, 4][..]));
+        for n in 1..6 {
+            let (before, here) = (found.block[n - 1], found.block[n]);
+            assert!(before < here || (before == here && found.order[n - 1] < found.order[n]));
+            assert!((1..=3).contains(&here));
+        }
+    }
+}
+
+/// What a token may see is never of its own or a later block: all pairs, all rules.
+#[test]
+fn the_strictly_causal_property_by_brute_force() {
+    for rule in rules() {
+        for (length, valid) in [(1, 1), (2, 1), (5, 0), (8, 8), (8, 5), (7, 7)] {
+            for id in [0, 3, 17, (4 << 32) | 2, (9 << 32) | 7] {
+                let found = order_of(&config(rule.clone()), id, length, valid);
+                let mut positions = found.order.clone();
+                positions.sort_unstable();
+                assert_eq!(positions, (0..length as u32).collect::<Vec<_>>(), "a permutation");
+                assert!(found.block.is_sorted() && found.block.first().is_none_or(|&first| first >= 1));
+                assert!(found.order[..valid].iter().all(|&position| (position as usize) < valid), "padding last");
+                assert!(found.order[valid..].is_sorted());
+                for query in 0..valid {
+                    for key in 0..length {
+                        let seen = found.block[key] < found.block[query];
+                        // what is seen was generated before it, and is no padding
+                        assert!(!seen || (key < query && key < valid));
+                    }
+                }
+                let last = found.block[..valid].last().copied().unwrap_or(0);
+                let padding = if let OrderRule::Random(steps) = rule { steps + 1 } else { last + 1 };
+                assert!(found.block[valid..].iter().all(|&block| block == padding && block > last));
+            }
+        }
+    }
+}
+
+#[test]
+fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
+    let schedule =
+        OrderSchedule { i_ar_sequences: 9_000, i_perm_sequences: 48_000, rho_max: 32, sequences_per_split: 10_000 };
+    // as `views.armd.OWT.rho` gives it
+    for (at, rho) in [
+        (0, 0),
+        (8_999, 0),
+        (9_000, 1),
+        (10_258, 1),
+        (10_259, 2),
+        (28_500, 16),
+        (47_999, 31),
+        (48_000, 32),
+        (u64::MAX, 32),
+    ] {
+        assert_eq!(schedule.rho(at), rho, "{at}");
+    }
+    let id = |split: u64, row: u64| split << 32 | row;
+    assert_eq!((place(id(0, 7), &schedule), place(id(3, 7), &schedule)), (7, 30_007));
+    let config = config(OrderRule::Progressive(Shuffled::Schedule(schedule)));
+    let moved =
+        |id| order_of(&config, id, 1024, 1024).order.iter().enumerate().filter(|(n, p)| *n != **p as usize).count();
+    assert_eq!(moved(id(0, 5)), 0);
+    assert!(moved(id(0, 9_999)) <= 1 && (20..=32).contains(&moved(id(5, 3))));
+    // equal ends: a step
+    let step = OrderSchedule { i_ar_sequences: 4, i_perm_sequences: 4, rho_max: 3, sequences_per_split: 1 };
+    assert_eq!((step.rho(3), step.rho(4)), (0, 3));
+}
+
+#[test]
+fn a_growing_rho_adds_places() {
+    for id in 0..50 {
+        let of = |rho| order_of(&config(OrderRule::Progressive(Shuffled::Rho(rho))), id, 64, 60);
+        assert_eq!(of(1), of(0));
+        let places = |rho| -> Vec<usize> {
+            of(rho).order.iter().enumerate().filter(|(n, p)| *n != **p as usize).map(|(n, _)| n).collect()
+        };
+        assert!(places(8).len() <= 8);
+        assert!(of(1000).order[60..] == [60, 61, 62, 63]);
+    }
+}
+
+/// Statistics with fixed seeds: every order of three tokens alike often, every S alike often, τ uniform.
+#[test]
+fn choices_are_uniform() {
+    let draws = 6000u32;
+    let expect = |counts: &[u32], kinds: u32| {
+        assert_eq!(counts.len() as u32, kinds, "{counts:?}");
+        let expected = f64::from(draws) / f64::from(kinds);
+        let chi2: f64 = counts.iter().map(|&n| (f64::from(n) - expected).powi(2) / expected).sum();
+        // mean k − 1, and six standard deviations of √(2 (k − 1))
+        let freedom = f64::from(kinds - 1);
+        assert!(chi2 < freedom + 6.0 * (2.0 * freedom).sqrt(), "{chi2} of {counts:?}");
+    };
+    let count = |rule: OrderRule, key: fn(&Order) -> Vec<u32>, length: usize| {
+        let config = config(rule);
+        let mut counts = std::collections::BTreeMap::<Vec<u32>, u32>::new();
+        for id in 0..u64::from(draws) {
+            *counts.entry(key(&order_of(&config, id, length, length))).or_default() += 1;
+        }
+        counts.into_values().collect::<Vec<_>>()
+    };
+    expect(&count(OrderRule::Progressive(Shuffled::Rho(3)), |o| o.order.clone(), 3), 6);
+    expect(&count(OrderRule::Strided(vec![1, 2, 4]), |o| o.block.clone(), 8), 3);
+    // which step the first position has: B of where it stands
+    let step = |o: &Order| vec![o.block[o.order.iter().position(|&p| p == 0).unwrap()]];
+    expect(&count(OrderRule::Random(4), step, 5), 4);
+}
+
+/// Drawn by the package: `scripts/view-goldens`, which asks `stillhouse.views`.
+#[test]
+fn stored_orders_are_those_that_the_package_draws() {
+    let goldens: serde_json::Value = serde_json::from_str(include_str!("../../testdata/views.json")).unwrap();
+    let numbers = |value: &serde_json::Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as u32).collect()
+    };
+    for case in goldens["orders"].as_array().unwrap() {
+        let rule: OrderRule = serde_json::from_value(case["rule"].clone()).unwrap();
+        let config = OrdersConfig { rule, seed: case["seed"].as_u64().unwrap(), rows: Rows::Fixed(12) };
+        let (id, valid) = (case["sequence_id"].as_u64().unwrap(), case["valid"].as_u64().unwrap() as usize);
+        let found = order_of(&config, id, 12, valid);
+        assert_eq!((found.order, found.block), (numbers(&case["order"]), numbers(&case["block"])), "{case}");
+    }
+}
+
+#[test]
+fn long_sequences_have_wide_numbers() {
+    let of = |rule, length| OrdersConfig { rule, seed: 0, rows: Rows::Fixed(length) }.item();
+    assert_eq!(of(OrderRule::Strided(vec![2]), 65_534), DataType::UInt16);
+    assert_eq!(of(OrderRule::Strided(vec![2]), 65_535), DataType::UInt32);
+    assert_eq!(of(OrderRule::Random(70_000), 8), DataType::UInt32);
+}

@@ -1,0 +1,104 @@
+//! The views of a sequence at each level: one list of times, one of groups.
+//!
+//! ```text
+//!   token     t, t′               g: L bits for each view          [`partition_row`]
+//!   block     t₀ t₁ … , t′₀ …     g: L bits for each view          block b has share 1 − α(t_b)
+//!   subtoken  t, t′               g: L·ℓ bits for each view        digit after digit
+//! ```
+//!
+//! At the levels `block` and `subtoken` group 1 is what a model of masks has masked, so nothing is repaired: a block that is all masked, or not at all, is what
+//! the papers train on. With one view, t in \[eps, 1 − eps\] and every sequence on its own these are the bits of the package's `views.bd3lm.mask` and
+//! `views.prime.mask` in epoch 0.
+//!
+//! | level | purpose | stream | what |
+//! |---|---|---|---|
+//! | `block` | `bd3lm_t` | view | the b-th number is of block b |
+//! | | `bd3lm_mask` | view | the i-th number decides position i |
+//! | `subtoken` | `prime_t` | view | the first number |
+//! | | `prime_mask` | view | the (i·ℓ + j)-th number decides digit j of position i |
+//! | both | `partition_strata` | 0 | the order of the strata; block b of view v has stratum list\[(v + b) mod views\] |
+
+use stillhouse_noise::keyed_uniforms;
+use stillhouse_schemas::spec::{PartitionLevel, Sampling};
+
+use super::{PartitionsConfig, group_share, partition_row};
+use crate::extract::Sequence;
+
+/// All views of a sequence, one after the other.
+pub(super) struct Views {
+    pub times: Vec<f32>,
+    pub groups: Vec<bool>,
+}
+
+impl PartitionsConfig {
+    pub(super) fn views_of(&self, sequence: &Sequence) -> Views {
+        let (length, valid) = (sequence.tokens.len(), sequence.valid);
+        match self.level {
+            PartitionLevel::Token => {
+                let mask: Vec<bool> = (0..length).map(|i| i < valid).collect();
+                let views = partition_row(self, sequence.id, &mask);
+                Views {
+                    times: views.iter().map(|view| view.t).collect(),
+                    groups: views.into_iter().flat_map(|view| view.groups).collect(),
+                }
+            }
+            PartitionLevel::Block => {
+                let size = self.block_length.max(1) as usize;
+                self.drawn(sequence.id, ("bd3lm_t", "bd3lm_mask"), self.blocks(), (length, valid), |i| i / size)
+            }
+            PartitionLevel::Subtoken => {
+                let digits = self.digits as usize;
+                self.drawn(sequence.id, ("prime_t", "prime_mask"), 1, (length * digits, valid * digits), |_| 0)
+            }
+        }
+    }
+
+    /// Views with `times` times each and `places.0` groups, of which the first `places.1` are no padding; `block_of` says whose time a place has.
+    fn drawn(
+        &self,
+        id: u64,
+        (time, mask): (&'static str, &'static str),
+        times: usize,
+        places: (usize, usize),
+        block_of: impl Fn(usize) -> usize,
+    ) -> Views {
+        let mut strata: Vec<u32> = (0..self.views).collect();
+        keyed_uniforms(self.seed, "partition_strata", id, 0).shuffle(&mut strata);
+        let mut views = Views { times: Vec::new(), groups: Vec::new() };
+        for view in 0..self.views {
+            let mut uniforms = keyed_uniforms(self.seed, time, id, view);
+            let drawn: Vec<f32> = (0..times)
+                .map(|block| {
+                    let u = uniforms.next_f64();
+                    let stratum = strata[(view as usize + block) % strata.len()];
+                    self.time(match self.sampling {
+                        Sampling::Independent => u,
+                        Sampling::Stratified => (f64::from(stratum) + u) / f64::from(self.views),
+                    })
+                })
+                .collect();
+            let share = |t: f32| group_share(self.schedule, self.power, f64::from(t));
+            let shares: Vec<f64> = drawn.iter().map(|&t| share(t)).collect();
+            let mut uniforms = keyed_uniforms(self.seed, mask, id, view);
+            let groups = (0..places.0).map(|i| (uniforms.next_f64() < shares[block_of(i)]) & (i < places.1));
+            views.groups.extend(groups);
+            views.times.extend(drawn);
+        }
+        views
+    }
+
+    /// The time at this part of \[eps, 1 − eps\], as f32 that is not rounded out of it; in the operations of the package's `times`.
+    fn time(&self, part: f64) -> f32 {
+        let (low, high) = (self.eps, 1.0 - self.eps);
+        let stored = (low + (high - low) * part) as f32;
+        let inside = if f64::from(stored) < low {
+            stored.next_up()
+        } else if f64::from(stored) > high {
+            stored.next_down()
+        } else {
+            stored
+        };
+        // α(1) = 0 would make some weights infinite
+        inside.min(1f32.next_down())
+    }
+}
