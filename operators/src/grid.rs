@@ -229,3 +229,6 @@ impl Operator for Grid {
         emit(batch)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -13,7 +13,9 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{Boundary, Input, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference};
+use stillhouse_schemas::spec::{
+    Boundary, Input, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+};
 use stillhouse_teacher::{DeviceChoice, TeacherConfig};
 use tokio::runtime::Handle;
 

@@ -136,7 +136,9 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let tokens = match prepared.spec.input.row_length() {
         Some(length) => numbers(&splits, length),
-        None => Some(text_bytes(&splits)).filter(|text| *text > 0).map(|text| (text as f64 / TEXT_BYTES_PER_TOKEN) as u64),
+        None => {
+            Some(text_bytes(&splits)).filter(|text| *text > 0).map(|text| (text as f64 / TEXT_BYTES_PER_TOKEN) as u64)
+        }
     };
     Ok(Plan {
         name: prepared.spec.name.clone(),

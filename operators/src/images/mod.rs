@@ -74,7 +74,10 @@ pub fn pixels(picture: Picture, images: &Images) -> Result<Vec<u8>, Bad> {
         Some(picture) => Ok(picture.values),
         None => bad(
             reason::SIZE,
-            format!("has {}×{} pixels; valid: {}×{} (or say how it gets there: `input.images.fit`)", had.0, had.1, to.1, to.0),
+            format!(
+                "has {}×{} pixels; valid: {}×{} (or say how it gets there: `input.images.fit`)",
+                had.0, had.1, to.1, to.0
+            ),
         ),
     }
 }

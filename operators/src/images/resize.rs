@@ -44,7 +44,12 @@ impl Picture {
     }
 
     /// The image that has this value at each place of a new size: `from(x, y)` is where it comes from.
-    pub(super) fn rearranged(&self, width: usize, height: usize, from: impl Fn(usize, usize) -> (usize, usize)) -> Self {
+    pub(super) fn rearranged(
+        &self,
+        width: usize,
+        height: usize,
+        from: impl Fn(usize, usize) -> (usize, usize),
+    ) -> Self {
         let mut values = Vec::with_capacity(self.values.len());
         for y in 0..height {
             for x in 0..width {
@@ -81,7 +86,9 @@ pub(super) fn bounded((w, h): (usize, usize), fit: Fit, to: (usize, usize), most
         true => Ok(()),
         false => bad(
             reason::LARGE,
-            format!("has {w}×{h} pixels, {pixels} while it is resized; valid: at most {most} (`input.images.max_pixels`)"),
+            format!(
+                "has {w}×{h} pixels, {pixels} while it is resized; valid: at most {most} (`input.images.max_pixels`)"
+            ),
         ),
     }
 }

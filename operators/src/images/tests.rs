@@ -31,7 +31,8 @@ fn what_comes_out_is_what_pillow_makes() {
     flate2::read::GzDecoder::new(&file("golden.bin.gz")[..]).read_to_end(&mut all).unwrap();
     let mut golden = all.as_slice();
     for entry in &entries {
-        let shape: Vec<usize> = entry["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let shape: Vec<usize> =
+            entry["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
         let name = entry["file"].as_str().unwrap();
         let mut fields = json!({"height": shape[0], "size": shape[1], "fit": entry["fit"]});
         if shape.len() == 2 {
@@ -115,7 +116,11 @@ fn a_long_thin_image_is_refused_before_it_grows() {
         let images = images(json!({"size": 256, "fit": fit, "max_pixels": 1_000_000, "channels": "grey"}));
         for (width, height) in [(1, 900_000), (900_000, 1)] {
             let bad = pixels(thin(width, height), &images).unwrap_err();
-            assert!(bad.reason == reason::LARGE && bad.message.contains("while it is resized"), "{fit}: {}", bad.message);
+            assert!(
+                bad.reason == reason::LARGE && bad.message.contains("while it is resized"),
+                "{fit}: {}",
+                bad.message
+            );
         }
         assert_eq!(pixels(thin(300, 400), &images).unwrap().len(), 256 * 256);
     }
@@ -126,7 +131,10 @@ fn an_image_may_be_left_as_it_lies() {
     let lying = images(json!({"size": 4, "height": 6, "orientation": "ignore"}));
     assert_eq!(pixels_of(&file("exif6.png"), &lying).unwrap(), pixels_of(&file("exif1.png"), &lying).unwrap());
     // as it is to be seen it is wider than high
-    assert_eq!(pixels_of(&file("exif6.png"), &images(json!({"size": 4, "height": 6}))).unwrap_err().reason, reason::SIZE);
+    assert_eq!(
+        pixels_of(&file("exif6.png"), &images(json!({"size": 4, "height": 6}))).unwrap_err().reason,
+        reason::SIZE
+    );
 }
 
 #[test]

@@ -68,9 +68,8 @@ pub fn first_records(
 
 /// All files of the disk, and some of those in stores. Of images, which may be a file each, only some anywhere.
 fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
-    let far = |file: &InputFile| {
-        input.is_rows() || matches!(store.location_of(&file.location), Some(Location::Store(_)))
-    };
+    let far =
+        |file: &InputFile| input.is_rows() || matches!(store.location_of(&file.location), Some(Location::Store(_)));
     let in_stores = files.iter().filter(|file| far(file)).count();
     let step = in_stores.div_ceil(MOST_IN_STORES).max(1);
     let mut number = 0;
@@ -85,12 +84,7 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a I
 }
 
 /// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
-fn first(
-    store: &Store,
-    files: &[InputFile],
-    file: &InputFile,
-    input: &Input,
-) -> Result<Option<String>, SourceError> {
+fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
     if input.is_rows() {
         return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
     }

@@ -22,8 +22,8 @@ use super::error::SourceError;
 use super::list::InputFile;
 use super::plan::Segment;
 use super::read::{TRAIN, read_keys};
-use super::{numbers, records};
 use super::store::Store;
+use super::{numbers, records};
 
 /// What becomes the splits of one data set split.
 pub(crate) struct Part {

@@ -70,7 +70,11 @@ fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
         problems.push(Problem::new("pack.separator", "eos", "a row is an image, with nothing behind it; valid: none"));
     }
     if pack.boundary != Boundary::None {
-        problems.push(Problem::new("pack.boundary", "bos_eos", "a row is an image, with nothing around it; valid: none"));
+        problems.push(Problem::new(
+            "pack.boundary",
+            "bos_eos",
+            "a row is an image, with nothing around it; valid: none",
+        ));
     }
     if pack.mode != PackMode::Wrap || job.remainders().iter().any(|remainder| *remainder != Remainder::Drop) {
         problems.push(Problem::missing(
@@ -79,7 +83,11 @@ fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
         ));
     }
     if let Some(needed) = job.input.row_length().filter(|needed| *needed != u64::from(pack.length)) {
-        let of = if job.input.images.is_some() { "height · width · channels of `input.images`" } else { "`input.codes.length`" };
+        let of = if job.input.images.is_some() {
+            "height · width · channels of `input.images`"
+        } else {
+            "`input.codes.length`"
+        };
         let message = format!("a row is {of}; valid: {needed}");
         problems.push(Problem::new("pack.length", pack.length, message));
     }
@@ -134,9 +142,7 @@ mod tests {
 
     fn problems(input: &str, pack: &str, more: &str) -> String {
         JobFormat::new(Vec::new())
-            .parse(&format!(
-                "version: 1\nname: a\ninput: {input}\npack: {pack}\noutput: {{path: out}}\n{more}"
-            ))
+            .parse(&format!("version: 1\nname: a\ninput: {input}\npack: {pack}\noutput: {{path: out}}\n{more}"))
             .problems
             .to_string()
     }
@@ -160,20 +166,50 @@ mod tests {
         for (input, pack, more, says) in [
             ("{format: images, paths: [x]}", GOOD, "", "input.images: is required with `format: images`"),
             ("{format: codes, paths: [x]}", GOOD, "", "input.codes: is required with `format: codes`"),
-            ("{format: text, paths: [x], codes: {size: 9, length: 8}}", "{length: 8}", "tokenizer: {path: t}", "input.codes: is for `format: codes` only"),
+            (
+                "{format: text, paths: [x], codes: {size: 9, length: 8}}",
+                "{length: 8}",
+                "tokenizer: {path: t}",
+                "input.codes: is for `format: codes` only",
+            ),
             (&plain, "{length: 3072, separator: none}", "", "pack.boundary: got bos_eos: a row is an image"),
             (&plain, "{length: 3072, boundary: none}", "", "pack.separator: got eos: a row is an image"),
-            (&plain, "{length: 1024, separator: none, boundary: none}", "", "pack.length: got 1024: a row is height · width · channels of `input.images`; valid: 3072"),
-            (&plain, "{length: 3072, separator: none, boundary: none, remainder: pad}", "", "pack.mode: a row is an image, never filled up"),
+            (
+                &plain,
+                "{length: 1024, separator: none, boundary: none}",
+                "",
+                "pack.length: got 1024: a row is height · width · channels of `input.images`; valid: 3072",
+            ),
+            (
+                &plain,
+                "{length: 3072, separator: none, boundary: none, remainder: pad}",
+                "",
+                "pack.mode: a row is an image, never filled up",
+            ),
             (&plain, GOOD, "tokenizer: {path: t}", "tokenizer: makes tokens of text"),
             (&plain, GOOD, "clean: {detokenizer: ptb}", "clean: cleans text"),
             (&plain, GOOD, "extract: {teacher: {path: t}}", "extract: asks a teacher of text"),
-            (&images(", labels: cls"), GOOD, "", "input.images.labels: got cls: the files of this layout have no such labels; valid: none, folder"),
-            (&images(", layout: tar, labels: folder"), GOOD, "", "input.images.classes: is required with folders inside of tar"),
+            (
+                &images(", labels: cls"),
+                GOOD,
+                "",
+                "input.images.labels: got cls: the files of this layout have no such labels; valid: none, folder",
+            ),
+            (
+                &images(", layout: tar, labels: folder"),
+                GOOD,
+                "",
+                "input.images.classes: is required with folders inside of tar",
+            ),
             (&images(", classes: [a, b, a]"), GOOD, "", "input.images.classes: got \"a\": stands there twice"),
             (&images(", labels: none, classes: [a]"), GOOD, "", "input.images.classes: is for `labels: folder` only"),
             ("{format: images, paths: [x], images: {size: 0}}", GOOD, "", "input.images.size: got 0: too small"),
-            ("{format: images, compression: gzip, paths: [x], images: {size: 32}}", GOOD, "", "input.compression: files of this layout"),
+            (
+                "{format: images, compression: gzip, paths: [x], images: {size: 32}}",
+                GOOD,
+                "",
+                "input.compression: files of this layout",
+            ),
         ] {
             let text = problems(input, pack, more);
             assert!(text.contains(says), "{input}: {text}");

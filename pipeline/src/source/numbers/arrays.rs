@@ -133,7 +133,8 @@ impl Idx {
 fn labels_file(file: &InputFile, path: &str, others: Others<'_>) -> Result<InputFile, SourceError> {
     let found = others(path).filter(|found| found.path != file.path);
     found.ok_or_else(|| {
-        let message = format!("its labels are looked for in {path}, which is none of `input.paths`; add it, or leave labels out");
+        let message =
+            format!("its labels are looked for in {path}, which is none of `input.paths`; add it, or leave labels out");
         SourceError::corrupt(&file.path, message)
     })
 }
@@ -214,15 +215,19 @@ fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError>
     let after = |key: &str| text.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
     let quoted = after("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\''));
     let descr = quoted.map(|(name, _)| name).ok_or_else(|| wrong("its header names no type of numbers".into()))?;
-    let kind = Number::parse(descr)
-        .ok_or_else(|| wrong(format!("its numbers are of type {descr:?}; valid: whole numbers, such as <i4, <i8, |u1, <u2")))?;
+    let kind = Number::parse(descr).ok_or_else(|| {
+        wrong(format!("its numbers are of type {descr:?}; valid: whole numbers, such as <i4, <i8, |u1, <u2"))
+    })?;
     if !after("fortran_order").is_some_and(|rest| rest.starts_with("False")) {
-        return Err(wrong("it lies column by column (fortran_order); valid: row by row (`np.ascontiguousarray`)".into()));
+        return Err(wrong(
+            "it lies column by column (fortran_order); valid: row by row (`np.ascontiguousarray`)".into(),
+        ));
     }
     let inside = after("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')')).map(|(inside, _)| inside);
     let numbers = inside.into_iter().flat_map(|inside| inside.split(',')).map(str::trim).filter(|n| !n.is_empty());
     let shape: Result<Vec<u64>, _> = numbers.map(str::parse).collect();
-    let shape = shape.ok().filter(|shape| !shape.is_empty()).ok_or_else(|| wrong("its header names no shape".into()))?;
+    let shape =
+        shape.ok().filter(|shape| !shape.is_empty()).ok_or_else(|| wrong("its header names no shape".into()))?;
     let bytes = (start + length) as u64;
     let values = shape.iter().try_fold(kind.bytes as u64, |all, n| all.checked_mul(*n));
     if values.and_then(|values| values.checked_add(bytes)) != Some(file.size) {
@@ -240,7 +245,8 @@ pub(super) fn npy_rows(store: &Store, file: &InputFile, codes: &Codes) -> Result
     let width = shape[1..].iter().try_fold(1u64, |all, n| all.checked_mul(*n));
     if shape.len() < 2 || width != Some(codes.length.into()) {
         let length = codes.length;
-        let message = format!("has shape {shape:?}; valid: [n, {length}], or {length} in several axes (`input.codes.length`)");
+        let message =
+            format!("has shape {shape:?}; valid: [n, {length}], or {length} in several axes (`input.codes.length`)");
         return Err(SourceError::corrupt(&file.path, message));
     }
     Ok(shape[0])

@@ -88,7 +88,10 @@ pub(super) fn open(
         return Ok(Box::new(Python { bytes, batch, cifar, rows }));
     }
     if compression(file, input) != Compression::None {
-        return Err(SourceError::corrupt(&file.path, "is compressed; files of CIFAR are read as they lie: decompress it"));
+        return Err(SourceError::corrupt(
+            &file.path,
+            "is compressed; files of CIFAR are read as they lie: decompress it",
+        ));
     }
     let record = (cifar.head() + IMAGE) as u64;
     let cursor = Cursor::stored(store, file, (rows.0 * record, rows.1 * record))?;
@@ -97,7 +100,8 @@ pub(super) fn open(
 
 fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Bytes, Batch), SourceError> {
     if file.size > MOST_PICKLED {
-        let message = format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MOST_PICKLED}", file.size);
+        let message =
+            format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MOST_PICKLED}", file.size);
         return Err(SourceError::corrupt(&file.path, message));
     }
     let bytes = store.get(&file.location, 0, file.size).map_err(|e| SourceError::of_store(&file.path, e))?;
@@ -127,7 +131,12 @@ impl RawRecords for Binary {
         self.rows.0 += 1;
         let (head, image) = record.split_at(self.cifar.head());
         let label = self.cifar.label(head.last().map_or(0, |byte| i64::from(*byte)));
-        Ok(Some(Raw { position: RecordPosition::Row(row), stored: image.to_vec(), label, content: Ok(Content::Planes) }))
+        Ok(Some(Raw {
+            position: RecordPosition::Row(row),
+            stored: image.to_vec(),
+            label,
+            content: Ok(Content::Planes),
+        }))
     }
 }
 

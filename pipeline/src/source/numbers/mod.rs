@@ -84,7 +84,9 @@ impl Raw {
             Content::Numbers(numbers) => return Ok((of_length(numbers, length(input))?, label)),
             Content::Encoded => None,
             Content::Planes => Some(cifar::interleaved(&self.stored)),
-            Content::Grey { width, height } => Some(Picture { width, height, channels: 1, values: self.stored.clone() }),
+            Content::Grey { width, height } => {
+                Some(Picture { width, height, channels: 1, values: self.stored.clone() })
+            }
         };
         let Some(images) = &input.images else { return bad(reason::NO_IMAGE, "the job names no images") };
         let values = match picture {
@@ -113,7 +115,9 @@ pub(super) fn open(
 ) -> Result<Box<dyn RawRecords>, SourceError> {
     let rows = match range {
         Range::Rows { start, end } => (start, end),
-        Range::Bytes { start, end, .. } => return Ok(Box::new(tar::TarRecords::open(store, file, input, (start, end))?)),
+        Range::Bytes { start, end, .. } => {
+            return Ok(Box::new(tar::TarRecords::open(store, file, input, (start, end))?));
+        }
     };
     Ok(match kind(file, input)? {
         Kind::Image(images) => Box::new(files::ImageFile::new(store, file, images)),

@@ -42,9 +42,10 @@ pub(super) fn raw(
         }
     }
     let content = match wrong {
-        Some((place, number)) => {
-            bad(reason::RANGE, format!("got code {number} at position {place}; valid: 0 to {} (`input.codes.size`)", size - 1))
-        }
+        Some((place, number)) => bad(
+            reason::RANGE,
+            format!("got code {number} at position {place}; valid: 0 to {} (`input.codes.size`)", size - 1),
+        ),
         None => Ok(Content::Numbers(codes)),
     };
     Raw { position, stored, label, content }
@@ -132,7 +133,9 @@ impl ParquetCodes {
         for i in 0..batch.num_rows() {
             let position = RecordPosition::Row(self.row + i as u64);
             let label = match &labels {
-                Some(labels) if labels.is_null(i) => bad(reason::NO_LABEL, "its label is null, or no number of 64 bits"),
+                Some(labels) if labels.is_null(i) => {
+                    bad(reason::NO_LABEL, "its label is null, or no number of 64 bits")
+                }
                 Some(labels) => label(labels.as_primitive::<Int64Type>().value(i)),
                 None => Ok(None),
             };
@@ -143,7 +146,8 @@ impl ParquetCodes {
                     raw(position, (0..numbers.len()).map(number), self.codes.size, label)
                 }
                 None => {
-                    let message = format!("the value of {:?} is null; valid: a list of whole numbers", self.codes.column);
+                    let message =
+                        format!("the value of {:?} is null; valid: a list of whole numbers", self.codes.column);
                     Raw { position, stored: Vec::new(), label, content: bad(reason::NULL, message) }
                 }
             });

@@ -55,7 +55,10 @@ enum Value {
     NewArray,
     /// A type, by its name.
     Type(Range<usize>),
-    Array { shape: Vec<i64>, data: Range<usize> },
+    Array {
+        shape: Vec<i64>,
+        data: Range<usize>,
+    },
 }
 
 struct Machine<'a> {
@@ -74,7 +77,8 @@ pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, S
     let mut machine = Machine { bytes, at: 0, stack: Vec::new(), memo: HashMap::new(), puts: 0 };
     let Value::Dict(entries) = machine.run()? else { return Err("is no dictionary".into()) };
     let find = |key: &str| {
-        let is = |value: &Value| matches!(value, Value::Text(range) if bytes.get(range.clone()) == Some(key.as_bytes()));
+        let is =
+            |value: &Value| matches!(value, Value::Text(range) if bytes.get(range.clone()) == Some(key.as_bytes()));
         entries.iter().find(|(name, _)| is(name)).map(|(_, value)| value)
     };
     let (rows, data) = match find("data") {
@@ -231,7 +235,9 @@ impl Machine<'_> {
     fn put(&mut self, n: usize) -> Result<(), String> {
         let index = if n == 0 { self.puts } else { self.unsigned(n)? as u32 };
         self.puts += 1;
-        if let Some(value @ (Value::Text(_) | Value::Name(_) | Value::Int(_) | Value::None | Value::Type(_))) = self.stack.last() {
+        if let Some(value @ (Value::Text(_) | Value::Name(_) | Value::Int(_) | Value::None | Value::Type(_))) =
+            self.stack.last()
+        {
             self.memo.insert(index, value.clone());
         }
         Ok(())
@@ -276,7 +282,8 @@ impl Machine<'_> {
 
     fn name(&mut self, named: &str) -> Result<(), String> {
         let known = NAMES.iter().find(|(name, _)| *name == named).map(|(_, name)| *name);
-        let name = known.ok_or_else(|| format!("names {named:?}, which is not of an array of numpy; nothing of it was run"))?;
+        let name = known
+            .ok_or_else(|| format!("names {named:?}, which is not of an array of numpy; nothing of it was run"))?;
         self.stack.push(Value::Name(name));
         Ok(())
     }
@@ -308,7 +315,10 @@ impl Machine<'_> {
             (Value::NewArray, Value::Tuple(state)) => match state.as_slice() {
                 [_, Value::Tuple(shape), Value::Type(name), Value::Int(0), Value::Text(data)] => {
                     if &self.bytes[name.clone()] != b"u1" {
-                        return Err(format!("has an array of type {:?}; valid: u1", self.shown(&Value::Text(name.clone()))));
+                        return Err(format!(
+                            "has an array of type {:?}; valid: u1",
+                            self.shown(&Value::Text(name.clone()))
+                        ));
                     }
                     let numbers = shape.iter().map(|value| match value {
                         Value::Int(n) => Ok(*n),

@@ -78,7 +78,9 @@ impl Members {
         let path = self.file.path.clone();
         self.cursor()?.skip_to(to).map_err(|e| SourceError::from_io(&path, e))?;
         match self.offset() < to {
-            true => Err(self.corrupt(format_args!("is cut off: a member ends at byte {to}, the file at {}", self.offset()))),
+            true => {
+                Err(self.corrupt(format_args!("is cut off: a member ends at byte {to}, the file at {}", self.offset())))
+            }
             false => Ok(()),
         }
     }
@@ -120,7 +122,10 @@ impl Members {
         loop {
             let at = self.offset();
             let header = self.take(BLOCK)?;
-            if header.is_empty() || header.iter().all(|byte| *byte == 0) && header.len() as u64 == BLOCK {
+            if header.is_empty() {
+                return Err(self.corrupt("is cut off: the empty blocks of its end are missing"));
+            }
+            if header.iter().all(|byte| *byte == 0) && header.len() as u64 == BLOCK {
                 return match first == at {
                     true => Ok(None),
                     false => Err(self.corrupt("ends behind a name without a member")),
@@ -141,7 +146,9 @@ impl Members {
                 let bytes = self.take(size)?;
                 match header.kind {
                     b'L' => long_name = Some(text(&bytes)),
-                    b'x' => pax = Pax::parse(&bytes).ok_or_else(|| self.corrupt(format_args!("pax header at byte {at}")))?,
+                    b'x' => {
+                        pax = Pax::parse(&bytes).ok_or_else(|| self.corrupt(format_args!("pax header at byte {at}")))?
+                    }
                     _ => {}
                 }
                 self.go(after)?;
@@ -180,7 +187,8 @@ struct Header {
 impl Header {
     fn parse(block: &[u8]) -> Result<Self, String> {
         let stored = octal(&block[148..156]).ok_or("its checksum is no number")?;
-        let sum: u64 = block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { 32 } else { u64::from(*b) }).sum();
+        let sum: u64 =
+            block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { 32 } else { u64::from(*b) }).sum();
         if stored != sum {
             return Err(format!("its checksum is {stored}, its bytes add up to {sum}"));
         }
@@ -330,7 +338,8 @@ impl TarRecords {
             } else if member.is_link {
                 bad(reason::NO_IMAGE, "is a link; valid: a file with its bytes")
             } else if member.size > most {
-                let message = format!("has {} bytes; valid: at most {most} with `input.images.max_pixels`", member.size);
+                let message =
+                    format!("has {} bytes; valid: at most {most} with `input.images.max_pixels`", member.size);
                 bad(image::LARGE, message)
             } else {
                 Ok(self.members.content(member)?)
@@ -371,7 +380,10 @@ impl TarRecords {
             (None, false) => bad(reason::LABEL, format!("its .cls says {shown:?}; valid: a whole number")),
             (None, true) => {
                 let key = &self.images.label_key;
-                bad(reason::LABEL, format!("its .json says {shown:?}; valid: an object with a whole number under {key:?}"))
+                bad(
+                    reason::LABEL,
+                    format!("its .json says {shown:?}; valid: an object with a whole number under {key:?}"),
+                )
             }
         }
     }
@@ -438,7 +450,10 @@ fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
         let seen: io::Result<(usize, bool)> = cursor.fill().map(|bytes| (bytes.len(), bytes.iter().any(|b| *b != 0)));
         match seen.map_err(|e| SourceError::from_io(&path, e))? {
             (0, _) => return Ok(()),
-            (_, true) => return Err(members.corrupt(format_args!("has something behind its end, at byte {at} or after; valid: one archive"))),
+            (_, true) => {
+                return Err(members
+                    .corrupt(format_args!("has something behind its end, at byte {at} or after; valid: one archive")));
+            }
             (n, false) => cursor.consume(n),
         }
     }
