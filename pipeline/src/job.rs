@@ -256,7 +256,8 @@ impl Checks<'_> {
     fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
         let sources = input.sources();
-        if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
+        let unknown = ["input.format", "input.tables", "input.images", "input.codes"];
+        if unknown.iter().any(|field| self.problems.touches(field)) || sources.is_empty() {
             return None;
         }
         let (observer, gate, names) = (self.observer, self.gate, self.names);
@@ -464,6 +465,9 @@ impl Checks<'_> {
 
     /// The special tokens that this job puts into sequences must be known.
     fn special_tokens(&mut self, vocabulary: &Vocabulary) {
+        if self.spec.input.is_rows() {
+            return;
+        }
         let pack = &self.spec.pack;
         let bounded = pack.boundary == Boundary::BosEos;
         let padded = pack.mode == PackMode::Pad || self.spec.remainders().contains(&Remainder::Pad);

@@ -79,6 +79,11 @@ fn a_folder_of_images_becomes_a_data_set() {
     assert_eq!(picture.len(), 8, "{seen}");
     let json = scratch.stillhouse(&["inspect", "out", "--json"]).expect(0).json();
     assert_eq!(json["row"]["picture"], json!({"height": 8, "width": 8, "channels": 3}));
+    let card = fs::read_to_string(dataset.join("README.md")).unwrap();
+    assert!(
+        card.contains("- Images: 8 × 8 pixels, 3 channels last") && !card.contains("Text after cleaning"),
+        "{card}"
+    );
     let plan = scratch.stillhouse(&["plan", "job.yaml", "--overwrite", "--sample", "1"]).expect(0).stdout;
     assert!(plan.contains("none: a number is its own token"), "{plan}");
     let plan = scratch.stillhouse(&["plan", "job.yaml", "--overwrite", "--json"]).expect(0).json();
@@ -106,6 +111,8 @@ fn hostile_images_fail_by_name_or_are_counted() {
         scratch.stillhouse(&["plan", "bad.yaml"]).expect(2).says(&[says])
     };
     refused(&json!({"extract": {"teacher": {"path": "x"}}}), "extract: asks a teacher of text");
+    let said = refused(&json!({"input": {"images": null}}), "input.images: is required with `format: images`").stderr;
+    assert!(said.contains("has 1 problem"), "{said}");
     refused(&json!({"pack": {"length": 193}}), "pack.length: got 193: a row is height · width · channels");
     refused(&json!({"input": {"paths": ["nothing"]}}), "no such file or folder");
     fs::create_dir(scratch.path("empty")).unwrap();
@@ -140,7 +147,7 @@ fn splits_threads_repair_and_a_changed_input() {
     // another pixel of an image is another input: a shard is not made again to other bytes
     let mut other = cifar(40);
     let last = other.len() - 1;
-    other[last] ^= 1;
+    other[last] ^= 0xff;
     fs::write(scratch.path("data_batch_1.bin"), other).unwrap();
     fs::remove_file(&victim).unwrap();
     assert!(victim.ends_with("test-00000-of-00001.parquet"), "{}", victim.display());

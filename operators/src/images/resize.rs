@@ -210,19 +210,28 @@ fn clamped(sum: i32) -> u8 {
 const HALF: i32 = 1 << (PRECISION - 1);
 
 fn horizontal(picture: &Picture, filter: Filter, width: usize) -> Picture {
-    let channels = picture.channels;
     let windows = windows(filter, picture.width, width);
-    let mut values = Vec::with_capacity(picture.height * width * channels);
-    for row in picture.values.chunks_exact(picture.width * channels) {
-        for window in &windows {
-            for channel in 0..channels {
-                let from = row[window.first * channels + channel..].iter().step_by(channels);
-                let sum = window.weights.iter().zip(from).fold(HALF, |sum, (w, v)| sum + w * i32::from(*v));
-                values.push(clamped(sum));
+    let values = match picture.channels {
+        3 => across::<3>(picture, &windows),
+        _ => across::<1>(picture, &windows),
+    };
+    Picture { width, height: picture.height, channels: picture.channels, values }
+}
+
+/// The rows of an image of so many channels, each made anew.
+fn across<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> Vec<u8> {
+    let mut values = Vec::with_capacity(picture.height * windows.len() * CHANNELS);
+    for row in picture.values.chunks_exact(picture.width * CHANNELS) {
+        for window in windows {
+            let mut sums = [HALF; CHANNELS];
+            let pixels = row[window.first * CHANNELS..].chunks_exact(CHANNELS);
+            for (w, pixel) in window.weights.iter().zip(pixels) {
+                sums.iter_mut().zip(pixel).for_each(|(sum, v)| *sum += w * i32::from(*v));
             }
+            values.extend(sums.map(clamped));
         }
     }
-    Picture { width, height: picture.height, channels, values }
+    values
 }
 
 fn vertical(picture: &Picture, filter: Filter, height: usize) -> Picture {
@@ -235,7 +244,7 @@ fn vertical(picture: &Picture, filter: Filter, height: usize) -> Picture {
         for (w, from) in window.weights.iter().zip(rows) {
             sums.iter_mut().zip(from).for_each(|(sum, v)| *sum += w * i32::from(*v));
         }
-        values.extend(sums.iter().map(|sum| clamped(*sum)));
+        values.extend(sums.iter().copied().map(clamped));
     }
     Picture { width: picture.width, height, channels: picture.channels, values }
 }

@@ -92,8 +92,8 @@ pub struct SplitReader {
 
 /// What a split is read into.
 enum Reading {
-    Texts(Documents),
-    Numbers(Numbers),
+    Texts(Box<Documents>),
+    Numbers(Box<Numbers>),
 }
 
 impl SplitReader {
@@ -103,14 +103,14 @@ impl SplitReader {
     pub fn new(store: &Store, listing: &Listing, split: SplitRecord, input: Arc<Input>) -> Self {
         let store = store.expecting(split.pieces.iter().filter_map(|piece| listing.get(&piece.file)));
         let documents = match input.is_rows() {
-            true => Reading::Numbers(Numbers::new(store.clone(), input)),
-            false => Reading::Texts(Documents {
+            true => Reading::Numbers(Box::new(Numbers::new(store.clone(), input))),
+            false => Reading::Texts(Box::new(Documents {
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,
                 document: None,
                 batches: Batches::new(),
                 records: RecordsDigest::default(),
-            }),
+            })),
         };
         let (documents, summary) = (Some(documents), ReadSummary::default());
         Self { store, listing: listing.clone(), split, piece: 0, documents, summary }

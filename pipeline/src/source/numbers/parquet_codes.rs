@@ -65,31 +65,42 @@ fn builder(store: &Store, file: &InputFile, codes: &Codes) -> Result<Builder, So
         },
         e => wrong(file, e),
     })?;
-    let is_list = |kind: &DataType| match kind {
+    column(file, &builder, &codes.column, "lists of whole numbers", is_list)?;
+    if let Some(labels) = &codes.labels {
+        column(file, &builder, labels, "whole numbers", DataType::is_integer)?;
+    }
+    Ok(builder)
+}
+
+fn is_list(kind: &DataType) -> bool {
+    match kind {
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
             item.data_type().is_integer()
         }
         _ => false,
-    };
-    let valid: [(&str, &str, &dyn Fn(&DataType) -> bool); 2] = [
-        (&codes.column, "lists of whole numbers", &is_list),
-        (codes.labels.as_deref().unwrap_or(&codes.column), "whole numbers", &DataType::is_integer),
-    ];
-    for (name, what, is) in valid.into_iter().take(1 + usize::from(codes.labels.is_some())) {
-        let fields = builder.schema().fields();
-        match fields.iter().find(|field| field.name() == name) {
-            Some(field) if is(field.data_type()) => {}
-            Some(field) => {
-                let kind = field.data_type();
-                return Err(wrong(file, format_args!("column {name:?} has type {kind}; valid: {what}")));
-            }
-            None => {
-                let names: Vec<&str> = fields.iter().map(|field| field.name().as_str()).collect();
-                return Err(wrong(file, format_args!("no column {name:?}; columns: {}", names.join(", "))));
-            }
+    }
+}
+
+/// Makes sure that a column is there and of a type that serves.
+fn column(
+    file: &InputFile,
+    builder: &Builder,
+    name: &str,
+    what: &str,
+    serves: impl Fn(&DataType) -> bool,
+) -> Result<(), SourceError> {
+    let fields = builder.schema().fields();
+    match fields.iter().find(|field| field.name() == name) {
+        Some(field) if serves(field.data_type()) => Ok(()),
+        Some(field) => {
+            let kind = field.data_type();
+            Err(wrong(file, format_args!("column {name:?} has type {kind}; valid: {what}")))
+        }
+        None => {
+            let names: Vec<&str> = fields.iter().map(|field| field.name().as_str()).collect();
+            Err(wrong(file, format_args!("no column {name:?}; columns: {}", names.join(", "))))
         }
     }
-    Ok(builder)
 }
 
 /// How many rows a file has.
