@@ -8,7 +8,7 @@
 //! Colours exist only as [`Tone`]s until the printer writes them, so an escape sequence in a document is
 //! printed as `\u{1b}` whatever the renderer does with it. Widths are in terminal cells.
 
-use anstyle::{AnsiColor, Style};
+use anstyle::{AnsiColor, RgbColor, Style};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::table::Table;
@@ -34,6 +34,8 @@ pub enum Tone {
     GroupOne,
     /// Bars of charts.
     Bar,
+    /// A half block: the pixel above, and the one below where there is one.
+    Pixels([u8; 3], Option<[u8; 3]>),
 }
 
 impl Tone {
@@ -49,6 +51,10 @@ impl Tone {
             Self::GroupZero => colour(AnsiColor::Cyan),
             Self::GroupOne => colour(AnsiColor::Magenta),
             Self::Bar => colour(AnsiColor::Blue),
+            Self::Pixels(above, below) => {
+                let colour = |[r, g, b]: [u8; 3]| Some(RgbColor(r, g, b).into());
+                Style::new().fg_color(colour(above)).bg_color(below.and_then(colour))
+            }
         }
     }
 }

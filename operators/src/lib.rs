@@ -3,6 +3,9 @@
 //! ```text
 //!   documents ──► clean ──► tokenize ──► pack ──► extract ──► subtokens, partitions ──► (pipeline writes shards)
 //!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence, more columns at each step]
+//!
+//!   images, codes ──► grid ──► subtokens, partitions       [images]: from the bytes of an image to the numbers of its row
+//!   [id, tokens, label]
 //! ```
 //!
 //! An operator knows nothing of engines, files or tasks: see [`operator::Operator`]. A new operator is one new file, in which it
@@ -11,6 +14,8 @@
 pub mod clean;
 pub mod declaration;
 pub mod extract;
+pub mod grid;
+pub mod images;
 pub mod invariants;
 pub mod operator;
 pub mod orders;

@@ -25,6 +25,7 @@ pub const OPERATORS: &[&dyn Kind] = &[
     &Of::<crate::clean::CleanConfig>::KIND,
     &Of::<crate::tokenize::TokenizeConfig>::KIND,
     &Of::<crate::pack::PackConfig>::KIND,
+    &Of::<crate::grid::GridConfig>::KIND,
     &Of::<crate::extract::ExtractConfig>::KIND,
     &Of::<crate::subtokens::SubtokensConfig>::KIND,
     &Of::<crate::partitions::PartitionsConfig>::KIND,

@@ -41,7 +41,10 @@ fn front_matter(manifest: &Manifest) -> String {
         // the hub knows SPDX's names in small letters
         let _ = writeln!(text, "license: {}", license.to_lowercase());
     }
-    text += "task_categories:\n- text-generation\ntags:\n- stillhouse\n- diffusion-language-model\n";
+    text += match manifest.job.input.is_rows() {
+        true => "task_categories:\n- unconditional-image-generation\ntags:\n- stillhouse\n- discrete-diffusion\n",
+        false => "task_categories:\n- text-generation\ntags:\n- stillhouse\n- diffusion-language-model\n",
+    };
     let _ = writeln!(text, "size_categories:\n- {}", size_category(sum(manifest, |t| t.rows)));
     text += "configs:\n- config_name: default\n  data_files:\n";
     for split in manifest.totals.keys() {
@@ -53,9 +56,10 @@ fn front_matter(manifest: &Manifest) -> String {
 fn summary(manifest: &Manifest, text: &mut String) {
     let (rows, tokens, bytes) = (sum(manifest, |t| t.rows), sum(manifest, |t| t.tokens), sum(manifest, |t| t.bytes));
     let _ = writeln!(text, "# {}\n", manifest.job.name);
+    let models = if manifest.job.input.is_rows() { "models of images" } else { "language models" };
     let _ = writeln!(
         text,
-        "Training data for parallel (discrete-diffusion) language models, made by Stillhouse: {} sequences of up to {} tokens, {} tokens \
+        "Training data for parallel (discrete-diffusion) {models}, made by Stillhouse: {} sequences of up to {} tokens, {} tokens \
          in all, {:.1} MB ({:.2} bytes per token).\n",
         counted(rows),
         counted(manifest.job.pack.length.into()),
@@ -65,6 +69,10 @@ fn summary(manifest: &Manifest, text: &mut String) {
     );
     let _ = match license(manifest) {
         Some(license) => writeln!(text, "License: {license}.\n"),
+        None if manifest.job.input.is_rows() => writeln!(
+            text,
+            "License: none was given. The images have the license of their source (`output.card.license` in the job file names it here).\n"
+        ),
         None => writeln!(
             text,
             "License: none was given. The text has the license of its source (`output.card.license` in the job file names it here).\n"
@@ -83,6 +91,15 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
     );
     for (role, special) in &t.special_tokens {
         let _ = writeln!(text, "  - {role}: {}, id {}", code(&special.token), special.id);
+    }
+    if let Some(images) = &manifest.job.input.images {
+        let (height, width) = images.height_width();
+        let channels = images.channels.count();
+        let _ = writeln!(
+            text,
+            "- Images: {height} × {width} pixels, {channels} channels last, row by row, 0 to 255; how they came to that size is in \
+             `manifest.json` under `job.input.images`"
+        );
     }
     if let Some(teacher) = &manifest.teacher {
         let _ = writeln!(
@@ -132,9 +149,11 @@ fn what_went_in(manifest: &Manifest, text: &mut String) {
     for (reason, n) in &s.skipped {
         line("Records skipped", format!("{} {}", counted(*n), cell(reason)));
     }
-    line("Text after cleaning", format!("{:.1} MB", megabytes(s.text_bytes)));
-    line("Tokens of text", counted(s.text_tokens));
-    line("Tokens dropped at the ends of splits", counted(s.dropped_tokens));
+    if !manifest.job.input.is_rows() {
+        line("Text after cleaning", format!("{:.1} MB", megabytes(s.text_bytes)));
+        line("Tokens of text", counted(s.text_tokens));
+        line("Tokens dropped at the ends of splits", counted(s.dropped_tokens));
+    }
     if s.predicted_tokens > 0 {
         line("Tokens that the teacher predicted", counted(s.predicted_tokens));
     }

@@ -13,7 +13,9 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference};
+use stillhouse_schemas::spec::{
+    Boundary, Input, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+};
 use stillhouse_teacher::{DeviceChoice, TeacherConfig};
 use tokio::runtime::Handle;
 
@@ -107,7 +109,7 @@ pub fn prepare_parsed(parsed: Parsed, base: &Path, access: &Access, observer: &d
 }
 
 fn checked(
-    spec: JobSpec,
+    mut spec: JobSpec,
     mut problems: Problems,
     base: &Path,
     access: &Access,
@@ -148,6 +150,9 @@ fn checked(
         (Some((path, source, config)), Some(bos)) => Some(PreparedTeacher { path, config, source, bos }),
         _ => None,
     };
+    if let [QueryTable { files, .. }] = tables.as_slice() {
+        spec.input = source::with_classes(&spec.input, files);
+    }
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
     Ok(Prepared {
@@ -251,7 +256,8 @@ impl Checks<'_> {
     fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
         let sources = input.sources();
-        if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
+        let unknown = ["input.format", "input.tables", "input.images", "input.codes"];
+        if unknown.iter().any(|field| self.problems.touches(field)) || sources.is_empty() {
             return None;
         }
         let (observer, gate, names) = (self.observer, self.gate, self.names);
@@ -293,16 +299,16 @@ impl Checks<'_> {
         }
         if input.sql.is_none() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
             let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
-            self.first_records(store, &files)?;
+            self.first_records(store, &files, &source::with_classes(input, &files))?;
         }
         Some(tables)
     }
 
     /// A record of every file, before there is work that it would spoil.
-    fn first_records(&mut self, store: &Store, files: &[InputFile]) -> Option<()> {
+    fn first_records(&mut self, store: &Store, files: &[InputFile], input: &Input) -> Option<()> {
         let observer = self.observer;
         let report = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
-        let found = match source::first_records(store, files, &self.spec.input, &report) {
+        let found = match source::first_records(store, files, input, &report) {
             Ok(found) => found,
             Err(error) => {
                 self.failure = Some(PipelineError::source("input", error));
@@ -428,6 +434,10 @@ impl Checks<'_> {
     }
 
     fn tokenizer(&mut self, teacher: Option<&FoundTeacher>, own: Option<&TeacherVocabulary>) -> Option<Vocabulary> {
+        if let Some(values) = self.spec.input.row_values() {
+            let made = Vocabulary::of_numbers(values, &format!("the numbers below {values}"));
+            return made.map_err(|e| self.push(Problem::missing("input.format", chain(&e)))).ok();
+        }
         let (field, path, source) = match (&self.spec.tokenizer.path, teacher) {
             (Some(named), _) => {
                 let (path, source) = self.locate("tokenizer.path", named, Wanted::Tokenizer)?;
@@ -455,6 +465,9 @@ impl Checks<'_> {
 
     /// The special tokens that this job puts into sequences must be known.
     fn special_tokens(&mut self, vocabulary: &Vocabulary) {
+        if self.spec.input.is_rows() {
+            return;
+        }
         let pack = &self.spec.pack;
         let bounded = pack.boundary == Boundary::BosEos;
         let padded = pack.mode == PackMode::Pad || self.spec.remainders().contains(&Remainder::Pad);

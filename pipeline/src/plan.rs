@@ -176,14 +176,21 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
     let physical =
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
-    let text = text_bytes(&splits);
-    let tokens = (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64);
+    let tokens = match prepared.spec.input.row_length() {
+        Some(length) => numbers(&splits, length),
+        None => {
+            Some(text_bytes(&splits)).filter(|text| *text > 0).map(|text| (text as f64 / TEXT_BYTES_PER_TOKEN) as u64)
+        }
+    };
     Ok(Plan {
         name: prepared.spec.name.clone(),
         job_hash: hash.hash.clone(),
         output,
         operators: prepared.operators.iter().map(|o| o.name().to_owned()).collect(),
-        tokenizer: prepared.vocabulary.way(),
+        tokenizer: match prepared.spec.input.is_rows() {
+            true => "none: a number is its own token".into(),
+            false => prepared.vocabulary.way(),
+        },
         files: prepared.files.len(),
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),
         physical_plan: displayable(physical.as_ref()).indent(false).to_string(),
@@ -222,12 +229,28 @@ pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
         .sum()
 }
 
+/// Numbers in the rows of the splits, where all of them are numbered: not of tar files.
+fn numbers(splits: &[SplitRecord], length: u64) -> Option<u64> {
+    let mut sum = 0;
+    for split in splits {
+        let rows = split.pieces.iter().map(|piece| match piece.range {
+            Range::Rows { start, end } => Some(end.saturating_sub(start)),
+            Range::Bytes { .. } => None,
+        });
+        let rows = rows.sum::<Option<u64>>()?;
+        sum += split.keys.map_or(rows, |keys| (rows as f64 * keys.share()) as u64);
+    }
+    Some(sum * length)
+}
+
 /// Size of a split so that its shard comes out at about `output.shard_megabytes`.
 fn split_bytes(prepared: &Prepared) -> u64 {
     let spec = &prepared.spec;
     let per_token = || bytes_per_token(&prepared.operators, prepared.vocab_size);
     let bytes = match spec.input.split_megabytes {
         Some(megabytes) => megabytes * 1e6,
+        // a number weighs one
+        None if spec.input.is_rows() => spec.output.shard_megabytes * 1e6 / per_token(),
         None => spec.output.shard_megabytes * 1e6 / per_token() * TEXT_BYTES_PER_TOKEN,
     };
     (bytes as u64).max(1)

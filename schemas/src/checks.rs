@@ -2,6 +2,8 @@
 //!
 //! Checks that look at files, tokenizers and teachers live in the pipeline.
 
+mod images;
+
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
@@ -12,13 +14,14 @@ use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 12] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 13] = [
         later_capabilities,
         written_paths,
         store_urls,
         endpoints,
         input_combinations,
         input_tables,
+        images::check,
         holdouts,
         pack_combinations,
         extract_combinations,
@@ -37,14 +40,6 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
     let mut later = |field: &str, got: &str, valid: &str| {
         problems.push(Problem::new(field, got, format!("not in this version of stillhouse yet; valid now: {valid}")));
     };
-    if job.input.format == Some(InputFormat::Images) {
-        later("input.format", "images", "jsonl, text, csv, parquet, arrow");
-    }
-    for (name, table) in &job.input.tables {
-        if table.format == InputFormat::Images {
-            later(&format!("input.tables.{name}.format"), "images", "jsonl, text, csv, parquet, arrow");
-        }
-    }
     if job.extract.as_ref().is_some_and(|e| e.mode == ExtractMode::Sequential) {
         later("extract.mode", "sequential", "parallel");
     }
@@ -336,7 +331,7 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 fn tokenizer_source(job: &JobSpec, problems: &mut Vec<Problem>) {
-    if job.tokenizer.path.is_none() && job.extract.is_none() {
+    if job.tokenizer.path.is_none() && job.extract.is_none() && !job.input.is_rows() {
         problems.push(Problem::missing("tokenizer.path", "is required in a job without a teacher"));
     }
 }

@@ -29,6 +29,8 @@ pub const ATTENTION_MASK: &str = "attention_mask";
 pub const DOCUMENT_OFFSETS: &str = "document_offsets";
 /// Which documents, in the order of the offsets.
 pub const DOCUMENT_IDS: &str = "document_ids";
+/// Class of an image.
+pub const LABEL: &str = "label";
 /// ln p(x_i | x_<i) under the teacher.
 pub const LOGPROB: &str = "logprob";
 /// Corrections of each token.

@@ -4,12 +4,16 @@
 //! and the values that the pipeline runs with. Unknown keys are refused at every level.
 
 mod extract;
+mod images;
 mod input;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::extract::{Dtype, Extract, ExtractMode, Noise, NoiseCodec, NoisePrecision, TeacherContext, TeacherSpec};
+pub use self::images::{
+    Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES,
+};
 pub use self::input::{Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument};
 
 use crate::sections::Sections;

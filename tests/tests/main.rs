@@ -5,6 +5,7 @@ mod cli;
 mod corrupt;
 mod engine;
 mod features;
+mod images;
 mod input;
 mod integrity;
 mod job_files;

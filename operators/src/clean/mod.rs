@@ -55,7 +55,8 @@ impl Declaration for CleanConfig {
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         let piece_bytes = facts.spec.input.piece_kilobytes as usize * 1000;
-        Ok(Some(Self { detokenizer: facts.spec.clean.detokenizer, piece_bytes }))
+        let text = !facts.spec.input.is_rows();
+        Ok(text.then_some(Self { detokenizer: facts.spec.clean.detokenizer, piece_bytes }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {

@@ -20,7 +20,7 @@ pub(super) fn check(
     check_documents(config, batch, broken)
 }
 
-fn check_ids(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+pub(crate) fn check_ids(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let ids = sequence_ids(batch)?;
     for row in 0..ids.len() {
         let id = ids.value(row);
@@ -34,7 +34,7 @@ fn check_ids(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> 
     Ok(())
 }
 
-fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+pub(crate) fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let rows = ListRows::of(batch, columns::INPUT_IDS)?;
     let values = rows.values::<Int32Array>(columns::INPUT_IDS)?.values();
     let short = matches!(batch.column_by_name(columns::INPUT_IDS).map(|c| c.data_type()), Some(DataType::List(_)));

@@ -47,6 +47,8 @@ use crate::pieces::{place, typed, unfinished};
 use crate::rows::ListRows;
 use crate::vocabulary::Role;
 
+pub(crate) use self::invariants::{check_ids, check_tokens};
+
 pub use breaks::Breaks;
 
 const NAME: &str = "pack";
@@ -224,6 +226,9 @@ impl Declaration for PackConfig {
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         let spec = facts.spec;
+        if spec.input.is_rows() {
+            return Ok(None);
+        }
         let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
         let batch = rows_per_batch(spec);
         let made = Self::new(&spec.pack, holdouts, facts.rows(), spec.has_padding(), batch, &facts.special_ids);

@@ -222,9 +222,29 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
         spec.check(batch, &limits, &mut reported).unwrap();
         assert!(reported.iter().any(|b| b.message.contains(says)), "{operator}: {says}: {reported:?}");
     }
-    let checked: BTreeSet<&str> = broken.iter().map(|(operator, ..)| *operator).collect();
+    let mut checked: BTreeSet<&str> = broken.iter().map(|(operator, ..)| *operator).collect();
+    checked.extend(a_broken_image());
     let with_columns = operators().iter().filter(|kind| !kind.columns().is_empty()).map(|kind| kind.name());
     assert_eq!(checked, with_columns.collect(), "an operator with columns and no broken row in this test");
+}
+
+/// Rows of images are of another job than rows of text.
+fn a_broken_image() -> Option<&'static str> {
+    let (spec, good) = crate::grid::tests::images();
+    let limits = Limits { vocab_size: 256, length: 12, split: SplitId(3), operators: vec![spec.clone()] };
+    assert_eq!(invariants::check(&good, &limits).unwrap(), []);
+    for (says, batch) in [
+        ("sequence_id", with_values(&good, names::SEQUENCE_ID, |a| shifted::<UInt64Type>(a, 1 << 32))),
+        ("token 256", with_values(&good, names::INPUT_IDS, |a| shifted::<Int32Type>(a, 1))),
+        ("not those of one image", with_values(&good, names::DOCUMENT_OFFSETS, |a| shifted::<Int32Type>(a, 1))),
+        ("label 2, valid: 0 to 1", with_values(&good, names::LABEL, |a| shifted::<Int32Type>(a, 1))),
+        ("label -1, valid: 0 to 1", with_values(&good, names::LABEL, |a| shifted::<Int32Type>(a, -1))),
+    ] {
+        let mut reported = Vec::new();
+        spec.check(&batch, &limits, &mut reported).unwrap();
+        assert!(reported.iter().any(|b| b.message.contains(says)), "grid: {says}: {reported:?}");
+    }
+    Some(spec.name())
 }
 
 #[test]

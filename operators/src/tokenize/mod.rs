@@ -46,7 +46,8 @@ impl Declaration for TokenizeConfig {
     const NAME: &'static str = NAME;
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        Ok(Some(Self { piece_bytes: facts.spec.input.piece_kilobytes as usize * 1000 }))
+        let text = !facts.spec.input.is_rows();
+        Ok(text.then_some(Self { piece_bytes: facts.spec.input.piece_kilobytes as usize * 1000 }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {

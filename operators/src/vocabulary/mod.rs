@@ -222,6 +222,24 @@ impl Vocabulary {
         Self::new(tokenizer, source, &spec::Tokenizer::default(), &specials::Hints::default())
     }
 
+    /// The vocabulary of rows of numbers: `n` tokens, each named by its number. It encodes no text; it is there so that whoever shows an
+    /// id, and every reader of `tokenizer.json`, finds its name.
+    ///
+    /// # Errors
+    /// When it cannot be built: a fault of this program.
+    pub fn of_numbers(n: usize, source: &str) -> Result<Self, VocabularyError> {
+        let names: serde_json::Map<String, serde_json::Value> = (0..n).map(|id| (id.to_string(), id.into())).collect();
+        let json = serde_json::json!({
+            "version": "1.0",
+            "added_tokens": [],
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "vocab": names, "unk_token": "?"},
+        });
+        let tokenizer = Tokenizer::from_bytes(json.to_string())
+            .map_err(|e| VocabularyError::Damaged { path: source.into(), message: e.to_string() })?;
+        Self::of(tokenizer, source)
+    }
+
     fn new(
         mut tokenizer: Tokenizer,
         source: &str,

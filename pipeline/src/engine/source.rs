@@ -17,6 +17,7 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::stream::try_unfold;
 use serde::{Deserialize, Serialize};
+use stillhouse_operators::grid::numbers_schema;
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::SplitRecord;
@@ -54,7 +55,8 @@ pub struct SplitsExec {
 impl SplitsExec {
     /// A source over these splits.
     pub fn new(corpus: Corpus) -> Self {
-        let properties = properties(documents_schema(), corpus.splits.len());
+        let schema = if corpus.input.is_rows() { numbers_schema() } else { documents_schema() };
+        let properties = properties(schema, corpus.splits.len());
         let listing = Listing::new(Arc::clone(&corpus.files));
         Self { corpus, listing, properties, metrics: NodeMetrics::new() }
     }

@@ -134,6 +134,23 @@ pub struct RowView {
     /// What other operators show of the row.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<OperatorView>,
+    /// Of an image: its shape, in which the ids are its pixels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub picture: Option<Shape>,
+    /// Whether tokens are numbers, which are no text when put together.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub numbers: bool,
+}
+
+/// Shape of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Shape {
+    /// Rows of pixels.
+    pub height: usize,
+    /// Pixels of a row.
+    pub width: usize,
+    /// Numbers of a pixel: 1 or 3.
+    pub channels: usize,
 }
 
 /// A document of a row.

@@ -10,7 +10,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
-use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, OperatorView, RowView, TokenView};
+use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, OperatorView, RowView, Shape, TokenView};
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::operators;
@@ -132,7 +132,15 @@ impl Decoder<'_> {
             subtoken_base: self.manifest.subtokens.map(|s| s.base),
             blueprints,
             operators: self.operators()?,
+            picture: self.picture(),
+            numbers: self.manifest.job.input.is_rows(),
         })
+    }
+
+    fn picture(&self) -> Option<Shape> {
+        let images = self.manifest.job.input.images.as_ref()?;
+        let (height, width) = images.height_width();
+        Some(Shape { height, width, channels: images.channels.count() })
     }
 
     fn operators(&self) -> Fallible<Vec<OperatorView>> {

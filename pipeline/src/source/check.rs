@@ -23,7 +23,8 @@ pub(crate) fn check_columns(
     input: &Input,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
-    if input.sql.is_some() {
+    // of images and codes the first records tell
+    if input.sql.is_some() || input.is_rows() {
         return Ok(Vec::new());
     }
     if !matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {

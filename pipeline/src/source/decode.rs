@@ -18,12 +18,12 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Compression of a file: never `Auto`.
 pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
-    if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow) {
+    if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Codes) {
         return Compression::None;
     }
     match input.compression {
         Compression::Auto => match file.path.rsplit_once('.').map(|(_, e)| e.to_ascii_lowercase()).as_deref() {
-            Some("gz" | "gzip") => Compression::Gzip,
+            Some("gz" | "gzip" | "tgz") => Compression::Gzip,
             Some("zst" | "zstd") => Compression::Zstd,
             _ => Compression::None,
         },
@@ -86,6 +86,12 @@ impl Cursor {
         };
         cursor.skip_to(start).map_err(io)?;
         Ok(cursor)
+    }
+
+    /// Opens a file as it is stored at an offset, to read up to about another.
+    pub fn stored(store: &Store, file: &InputFile, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+        Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 })
     }
 
     fn at_start(store: &Store, file: &InputFile, input: &Input, how: Compression) -> Result<Self, SourceError> {

@@ -7,12 +7,16 @@ use super::state::Changed;
 use crate::storage::{explain, is_retryable};
 
 /// Where in a file a record is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordPosition {
     /// A line, from 1.
     Line(u64),
     /// A row of a columnar file, from 0.
     Row(u64),
+    /// A member of an archive, by its name.
+    Member(String),
+    /// The file is the record.
+    Whole,
 }
 
 impl fmt::Display for RecordPosition {
@@ -20,6 +24,8 @@ impl fmt::Display for RecordPosition {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
             Self::Row(row) => write!(f, "row {row} (from 0)"),
+            Self::Member(name) => write!(f, "member {name:?}"),
+            Self::Whole => f.write_str("the image"),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::list::InputFile;
 use super::records::{self, Fault};
 use super::spool::Spool;
 use super::store::Store;
-use super::{ipc, parquet_rows, read_split};
+use super::{ipc, numbers, parquet_rows, read_split};
 use crate::storage::Location;
 
 /// Files of stores that are looked into: each costs a request or two.
@@ -49,14 +49,14 @@ pub fn first_records(
     report: &dyn Fn(usize, usize),
 ) -> Result<FirstRecords, SourceError> {
     let mut found = FirstRecords::default();
-    let chosen = chosen(store, files);
+    let chosen = chosen(store, files, input);
     for (i, file) in chosen.iter().enumerate() {
         if found.problems.len() >= MOST_PROBLEMS {
             break;
         }
         report(i, chosen.len());
         found.files += 1;
-        match first(store, file, input) {
+        match first(store, files, file, input) {
             Ok(None) => {}
             Ok(Some(reason)) => found.skipped.push((file.path.clone(), reason)),
             Err(e) if e.retryable() => return Err(e),
@@ -66,9 +66,10 @@ pub fn first_records(
     Ok(found)
 }
 
-/// All files of the disk, and some of those in stores.
-fn chosen<'a>(store: &Store, files: &'a [InputFile]) -> Vec<&'a InputFile> {
-    let far = |file: &InputFile| matches!(store.location_of(&file.location), Some(Location::Store(_)));
+/// All files of the disk, and some of those in stores. Of images, which may be a file each, only some anywhere.
+fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
+    let far =
+        |file: &InputFile| input.is_rows() || matches!(store.location_of(&file.location), Some(Location::Store(_)));
     let in_stores = files.iter().filter(|file| far(file)).count();
     let step = in_stores.div_ceil(MOST_IN_STORES).max(1);
     let mut number = 0;
@@ -83,7 +84,10 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile]) -> Vec<&'a InputFile> {
 }
 
 /// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
-fn first(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+    if input.is_rows() {
+        return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
+    }
     let groups = match input.format() {
         InputFormat::Parquet => parquet_rows::row_groups(store, file, &input.text)?,
         InputFormat::Arrow => ipc::row_groups(store, file)?,

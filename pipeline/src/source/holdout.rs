@@ -22,8 +22,8 @@ use super::error::SourceError;
 use super::list::InputFile;
 use super::plan::Segment;
 use super::read::{TRAIN, read_keys};
-use super::records;
 use super::store::Store;
+use super::{numbers, records};
 
 /// What becomes the splits of one data set split.
 pub(crate) struct Part {
@@ -110,7 +110,7 @@ fn smallest_keys(
         }
     };
     for_each_segment(segments, |segment| {
-        read_keys(store, &files[segment.file], segment.range, input, range.seed, &mut |key| add(key))
+        read_keys(store, files, &files[segment.file], segment.range, input, range.seed, &mut |key| add(key))
     })?;
     let mut keys = smallest.into_inner().unwrap_or_else(PoisonError::into_inner);
     if keys.len() < most {
@@ -239,6 +239,10 @@ fn cut(
         Range::Rows { start, end } => {
             let at = start + record;
             (Range::Rows { start, end: at }, Range::Rows { start: at, end })
+        }
+        Range::Bytes { start, end, .. } if input.is_rows() => {
+            let at = numbers::offset_of(store, file, input, (start, end), record)?;
+            (Range::Bytes { start, end: at, line: None }, Range::Bytes { start: at, end, line: None })
         }
         Range::Bytes { start, end, line } => {
             let (mut records, _) = records::open(store, file, input, (start, end))?;

@@ -16,7 +16,7 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Input, InputFormat};
+use stillhouse_schemas::spec::{Input, InputFormat, Layout};
 use stillhouse_schemas::storage::split_url;
 
 use super::folder::{self, Child};
@@ -308,13 +308,13 @@ fn expand(
             return Ok(vec![file]);
         }
         let name = plain.trim_end_matches('/');
-        below(store, name, &location, input.format(), admits, &mut found)?;
+        below(store, name, &location, input, admits, &mut found)?;
         if found.is_empty() {
             let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
             let message = match !is_folder && children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
                 false => {
-                    format!("the folder has no files with an ending of the format; valid: {}", endings(input.format()))
+                    format!("the folder has no files with an ending of the format; valid: {}", endings(input))
                 }
             };
             return Err(message.into());
@@ -450,51 +450,63 @@ fn below(
     store: &Store,
     display: &str,
     location: &Path,
-    format: InputFormat,
+    input: &Input,
     admits: Admits<'_>,
     found: &mut Vec<InputFile>,
 ) -> Result<(), Trouble> {
     for (name, child) in children(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), admits)? {
         let path = format!("{display}/{name}");
         match child {
-            Child::Unreadable { message, folder } if folder || has_ending(&name, format) => return Err(message.into()),
+            Child::Unreadable { message, folder } if folder || has_ending(&name, input) => return Err(message.into()),
             Child::Folder(location) => {
                 enters(store, &path, &location, admits)?;
-                below(store, &path, &location, format, admits, found)?;
+                below(store, &path, &location, input, admits, found)?;
             }
-            Child::File(meta) if has_ending(&name, format) => found.push(InputFile::listed(store, path, meta)),
+            Child::File(meta) if has_ending(&name, input) => found.push(InputFile::listed(store, path, meta)),
             Child::File(..) | Child::Unreadable { .. } => {}
         }
     }
     Ok(())
 }
 
-fn known_endings(format: InputFormat) -> &'static [&'static str] {
-    match format {
+fn known_endings(input: &Input) -> &'static [&'static str] {
+    match input.format() {
         InputFormat::Jsonl => &[".jsonl", ".ndjson", ".json"],
         InputFormat::Text => &[".txt", ".text"],
         InputFormat::Csv => &[".csv", ".tsv"],
         InputFormat::Parquet => &[".parquet", ".pq"],
         InputFormat::Arrow => &[".arrow", ".arrows", ".feather", ".ipc"],
-        InputFormat::Images => &[],
+        InputFormat::Codes => &[".npy", ".parquet", ".pq"],
+        InputFormat::Images => match input.images.as_ref().map(|images| images.layout) {
+            Some(Layout::Files) => &[".png", ".jpg", ".jpeg"],
+            Some(Layout::Tar) => &[".tar", ".tgz"],
+            // their folders hold the test set, too: files are named one by one
+            _ => &[],
+        },
     }
 }
 
-fn is_row_format(format: InputFormat) -> bool {
-    matches!(format, InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv)
+/// Whether files may be compressed as a whole.
+fn is_compressible(input: &Input) -> bool {
+    let tar = input.images.as_ref().is_some_and(|images| images.layout == Layout::Tar);
+    matches!(input.format(), InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv) || tar
 }
 
-fn has_ending(name: &str, format: InputFormat) -> bool {
+fn has_ending(name: &str, input: &Input) -> bool {
     let name = name.to_ascii_lowercase();
     let compressed = [".gz", ".gzip", ".zst", ".zstd"];
     let bare = match compressed.iter().find_map(|e| name.strip_suffix(e)) {
-        Some(bare) if is_row_format(format) => bare,
+        Some(bare) if is_compressible(input) => bare,
         _ => &name,
     };
-    known_endings(format).iter().any(|e| bare.ends_with(e))
+    known_endings(input).iter().any(|e| bare.ends_with(e))
 }
 
-fn endings(format: InputFormat) -> String {
-    let more = if is_row_format(format) { ", each also with .gz or .zst" } else { "" };
-    known_endings(format).join(", ") + more
+fn endings(input: &Input) -> String {
+    let known = known_endings(input);
+    if known.is_empty() {
+        return "the files themselves, as this layout has files without one".into();
+    }
+    let more = if is_compressible(input) { ", each also with .gz or .zst" } else { "" };
+    known.join(", ") + more
 }

@@ -4,7 +4,8 @@
 //!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► SplitReader ─► documents_schema batches
 //!                   │                        ▲                               │
 //!                   └─► stage_sql ─► Parquet parts (where the job has sql)   ├─ lines, json, csv: Cursor ─► Spool
-//!                                                                            └─ parquet, ipc: ranged reads of one column
+//!                                                                            ├─ parquet, ipc: ranged reads of one column
+//!                                                                            └─ numbers: images, codes ─► numbers_schema batches
 //! ```
 //!
 //! All of it is plain blocking code over [`object_store`], meant for `spawn_blocking`: it waits for the store through a
@@ -45,6 +46,7 @@ mod json;
 mod json_line;
 mod lines;
 mod list;
+mod numbers;
 mod parquet_rows;
 mod plan;
 mod range;
@@ -62,6 +64,7 @@ pub use error::{RecordPosition, SourceError, Stopped};
 pub use first::{FirstRecords, first_records};
 pub use list::{InputFile, Listing, NotListed};
 pub(crate) use list::{list, literal};
+pub(crate) use numbers::with_classes;
 pub use plan::{PlanProgress, plan_splits};
 pub use read::{ReadSummary, SplitReader, TRAIN, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};

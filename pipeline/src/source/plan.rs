@@ -9,7 +9,7 @@
 //! Every file is cut on its own into segments no longer than about the target, then neighbours are joined while they
 //! fit. A data set split that takes a part of the documents only reads so much more of the input for each of its splits, up to
 //! 64 times the target. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
-//! places where records begin. Columnar files are cut by their metadata.
+//! places where records begin. Columnar files are cut by their metadata. Images and codes are cut as [`numbers`] says; what they weigh is their numbers.
 //!
 //! Memory: the segments, and per core what a reader needs.
 
@@ -26,7 +26,7 @@ use super::error::SourceError;
 use super::holdout::{self, Part};
 use super::list::InputFile;
 use super::store::Store;
-use super::{ipc, parquet_rows, records};
+use super::{ipc, numbers, parquet_rows, records};
 
 /// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;
@@ -176,6 +176,9 @@ fn file_segments(
     input: &Input,
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
+    if input.is_rows() {
+        return numbers::segments(store, index, file, input, target);
+    }
     let columnar = match input.format() {
         InputFormat::Parquet => Some(parquet_rows::row_groups(store, file, &input.text)?),
         InputFormat::Arrow => Some(ipc::row_groups(store, file)?),

@@ -13,6 +13,7 @@ use stillhouse_schemas::spec::Input;
 use super::batch::Batches;
 use super::error::{SourceError, Stopped};
 use super::list::{InputFile, Listing};
+use super::numbers::{self, Numbers};
 use super::range::{Found, RecordReader};
 use super::store::Store;
 use crate::shard::hex;
@@ -32,17 +33,18 @@ pub struct ReadSummary {
     /// Documents that were too long for one piece and went through a temporary file.
     pub spooled_to_disk: u64,
     /// For each piece of the split, in order, the sha256 of its records, in hexadecimal: of a document that the split takes the number of
-    /// bytes of its text (8 bytes, little-endian) and its text, of a bad record eight bytes 0xff.
+    /// bytes of its text (8 bytes, little-endian) and its text, of a bad record eight bytes 0xff. Of an image or of codes that the split
+    /// takes the number of bytes as they are stored, these bytes, and the label (4 bytes), or eight bytes 0xff where the record is bad.
     pub sha256: Vec<String>,
 }
 
 /// The checksum of what a piece held. It is of the texts, not of the stored bytes: a record that is stored in another way (another key
 /// beside the text, another level of compression) is the same record.
 #[derive(Default)]
-struct RecordsDigest(Sha256);
+pub(super) struct RecordsDigest(Sha256);
 
 impl RecordsDigest {
-    fn good(&mut self, length: u64) {
+    pub(super) fn good(&mut self, length: u64) {
         self.0.update(length.to_le_bytes());
     }
 
@@ -50,11 +52,15 @@ impl RecordsDigest {
         self.0.update(text);
     }
 
-    fn bad(&mut self) {
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(super) fn bad(&mut self) {
         self.0.update([0xff; 8]);
     }
 
-    fn take(&mut self) -> String {
+    pub(super) fn take(&mut self) -> String {
         hex(&self.0.finalize_reset())
     }
 }
@@ -80,8 +86,14 @@ pub struct SplitReader {
     split: SplitRecord,
     /// The piece that is being read.
     piece: usize,
-    documents: Option<Documents>,
+    documents: Option<Reading>,
     summary: ReadSummary,
+}
+
+/// What a split is read into.
+enum Reading {
+    Texts(Box<Documents>),
+    Numbers(Box<Numbers>),
 }
 
 impl SplitReader {
@@ -90,12 +102,15 @@ impl SplitReader {
     /// Cost: a search for the files of the split in the listing.
     pub fn new(store: &Store, listing: &Listing, split: SplitRecord, input: Arc<Input>) -> Self {
         let store = store.expecting(split.pieces.iter().filter_map(|piece| listing.get(&piece.file)));
-        let documents = Documents {
-            reader: RecordReader::new(store.clone(), input),
-            ordinal: 0,
-            document: None,
-            batches: Batches::new(),
-            records: RecordsDigest::default(),
+        let documents = match input.is_rows() {
+            true => Reading::Numbers(Box::new(Numbers::new(store.clone(), input))),
+            false => Reading::Texts(Box::new(Documents {
+                reader: RecordReader::new(store.clone(), input),
+                ordinal: 0,
+                document: None,
+                batches: Batches::new(),
+                records: RecordsDigest::default(),
+            })),
         };
         let (documents, summary) = (Some(documents), ReadSummary::default());
         Self { store, listing: listing.clone(), split, piece: 0, documents, summary }
@@ -116,22 +131,39 @@ impl SplitReader {
         while let Some(piece) = self.split.pieces.get(self.piece) {
             let file =
                 self.listing.get(&piece.file).ok_or_else(|| SourceError::Unlisted { file: piece.file.clone() })?;
-            let read = documents.next(&self.split, file, piece.range, &mut self.summary);
+            let (split, summary) = (&self.split, &mut self.summary);
+            let others = |path: &str| self.listing.get(path).cloned();
+            let read = match documents {
+                Reading::Texts(texts) => texts.next(split, file, piece.range, summary),
+                Reading::Numbers(rows) => rows.next(split, file, &others, piece.range, summary),
+            };
             if let Ok(Some(batch)) = read {
                 return Ok(Some(batch));
             }
             // first: in a file that changes under the reader, a record that makes no sense is not what is wrong
             self.store.check(&file.location, false).map_err(|e| SourceError::of_store(&file.path, e))?;
             read?;
-            self.summary.sha256.push(documents.records.take());
+            self.summary.sha256.push(match documents {
+                Reading::Texts(texts) => texts.records.take(),
+                Reading::Numbers(rows) => rows.records.take(),
+            });
             self.piece += 1;
         }
-        let last = documents.batches.close()?;
-        let counts = self.documents.take().map(|documents| documents.reader.into_counts());
-        let (skipped, spooled) = counts.unwrap_or_default();
-        self.summary.spooled_to_disk = spooled;
-        if self.split.keys.is_none() || self.split.dataset_split == TRAIN {
-            self.summary.skipped = skipped;
+        let last = match documents {
+            Reading::Texts(texts) => texts.batches.close()?,
+            Reading::Numbers(rows) => rows.close()?,
+        };
+        match self.documents.take() {
+            Some(Reading::Texts(texts)) => {
+                let (skipped, spooled) = texts.reader.into_counts();
+                self.summary.spooled_to_disk = spooled;
+                if self.split.keys.is_none() || self.split.dataset_split == TRAIN {
+                    self.summary.skipped = skipped;
+                }
+            }
+            // a bad record of these has a key, and is of the split that takes it
+            Some(Reading::Numbers(rows)) => self.summary.skipped = rows.skipped,
+            None => {}
         }
         Ok(last)
     }
@@ -139,7 +171,10 @@ impl SplitReader {
     /// Bytes of text that are in memory between two batches.
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
-        self.documents.as_ref().map_or(0, |d| d.batches.bytes() + d.reader.held_bytes())
+        match &self.documents {
+            Some(Reading::Texts(d)) => d.batches.bytes() + d.reader.held_bytes(),
+            _ => 0,
+        }
     }
 }
 
@@ -257,7 +292,8 @@ pub fn read_split(
     emit: &mut dyn FnMut(RecordBatch) -> Result<(), Stopped>,
 ) -> Result<ReadSummary, SourceError> {
     let named: HashSet<&str> = split.pieces.iter().map(|piece| piece.file.as_str()).collect();
-    let of_split = files.iter().filter(|file| named.contains(file.path.as_str())).cloned().collect();
+    let is_of = |file: &&InputFile| named.contains(file.path.as_str()) || numbers::holds_labels(&file.path, input);
+    let of_split = files.iter().filter(is_of).cloned().collect();
     let listing = Listing::new(Arc::new(of_split));
     let mut reader = SplitReader::new(store, &listing, split.clone(), Arc::new(input.clone()));
     for batch in &mut reader {
@@ -272,12 +308,17 @@ pub fn read_split(
 /// As [`SplitReader`].
 pub(crate) fn read_keys(
     store: &Store,
+    files: &[InputFile],
     file: &InputFile,
     range: Range,
     input: &Input,
     seed: u64,
     each: &mut dyn FnMut(u64),
 ) -> Result<(), SourceError> {
+    if input.is_rows() {
+        let others = |path: &str| files.iter().find(|file| file.path == path).cloned();
+        return numbers::read_keys(store, file, &others, range, input, seed, each);
+    }
     let mut reader = RecordReader::new(store.clone(), Arc::new(input.clone()));
     reader.open(file, range)?;
     while let Some(found) = reader.next()? {

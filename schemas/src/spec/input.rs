@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Remainder;
+use super::images::{Codes, ImageLabels, Images};
+use super::{PIXEL_VALUES, Remainder};
 use crate::storage::Storage;
 
 /// What to read.
@@ -36,6 +37,12 @@ pub struct Input {
     #[serde(default = "default_delimiter")]
     #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
     pub csv_delimiter: String,
+    /// For `format: images`: what the files are and what is made of an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<Images>,
+    /// For `format: codes`: how many codes there are and where they stand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codes: Option<Codes>,
     /// A DataFusion query over the tables: `input` (the files of `paths`) and those of `tables`; its column named by `text` holds the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sql: Option<String>,
@@ -100,8 +107,10 @@ pub enum InputFormat {
     Parquet,
     /// Arrow IPC files.
     Arrow,
-    /// Image archives (not in this version).
+    /// Images, see `input.images`.
     Images,
+    /// Rows of whole numbers, such as the codes of a VQGAN, see `input.codes`.
+    Codes,
 }
 
 /// Compression of whole files.
@@ -186,6 +195,38 @@ impl Input {
     /// The format of `paths`.
     pub fn format(&self) -> InputFormat {
         self.format.unwrap_or(InputFormat::Jsonl)
+    }
+
+    /// Whether a record is a row of numbers already, so that there is no text, no tokenizer and nothing to pack.
+    pub fn is_rows(&self) -> bool {
+        matches!(self.format(), InputFormat::Images | InputFormat::Codes)
+    }
+
+    /// How many values a number of a row has, C; `None` for text.
+    pub fn row_values(&self) -> Option<usize> {
+        match self.format() {
+            InputFormat::Images => Some(PIXEL_VALUES as usize),
+            InputFormat::Codes => self.codes.as_ref().map(|codes| codes.size as usize),
+            _ => None,
+        }
+    }
+
+    /// Numbers of a row, L; `None` for text.
+    pub fn row_length(&self) -> Option<u64> {
+        match self.format() {
+            InputFormat::Images => self.images.as_ref().map(Images::length),
+            InputFormat::Codes => self.codes.as_ref().map(|codes| codes.length.into()),
+            _ => None,
+        }
+    }
+
+    /// Whether rows have labels.
+    pub fn has_labels(&self) -> bool {
+        match self.format() {
+            InputFormat::Images => self.images.as_ref().is_some_and(|images| images.labels() != ImageLabels::None),
+            InputFormat::Codes => self.codes.as_ref().is_some_and(|codes| codes.labels.is_some()),
+            _ => false,
+        }
     }
 
     /// What is read, as inputs of their own: each table with its name and its field in the job file, that of `paths` first.

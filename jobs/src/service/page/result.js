@@ -109,6 +109,20 @@ function details(token, i, views) {
     ...views.filter((v) => v.tokens?.[i]).map((v) => [v.operator, v.tokens[i]])];
 }
 
+// An image as it is: a pixel of the canvas for each, which the style sheet makes large.
+function picture({ height, width, channels }, tokens) {
+  const canvas = h('canvas.picture', { width, height, role: 'img', 'aria-label': `The image, ${width} by ${height} pixels`, testid: 'picture' });
+  const context = canvas.getContext('2d');
+  if (!context) return null;
+  const image = context.createImageData(width, height);
+  for (let i = 0; i < width * height; i++) {
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = tokens[i * channels + Math.min(c, channels - 1)]?.id ?? 0;
+    image.data[4 * i + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
 function sequenceView(report) {
   const { row } = report;
   const tokens = row.tokens ?? [];
@@ -158,6 +172,7 @@ function sequenceView(report) {
     facts([['Shard', h('code', null, row.shard), 'long'], ['Row in the shard', count(row.row)], ['Sequence id', String(row.sequence_id)],
       ['Documents', count(row.documents?.length)], ['Partition at t', row.partition_t == null ? null : fixed(row.partition_t, 4)],
       ...views.flatMap((v) => v.facts ?? [])]),
+    row.picture && picture(row.picture, tokens),
     grouped && h('p.legend', null, h('span.token', { 'data-group': 0 }, 'group 0'), ` plain, ${counted(tokens.length - ones, 'token')} `, h('span.token', { 'data-group': 1 }, 'group 1'), ` underlined, ${counted(ones, 'token')}`),
     h('div', null, panel, box), more, documents(row), blueprints(row)); // the panel sticks beside its tokens only
 }

@@ -2,6 +2,7 @@
 
 mod blueprints;
 mod overview;
+mod picture;
 mod row;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use stillhouse_pipeline::inspect::{DocumentView, RowView, TokenView};
 use stillhouse_schemas::ids::DocumentId;
 use unicode_width::UnicodeWidthChar;
 
+use super::picture;
 use crate::page::{Line, Page, Tone, View, escaped, quoted};
 use crate::table::Table;
 use crate::units;
@@ -30,7 +31,10 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
     if has_groups(row) {
         page.line(legend(row, view_number, view));
     }
-    text(&row.tokens, view, page);
+    match row.picture {
+        Some(shape) => picture::render(row, shape, view, page),
+        None => text(&row.tokens, row.numbers, view, page),
+    }
     operator_facts(row, page);
     tokens(row, view, page);
 }
@@ -79,7 +83,7 @@ fn legend(row: &RowView, view_number: usize, view: View) -> Line {
         .with(Tone::Dim, format!(" {}", units::counted(ones as u64, "token")))
 }
 
-fn text(tokens: &[TokenView], view: View, page: &mut Page) {
+fn text(tokens: &[TokenView], numbers: bool, view: View, page: &mut Page) {
     let mut wrap = Wrap::new(view.width.saturating_sub(4).max(8));
     let mut group = None;
     let mark = |wrap: &mut Wrap, from: Option<bool>, to: Option<bool>| {
@@ -102,6 +106,9 @@ fn text(tokens: &[TokenView], view: View, page: &mut Page) {
             Some(true) => Tone::GroupOne,
         };
         wrap.push(tone, &token.text.replace('\n', "↵"));
+        if numbers {
+            wrap.push(Tone::Plain, " ");
+        }
     }
     mark(&mut wrap, group, None);
     let more = valid().count().saturating_sub(TEXT_TOKENS);

@@ -50,6 +50,8 @@ fn row() -> RowView {
         tokens,
         subtoken_base: Some(15),
         operators: Vec::new(),
+        picture: None,
+        numbers: false,
         blueprints: vec![blueprint(10, 470, " \u{9b}31m", 0.25, 2), blueprint(11, 507, " worst", 0.00002, 1234)],
     }
 }
@@ -275,4 +277,34 @@ fn what_other_operators_show_stands_beside_it() {
         assert!(text.contains(says), "{says:?} is not in\n{text}");
     }
     assert!(!text.contains("mark9"), "{text}");
+}
+
+/// A picture has a character for every pixel where there are no colours, and half a block where there are.
+#[test]
+fn an_image_is_seen() {
+    let token = |id: u32| TokenView {
+        id,
+        text: id.to_string(),
+        valid: true,
+        group: None,
+        logprob: None,
+        corrections: None,
+        subtokens: vec![],
+    };
+    let pixels = [[0u32; 3], [255; 3], [255, 0, 0], [0, 0, 255], [128; 3], [10, 20, 30]];
+    let mut row = row();
+    row.tokens = pixels.iter().flatten().map(|id| token(*id)).collect();
+    let shape = stillhouse_pipeline::inspect::Shape { height: 3, width: 2, channels: 3 };
+    let shown = |colour: bool| {
+        let mut page = Page::new();
+        picture::render(&row, shape, View { width: 80, terminal: colour, colour }, &mut page);
+        page.render(colour)
+    };
+    assert_eq!(shown(false), "  │   @@\n  │ ::\n  │ ==\n");
+    let coloured = shown(true);
+    assert_eq!(coloured.lines().count(), 2);
+    assert!(
+        coloured.contains("\x1b[38;2;0;0;0m\x1b[48;2;255;0;0m▀") && coloured.contains("\x1b[38;2;128;128;128m▀"),
+        "{coloured:?}"
+    );
 }

@@ -99,7 +99,7 @@ fn shared_error(error: &DataFusionError) -> Option<SourceError> {
             Some(SourceError::Record { file, position, reason, message }) => {
                 return Some(SourceError::Record {
                     file: file.clone(),
-                    position: *position,
+                    position: position.clone(),
                     reason,
                     message: message.clone(),
                 });

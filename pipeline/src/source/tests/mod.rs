@@ -10,6 +10,7 @@ mod fuzz;
 mod holdouts;
 mod json_both;
 mod large;
+mod numbers;
 mod paths;
 mod plans;
 mod pull;

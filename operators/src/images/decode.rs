@@ -1,0 +1,224 @@
+//! PNG and JPEG into 8 bits per channel, or the reason why not. The bytes decide what a file is, not its name.
+//!
+//! | what comes | what becomes of it |
+//! |---|---|
+//! | grey, also with 1, 2 or 4 bits; a palette | RGB, or grey, as the job asks for; fewer bits are stretched to 0 … 255 |
+//! | alpha that is 255 everywhere | left out |
+//! | other alpha | laid on `background` ((a·v + (255 − a)·b + 127) div 255), else a bad record |
+//! | an ICC profile, gamma, chromaticities | not looked at: numbers stay as they are stored, as in Pillow's `convert("RGB")` |
+//! | EXIF orientation | applied, or ignored where the job says so; EXIF that cannot be read is as if there were none |
+//! | 16 bits, CMYK, animation, anything cut off or damaged, other formats | a bad record |
+//!
+//! Size is known from the header, and held against `max_pixels` before anything of it is allocated.
+
+use std::io::Cursor;
+
+use png::{BitDepth, ColorType, DecodingError, Limits, Transformations};
+use stillhouse_schemas::spec::{Background, Channels, Images, Orientation};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::errors::DecodeErrors;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+
+use super::resize::Picture;
+use super::{Bad, bad, reason};
+
+/// What a file begins with that is an image of another kind.
+const OTHERS: [(&[u8], &str); 9] = [
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"\0\0\x01\0", "ICO"),
+    (b"8BPS", "Photoshop"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+];
+
+/// Decodes an image: three channels, or one where it is grey.
+pub(super) fn decoded(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return of_png(bytes, images);
+    }
+    if bytes.starts_with(b"\xff\xd8\xff") {
+        return of_jpeg(bytes, images);
+    }
+    let other = OTHERS.iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, name)| *name);
+    let boxed = match (bytes.get(..4), bytes.get(4..12)) {
+        (Some(b"RIFF"), Some(rest)) if rest.ends_with(b"WEBP") => Some("WebP"),
+        (_, Some(rest)) if rest.starts_with(b"ftyp") => Some("AVIF or HEIF"),
+        _ => None,
+    };
+    match (bytes, other.or(boxed)) {
+        ([], _) => bad(reason::BROKEN, "is empty; valid: PNG or JPEG"),
+        (_, Some(name)) => bad(reason::KIND, format!("is {name}; valid: PNG or JPEG")),
+        _ => bad(reason::KIND, "is no image that is known here; valid: PNG or JPEG"),
+    }
+}
+
+/// Refuses what has more pixels than the job allows.
+pub(super) fn within(width: u64, height: u64, images: &Images) -> Result<(), Bad> {
+    let most = u64::from(images.max_pixels);
+    match width.saturating_mul(height) {
+        0 => bad(reason::BROKEN, format!("has {width}×{height} pixels; valid: one or more")),
+        pixels if pixels > most => bad(
+            reason::LARGE,
+            format!("has {width}×{height} = {pixels} pixels; valid: at most {most} (`input.images.max_pixels`)"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+    let broken = |e: DecodingError| match e {
+        DecodingError::LimitsExceeded => {
+            Bad { reason: reason::LARGE, message: "needs more memory than its pixels account for".into() }
+        }
+        e => Bad { reason: reason::BROKEN, message: format!("cannot be decoded as PNG: {e}") },
+    };
+    // four bytes for a pixel, and what chunks and filters need beside it
+    let limit = images.max_pixels as usize * 4 + (1 << 20);
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: limit });
+    decoder.set_transformations(Transformations::EXPAND);
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    let info = decoder.read_header_info().map_err(broken)?;
+    let (width, height) = (info.width as usize, info.height as usize);
+    within(width as u64, height as u64, images)?;
+    if info.bit_depth == BitDepth::Sixteen {
+        return bad(reason::DEPTH, "has 16 bits per channel; valid: up to 8");
+    }
+    let mut reader = decoder.read_info().map_err(broken)?;
+    if reader.info().animation_control.is_some() {
+        return bad(reason::ANIMATED, "is animated; valid: one image");
+    }
+    let orientation = reader.info().exif_metadata.as_deref().and_then(orientation_of);
+    let channels = match reader.output_color_type().0 {
+        ColorType::Grayscale | ColorType::Indexed => 1,
+        ColorType::GrayscaleAlpha => 2,
+        ColorType::Rgb => 3,
+        ColorType::Rgba => 4,
+    };
+    let mut values = vec![0; width * height * channels];
+    if reader.output_buffer_size() != Some(values.len()) {
+        return bad(reason::BROKEN, "does not have the size that its header tells");
+    }
+    reader.next_frame(&mut values).map_err(broken)?;
+    reader.finish().map_err(broken)?;
+    let picture = without_alpha(Picture { width, height, channels, values }, images)?;
+    Ok(turned(picture, orientation, images))
+}
+
+/// The colours without alpha: left out where it says nothing, else laid on the background.
+fn without_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
+    let Picture { width, height, channels, values } = picture;
+    if channels % 2 == 1 {
+        return Ok(Picture { width, height, channels, values });
+    }
+    let colours = channels - 1;
+    let opaque = values.chunks_exact(channels).all(|pixel| pixel[colours] == 255);
+    let background = match (opaque, images.background) {
+        (true, _) | (_, Some(Background::Black)) => 0,
+        (_, Some(Background::White)) => 255,
+        (false, None) => {
+            return bad(reason::ALPHA, "has transparent pixels; valid: none, or say what they lie on (`background`)");
+        }
+    };
+    let laid = |pixel: &[u8]| {
+        let a = u32::from(pixel[colours]);
+        let one = |v: &u8| ((a * u32::from(*v) + (255 - a) * background + 127) / 255) as u8;
+        pixel[..colours].iter().map(one).collect::<Vec<u8>>()
+    };
+    let values = values.chunks_exact(channels).flat_map(laid).collect();
+    Ok(Picture { width, height, channels: colours, values })
+}
+
+fn of_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+    let broken = |e: DecodeErrors| Bad { reason: reason::BROKEN, message: format!("cannot be decoded as JPEG: {e}") };
+    let side = 1 << 16;
+    let options = DecoderOptions::new_safe().set_strict_mode(true).set_max_width(side).set_max_height(side);
+    if !bytes.trim_ascii_end().ends_with(b"\xff\xd9") && !ends(bytes) {
+        return bad(reason::BROKEN, "is cut off: the marker of its end is missing");
+    }
+    let mut decoder = JpegDecoder::new_with_options(Cursor::new(bytes), options);
+    decoder.decode_headers().map_err(broken)?;
+    let Some(info) = decoder.info() else { return bad(reason::BROKEN, "has no header") };
+    let (width, height) = (usize::from(info.width), usize::from(info.height));
+    within(width as u64, height as u64, images)?;
+    let wanted = match decoder.input_colorspace() {
+        Some(ColorSpace::Luma) => ColorSpace::Luma,
+        Some(ColorSpace::YCbCr | ColorSpace::RGB) => ColorSpace::RGB,
+        Some(ColorSpace::CMYK | ColorSpace::YCCK) => {
+            return bad(reason::CMYK, "has four inks (CMYK), whose colours a profile decides; valid: RGB or grey");
+        }
+        other => return bad(reason::KIND, format!("has colours of kind {other:?}; valid: RGB or grey")),
+    };
+    let orientation = decoder.exif().and_then(|exif| orientation_of(exif));
+    decoder.set_options(options.jpeg_set_out_colorspace(wanted));
+    let channels = wanted.num_components();
+    let values = decoder.decode().map_err(broken)?;
+    if values.len() != width * height * channels {
+        return bad(reason::BROKEN, "does not have the size that its header tells");
+    }
+    Ok(turned(Picture { width, height, channels, values }, orientation, images))
+}
+
+/// Whether the marker of the end stands anywhere in the last bytes: cameras and web servers put things behind it.
+fn ends(bytes: &[u8]) -> bool {
+    let tail = &bytes[bytes.len().saturating_sub(1 << 16)..];
+    tail.windows(2).any(|pair| pair == b"\xff\xd9")
+}
+
+/// The colours that the job asks for.
+pub(super) fn coloured(picture: Picture, channels: Channels) -> Picture {
+    let Picture { width, height, channels: had, values } = picture;
+    let values = match (had, channels) {
+        (1, Channels::Rgb) => values.iter().flat_map(|v| [*v; 3]).collect(),
+        (3, Channels::Grey) => values.chunks_exact(3).map(luminance).collect(),
+        _ => values,
+    };
+    Picture { width, height, channels: channels.count(), values }
+}
+
+fn luminance(pixel: &[u8]) -> u8 {
+    let sum: u32 = pixel.iter().zip([19595, 38470, 7471]).map(|(v, w)| u32::from(*v) * w).sum();
+    ((sum + 0x8000) >> 16) as u8
+}
+
+/// The image as its EXIF says that it is to be seen: 2 to 8 of TIFF's tag 274.
+fn turned(picture: Picture, orientation: Option<u16>, images: &Images) -> Picture {
+    let orientation = orientation.filter(|_| images.orientation == Orientation::Apply).unwrap_or(1);
+    let (w, h) = (picture.width, picture.height);
+    match orientation {
+        2 => picture.rearranged(w, h, |x, y| (w - 1 - x, y)),
+        3 => picture.rearranged(w, h, |x, y| (w - 1 - x, h - 1 - y)),
+        4 => picture.rearranged(w, h, |x, y| (x, h - 1 - y)),
+        5 => picture.rearranged(h, w, |x, y| (y, x)),
+        6 => picture.rearranged(h, w, |x, y| (y, h - 1 - x)),
+        7 => picture.rearranged(h, w, |x, y| (w - 1 - y, h - 1 - x)),
+        8 => picture.rearranged(h, w, |x, y| (w - 1 - y, x)),
+        _ => picture,
+    }
+}
+
+/// The tag 274 of the first directory of a TIFF, which EXIF is; `None` where there is none or it cannot be read.
+fn orientation_of(exif: &[u8]) -> Option<u16> {
+    let little = match exif.get(..4)? {
+        b"II*\0" => true,
+        b"MM\0*" => false,
+        _ => return None,
+    };
+    let u16_at = |at: usize| -> Option<u16> {
+        let two = exif.get(at..at.checked_add(2)?)?.try_into().ok()?;
+        Some(if little { u16::from_le_bytes(two) } else { u16::from_be_bytes(two) })
+    };
+    let u32_at = |at: usize| -> Option<usize> {
+        let four = exif.get(at..at.checked_add(4)?)?.try_into().ok()?;
+        Some(if little { u32::from_le_bytes(four) } else { u32::from_be_bytes(four) } as usize)
+    };
+    let first = u32_at(4)?;
+    let entries = usize::from(u16_at(first)?);
+    let entry = (0..entries).map(|i| first + 2 + 12 * i).find(|at| u16_at(*at) == Some(274))?;
+    u16_at(entry + 8).filter(|orientation| (1..=8).contains(orientation))
+}

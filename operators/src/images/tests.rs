@@ -1,0 +1,148 @@
+//! Held against Pillow (`testdata/images/goldens.py`), and what hostile images end in.
+
+use std::io::Read;
+
+use serde_json::{Value, json};
+use stillhouse_schemas::spec::Images;
+
+use super::*;
+use crate::testing::repository;
+
+fn file(name: &str) -> Vec<u8> {
+    std::fs::read(repository("operators/testdata/images").join(name)).unwrap()
+}
+
+fn images(fields: Value) -> Images {
+    let mut all = json!({"size": 32});
+    all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    serde_json::from_value(all).unwrap()
+}
+
+fn why(name: &str, fields: Value) -> (&'static str, String) {
+    let bad = pixels_of(&file(name), &images(fields)).unwrap_err();
+    (bad.reason, bad.message)
+}
+
+/// Every file, fit, filter and size of the goldens: PNG equal to the bit, JPEG within what decoders differ by.
+#[test]
+fn what_comes_out_is_what_pillow_makes() {
+    let entries: Vec<Value> = serde_json::from_slice(&file("golden.json")).unwrap();
+    let mut all = Vec::new();
+    flate2::read::GzDecoder::new(&file("golden.bin.gz")[..]).read_to_end(&mut all).unwrap();
+    let mut golden = all.as_slice();
+    for entry in &entries {
+        let shape: Vec<usize> =
+            entry["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let name = entry["file"].as_str().unwrap();
+        let mut fields = json!({"height": shape[0], "size": shape[1], "fit": entry["fit"]});
+        if shape.len() == 2 {
+            fields["channels"] = json!("grey");
+        }
+        for key in ["filter", "background"] {
+            if !entry[key].is_null() {
+                fields[key] = entry[key].clone();
+            }
+        }
+        let got = pixels_of(&file(name), &images(fields)).unwrap_or_else(|e| panic!("{entry}: {}", e.message));
+        let (expected, rest) = golden.split_at(shape.iter().product());
+        golden = rest;
+        if name.ends_with(".jpg") {
+            let apart = got.iter().zip(expected).map(|(a, b)| a.abs_diff(*b));
+            let (most, sum) = apart.fold((0, 0u64), |(most, sum), d| (most.max(d), sum + u64::from(d)));
+            let mean = sum as f64 / got.len() as f64;
+            let bound = if name == "420.jpg" { (24, 1.0) } else { (4, 0.6) };
+            assert!(most <= bound.0 && mean <= bound.1, "{entry}: {most} levels apart, {mean} in the mean");
+        } else {
+            assert!(got == expected, "{entry}");
+        }
+        assert_eq!(got.len(), expected.len());
+    }
+    assert!(golden.is_empty() && entries.len() > 80);
+}
+
+#[test]
+fn hostile_images_end_as_one_reason_each() {
+    let any = || json!({"fit": "stretch"});
+    for (name, reason, says) in [
+        ("bomb.png", reason::LARGE, "has 60000×60000 = 3600000000 pixels; valid: at most 33554432"),
+        ("nothing.png", reason::BROKEN, ""),
+        ("cmyk.jpg", reason::CMYK, "has four inks"),
+        ("sixteen.png", reason::DEPTH, "has 16 bits per channel"),
+        ("animated.png", reason::ANIMATED, "is animated"),
+        ("alpha.png", reason::ALPHA, "has transparent pixels"),
+        ("image.gif", reason::KIND, "is GIF; valid: PNG or JPEG"),
+        ("image.webp", reason::KIND, "is WebP"),
+        ("image.bmp", reason::KIND, "is BMP"),
+        ("goldens.py", reason::KIND, "is no image that is known here"),
+    ] {
+        let (got, message) = why(name, any());
+        assert!(got == reason && message.contains(says), "{name}: {got}: {message}");
+    }
+    assert_eq!(pixels_of(b"", &images(any())).unwrap_err().message, "is empty; valid: PNG or JPEG");
+    let (reason, message) = why("rgb.png", json!({}));
+    assert!(reason == reason::SIZE && message.starts_with("has 75×53 pixels; valid: 32×32 (or say how"), "{message}");
+    assert_eq!(why("rgb.png", json!({"fit": "stretch", "max_pixels": 3974})).0, reason::LARGE);
+    assert!(pixels_of(&file("rgb.png"), &images(json!({"fit": "stretch", "max_pixels": 3975}))).is_ok());
+}
+
+/// Cut off anywhere, or with any byte changed, an image is a bad record or other pixels, never a panic; what is cut off is never good.
+#[test]
+fn damaged_images_are_seen_or_are_other_images() {
+    let any = images(json!({"fit": "stretch", "size": 4}));
+    for name in ["palette.png", "bits.png", "opaque.png", "grey.jpg", "420.jpg", "progressive.jpg"] {
+        let good = file(name);
+        for end in 0..good.len() {
+            let cut = pixels_of(&good[..end], &any);
+            assert!(cut.is_err(), "{name} is taken when cut at {end} of {}", good.len());
+        }
+        for at in 0..good.len() {
+            for flip in [0x01, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] ^= flip;
+                let read = pixels_of(&bytes, &any);
+                // every chunk of a PNG has a checksum
+                let is_seen = read.is_err() || !name.ends_with(".png") || read == pixels_of(&good, &any);
+                assert!(is_seen, "{name}: a flip at {at} gives other pixels");
+            }
+        }
+    }
+}
+
+/// What is long and thin would be huge while it is resized.
+#[test]
+fn a_long_thin_image_is_refused_before_it_grows() {
+    let thin = |width, height| Picture { width, height, channels: 1, values: vec![0; width * height] };
+    for fit in ["center_crop", "adm"] {
+        let images = images(json!({"size": 256, "fit": fit, "max_pixels": 1_000_000, "channels": "grey"}));
+        for (width, height) in [(1, 900_000), (900_000, 1)] {
+            let bad = pixels(thin(width, height), &images).unwrap_err();
+            assert!(
+                bad.reason == reason::LARGE && bad.message.contains("while it is resized"),
+                "{fit}: {}",
+                bad.message
+            );
+        }
+        assert_eq!(pixels(thin(300, 400), &images).unwrap().len(), 256 * 256);
+    }
+}
+
+#[test]
+fn an_image_may_be_left_as_it_lies() {
+    let lying = images(json!({"size": 4, "height": 6, "orientation": "ignore"}));
+    assert_eq!(pixels_of(&file("exif6.png"), &lying).unwrap(), pixels_of(&file("exif1.png"), &lying).unwrap());
+    // as it is to be seen it is wider than high
+    assert_eq!(
+        pixels_of(&file("exif6.png"), &images(json!({"size": 4, "height": 6}))).unwrap_err().reason,
+        reason::SIZE
+    );
+}
+
+#[test]
+fn one_channel_is_all_three_and_three_are_one() {
+    let grey = Picture { width: 2, height: 1, channels: 1, values: vec![3, 250] };
+    assert_eq!(pixels(grey, &images(json!({"size": 2, "height": 1}))).unwrap(), [3, 3, 3, 250, 250, 250]);
+    // Pillow: Image.new("RGB", (1, 1), (255, 0, 0)).convert("L") is 76, green 150, blue 29
+    let colours = Picture { width: 3, height: 1, channels: 3, values: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
+    let luminance = pixels(colours, &images(json!({"size": 3, "height": 1, "channels": "grey"}))).unwrap();
+    assert_eq!(luminance, [76, 150, 29]);
+}

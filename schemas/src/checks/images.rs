@@ -1,0 +1,221 @@
+//! Checks of jobs whose records are rows of numbers: images and codes.
+
+use crate::problems::Problem;
+use crate::spec::{
+    Boundary, Clean, Compression, Fit, ImageLabels, Images, InputFormat, JobSpec, Layout, PackMode, Remainder,
+    Separator, Tokenizer,
+};
+
+/// Sections that belong together are there together; nothing stands in the job that an image has no use for.
+pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
+    for (name, table) in &job.input.tables {
+        if matches!(table.format, InputFormat::Images | InputFormat::Codes) {
+            let message = "a table of `input.sql` has columns; valid: jsonl, text, csv, parquet, arrow";
+            problems.push(Problem::new(format!("input.tables.{name}.format"), word(table.format), message));
+        }
+    }
+    let format = job.input.format;
+    let sections = [
+        (InputFormat::Images, "input.images", job.input.images.is_some()),
+        (InputFormat::Codes, "input.codes", job.input.codes.is_some()),
+    ];
+    for (of, field, there) in sections {
+        match (format == Some(of), there) {
+            (true, false) => {
+                problems.push(Problem::missing(field, format!("is required with `format: {}`", word(of))));
+            }
+            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", word(of)))),
+            _ => {}
+        }
+    }
+    if job.input.is_rows() {
+        no_text(job, problems);
+        packing(job, problems);
+    }
+    if let (Some(InputFormat::Images), Some(images)) = (format, &job.input.images) {
+        of_images(job, images, problems);
+    }
+    if format == Some(InputFormat::Codes) && packed(job.input.compression) {
+        let message = ".npy and Parquet files of codes are read as they lie; valid: auto, none";
+        problems.push(Problem::missing("input.compression", message));
+    }
+}
+
+fn word(format: InputFormat) -> &'static str {
+    if format == InputFormat::Codes { "codes" } else { "images" }
+}
+
+fn packed(compression: Compression) -> bool {
+    matches!(compression, Compression::Gzip | Compression::Zstd)
+}
+
+/// What is for text.
+fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let word = word(job.input.format());
+    let mut none = |field: &str, there: bool, why: &str| {
+        if there {
+            problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {word}`")));
+        }
+    };
+    none("clean", job.clean != Clean::default(), "cleans text");
+    none("tokenizer", job.tokenizer != Tokenizer::default(), "makes tokens of text, and a number is its own token");
+    none("input.sql", job.input.sql.is_some(), "selects rows of text");
+    none("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
+}
+
+/// A row is an image, with nothing between or around.
+fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let pack = &job.pack;
+    if pack.separator != Separator::None {
+        problems.push(Problem::new("pack.separator", "eos", "a row is an image, with nothing behind it; valid: none"));
+    }
+    if pack.boundary != Boundary::None {
+        problems.push(Problem::new(
+            "pack.boundary",
+            "bos_eos",
+            "a row is an image, with nothing around it; valid: none",
+        ));
+    }
+    if pack.mode != PackMode::Wrap || job.remainders().iter().any(|remainder| *remainder != Remainder::Drop) {
+        problems.push(Problem::missing(
+            "pack.mode",
+            "a row is an image, never filled up or cut; leave mode and remainder out",
+        ));
+    }
+    if let Some(needed) = job.input.row_length().filter(|needed| *needed != u64::from(pack.length)) {
+        let of = if job.input.images.is_some() {
+            "height · width · channels of `input.images`"
+        } else {
+            "`input.codes.length`"
+        };
+        let message = format!("a row is {of}; valid: {needed}");
+        problems.push(Problem::new("pack.length", pack.length, message));
+    }
+}
+
+fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
+    let (layout, labels) = (images.layout, images.labels());
+    let valid: &[ImageLabels] = match layout {
+        Layout::Files => &[ImageLabels::None, ImageLabels::Folder],
+        Layout::Tar => &[ImageLabels::None, ImageLabels::Folder, ImageLabels::Cls, ImageLabels::Json],
+        _ => &[ImageLabels::None, ImageLabels::Stored],
+    };
+    if !valid.contains(&labels) {
+        let words: Vec<&str> = valid.iter().map(|labels| name(*labels)).collect();
+        let message = format!("the files of this layout have no such labels; valid: {}", words.join(", "));
+        problems.push(Problem::new("input.images.labels", name(labels), message));
+    }
+    if labels != ImageLabels::Folder && !images.classes.is_empty() {
+        problems.push(Problem::missing("input.images.classes", "is for `labels: folder` only"));
+    }
+    if layout == Layout::Tar && labels == ImageLabels::Folder && images.classes.is_empty() {
+        let message = "is required with folders inside of tar files: their names, the first has label 0";
+        problems.push(Problem::missing("input.images.classes", message));
+    }
+    let mut sorted: Vec<&String> = images.classes.iter().collect();
+    sorted.sort_unstable();
+    if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        problems.push(Problem::new("input.images.classes", format!("{:?}", twice[0]), "stands there twice"));
+    }
+    if images.fit == Fit::Adm && images.height.is_some_and(|height| height != images.size) {
+        problems.push(Problem::missing("input.images.height", "`fit: adm` makes squares; leave it out"));
+    }
+    if packed(job.input.compression) && !matches!(layout, Layout::Tar | Layout::Idx) {
+        let message = "files of this layout are read as they lie; valid: auto, none";
+        problems.push(Problem::missing("input.compression", message));
+    }
+}
+
+fn name(labels: ImageLabels) -> &'static str {
+    match labels {
+        ImageLabels::None => "none",
+        ImageLabels::Folder => "folder",
+        ImageLabels::Cls => "cls",
+        ImageLabels::Json => "json",
+        ImageLabels::Stored => "stored",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::parse::JobFormat;
+
+    fn problems(input: &str, pack: &str, more: &str) -> String {
+        JobFormat::new(Vec::new())
+            .parse(&format!("version: 1\nname: a\ninput: {input}\npack: {pack}\noutput: {{path: out}}\n{more}"))
+            .problems
+            .to_string()
+    }
+
+    const GOOD: &str = "{length: 3072, separator: none, boundary: none}";
+
+    #[test]
+    fn an_image_is_a_row() {
+        let images = "{format: images, paths: [x], images: {size: 32}}";
+        assert!(problems(images, GOOD, "").contains("has 0 problems"), "{}", problems(images, GOOD, ""));
+        let grey = "{format: images, paths: [x], images: {size: 28, height: 14, channels: grey}}";
+        assert!(problems(grey, "{length: 392, separator: none, boundary: none}", "").contains("has 0 problems"));
+        let codes = "{format: codes, paths: [x.npy], codes: {size: 16384, length: 256}}";
+        assert!(problems(codes, "{length: 256, separator: none, boundary: none}", "").contains("has 0 problems"));
+    }
+
+    #[test]
+    fn what_an_image_has_no_use_for_is_refused() {
+        let images = |more: &str| format!("{{format: images, paths: [x], images: {{size: 32{more}}}}}");
+        let plain = images("");
+        for (input, pack, more, says) in [
+            ("{format: images, paths: [x]}", GOOD, "", "input.images: is required with `format: images`"),
+            ("{format: codes, paths: [x]}", GOOD, "", "input.codes: is required with `format: codes`"),
+            (
+                "{format: text, paths: [x], codes: {size: 9, length: 8}}",
+                "{length: 8}",
+                "tokenizer: {path: t}",
+                "input.codes: is for `format: codes` only",
+            ),
+            (&plain, "{length: 3072, separator: none}", "", "pack.boundary: got bos_eos: a row is an image"),
+            (&plain, "{length: 3072, boundary: none}", "", "pack.separator: got eos: a row is an image"),
+            (
+                &plain,
+                "{length: 1024, separator: none, boundary: none}",
+                "",
+                "pack.length: got 1024: a row is height · width · channels of `input.images`; valid: 3072",
+            ),
+            (
+                &plain,
+                "{length: 3072, separator: none, boundary: none, remainder: pad}",
+                "",
+                "pack.mode: a row is an image, never filled up",
+            ),
+            (&plain, GOOD, "tokenizer: {path: t}", "tokenizer: makes tokens of text"),
+            (&plain, GOOD, "clean: {detokenizer: ptb}", "clean: cleans text"),
+            (&plain, GOOD, "extract: {teacher: {path: t}}", "extract: asks a teacher of text"),
+            (
+                &images(", labels: cls"),
+                GOOD,
+                "",
+                "input.images.labels: got cls: the files of this layout have no such labels; valid: none, folder",
+            ),
+            (
+                &images(", layout: tar, labels: folder"),
+                GOOD,
+                "",
+                "input.images.classes: is required with folders inside of tar",
+            ),
+            (&images(", classes: [a, b, a]"), GOOD, "", "input.images.classes: got \"a\": stands there twice"),
+            (&images(", labels: none, classes: [a]"), GOOD, "", "input.images.classes: is for `labels: folder` only"),
+            ("{format: images, paths: [x], images: {size: 0}}", GOOD, "", "input.images.size: got 0: too small"),
+            (
+                "{format: images, compression: gzip, paths: [x], images: {size: 32}}",
+                GOOD,
+                "",
+                "input.compression: files of this layout",
+            ),
+        ] {
+            let text = problems(input, pack, more);
+            assert!(text.contains(says), "{input}: {text}");
+        }
+        let table = "{tables: {t: {format: images, paths: [x]}}, sql: q}";
+        let text = problems(table, "{length: 8}", "tokenizer: {path: t}");
+        assert!(text.contains("input.tables.t.format: got images: a table of `input.sql` has columns"), "{text}");
+    }
+}
