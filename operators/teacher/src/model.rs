@@ -8,7 +8,7 @@ use crate::device::{DeviceChoice, Opened, Precision};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 use crate::gguf_model::LONGROPE_FACTORS;
-use crate::net::{Arithmetic, Loader, Net};
+use crate::net::{Arithmetic, Attention, Loader, Net};
 use crate::weights::{Read, Weights};
 use crate::{HostTeacher, Teacher, TeacherInfo, families, gpu};
 
@@ -93,6 +93,17 @@ pub(crate) fn describe(
 /// As [`load`], for everything that headers tell.
 pub fn check_weights(path: &Path) -> Result<()> {
     build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers).map(|_| ())
+}
+
+/// Bytes that a slot of [`Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
+///
+/// # Errors
+/// As [`check_weights`].
+pub fn decoding_bytes(path: &Path, length: usize) -> Result<u64> {
+    let (net, _) = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers)?;
+    let of_layer = |attention: &Attention| 2 * attention.kv_heads * attention.head_dim.next_multiple_of(16) * 4;
+    let per_token: usize = net.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
+    Ok((per_token * length.next_multiple_of(64)) as u64)
 }
 
 /// The weights of a model's files, with what its configuration says; nothing of them is read.
