@@ -5,23 +5,25 @@
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, Dtype, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
-    PackMode, Remainder, Separator, TextDocument,
+    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
+    PackMode, Remainder, Separator, TeacherContext, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 10] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 12] = [
         later_capabilities,
         written_paths,
         store_urls,
         endpoints,
         input_combinations,
         input_tables,
+        no_input,
         holdouts,
         pack_combinations,
         extract_combinations,
+        written_text,
         tokenizer_source,
     ];
     let mut problems = Vec::new();
@@ -42,9 +44,6 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
         if table.format == InputFormat::Images {
             later(&format!("input.tables.{name}.format"), "images", "jsonl, text, csv, parquet, arrow");
         }
-    }
-    if job.extract.as_ref().is_some_and(|e| e.mode == ExtractMode::Sequential) {
-        later("extract.mode", "sequential", "parallel");
     }
     match job.orders.kind {
         OrderKind::None => {}
@@ -189,6 +188,9 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
     const REQUIRED: &str = "is required and missing";
     let input = &job.input;
+    if input.format == Some(InputFormat::None) {
+        return;
+    }
     if input.tables.is_empty() && input.paths.is_empty() {
         problems.push(Problem::missing("input.paths", REQUIRED));
     }
@@ -208,6 +210,86 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
             };
             problems.push(Problem::new(format!("input.tables.{name}"), format!("{name:?}"), message));
         }
+    }
+}
+
+/// `input.format: none` and what goes with it.
+fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let input = &job.input;
+    for (name, table) in &input.tables {
+        if table.format == InputFormat::None {
+            let message = "is no format of a table; valid: jsonl, text, csv, parquet, arrow";
+            problems.push(Problem::new(format!("input.tables.{name}.format"), "none", message));
+        }
+    }
+    if input.format != Some(InputFormat::None) {
+        if let Some(documents) = input.documents {
+            let message = "is for `format: none`; files hold as many documents as they hold";
+            problems.push(Problem::new("input.documents", documents, message));
+        }
+        return;
+    }
+    if input.documents.is_none() {
+        problems.push(Problem::missing("input.documents", "is required with `format: none`: how many texts there are to be"));
+    }
+    let given = [
+        ("input.paths", !input.paths.is_empty()),
+        ("input.tables", !input.tables.is_empty()),
+        ("input.sql", input.sql.is_some()),
+    ];
+    for (field, _) in given.into_iter().filter(|(_, given)| *given) {
+        problems.push(Problem::missing(field, "there is nothing to read with `format: none`; leave it out"));
+    }
+    if job.sequential().is_none() {
+        let message = "documents without a text are for a teacher that writes one; valid: jsonl, text, csv, parquet, arrow, or extract.mode sequential";
+        problems.push(Problem::new("input.format", "none", message));
+    }
+    for (name, holdout) in &input.holdout {
+        let by_text = [("share", holdout.share.is_some()), ("documents", holdout.documents.is_some())];
+        for (rule, _) in by_text.into_iter().filter(|(_, given)| *given) {
+            let message = "goes by the texts of documents, which are all alike with `format: none`; valid: last_documents";
+            problems.push(Problem::missing(format!("input.holdout.{name}.{rule}"), message));
+        }
+    }
+}
+
+/// What a job asks for whose text the teacher writes.
+fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let Some(extract) = &job.extract else { return };
+    let Some(written) = job.sequential() else {
+        if extract.sequential.is_some() {
+            problems.push(Problem::missing("extract.sequential", "is for `mode: sequential`"));
+        }
+        return;
+    };
+    let mut wrong = |field: &str, got: &str, valid: &str| {
+        problems.push(Problem::new(field, got, format!("of no use where the teacher writes the text; valid: {valid}")));
+    };
+    if job.pack.mode != PackMode::Pad {
+        wrong("pack.mode", "wrap", "pad, as every text has a row of its own");
+    }
+    if job.pack.boundary != Boundary::BosEos {
+        wrong("pack.boundary", "none", "bos_eos, as a text begins after bos");
+    }
+    if extract.context != TeacherContext::Sequence {
+        wrong("extract.context", "document", "sequence, as a row is one text");
+    }
+    if extract.noise.is_some() {
+        let message = "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
+        problems.push(Problem::missing("extract.noise", message));
+    }
+    let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
+    let most = job.pack.length.saturating_sub(2);
+    if job.input.format == Some(InputFormat::None) {
+        if prompt > 0 {
+            problems.push(Problem::new(field, prompt, "with input.format none there are no prompts; valid: 0"));
+        }
+    } else if prompt == 0 {
+        let valid = format!("1 to {most}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos");
+        problems.push(Problem::new(field, prompt, format!("nothing of the input would be used; valid: {valid}")));
+    } else if prompt > most {
+        let message = format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {most}");
+        problems.push(Problem::new(field, prompt, message));
     }
 }
 
