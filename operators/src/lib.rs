@@ -11,6 +11,7 @@
 pub mod clean;
 pub mod declaration;
 pub mod extract;
+pub mod generate;
 pub mod invariants;
 pub mod operator;
 pub mod pack;

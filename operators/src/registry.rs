@@ -26,6 +26,8 @@ pub const OPERATORS: &[&dyn Kind] = &[
     &Of::<crate::tokenize::TokenizeConfig>::KIND,
     &Of::<crate::pack::PackConfig>::KIND,
     &Of::<crate::extract::ExtractConfig>::KIND,
+    &Of::<crate::generate::PromptsConfig>::KIND,
+    &Of::<crate::generate::GenerateConfig>::KIND,
     &Of::<crate::subtokens::SubtokensConfig>::KIND,
     &Of::<crate::partitions::PartitionsConfig>::KIND,
 ];

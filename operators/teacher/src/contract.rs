@@ -234,7 +234,7 @@ pub trait Teacher: Send + Sync {
 /// Sequences in slots, each of which has seen some tokens and is shown more.
 ///
 /// Logits are those of [`Teacher::pass`] over the same tokens to the bit, whatever the other slots do.
-pub trait Decoding {
+pub trait Decoding: Send {
     /// Bytes that the slots take.
     fn bytes(&self) -> usize;
 

@@ -73,9 +73,12 @@ impl Decoding for CpuDecoding<'_> {
         self.check(inputs)?;
         let (count, width) = (inputs.len(), self.teacher.info.hidden_size);
         self.states.resize(count * width, 0.0);
-        self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states)?;
         self.rows.clear();
         self.rows.extend(0..count as u32);
-        self.teacher.logits_of(&self.states, &self.rows, logits)
+        // in the pool once, and not for each of a step's many small products
+        rayon::scope(|_| {
+            self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states)?;
+            self.teacher.logits_of(&self.states, &self.rows, logits)
+        })
     }
 }
