@@ -13,7 +13,9 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference};
+use stillhouse_schemas::spec::{
+    Boundary, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+};
 use stillhouse_teacher::{DeviceChoice, TeacherConfig};
 use tokio::runtime::Handle;
 
@@ -250,6 +252,10 @@ impl Checks<'_> {
 
     fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
+        if input.format == Some(InputFormat::None) && !self.problems.touches("input.format") {
+            let (name, files) = (INPUT_TABLE.to_owned(), vec![InputFile::nothing()]);
+            return Some(vec![QueryTable { name, field: "input".into(), input: input.clone(), files }]);
+        }
         let sources = input.sources();
         if self.problems.touches("input.format") || self.problems.touches("input.tables") || sources.is_empty() {
             return None;
@@ -386,11 +392,25 @@ impl Checks<'_> {
         if let Err(e) = stillhouse_teacher::check_weights(&path) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
         }
-        let open = |devices: Vec<DeviceChoice>| devices.into_iter().try_for_each(|device| device.open().map(|_| ()));
-        if let Err(e) = stillhouse_teacher::devices(&spec.device).and_then(open) {
-            self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
+        let open = |devices: Vec<DeviceChoice>| -> stillhouse_teacher::Result<bool> {
+            devices.into_iter().try_fold(true, |all, device| Ok(all & device.open()?.is_cpu()))
+        };
+        match stillhouse_teacher::devices(&spec.device).and_then(open) {
+            Ok(on_cpu) => {
+                if !on_cpu && self.spec.sequential().is_some() {
+                    let message = "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
+                    self.push(Problem::new("extract.teacher.device", &spec.device, message));
+                }
+            }
+            Err(e) => self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e))),
         }
         let length = self.spec.pack.length;
+        if self.spec.sequential().is_some()
+            && !self.problems.touches(FIELD)
+            && let Err(e) = stillhouse_teacher::decoding_bytes(&path, length as usize)
+        {
+            self.push(Problem::new("pack.length", length, chain(&e)));
+        }
         if length as usize > config.max_positions {
             self.push(Problem::new(
                 "pack.length",

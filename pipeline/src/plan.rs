@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
-use stillhouse_schemas::spec::JobSpec;
+use stillhouse_schemas::spec::{InputFormat, JobSpec};
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -55,9 +55,21 @@ pub struct Plan {
     pub estimated_tokens: Option<u64>,
     /// Estimated bytes of the data set.
     pub estimated_bytes: Option<u64>,
+    /// What a teacher that writes has room for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<Slots>,
     /// What `~` and variables in the job's paths stand for, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
+}
+
+/// Texts that a teacher writes at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Slots {
+    /// How many.
+    pub slots: u32,
+    /// Bytes of keys and values that are kept for all of them.
+    pub bytes: u64,
 }
 
 /// What is at the output of a job.
@@ -135,7 +147,12 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let text = text_bytes(&splits);
-    let tokens = (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64);
+    let spec = &prepared.spec;
+    let tokens = match spec.input.documents {
+        // at most: texts may end before
+        Some(documents) => Some(documents * u64::from(spec.pack.length)),
+        None => (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64),
+    };
     Ok(Plan {
         name: prepared.spec.name.clone(),
         job_hash: hash.hash.clone(),
@@ -149,8 +166,16 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
+        slots: slots(prepared)?,
         environment: prepared.environment.clone(),
     })
+}
+
+fn slots(prepared: &Prepared) -> Result<Option<Slots>> {
+    let (Some(written), Some(teacher)) = (prepared.spec.sequential(), &prepared.teacher) else { return Ok(None) };
+    let bytes = stillhouse_teacher::decoding_bytes(&teacher.path, prepared.spec.pack.length as usize)
+        .map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
+    Ok(Some(Slots { slots: written.slots, bytes: bytes * u64::from(written.slots) }))
 }
 
 /// The splits over these files.
@@ -179,7 +204,7 @@ pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
         .sum()
 }
 
-/// Size of a split so that its shard comes out at about `output.shard_megabytes`.
+/// Size of a split, in bytes of text or in documents where these have none, so that its shard comes out at about `output.shard_megabytes`.
 fn split_bytes(prepared: &Prepared) -> u64 {
     let spec = &prepared.spec;
     let per_token = || bytes_per_token(&prepared.operators, prepared.vocab_size);
@@ -187,7 +212,12 @@ fn split_bytes(prepared: &Prepared) -> u64 {
         Some(megabytes) => megabytes * 1e6,
         None => spec.output.shard_megabytes * 1e6 / per_token() * TEXT_BYTES_PER_TOKEN,
     };
-    (bytes as u64).max(1)
+    // documents that have no text yet will have about this much
+    let of_a_document = match spec.input.format {
+        Some(InputFormat::None) => f64::from(spec.pack.length) * TEXT_BYTES_PER_TOKEN,
+        _ => 1.0,
+    };
+    ((bytes / of_a_document) as u64).max(1)
 }
 
 /// The hash of a job, and what went into it.
@@ -237,6 +267,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("/tokenizer", "path"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),
+        ("/extract/sequential", "slots"),
         ("/output", "card"),
         ("/output", "path"),
         ("/output", "storage"),

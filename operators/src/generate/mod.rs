@@ -105,7 +105,7 @@ struct Generate {
 impl Operator for Generate {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let mut writer = Writer::new(self.teacher.as_ref(), Arc::clone(&self.config))?;
-        writer.push((), batch, Arc::clone(&self.meter))?;
+        writer.push((), batch, Arc::clone(&self.meter)).map_err(|((), error)| error)?;
         while !writer.is_idle() {
             for ((), written) in writer.step() {
                 let Written { batch, statistics, .. } = written?;

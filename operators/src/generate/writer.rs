@@ -13,7 +13,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{RecordBatch, UInt32Array, UInt64Array};
+use arrow::array::{AsArray, RecordBatch, UInt32Array};
+use arrow::datatypes::UInt64Type;
+use arrow::error::ArrowError;
 use rayon::prelude::*;
 use stillhouse_noise::{DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler};
 use stillhouse_teacher::{Decoding, Teacher};
@@ -22,8 +24,7 @@ use super::rows::{self, Text, Written};
 use super::{GenerateConfig, NAME, sampling};
 use crate::extract::noise_error;
 use crate::operator::{Measure, Meter, OperatorError};
-use crate::pieces::typed;
-use crate::rows::{ListRows, sequence_ids};
+use crate::rows::{ListRows, column, sequence_ids};
 
 /// Texts that wait, are written, or have ended in a batch that has others.
 pub struct Writer<'t, T> {
@@ -95,28 +96,17 @@ impl<'t, T> Writer<'t, T> {
     /// One more batch of prompts; `ticket` comes back with what was written.
     ///
     /// # Errors
-    /// When it is no batch of prompts.
-    pub fn push(&mut self, ticket: T, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<(), OperatorError> {
-        let arrow = OperatorError::arrow(NAME);
-        let ids = sequence_ids(batch).map_err(&arrow)?;
-        let documents: &UInt64Array = typed(batch, "document_id", NAME)?;
-        let lists = ListRows::of(batch, "prompt").map_err(&arrow)?;
-        let prompts: &UInt32Array = lists.values("prompt").map_err(&arrow)?;
-        let bos = self.config.extract.bos;
-        let number = self.pushed;
+    /// With the ticket, when it is no batch of prompts.
+    pub fn push(&mut self, ticket: T, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<(), (T, OperatorError)> {
+        let (number, bos) = (self.pushed, self.config.extract.bos);
+        let texts = match texts(batch, number, bos) {
+            Ok(texts) => texts,
+            Err(error) => return Err((ticket, OperatorError::Arrow { operator: NAME, source: error })),
+        };
         self.pushed += 1;
-        self.waiting.extend((0..batch.num_rows()).map(|row| {
-            let prompt = &prompts.values()[lists.range(row)];
-            Text::new((number, row), (ids.value(row), documents.value(row)), bos, prompt)
-        }));
-        self.batches.push(Batch {
-            ticket,
-            number,
-            ended: Vec::new(),
-            left: batch.num_rows(),
-            busy: Duration::ZERO,
-            meter,
-        });
+        self.waiting.extend(texts);
+        let (ended, left) = (Vec::new(), batch.num_rows());
+        self.batches.push(Batch { ticket, number, ended, left, busy: Duration::ZERO, meter });
         Ok(())
     }
 
@@ -254,4 +244,18 @@ impl<'t, T> Writer<'t, T> {
         }
         done
     }
+}
+
+/// The texts of a batch of prompts, not begun yet.
+fn texts(batch: &RecordBatch, number: usize, bos: u32) -> Result<Vec<Text>, ArrowError> {
+    let ids = sequence_ids(batch)?;
+    let lists = ListRows::of(batch, "prompt")?;
+    let prompts = lists.values::<UInt32Array>("prompt")?.values();
+    let documents = column(batch, "document_id")?.as_primitive_opt::<UInt64Type>();
+    let documents = documents.ok_or_else(|| ArrowError::SchemaError("column document_id has not type uint64".into()))?;
+    let text = |row: usize| {
+        let key = (ids.value(row), documents.value(row));
+        Text::new((number, row), key, bos, &prompts[lists.range(row)])
+    };
+    Ok((0..batch.num_rows()).map(text).collect())
 }

@@ -3,6 +3,7 @@
 use crate::contract::Decoding;
 use crate::cpu::CpuTeacher;
 use crate::error::{Result, TeacherError};
+use crate::model::check_goes_on;
 use crate::net::{DecodeWork, Kept};
 
 /// Slots for sequences that go on.
@@ -28,10 +29,7 @@ impl<'a> CpuDecoding<'a> {
         if slots == 0 {
             return invalid("number of slots", slots, "at least 1".into());
         }
-        if !teacher.net.goes_on_to(length) {
-            let valid = "at most the context before LongRoPE stretched it: beyond, every position is rotated by the sequence's whole length";
-            return invalid("length of a sequence that goes on", length, valid.into());
-        }
+        check_goes_on(&teacher.net, length)?;
         let slots = (0..slots).map(|_| Kept::new(&teacher.net, length)).collect::<Result<_>>()?;
         Ok(Self { teacher, length, slots, work: DecodeWork::default(), states: Vec::new(), rows: Vec::new() })
     }

@@ -98,12 +98,22 @@ pub fn check_weights(path: &Path) -> Result<()> {
 /// Bytes that a slot of [`Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
 ///
 /// # Errors
-/// As [`check_weights`].
+/// As [`check_weights`]; with a length that LongRoPE stretches, as those positions are rotated by a sequence's whole length.
 pub fn decoding_bytes(path: &Path, length: usize) -> Result<u64> {
     let (net, _) = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers)?;
+    check_goes_on(&net, length)?;
     let of_layer = |attention: &Attention| 2 * attention.kv_heads * attention.head_dim.next_multiple_of(16) * 4;
     let per_token: usize = net.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
     Ok((per_token * length.next_multiple_of(64)) as u64)
+}
+
+/// That a net goes on to so many tokens as it began.
+pub(crate) fn check_goes_on(net: &Net, length: usize) -> Result<()> {
+    if net.goes_on_to(length) {
+        return Ok(());
+    }
+    let valid = "at most the context before LongRoPE stretched it: beyond, every position is rotated by the sequence's whole length";
+    Err(TeacherError::Input { what: "length of a text that is written", got: length.to_string(), valid: valid.into() })
 }
 
 /// The weights of a model's files, with what its configuration says; nothing of them is read.

@@ -476,7 +476,7 @@ fn known_endings(format: InputFormat) -> &'static [&'static str] {
         InputFormat::Csv => &[".csv", ".tsv"],
         InputFormat::Parquet => &[".parquet", ".pq"],
         InputFormat::Arrow => &[".arrow", ".arrows", ".feather", ".ipc"],
-        InputFormat::Images => &[],
+        InputFormat::Images | InputFormat::None => &[],
     }
 }
 
