@@ -398,7 +398,8 @@ impl Checks<'_> {
         match stillhouse_teacher::devices(&spec.device).and_then(open) {
             Ok(on_cpu) => {
                 if !on_cpu && self.spec.sequential().is_some() {
-                    let message = "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
+                    let message =
+                        "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
                     self.push(Problem::new("extract.teacher.device", &spec.device, message));
                 }
             }

@@ -5,8 +5,8 @@
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
-    PackMode, Remainder, Separator, TeacherContext, TextDocument,
+    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
+    Remainder, Separator, TeacherContext, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
@@ -230,7 +230,10 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
         return;
     }
     if input.documents.is_none() {
-        problems.push(Problem::missing("input.documents", "is required with `format: none`: how many texts there are to be"));
+        problems.push(Problem::missing(
+            "input.documents",
+            "is required with `format: none`: how many texts there are to be",
+        ));
     }
     let given = [
         ("input.paths", !input.paths.is_empty()),
@@ -247,7 +250,8 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (name, holdout) in &input.holdout {
         let by_text = [("share", holdout.share.is_some()), ("documents", holdout.documents.is_some())];
         for (rule, _) in by_text.into_iter().filter(|(_, given)| *given) {
-            let message = "goes by the texts of documents, which are all alike with `format: none`; valid: last_documents";
+            let message =
+                "goes by the texts of documents, which are all alike with `format: none`; valid: last_documents";
             problems.push(Problem::missing(format!("input.holdout.{name}.{rule}"), message));
         }
     }
@@ -275,7 +279,8 @@ fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
         wrong("extract.context", "document", "sequence, as a row is one text");
     }
     if extract.noise.is_some() {
-        let message = "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
+        let message =
+            "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
     }
     let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
@@ -285,7 +290,9 @@ fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             problems.push(Problem::new(field, prompt, "with input.format none there are no prompts; valid: 0"));
         }
     } else if prompt == 0 {
-        let valid = format!("1 to {most}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos");
+        let valid = format!(
+            "1 to {most}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
+        );
         problems.push(Problem::new(field, prompt, format!("nothing of the input would be used; valid: {valid}")));
     } else if prompt > most {
         let message = format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {most}");

@@ -138,7 +138,8 @@ impl Sampler {
         if temperature <= 0.0 || (top_k == logits.len() && top_p >= 1.0) {
             return Left::All;
         }
-        let top = |n: usize| top_k_of_loaded(&self.softmax, logits, n).into_iter().map(|(k, _)| (k, logits[k as usize]));
+        let top =
+            |n: usize| top_k_of_loaded(&self.softmax, logits, n).into_iter().map(|(k, _)| (k, logits[k as usize]));
         let max = top(1).next().map_or(0.0, |(_, l)| f64::from(l));
         let weight = |l: f32| libm::exp((f64::from(l) - max) / temperature);
         let mut looked_at = if top_p >= 1.0 { top_k } else { top_k.min(FIRST_LOOK) };
@@ -157,7 +158,8 @@ impl Sampler {
             wide.iter().for_each(|(_, l)| shares.push(shares[shares.len() - 1] + weight(*l) / total));
             // how many come before an entry, and their share: those above it beyond doubt, or all that may be
             let before = |i: usize| {
-                let (own, places) = (f64::from(wide[i].1), |bound: f64| wide.partition_point(|(_, l)| f64::from(*l) >= bound));
+                let (own, places) =
+                    (f64::from(wide[i].1), |bound: f64| wide.partition_point(|(_, l)| f64::from(*l) >= bound));
                 match (off > 0.0, may) {
                     (false, _) => (i, shares[i]),
                     (true, true) => {
@@ -258,7 +260,8 @@ mod tests {
     #[test]
     fn errors_of_logits_cost_a_lead_no_more_than_is_said() {
         let mut close = 0;
-        for (temperature, top_k, top_p) in [(1.0, 0, 1.0), (0.5, 0, 0.8), (1.0, 12, 1.0), (1.5, 30, 0.7), (0.0, 0, 1.0)] {
+        for (temperature, top_k, top_p) in [(1.0, 0, 1.0), (0.5, 0, 0.8), (1.0, 12, 1.0), (1.5, 30, 0.7), (0.0, 0, 1.0)]
+        {
             let sampling = Sampling { temperature, top_k, top_p };
             let mut sampler = Sampler::new(200, sampling).unwrap();
             for position in 0..300 {
@@ -304,7 +307,10 @@ mod tests {
         let mut sampler = Sampler::new(3, Sampling::PLAIN).unwrap();
         let stream = NoiseStream::new(DrawKey::new(1, 0), 4, 2);
         let wrong = sampler.sample(&[0.0, f32::NAN, 1.0], &stream);
-        assert!(matches!(wrong, Err(NoiseError::NonFiniteLogit { sequence_id: 4, position: 2, index: 1, .. })), "{wrong:?}");
+        assert!(
+            matches!(wrong, Err(NoiseError::NonFiniteLogit { sequence_id: 4, position: 2, index: 1, .. })),
+            "{wrong:?}"
+        );
         assert!(sampler.sample(&[0.0; 2], &stream).is_err());
         assert!(sampler.lead(&[0.0; 3], 3, &stream, 0.0).is_err());
     }

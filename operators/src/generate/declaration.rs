@@ -58,10 +58,7 @@ impl Declaration for GenerateConfig {
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         let (given, valid) = (given(row)?.value(0), sequences(row)?.first().map_or(0, |s| s.valid as i32));
-        let facts = vec![
-            (GIVEN.to_owned(), given.to_string()),
-            ("written".to_owned(), (valid - given).to_string()),
-        ];
+        let facts = vec![(GIVEN.to_owned(), given.to_string()), ("written".to_owned(), (valid - given).to_string())];
         Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
     }
 
@@ -73,7 +70,8 @@ impl Declaration for GenerateConfig {
 /// The column `given`.
 pub(super) fn given(batch: &RecordBatch) -> Result<&Int32Array, ArrowError> {
     let typed = column(batch, GIVEN)?;
-    typed.as_any().downcast_ref().ok_or_else(|| {
-        ArrowError::SchemaError(format!("column {GIVEN} has the unexpected type {}", typed.data_type()))
-    })
+    typed
+        .as_any()
+        .downcast_ref()
+        .ok_or_else(|| ArrowError::SchemaError(format!("column {GIVEN} has the unexpected type {}", typed.data_type())))
 }

@@ -11,11 +11,7 @@ use crate::extract::sequences;
 use crate::invariants::Broken;
 use crate::rows::ListRows;
 
-pub(super) fn check(
-    config: &GenerateConfig,
-    batch: &RecordBatch,
-    broken: &mut Vec<Broken>,
-) -> Result<(), ArrowError> {
+pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let given = given(batch)?;
     let lists = ListRows::of(batch, columns::LOGPROB)?;
     let logprobs = lists.values::<Float32Array>(columns::LOGPROB)?.values();
@@ -23,7 +19,10 @@ pub(super) fn check(
         let mut wrong = |message: String| broken.push(Broken::new(row, message));
         let (given, valid) = (given.value(row), sequence.valid);
         let Some(first) = usize::try_from(given).ok().filter(|given| (1..valid).contains(given)) else {
-            wrong(format!("given is {given}, valid: 1 to {}, before the first token that was written", valid.max(1) - 1));
+            wrong(format!(
+                "given is {given}, valid: 1 to {}, before the first token that was written",
+                valid.max(1) - 1
+            ));
             continue;
         };
         if sequence.tokens.first() != config.pack.bos.as_ref() {

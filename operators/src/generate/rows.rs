@@ -50,7 +50,17 @@ impl Text {
     pub fn new(place: (usize, usize), (id, document): (u64, u64), bos: u32, prompt: &[u32]) -> Self {
         let tokens: Vec<u32> = std::iter::once(bos).chain(prompt.iter().copied()).collect();
         let given = tokens.len();
-        Self { place, id, document, tokens, given, seen: 0, logprob: Vec::new(), topk: Default::default(), failed: None }
+        Self {
+            place,
+            id,
+            document,
+            tokens,
+            given,
+            seen: 0,
+            logprob: Vec::new(),
+            topk: Default::default(),
+            failed: None,
+        }
     }
 
     /// What the teacher has not seen of it.

@@ -17,7 +17,9 @@ use arrow::array::{AsArray, RecordBatch, UInt32Array};
 use arrow::datatypes::UInt64Type;
 use arrow::error::ArrowError;
 use rayon::prelude::*;
-use stillhouse_noise::{DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler};
+use stillhouse_noise::{
+    DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler,
+};
 use stillhouse_teacher::{Decoding, Teacher};
 
 use super::rows::{self, Text, Written};
@@ -120,7 +122,9 @@ impl<'t, T> Writer<'t, T> {
     fn drop_texts(&mut self, number: usize) {
         self.waiting.retain(|text| text.place.0 != number);
         let slots = self.slots.iter_mut();
-        slots.filter(|slot| slot.text.as_ref().is_some_and(|text| text.place.0 == number)).for_each(|slot| slot.text = None);
+        slots
+            .filter(|slot| slot.text.as_ref().is_some_and(|text| text.place.0 == number))
+            .for_each(|slot| slot.text = None);
     }
 
     /// A token for every text in a slot; the batches that are whole then, or have failed.
@@ -252,7 +256,8 @@ fn texts(batch: &RecordBatch, number: usize, bos: u32) -> Result<Vec<Text>, Arro
     let lists = ListRows::of(batch, "prompt")?;
     let prompts = lists.values::<UInt32Array>("prompt")?.values();
     let documents = column(batch, "document_id")?.as_primitive_opt::<UInt64Type>();
-    let documents = documents.ok_or_else(|| ArrowError::SchemaError("column document_id has not type uint64".into()))?;
+    let documents =
+        documents.ok_or_else(|| ArrowError::SchemaError("column document_id has not type uint64".into()))?;
     let text = |row: usize| {
         let key = (ids.value(row), documents.value(row));
         Text::new((number, row), key, bos, &prompts[lists.range(row)])

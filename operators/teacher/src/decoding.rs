@@ -46,7 +46,11 @@ impl<'a> CpuDecoding<'a> {
             };
             let room = self.length - kept.length();
             if tokens.is_empty() || tokens.len() > room {
-                return invalid("number of tokens of a slot", tokens.len(), format!("1 to {room}, for which there is room"));
+                return invalid(
+                    "number of tokens of a slot",
+                    tokens.len(),
+                    format!("1 to {room}, for which there is room"),
+                );
             }
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
                 return invalid("token", token, format!("0 to {}", vocab - 1));

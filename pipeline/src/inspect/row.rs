@@ -1,7 +1,9 @@
 //! Decoding one row for a person.
 
 use arrow::array::{BooleanArray, RecordBatch, UInt64Array};
-use stillhouse_noise::{Correction, DrawKey, NoiseStream, StoredToken, decode as decode_noise, prior_noise, sequential_noise};
+use stillhouse_noise::{
+    Correction, DrawKey, NoiseStream, StoredToken, decode as decode_noise, prior_noise, sequential_noise,
+};
 use stillhouse_operators::extract::{Sequence, sequences};
 use stillhouse_operators::invariants::{float_column, unsigned_column};
 use stillhouse_operators::rows::ListRows;
@@ -69,7 +71,11 @@ struct Decoder<'a> {
 
 /// The stored noise of one row.
 enum StoredNoise {
-    Replay { counts: Vec<u32>, indices: Vec<u32>, logprobs: Vec<f32> },
+    Replay {
+        counts: Vec<u32>,
+        indices: Vec<u32>,
+        logprobs: Vec<f32>,
+    },
     Dense(Vec<f32>),
     /// Of text that the teacher wrote: the prior's, of which nothing is stored.
     Prior,

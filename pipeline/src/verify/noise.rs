@@ -18,9 +18,9 @@ use rayon::prelude::*;
 use stillhouse_noise::{
     Correction, DrawKey, Judged, NoiseError, NoiseStream, Sampler, Softmax, StoredToken, judge, judge_dense,
 };
-use stillhouse_operators::generate::{GIVEN, sampling};
 use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
+use stillhouse_operators::generate::{GIVEN, sampling};
 use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
 use stillhouse_operators::operator::{Counters, OperatorError};
 use stillhouse_schemas::columns;
@@ -295,7 +295,11 @@ impl Recomputed<'_> {
             }
             // the bound of `Sampler::lead`
             if lead < -self.lead_slack {
-                let lost = if lead == f64::NEG_INFINITY { "is not among those that may be written".into() } else { format!("loses by {:.3e}", -lead) };
+                let lost = if lead == f64::NEG_INFINITY {
+                    "is not among those that may be written".into()
+                } else {
+                    format!("loses by {:.3e}", -lead)
+                };
                 found.fault(place(), format!("the teacher did not write this token: under the seed's noise it {lost}"));
             }
         }

@@ -183,9 +183,11 @@ mod tests {
             (1, 128, 1, None, Some(2.0)),
         ] {
             let row = (group + 2) * dim + 3;
-            let numbers: Vec<f32> = (0..length * row).map(|i| (i as f32 * 0.73).sin() * 2.0 + i as f32 * 1e-4).collect();
+            let numbers: Vec<f32> =
+                (0..length * row).map(|i| (i as f32 * 0.73).sin() * 2.0 + i as f32 * 1e-4).collect();
             let (keys, values) = (&numbers[group * dim..], &numbers[(group + 1) * dim..]);
-            let whole = Heads { queries: &numbers, keys, values, stride: row, group, dim, scale: 0.4, soft_cap, window };
+            let whole =
+                Heads { queries: &numbers, keys, values, stride: row, group, dim, scale: 0.4, soft_cap, window };
             let width = group * dim;
             let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {

@@ -6,9 +6,7 @@
 //!        └───────────────── the next request
 //! ```
 
-use super::{
-    Arc, Done, GenerateConfig, Meter, RecordBatch, Reply, Request, Teacher, UnderWay, Writer, mpsc,
-};
+use super::{Arc, Done, GenerateConfig, Meter, RecordBatch, Reply, Request, Teacher, UnderWay, Writer, mpsc};
 
 /// A request.
 pub(super) struct Prompts {
