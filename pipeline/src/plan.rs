@@ -256,6 +256,10 @@ impl JobHash {
 pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash> {
     let mut job =
         serde_json::to_value(&prepared.spec).map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
+    if let (Some(written), Some(Value::Object(extract))) = (prepared.spec.sequential(), job.pointer_mut("/extract")) {
+        // left out, the section is its defaults
+        extract.insert("sequential".into(), json!(written));
+    }
     let elsewhere = [
         ("", "name"),
         ("", "engine"),

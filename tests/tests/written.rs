@@ -69,14 +69,14 @@ fn text_is_the_same_whatever_writes_it() {
     }
     // a shard that is lost is written again to the same bytes
     let name = made.keys().next().unwrap();
-    fs::remove_file(dataset.join(name)).unwrap();
+    fs::remove_file(dataset.join("data").join(name)).unwrap();
     scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
     assert_eq!(shards(&dataset), made);
     // other splits: where the sequence's number is the same, so is the text
     fs::remove_dir_all(&dataset).unwrap();
     scratch.make(&with(job(), &json!({"input": {"split_megabytes": 0.001}})));
     assert!(shards(&dataset).len() > 3, "{:?}", shards(&dataset));
-    assert_eq!((0..9).map(|row| tokens(&scratch, row)).collect::<Vec<_>>(), first[..9]);
+    assert_eq!((0..5).map(|row| tokens(&scratch, row)).collect::<Vec<_>>(), first[..5]);
 }
 
 #[test]
