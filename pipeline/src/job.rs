@@ -16,7 +16,7 @@ use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
     Boundary, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
 };
-use stillhouse_teacher::{DeviceChoice, TeacherConfig};
+use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
@@ -389,8 +389,13 @@ impl Checks<'_> {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
             return None;
         }
-        if let Err(e) = stillhouse_teacher::check_weights(&path) {
-            self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
+        match stillhouse_teacher::check_weights(&path, &spec.ignore_tensors) {
+            Ok(()) => {}
+            Err(e @ TeacherError::Ignored { .. }) => {
+                let got = format!("{:?}", spec.ignore_tensors);
+                self.push(Problem::new("extract.teacher.ignore_tensors", got, chain(&e)));
+            }
+            Err(e) => self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e))),
         }
         let open = |devices: Vec<DeviceChoice>| -> stillhouse_teacher::Result<bool> {
             devices.into_iter().try_fold(true, |all, device| Ok(all & device.open()?.is_cpu()))
@@ -408,7 +413,8 @@ impl Checks<'_> {
         let length = self.spec.pack.length;
         if self.spec.sequential().is_some()
             && !self.problems.touches(FIELD)
-            && let Err(e) = stillhouse_teacher::decoding_bytes(&path, length as usize)
+            && !self.problems.touches("extract.teacher.ignore_tensors")
+            && let Err(e) = stillhouse_teacher::decoding_bytes(&path, length as usize, &spec.ignore_tensors)
         {
             self.push(Problem::new("pack.length", length, chain(&e)));
         }

@@ -173,7 +173,8 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
 
 fn slots(prepared: &Prepared) -> Result<Option<Slots>> {
     let (Some(written), Some(teacher)) = (prepared.spec.sequential(), &prepared.teacher) else { return Ok(None) };
-    let bytes = stillhouse_teacher::decoding_bytes(&teacher.path, prepared.spec.pack.length as usize)
+    let ignore = prepared.spec.extract.as_ref().map_or(&[][..], |e| &e.teacher.ignore_tensors);
+    let bytes = stillhouse_teacher::decoding_bytes(&teacher.path, prepared.spec.pack.length as usize, ignore)
         .map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
     Ok(Some(Slots { slots: written.slots, bytes: bytes * u64::from(written.slots) }))
 }

@@ -256,7 +256,7 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
                 .1
         })
         .collect();
-    let lengths: BTreeSet<usize> = alone.iter().flat_map(|batch| texts(batch)).map(|text| text.len()).collect();
+    let lengths: BTreeSet<usize> = alone.iter().flat_map(texts).map(|text| text.len()).collect();
     assert!(lengths.len() > 8 && lengths.contains(&24), "texts that end at many places: {lengths:?}");
     for slots in [2, 5, 16, 100] {
         let config = chain_config(json!({"prompt_tokens": 3, "slots": slots}), 24);

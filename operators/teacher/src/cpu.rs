@@ -35,9 +35,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CpuTeacher {
-    pub(crate) fn load(path: &Path, dtype: Precision) -> Result<Self> {
+    pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
         let config = TeacherConfig::read(path)?;
-        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights)?;
+        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights, ignore)?;
         let mut info = describe(path, &config, &weights, dtype, "cpu");
         let arithmetic = dtype.arithmetic();
         if arithmetic != Arithmetic::F32 {

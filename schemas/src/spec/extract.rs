@@ -45,6 +45,11 @@ pub struct TeacherSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub max_mean_kl_nats: Option<f64>,
+    /// Names of tensors among the weights that are no part of the model, `*` for any characters: `medusa_head.*` of a student whose backbone
+    /// is the teacher. Each has to fit a tensor, and none of the model's. All other tensors that the model does not have are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1000)))]
+    pub ignore_tensors: Vec<String>,
     /// Tokens of one forward pass (rows × length); at least one row is always taken.
     #[serde(default = "default_batch_tokens")]
     #[schemars(range(min = 1, max = 16_777_216))]

@@ -149,6 +149,7 @@ impl Net {
     fn layer(&self, number: usize, pieces: &mut [Piece<'_>], work: &mut Work) -> Result<()> {
         let layer = &self.layers[number];
         let Work { x, qkv, heads, scratch, angles, attention } = work;
+        let attention = &*attention;
         let (width, qkv_width) = (layer.attention.width(), layer.attention.qkv_width());
         let rows = x.len() / self.width;
         qkv.resize(rows * qkv_width, 0.0);

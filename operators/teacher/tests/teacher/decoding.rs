@@ -136,7 +136,7 @@ fn the_memory_of_slots_is_what_is_said() {
     for model in MODELS {
         let teacher = load(&testdata(model), &options(Precision::F32)).unwrap();
         let length = 100.min(teacher.info().max_positions);
-        let said = decoding_bytes(&testdata(model), length).unwrap() * 3;
+        let said = decoding_bytes(&testdata(model), length, &[]).unwrap() * 3;
         let taken = teacher.decoding(3, length).unwrap().bytes() as u64;
         assert!(taken <= said && said <= 2 * taken + (1 << 20), "{model}: {taken} of {said}");
     }
