@@ -14,6 +14,7 @@
 pub mod clean;
 pub mod declaration;
 pub mod extract;
+pub mod generate;
 pub mod grid;
 pub mod images;
 pub mod invariants;

@@ -27,6 +27,8 @@ pub const OPERATORS: &[&dyn Kind] = &[
     &Of::<crate::pack::PackConfig>::KIND,
     &Of::<crate::grid::GridConfig>::KIND,
     &Of::<crate::extract::ExtractConfig>::KIND,
+    &Of::<crate::generate::PromptsConfig>::KIND,
+    &Of::<crate::generate::GenerateConfig>::KIND,
     &Of::<crate::subtokens::SubtokensConfig>::KIND,
     &Of::<crate::partitions::PartitionsConfig>::KIND,
     &Of::<crate::orders::OrdersConfig>::KIND,

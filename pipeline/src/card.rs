@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use stillhouse_operators::registry;
 use stillhouse_schemas::manifest::{Manifest, Statistic, Totals};
-use stillhouse_schemas::spec::{Noise, NoiseCodec};
+use stillhouse_schemas::spec::{Noise, NoiseCodec, Sequential};
 
 /// How the noise of one token is made again with numpy alone.
 const REPLAY: &str = include_str!("card_replay.py");
@@ -118,6 +118,13 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
     if let Some(perplexity) = manifest.statistics.perplexity() {
         let _ = writeln!(text, "- Perplexity of the text under the teacher: {perplexity:.2}");
     }
+    if let (Some(seed), Some(written)) = (manifest.noise_seed, manifest.job.sequential()) {
+        let prompts = match written.prompt_tokens {
+            0 => "after bos".to_owned(),
+            n => format!("after the first {n} tokens of each document"),
+        };
+        let _ = writeln!(text, "- The text was written by the teacher {prompts}: {}", sampled(&written, seed));
+    }
     if let (Some(seed), Some(noise)) = (manifest.noise_seed, noise(manifest)) {
         let stored = match noise.codec {
             NoiseCodec::Replay => format!(
@@ -134,6 +141,30 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
         let _ = writeln!(text, "- Sub-tokens: {} digits in base {}, most significant first", s.length, s.base);
     }
     let _ = writeln!(text, "- Job: hash `{}`; every setting is in `manifest.json` under `job`\n", manifest.job_hash);
+}
+
+/// How the tokens of written text were chosen, and what that makes of them.
+fn sampled(written: &Sequential, seed: u64) -> String {
+    let noise = format!("ξ = −ln e of the seed {seed}, of which nothing is stored");
+    if written.is_plain() {
+        return format!("each token is argmax(l + ξ), {noise}, and so a sample of the teacher's own distribution");
+    }
+    let Sequential { temperature, top_k, top_p, .. } = written;
+    if *temperature == 0.0 {
+        return "each token is the teacher's likeliest: no sample of its distribution, and no noise belongs to it"
+            .into();
+    }
+    let mut cut = format!("T = {temperature}");
+    if *top_k > 0 {
+        let _ = write!(cut, ", the {top_k} likeliest tokens");
+    }
+    if *top_p < 1.0 {
+        let _ = write!(cut, ", of these the fewest that reach a probability of {top_p}");
+    }
+    format!(
+        "each token is argmax(l/T + ξ) over what is left ({cut}), {noise}. This is text of a truncated teacher: ξ is no posterior noise of the \
+         teacher's own distribution, which `logprob` is of"
+    )
 }
 
 fn what_went_in(manifest: &Manifest, text: &mut String) {
@@ -202,7 +233,7 @@ fn loading(manifest: &Manifest, text: &mut String) {
         With the Python package of Stillhouse, which also shuffles and resumes for training:\n\n\
         ```python\nimport stillhouse\n\nds = stillhouse.open(\"path/to/this/folder\")\n";
     let replayed = noise(manifest).filter(|noise| noise.codec == NoiseCodec::Replay);
-    if replayed.is_some() {
+    if replayed.is_some() || manifest.job.sequential().is_some() {
         *text += "batch = ds[:4]\nprobabilities = stillhouse.noise.replay(batch, [[0, 1]] * 4, out=\"softmax\")  # softmax(ξ) [4, 2, V]: \
             four rows, two positions\n";
     }
@@ -317,6 +348,28 @@ mod tests {
             json!({"teacher": {"path": "${MODELS}/gpt2"}, "noise": {"codec": "replay", "tolerance": 1e-3, "draws": 2}});
         let card = card(&manifest(&extract, &json!({"license": "CC-BY-4.0"})));
         insta::assert_snapshot!(card.replace(REPLAY, "(card_replay.py)\n"));
+    }
+
+    /// Text of a truncated teacher is marked as what it is.
+    #[test]
+    fn a_card_says_how_text_was_written() {
+        let line = |written: serde_json::Value| {
+            let extract = json!({"teacher": {"path": "t"}, "mode": "sequential", "sequential": written});
+            let card = card(&manifest(&extract, &json!({})));
+            assert!(card.contains("stillhouse.noise.replay(batch"), "{card}");
+            card.lines().find(|line| line.contains("written by the teacher")).unwrap().to_owned()
+        };
+        let plain = line(json!({}));
+        assert!(plain.contains("after bos: each token is argmax(l + ξ), ξ = −ln e of the seed 42"), "{plain}");
+        assert!(plain.ends_with("and so a sample of the teacher's own distribution"), "{plain}");
+        let cut = line(json!({"prompt_tokens": 8, "temperature": 0.7, "top_k": 50, "top_p": 0.9}));
+        assert!(cut.contains("after the first 8 tokens of each document"), "{cut}");
+        assert!(
+            cut.contains("T = 0.7, the 50 likeliest tokens, of these the fewest that reach a probability of 0.9"),
+            "{cut}"
+        );
+        assert!(cut.contains("text of a truncated teacher: ξ is no posterior noise"), "{cut}");
+        assert!(line(json!({"temperature": 0.0})).contains("the teacher's likeliest"));
     }
 
     #[test]

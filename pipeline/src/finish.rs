@@ -43,7 +43,6 @@ pub fn manifest(
         total.bytes += shard.bytes;
     }
     let spec = &prepared.spec;
-    let has_noise = spec.extract.as_ref().is_some_and(|e| e.noise.is_some());
     let subtokens = prepared.operators.iter().find_map(|o| o.config::<SubtokensConfig>());
     let subtokens = subtokens.map(|c| SubtokenRecord { base: c.base, length: c.length as u32 });
     Ok(Manifest {
@@ -63,7 +62,7 @@ pub fn manifest(
             bos_token_id: found.bos,
         }),
         vocab_size: prepared.vocab_size as u64,
-        noise_seed: has_noise.then(|| spec.noise_seed()),
+        noise_seed: spec.has_noise().then(|| spec.noise_seed()),
         subtokens,
         columns: columns(&schema(&prepared.operators)),
         splits,

@@ -14,9 +14,9 @@ use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary,
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, Input, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
 };
-use stillhouse_teacher::{DeviceChoice, TeacherConfig};
+use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
@@ -255,6 +255,10 @@ impl Checks<'_> {
 
     fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
+        if input.format == Some(InputFormat::None) && !self.problems.touches("input.format") {
+            let (name, files) = (INPUT_TABLE.to_owned(), vec![InputFile::nothing()]);
+            return Some(vec![QueryTable { name, field: "input".into(), input: input.clone(), files }]);
+        }
         let sources = input.sources();
         let unknown = ["input.format", "input.tables", "input.images", "input.codes"];
         if unknown.iter().any(|field| self.problems.touches(field)) || sources.is_empty() {
@@ -389,14 +393,35 @@ impl Checks<'_> {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
             return None;
         }
-        if let Err(e) = stillhouse_teacher::check_weights(&path) {
-            self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
+        match stillhouse_teacher::check_weights(&path, &spec.ignore_tensors) {
+            Ok(()) => {}
+            Err(e @ TeacherError::Ignored { .. }) => {
+                let got = format!("{:?}", spec.ignore_tensors);
+                self.push(Problem::new("extract.teacher.ignore_tensors", got, chain(&e)));
+            }
+            Err(e) => self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e))),
         }
-        let open = |devices: Vec<DeviceChoice>| devices.into_iter().try_for_each(|device| device.open().map(|_| ()));
-        if let Err(e) = stillhouse_teacher::devices(&spec.device).and_then(open) {
-            self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
+        let open = |devices: Vec<DeviceChoice>| -> stillhouse_teacher::Result<bool> {
+            devices.into_iter().try_fold(true, |all, device| Ok(all & device.open()?.is_cpu()))
+        };
+        match stillhouse_teacher::devices(&spec.device).and_then(open) {
+            Ok(on_cpu) => {
+                if !on_cpu && self.spec.sequential().is_some() {
+                    let message =
+                        "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
+                    self.push(Problem::new("extract.teacher.device", &spec.device, message));
+                }
+            }
+            Err(e) => self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e))),
         }
         let length = self.spec.pack.length;
+        if self.spec.sequential().is_some()
+            && !self.problems.touches(FIELD)
+            && !self.problems.touches("extract.teacher.ignore_tensors")
+            && let Err(e) = stillhouse_teacher::decoding_bytes(&path, length as usize, &spec.ignore_tensors)
+        {
+            self.push(Problem::new("pack.length", length, chain(&e)));
+        }
         if length as usize > config.max_positions {
             self.push(Problem::new(
                 "pack.length",

@@ -14,8 +14,7 @@ use stillhouse_operators::registry::bytes_per_token;
 use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS};
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
-use stillhouse_schemas::spec::JobSpec;
-use stillhouse_schemas::spec::Schedule;
+use stillhouse_schemas::spec::{InputFormat, JobSpec, Schedule};
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -57,6 +56,9 @@ pub struct Plan {
     pub estimated_tokens: Option<u64>,
     /// Estimated bytes of the data set.
     pub estimated_bytes: Option<u64>,
+    /// What a teacher that writes has room for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<Slots>,
     /// What `~` and variables in the job's paths stand for, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
@@ -100,6 +102,15 @@ fn idle_steps(prepared: &Prepared) -> Vec<IdleSteps> {
             elbow: elbow == Some(at),
         })
         .collect()
+}
+
+/// Texts that a teacher writes at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Slots {
+    /// How many.
+    pub slots: u32,
+    /// Bytes of keys and values that are kept for all of them.
+    pub bytes: u64,
 }
 
 /// What is at the output of a job.
@@ -176,11 +187,13 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
     let physical =
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
-    let tokens = match prepared.spec.input.row_length() {
-        Some(length) => numbers(&splits, length),
-        None => {
-            Some(text_bytes(&splits)).filter(|text| *text > 0).map(|text| (text as f64 / TEXT_BYTES_PER_TOKEN) as u64)
-        }
+    let spec = &prepared.spec;
+    let text = text_bytes(&splits);
+    let tokens = match (spec.input.row_length(), spec.input.documents) {
+        (Some(length), _) => numbers(&splits, length),
+        // at most: texts may end before
+        (None, Some(documents)) => Some(documents * u64::from(spec.pack.length)),
+        (None, None) => (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64),
     };
     Ok(Plan {
         name: prepared.spec.name.clone(),
@@ -199,8 +212,17 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
         idle_steps: idle_steps(prepared),
+        slots: slots(prepared)?,
         environment: prepared.environment.clone(),
     })
+}
+
+fn slots(prepared: &Prepared) -> Result<Option<Slots>> {
+    let (Some(written), Some(teacher)) = (prepared.spec.sequential(), &prepared.teacher) else { return Ok(None) };
+    let ignore = prepared.spec.extract.as_ref().map_or(&[][..], |e| &e.teacher.ignore_tensors);
+    let bytes = stillhouse_teacher::decoding_bytes(&teacher.path, prepared.spec.pack.length as usize, ignore)
+        .map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
+    Ok(Some(Slots { slots: written.slots, bytes: bytes * u64::from(written.slots) }))
 }
 
 /// The splits over these files.
@@ -243,7 +265,7 @@ fn numbers(splits: &[SplitRecord], length: u64) -> Option<u64> {
     Some(sum * length)
 }
 
-/// Size of a split so that its shard comes out at about `output.shard_megabytes`.
+/// Size of a split, in bytes of text or in documents where these have none, so that its shard comes out at about `output.shard_megabytes`.
 fn split_bytes(prepared: &Prepared) -> u64 {
     let spec = &prepared.spec;
     let per_token = || bytes_per_token(&prepared.operators, prepared.vocab_size);
@@ -253,7 +275,12 @@ fn split_bytes(prepared: &Prepared) -> u64 {
         None if spec.input.is_rows() => spec.output.shard_megabytes * 1e6 / per_token(),
         None => spec.output.shard_megabytes * 1e6 / per_token() * TEXT_BYTES_PER_TOKEN,
     };
-    (bytes as u64).max(1)
+    // documents that have no text yet will have about this much
+    let of_a_document = match spec.input.format {
+        Some(InputFormat::None) => f64::from(spec.pack.length) * TEXT_BYTES_PER_TOKEN,
+        _ => 1.0,
+    };
+    ((bytes / of_a_document) as u64).max(1)
 }
 
 /// The hash of a job, and what went into it.
@@ -292,6 +319,10 @@ impl JobHash {
 pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash> {
     let mut job =
         serde_json::to_value(&prepared.spec).map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
+    if let (Some(written), Some(Value::Object(extract))) = (prepared.spec.sequential(), job.pointer_mut("/extract")) {
+        // left out, the section is its defaults
+        extract.insert("sequential".into(), json!(written));
+    }
     let elsewhere = [
         ("", "name"),
         ("", "engine"),
@@ -303,6 +334,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("/tokenizer", "path"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),
+        ("/extract/sequential", "slots"),
         ("/output", "card"),
         ("/output", "path"),
         ("/output", "storage"),

@@ -125,6 +125,7 @@ pub(crate) fn load(
         batch_tokens: spec.batch_tokens as usize,
         length,
         dtype: precision(dtype).unwrap_or_default(),
+        ignore_tensors: spec.ignore_tensors.clone(),
     };
     stillhouse_teacher::load(path, &options).map(Arc::from).map_err(failed)
 }

@@ -31,7 +31,7 @@ Rows = Union[slice, Sequence[int], Sequence[bool], np.ndarray, "torch.Tensor"]
 
 DenseColumn = Literal[
     "sequence_id", "input_ids", "attention_mask", "logprob", "noise_count", "noise", "topk_index", "topk_logprob",
-    "subtokens", "partition", "partition_t", "order", "block", "label",
+    "given", "subtokens", "partition", "partition_t", "order", "block", "label",
 ]  # fmt: skip
 RaggedColumn = Literal["document_offsets", "document_ids", "noise_index", "noise_logprob"]
 

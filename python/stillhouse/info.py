@@ -11,7 +11,8 @@ from typing import Any, Literal
 class NoiseInfo:
     """How the noise of a data set was stored.
 
-    ``codec`` is ``"replay"`` or ``"dense"``; ``seed`` is that of the generator (``noise_seed`` of the manifest, u64);
+    ``codec`` is ``"replay"`` or ``"dense"``, or ``"prior"`` for text that the teacher wrote (``extract.mode: sequential``), of whose noise
+    nothing is stored: ξ_k = −ln e_k for every k. ``seed`` is that of the generator (``noise_seed`` of the manifest, u64);
     ``draws`` is D, the independent noises per token; ``tolerance`` bounds the total variation between stored and exact
     softmax(ξ) of every token (codec ``replay``; 0 for ``dense``). ``condition`` says whether argmax(l + ξ) is the observed
     token for all noise as it is stored (data sets of older versions do not promise it).
@@ -60,26 +61,36 @@ class Info:
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Info:
         """Takes the facts out of a parsed ``manifest.json``."""
         job = manifest["job"]
-        noise = (job.get("extract") or {}).get("noise")
-        seed = manifest.get("noise_seed")
         subtokens = manifest.get("subtokens")
         partitions = job.get("partitions") or {}
         tokens = manifest["tokenizer"].get("special_tokens", {})
         return cls(
             vocab_size=int(manifest["vocab_size"]),
             length=int(job["pack"]["length"]),
-            noise=None
-            if noise is None or seed is None
-            else NoiseInfo(
-                codec=noise["codec"],
-                seed=int(seed),
-                draws=int(noise["draws"]),
-                tolerance=float(noise["tolerance"]) if noise["codec"] == "replay" else 0.0,
-                condition=bool(noise.get("condition", False)),
-            ),
+            noise=_noise_of(job.get("extract") or {}, manifest.get("noise_seed")),
             subtokens=None if subtokens is None else SubtokenInfo(int(subtokens["base"]), int(subtokens["length"])),
             schedule_power=float(partitions["power"]) if partitions.get("schedule") == "polynomial" else 1.0,
             special_tokens={role: int(token["id"]) for role, token in tokens.items()},
             context=(job.get("extract") or {}).get("context", "sequence"),
             block_length=partitions.get("block_length"),
         )
+
+
+def _noise_of(extract: Mapping[str, Any], seed: Any) -> NoiseInfo | None:
+    """The noise of a job with this ``extract``."""
+    noise = extract.get("noise")
+    if seed is None:
+        return None
+    if extract.get("mode") == "sequential":
+        written = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **(extract.get("sequential") or {})}
+        plain = written["temperature"] == 1.0 and written["top_k"] == 0 and written["top_p"] >= 1.0
+        return NoiseInfo(codec="prior", seed=int(seed), condition=plain)
+    if noise is None:
+        return None
+    return NoiseInfo(
+        codec=noise["codec"],
+        seed=int(seed),
+        draws=int(noise["draws"]),
+        tolerance=float(noise["tolerance"]) if noise["codec"] == "replay" else 0.0,
+        condition=bool(noise.get("condition", False)),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, Maker
+from conftest import ROOT, WORDS, Maker, merged, run, words
 
 import stillhouse
 from stillhouse import views
@@ -156,3 +156,61 @@ def test_columns_that_a_job_did_not_make(plain: pathlib.Path) -> None:
     with pytest.raises(stillhouse.ColumnError, match=r"partitions: \{views"):
         views.pgm.partition(batch, view=0)
     assert views.pgm.partition(batch).groups.any()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """Makes a data set of texts that the teacher `llama-gqa` wrote, with the whole of its distribution."""
+
+    def make(name: str, patch: dict[str, Any]) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp(name)
+        words(folder)
+        job = {
+            "input": {"format": "none", "documents": 9},
+            "tokenizer": {"path": "tokenizer.json", "bos": "<s>", "eos": "</s>", "pad": "<pad>"},
+            "pack": {"mode": "pad", "length": 12},
+            "extract": {
+                "teacher": {"path": str(ROOT / "operators/teacher/testdata/llama-gqa"), "device": "cpu"},
+                "mode": "sequential",
+                "topk": WORDS,
+            },
+        }
+        return run(folder, merged(job, patch))
+
+    return make
+
+
+@pytest.mark.parametrize("backend", ["rust", "torch"])
+def test_the_noise_of_written_text_is_replayed_from_the_seed_alone(written: Maker, backend: str) -> None:
+    """ξ = −ln e at every position, nothing is stored, and argmax_k(l_k + ξ_k) is every token that the teacher wrote."""
+    batch = stillhouse.open(written("plain", {}))[:]
+    assert batch.info is not None and batch.info.noise is not None
+    assert (batch.info.noise.codec, batch.info.noise.draws, batch.info.noise.condition) == ("prior", 1, True)
+    assert not any(name.startswith("noise") for name in batch)
+    given, mask = batch["given"], batch["attention_mask"]
+    at = (np.arange(batch["input_ids"].shape[1]) >= given[:, None]) & mask
+    assert at.sum() > 50 and not at[:, 0].any()
+    source = batch if backend == "rust" else batch.torch()
+    xi = np.asarray(stillhouse.noise.replay(source, out="gumbel", backend=backend))
+    prior = stillhouse.noise.prior(
+        batch.info.noise.seed, batch["sequence_id"], np.arange(xi.shape[1]), WORDS, out="gumbel"
+    )
+    np.testing.assert_allclose(xi, prior, rtol=0, atol=0 if backend == "rust" else 4e-5)
+    logprob = np.full(xi.shape, -np.inf, np.float32)
+    np.put_along_axis(logprob, batch["topk_index"].astype(np.int64), batch["topk_logprob"], axis=-1)
+    np.testing.assert_array_equal((logprob + xi).argmax(axis=-1)[at], batch["input_ids"][at])
+    mask_of: Any = torch.from_numpy(at) if backend == "torch" else at
+    some = np.asarray(stillhouse.noise.replay(source, mask_of, out="gumbel", backend=backend))
+    np.testing.assert_array_equal(some, xi[at])
+    places = np.array([[3, 1]] * len(xi))
+    two = np.asarray(stillhouse.noise.replay(source, places, out="gumbel", backend=backend))
+    np.testing.assert_array_equal(two, xi[:, [3, 1]])
+    with pytest.raises(ValueError, match="out of range"):
+        stillhouse.noise.replay(source, np.array([[12]] * len(xi)), backend=backend)
+    with pytest.raises(ValueError, match="draw"):
+        stillhouse.noise.replay(source, draw=1, backend=backend)
+
+
+def test_text_of_a_truncated_teacher_promises_nothing_of_its_noise(written: Maker) -> None:
+    dataset = stillhouse.open(written("cut", {"extract": {"sequential": {"temperature": 0.5, "top_k": 7}}}))
+    assert dataset.info.noise is not None and dataset.info.noise.codec == "prior" and not dataset.info.noise.condition

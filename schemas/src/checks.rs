@@ -7,14 +7,14 @@ mod images;
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, Dtype, EngineKind, ExtractMode, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
-    PackMode, PartitionLevel, Remainder, Separator, TextDocument,
+    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
+    PartitionLevel, Remainder, Separator, TeacherContext, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 13] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 15] = [
         later_capabilities,
         written_paths,
         store_urls,
@@ -22,9 +22,11 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
         input_combinations,
         input_tables,
         images::check,
+        no_input,
         holdouts,
         pack_combinations,
         extract_combinations,
+        written_text,
         tokenizer_source,
         order_combinations,
         partition_combinations,
@@ -40,9 +42,6 @@ fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
     let mut later = |field: &str, got: &str, valid: &str| {
         problems.push(Problem::new(field, got, format!("not in this version of stillhouse yet; valid now: {valid}")));
     };
-    if job.extract.as_ref().is_some_and(|e| e.mode == ExtractMode::Sequential) {
-        later("extract.mode", "sequential", "parallel");
-    }
     if job.engine.kind == EngineKind::Ballista {
         later("engine.kind", "ballista", "local");
     }
@@ -236,6 +235,9 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
     const REQUIRED: &str = "is required and missing";
     let input = &job.input;
+    if input.format == Some(InputFormat::None) {
+        return;
+    }
     if input.tables.is_empty() && input.paths.is_empty() {
         problems.push(Problem::missing("input.paths", REQUIRED));
     }
@@ -255,6 +257,93 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
             };
             problems.push(Problem::new(format!("input.tables.{name}"), format!("{name:?}"), message));
         }
+    }
+}
+
+/// `input.format: none` and what goes with it.
+fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let input = &job.input;
+    for (name, table) in &input.tables {
+        if table.format == InputFormat::None {
+            let message = "is no format of a table; valid: jsonl, text, csv, parquet, arrow";
+            problems.push(Problem::new(format!("input.tables.{name}.format"), "none", message));
+        }
+    }
+    if input.format != Some(InputFormat::None) {
+        if let Some(documents) = input.documents {
+            let message = "is for `format: none`; files hold as many documents as they hold";
+            problems.push(Problem::new("input.documents", documents, message));
+        }
+        return;
+    }
+    if input.documents.is_none() {
+        problems.push(Problem::missing(
+            "input.documents",
+            "is required with `format: none`: how many texts there are to be",
+        ));
+    }
+    let given = [
+        ("input.paths", !input.paths.is_empty()),
+        ("input.tables", !input.tables.is_empty()),
+        ("input.sql", input.sql.is_some()),
+    ];
+    for (field, _) in given.into_iter().filter(|(_, given)| *given) {
+        problems.push(Problem::missing(field, "there is nothing to read with `format: none`; leave it out"));
+    }
+    if job.sequential().is_none() {
+        let message = "documents without a text are for a teacher that writes one; valid: jsonl, text, csv, parquet, arrow, or extract.mode sequential";
+        problems.push(Problem::new("input.format", "none", message));
+    }
+    for (name, holdout) in &input.holdout {
+        let by_text = [("share", holdout.share.is_some()), ("documents", holdout.documents.is_some())];
+        for (rule, _) in by_text.into_iter().filter(|(_, given)| *given) {
+            let message =
+                "goes by the texts of documents, which are all alike with `format: none`; valid: last_documents";
+            problems.push(Problem::missing(format!("input.holdout.{name}.{rule}"), message));
+        }
+    }
+}
+
+/// What a job asks for whose text the teacher writes.
+fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let Some(extract) = &job.extract else { return };
+    let Some(written) = job.sequential() else {
+        if extract.sequential.is_some() {
+            problems.push(Problem::missing("extract.sequential", "is for `mode: sequential`"));
+        }
+        return;
+    };
+    let mut wrong = |field: &str, got: &str, valid: &str| {
+        problems.push(Problem::new(field, got, format!("of no use where the teacher writes the text; valid: {valid}")));
+    };
+    if job.pack.mode != PackMode::Pad {
+        wrong("pack.mode", "wrap", "pad, as every text has a row of its own");
+    }
+    if job.pack.boundary != Boundary::BosEos {
+        wrong("pack.boundary", "none", "bos_eos, as a text begins after bos");
+    }
+    if extract.context != TeacherContext::Sequence {
+        wrong("extract.context", "document", "sequence, as a row is one text");
+    }
+    if extract.noise.is_some() {
+        let message =
+            "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
+        problems.push(Problem::missing("extract.noise", message));
+    }
+    let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
+    let most = job.pack.length.saturating_sub(2);
+    if job.input.format == Some(InputFormat::None) {
+        if prompt > 0 {
+            problems.push(Problem::new(field, prompt, "with input.format none there are no prompts; valid: 0"));
+        }
+    } else if prompt == 0 {
+        let valid = format!(
+            "1 to {most}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
+        );
+        problems.push(Problem::new(field, prompt, format!("nothing of the input would be used; valid: {valid}")));
+    } else if prompt > most {
+        let message = format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {most}");
+        problems.push(Problem::new(field, prompt, message));
     }
 }
 
@@ -474,8 +563,70 @@ mod tests {
     }
 
     #[test]
-    fn later_capabilities_are_named() {
-        let text = problems("extract: {teacher: {path: t}, mode: sequential}\n", "{length: 8}");
-        assert!(text.contains("extract.mode: got sequential: not in this version of stillhouse yet"), "{text}");
+    fn later_capabilities_are_named() {}
+
+    fn written(input: &str, pack: &str, extract: &str) -> String {
+        format()
+            .parse(&format!(
+                "version: 1\nname: a\ninput: {input}\npack: {pack}\nextract: {extract}\noutput: {{path: o}}\n"
+            ))
+            .problems
+            .to_string()
+    }
+
+    #[test]
+    fn a_teacher_that_writes_needs_rows_of_its_own_and_nothing_to_store() {
+        const NONE: &str = "{format: none, documents: 10, holdout: {validation: {last_documents: 2}}}";
+        const CORPUS: &str = "{format: jsonl, paths: [x]}";
+        const PAD: &str = "{mode: pad, length: 8}";
+        const WRITES: &str = "{teacher: {path: t}, mode: sequential, topk: 4}";
+        let prompts =
+            |n: u32| format!("{{teacher: {{path: t}}, mode: sequential, sequential: {{prompt_tokens: {n}}}}}");
+        assert!(written(NONE, PAD, WRITES).contains("has 0 problems"), "{}", written(NONE, PAD, WRITES));
+        assert!(written(CORPUS, PAD, &prompts(6)).contains("has 0 problems"));
+        let with = |more: &str| format!("{{teacher: {{path: t}}, mode: sequential, {more}}}");
+        for (input, pack, extract, says) in [
+            (NONE, "{length: 8}", WRITES.to_owned(), "pack.mode: got wrap: of no use where the teacher writes"),
+            (NONE, "{mode: pad, length: 8, boundary: none}", WRITES.into(), "pack.boundary: got none: of no use"),
+            (NONE, PAD, with("context: document"), "extract.context: got document: of no use"),
+            (NONE, PAD, with("noise: {}"), "extract.noise: the noise of text that the teacher writes"),
+            (NONE, PAD, prompts(1), "extract.sequential.prompt_tokens: got 1: with input.format none"),
+            (NONE, PAD, with("sequential: {temperature: -1}"), "extract.sequential.temperature: got -1"),
+            (NONE, PAD, with("sequential: {top_p: 0}"), "extract.sequential.top_p: got 0"),
+            (NONE, PAD, with("sequential: {slots: 0}"), "extract.sequential.slots: got 0"),
+            (NONE, PAD, with("sequential: {stop: never}"), "extract.sequential.stop: got"),
+            (
+                CORPUS,
+                PAD,
+                WRITES.into(),
+                "extract.sequential.prompt_tokens: got 0: nothing of the input would be used; valid: 1 to 6",
+            ),
+            (CORPUS, PAD, prompts(7), "extract.sequential.prompt_tokens: got 7: leaves no room"),
+            (
+                CORPUS,
+                PAD,
+                "{teacher: {path: t}, sequential: {}}".into(),
+                "extract.sequential: is for `mode: sequential`",
+            ),
+            (NONE, PAD, "{teacher: {path: t}}".into(), "input.format: got none: documents without a text"),
+            ("{format: none}", PAD, WRITES.into(), "input.documents: is required with `format: none`"),
+            ("{format: none, documents: 0}", PAD, WRITES.into(), "input.documents: got 0"),
+            ("{format: none, documents: 1, paths: [x]}", PAD, WRITES.into(), "input.paths: there is nothing to read"),
+            (
+                "{format: none, documents: 9, holdout: {a: {share: 0.5}}}",
+                PAD,
+                WRITES.into(),
+                "input.holdout.a.share: goes by the texts",
+            ),
+            (
+                "{format: jsonl, documents: 9, paths: [x]}",
+                PAD,
+                prompts(3),
+                "input.documents: got 9: is for `format: none`",
+            ),
+        ] {
+            let text = written(input, pack, &extract);
+            assert!(text.contains(says) && text.contains("has 1 problem\n"), "{says}: {text}");
+        }
     }
 }

@@ -10,7 +10,9 @@ mod input;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use self::extract::{Dtype, Extract, ExtractMode, Noise, NoiseCodec, NoisePrecision, TeacherContext, TeacherSpec};
+pub use self::extract::{
+    Dtype, Extract, ExtractMode, Noise, NoiseCodec, NoisePrecision, Sequential, Stop, TeacherContext, TeacherSpec,
+};
 pub use self::images::{
     Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES,
 };
@@ -504,6 +506,17 @@ impl JobSpec {
     /// Whether rows may hold padding, so that the column `attention_mask` is there.
     pub fn has_padding(&self) -> bool {
         self.pack.mode == PackMode::Pad || self.remainders().contains(&Remainder::Pad)
+    }
+
+    /// What the teacher writes, in a job whose text it writes.
+    pub fn sequential(&self) -> Option<Sequential> {
+        let extract = self.extract.as_ref().filter(|e| e.mode == ExtractMode::Sequential)?;
+        Some(extract.sequential.clone().unwrap_or_default())
+    }
+
+    /// Whether the noise of the tokens can be replayed from a seed: it is stored, or the text was written from it.
+    pub fn has_noise(&self) -> bool {
+        self.sequential().is_some() || self.extract.as_ref().is_some_and(|e| e.noise.is_some())
     }
 
     /// Seed of the replayed noise.

@@ -43,10 +43,20 @@ def base_of(vocab, length):
     return base
 
 
+def written_by(job):
+    """How the teacher wrote the text, or None."""
+    if job["extract"].get("mode") != "sequential":
+        return None
+    return {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": "eos", **(job["extract"].get("sequential") or {})}
+
+
 def certain_positions(row, job, bos):
     """Positions that are given or padding, not predicted (NOISE.md, 'What the teacher sees')."""
     ids, valid = row["input_ids"], row_valid(row)
     given = ~valid
+    if written_by(job):
+        given[: row["given"]] = True
+        return given
     starts = row["document_offsets"] if job["extract"]["context"] == "document" else [0]
     for start in starts:
         given[start] |= ids[start] == bos
@@ -99,7 +109,15 @@ def check_row(row, job, manifest):
     assert np.all(valid[:-1] >= valid[1:]), "the attention mask is not a prefix"
     assert np.all(ids[~valid] == specials["pad"])
     text = ids[valid]
-    if job["pack"]["boundary"] == "bos_eos":
+    written = written_by(job)
+    if written:
+        ends = np.flatnonzero(text[row["given"] :] == specials["eos"])
+        assert text[0] == specials["bos"] and 1 <= row["given"] < len(text)
+        if written["stop"] == "eos":
+            assert len(text) == length if len(ends) == 0 else row["given"] + ends[0] + 1 == len(text)
+        else:
+            assert len(text) == length
+    elif job["pack"]["boundary"] == "bos_eos":
         assert text[0] == specials["bos"] and text[-1] == specials["eos"]
     offsets, documents = row["document_offsets"], row["document_ids"]
     assert len(offsets) == len(documents) >= 1 and offsets[0] == 0 and offsets[-1] < valid.sum()
@@ -237,9 +255,25 @@ def check_lead(logp, x, xi, lead):
     assert won - score.max() >= 0.9 * lead - 2e-6, (won, score.max())
 
 
+def check_written(row, i, index, logp, written, manifest):
+    """The token wins under the seed's own noise, of which nothing is stored; `index`: the entries, the likeliest first."""
+    x, temperature = int(row["input_ids"][i]), written["temperature"]
+    if temperature == 0:
+        assert x == index[0]
+        return
+    left = index[: written["top_k"]] if written["top_k"] else index
+    if written["top_p"] < 1:
+        p = np.exp((logp[left] - logp[left[0]]) / temperature)
+        left = left[np.concatenate([[0], np.cumsum(p / p.sum())[:-1]]) < written["top_p"]]
+    _, e = reference.exponentials(manifest["noise_seed"], 0, row["sequence_id"], i, len(logp))
+    scores = logp[left] / temperature - np.log(e[left])
+    # the top-k is of f32
+    assert x in left and scores[left == x][0] >= scores.max() - 4e-6, (row["sequence_id"], i, x)
+
+
 def check_token(row, i, certain, job, manifest, tally):
     """The noise of one position, of every draw, against the formula on the whole distribution."""
-    vocab, noise, x = manifest["vocab_size"], job["extract"]["noise"], int(row["input_ids"][i])
+    vocab, noise, x = manifest["vocab_size"], job["extract"].get("noise"), int(row["input_ids"][i])
     index = row["topk_index"].reshape(-1, vocab)[i].astype(np.int64)
     value = row["topk_logprob"].reshape(-1, vocab)[i].astype(np.float64)
     logp = np.full(vocab, -np.inf)
@@ -252,6 +286,11 @@ def check_token(row, i, certain, job, manifest, tally):
         logp[index] = value
         assert abs(np.logaddexp.reduce(logp)) < 1e-4
         assert abs(logp[x] - row["logprob"][i]) <= 1e-5 * max(1, abs(logp[x])), (logp[x], row["logprob"][i])
+    if written_by(job):
+        if not certain:
+            check_written(row, i, index, logp, written_by(job), manifest)
+            tally["noises"] += 1
+        return
     for draw in range(noise["draws"]):
         e0, e = reference.exponentials(manifest["noise_seed"], draw, row["sequence_id"], i, vocab)
         exact = reference.posterior_gumbel(logp, x, e0, e)
@@ -347,7 +386,7 @@ def main():
             predicted += int((~certain).sum())
             tally["rows"] += 1
             tally["certain"] += int(certain.sum())
-            if job["extract"]["noise"]["codec"] == "replay":
+            if not written_by(job) and job["extract"]["noise"]["codec"] == "replay":
                 tally["lists"] = noise_lists(row, job["extract"]["noise"]["draws"])
                 for lists in tally["lists"]:
                     assert not any(len(lists[i][0]) for i in np.flatnonzero(certain))

@@ -31,3 +31,4 @@ mod statistics;
 mod store_faults;
 mod stores;
 mod text_and_teacher;
+mod written;

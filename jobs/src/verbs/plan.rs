@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
-use stillhouse_pipeline::plan::{IdleSteps, Plan, Standing, Standings};
+use stillhouse_pipeline::plan::{IdleSteps, Plan, Slots, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{plan, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
@@ -161,6 +161,10 @@ fn render(plan: &Plan, view: View) -> Page {
     if !plan.idle_steps.is_empty() {
         fact("idle steps", idle_steps(&plan.idle_steps));
     }
+    if let Some(Slots { slots, bytes }) = plan.slots {
+        let texts = units::counted(u64::from(slots), "text");
+        fact("the teacher writes", format!("{texts} at once, {} of keys and values", units::bytes(bytes)));
+    }
     page.facts(facts);
     if !plan.splits.is_empty() {
         page.blank();
@@ -304,6 +308,7 @@ mod tests {
             estimated_bytes_per_token: 9.14,
             estimated_tokens: Some(2_939_447),
             estimated_bytes: Some(26_866_545),
+            slots: None,
             environment: BTreeMap::new(),
             idle_steps: Vec::new(),
         }

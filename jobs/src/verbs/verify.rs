@@ -199,6 +199,11 @@ fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
     if check.noises == 0 {
         return;
     }
+    if check.written {
+        let (hits, all) = (units::count(check.argmax_hits), units::counted(check.noises, "written token"));
+        fact("argmax(l + ξ) = x", format!("{hits} of {all}, ξ replayed from the seed"));
+        return;
+    }
     let of_all = |count: u64| format!("{} of {}", units::count(count), units::counted(check.noises, "stored noise"));
     let promise = if check.condition { "" } else { "; the job did not ask for it (condition: false)" };
     fact("argmax(l + ξ) = x", of_all(check.argmax_hits) + promise);
@@ -236,6 +241,7 @@ mod tests {
             within_tolerance: 16_368,
             argmax_hits: 16_368,
             condition: true,
+            written: false,
             total_variation_max: 9.98e-4,
             total_variation_mean: 3.1e-4,
             tolerance: Some(1e-3),

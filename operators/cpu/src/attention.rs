@@ -16,6 +16,8 @@
 //!
 //! Cost: 4 · dim flops and one exponential for each row and key; packing copies keys and values once for each call.
 
+mod kept;
+
 use crate::Arithmetic;
 use crate::arithmetic::Level;
 use crate::elementwise::{exp, exp_fused, tanh};
@@ -24,6 +26,8 @@ use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
 use crate::weight::fits;
 use std::ops::Range;
+
+pub use kept::KeyValues;
 
 /// Positions that see keys from the same panel on.
 const BLOCK: usize = 64;
@@ -61,11 +65,27 @@ pub struct Heads<'a> {
 pub struct AttentionScratch {
     keys: Vec<Line>,
     values: Vec<Line>,
+    row: Vec<Line>,
+    work: Work,
+}
+
+/// What strips are worked on in.
+#[derive(Default)]
+struct Work {
     strip: Vec<Line>,
     scores: Vec<Line>,
     weights: Vec<Line>,
-    row: Vec<Line>,
     scaled: Vec<f32>,
+}
+
+/// Keys and values as panels, from the key `base` on, which a panel begins with.
+#[derive(Clone, Copy)]
+struct Panels<'a> {
+    keys: &'a [Line],
+    values: &'a [Line],
+    base: usize,
+    /// Lines of a panel of keys, and of a panel of values.
+    lines: [usize; 2],
 }
 
 impl std::fmt::Debug for AttentionScratch {
@@ -95,11 +115,7 @@ pub fn attention(
     stride: usize,
     scratch: &mut AttentionScratch,
 ) -> Result<(), ProductError> {
-    let level = match arithmetic {
-        Arithmetic::Bf16 => Level::best(Arithmetic::Bf16)?,
-        Arithmetic::F32 | Arithmetic::F16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => Level::best(Arithmetic::F32)?,
-    };
-    on(level, heads, positions, out, stride, scratch)
+    on(level_of(arithmetic)?, heads, positions, out, stride, scratch)
 }
 
 /// As [`attention`], for a level of the machine.
@@ -119,27 +135,45 @@ fn on(
     fits("the keys", heads.keys.len(), positions.end, heads.dim, heads.stride)?;
     fits("the values", heads.values.len(), positions.end, heads.dim, heads.stride)?;
     fits("out", out.len(), positions.len(), width, stride)?;
-    let job = Job { heads, positions, out, stride };
-    match level {
-        Level::Baseline(kernel) => job.run(kernel, scratch),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2(kernel) => job.run(kernel, scratch),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512(kernel) => job.run(kernel, scratch),
-        #[cfg(target_arch = "x86_64")]
-        Level::AmxBf16(kernel) => job.run(kernel, scratch),
-        // `best` gives none of these for f32 and bf16
-        #[cfg(target_arch = "x86_64")]
-        Level::Fp16(_) | Level::Vnni(_) | Level::AmxBf16x3(_) | Level::AmxInt8(_) => {
-            debug_assert!(false, "{}", level.name())
-        }
-    }
+    let job = Job { heads, positions, first: 0, out, stride };
+    with_attention!(level, kernel => job.run(kernel, scratch));
     Ok(())
+}
+
+/// Runs `$body` with the kernel of a level that has attention.
+macro_rules! with_attention {
+    ($level:expr, $kernel:ident => $body:expr) => {
+        match $level {
+            Level::Baseline($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            Level::AmxBf16($kernel) => $body,
+            // `best` gives none of these for f32 and bf16
+            #[cfg(target_arch = "x86_64")]
+            Level::Fp16(_) | Level::Vnni(_) | Level::AmxBf16x3(_) | Level::AmxInt8(_) => {
+                debug_assert!(false, "{}", $level.name())
+            }
+        }
+    };
+}
+use with_attention;
+
+/// The level of attention's products: f32 for every arithmetic but [`Arithmetic::Bf16`].
+fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
+    match arithmetic {
+        Arithmetic::Bf16 => Level::best(Arithmetic::Bf16),
+        Arithmetic::F32 | Arithmetic::F16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => Level::best(Arithmetic::F32),
+    }
 }
 
 struct Job<'a> {
     heads: &'a Heads<'a>,
     positions: Range<usize>,
+    /// The position of the first row of queries.
+    first: usize,
     out: &'a mut [f32],
     stride: usize,
 }
@@ -149,6 +183,12 @@ fn grow(lines: &mut Vec<Line>, length: usize) {
     if lines.len() < length {
         lines.resize(length, Line::ZERO);
     }
+}
+
+/// Lines of a panel of keys, and of a panel of values over so many panels of keys.
+fn panel_lines<K: Kernel>(dim: usize, panels: usize) -> [usize; 2] {
+    let keys = dim.div_ceil(K::INPUTS) * K::INPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
+    [keys, panels * K::OUTPUTS * K::OUTPUTS / K::GROUP * 4 / LINE]
 }
 
 /// A strip of queries and the panels of keys that it sees, counted from the first packed one.
@@ -162,45 +202,55 @@ struct Strip {
 
 impl Job<'_> {
     fn run<K: Kernel>(mut self, kernel: K, scratch: &mut AttentionScratch) {
-        const { assert!(!K::SCALED && K::SEAL == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
-        const { assert!(K::ROWS <= MOST_ROWS && K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
-        let Heads { dim, group, .. } = *self.heads;
-        let of_block = |position: usize| self.heads.first_seen(position / BLOCK * BLOCK) / K::OUTPUTS * K::OUTPUTS;
-        let base = of_block(self.positions.start);
-        let panels = (self.positions.end - base).div_ceil(K::OUTPUTS);
-        // lines of a query, of a panel of keys, of a panel of values
-        let lines = dim.div_ceil(K::INPUTS);
-        let keys_panel = lines * K::INPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
-        let values_panel = panels * K::OUTPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
-        let slots = K::slots(K::ROWS);
-        grow(&mut scratch.keys, panels * keys_panel);
-        grow(&mut scratch.values, dim.div_ceil(K::OUTPUTS) * values_panel);
-        grow(&mut scratch.strip, lines * slots);
-        // one tile more, for the sums of values
-        grow(&mut scratch.scores, (panels + 1) * K::ROWS * K::OUTPUTS / LANES);
-        grow(&mut scratch.weights, panels * K::OUTPUTS / K::INPUTS * slots);
-        grow(&mut scratch.row, (K::OUTPUTS * lines).max(K::GROUP * lines));
-        scratch.scaled.resize(dim, 0.0);
+        let Heads { dim, .. } = *self.heads;
+        let base = self.of_block::<K>(self.positions.start);
+        let count = (self.positions.end - base).div_ceil(K::OUTPUTS);
+        let lines = panel_lines::<K>(dim, count);
+        let row = dim.div_ceil(K::INPUTS);
+        grow(&mut scratch.keys, count * lines[0]);
+        grow(&mut scratch.values, dim.div_ceil(K::OUTPUTS) * lines[1]);
+        grow(&mut scratch.row, (K::OUTPUTS * row).max(K::GROUP * row));
         let seen = base..self.positions.end;
         kernel.vectorised(
             #[inline(always)]
             || {
-                self.pack_keys(kernel, seen.clone(), keys_panel, scratch);
-                self.pack_values(kernel, seen.clone(), values_panel, scratch);
+                self.pack_keys(kernel, seen.clone(), lines[0], scratch);
+                self.pack_values(kernel, seen.clone(), lines[1], scratch);
             },
         );
+        let AttentionScratch { keys, values, work, .. } = scratch;
+        self.blocks(kernel, Panels { keys, values, base, lines }, work);
+    }
+
+    /// The first key of the first panel that the block of a position may see.
+    fn of_block<K: Kernel>(&self, position: usize) -> usize {
+        self.heads.first_seen(position / BLOCK * BLOCK) / K::OUTPUTS * K::OUTPUTS
+    }
+
+    /// All positions, block by block, over keys and values that are packed.
+    fn blocks<K: Kernel>(&mut self, kernel: K, packed: Panels<'_>, work: &mut Work) {
+        const { assert!(!K::SCALED && K::SEAL == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
+        const { assert!(K::ROWS <= MOST_ROWS && K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
+        let Heads { dim, group, .. } = *self.heads;
+        let (base, slots) = (packed.base, K::slots(K::ROWS));
+        let panels = (self.positions.end - base).div_ceil(K::OUTPUTS);
+        grow(&mut work.strip, dim.div_ceil(K::INPUTS) * slots);
+        // one tile more, for the sums of values
+        grow(&mut work.scores, (panels + 1) * K::ROWS * K::OUTPUTS / LANES);
+        grow(&mut work.weights, panels * K::OUTPUTS / K::INPUTS * slots);
+        work.scaled.resize(dim, 0.0);
         let mut start = self.positions.start;
         while start < self.positions.end {
             let end = self.positions.end.min(start / BLOCK * BLOCK + BLOCK);
             let rows = (end - start) * group;
             let strips = rows.div_ceil(K::ROWS);
-            let from = (of_block(start) - base) / K::OUTPUTS;
+            let from = (self.of_block::<K>(start) - base) / K::OUTPUTS;
             for s in 0..strips {
                 let rows = crate::product::part(rows, strips, s);
                 let last = start + (rows.end - 1) / group;
                 let panels = from..(last + 1 - base).div_ceil(K::OUTPUTS);
                 let strip = Strip { rows, first: start, panels };
-                self.strip(kernel, &strip, base, [keys_panel, values_panel], scratch);
+                self.strip(kernel, &strip, packed, work);
             }
             start = end;
         }
@@ -263,23 +313,18 @@ impl Job<'_> {
         }
     }
 
-    fn strip<K: Kernel>(
-        &mut self,
-        kernel: K,
-        strip: &Strip,
-        base: usize,
-        [keys_panel, values_panel]: [usize; 2],
-        scratch: &mut AttentionScratch,
-    ) {
+    fn strip<K: Kernel>(&mut self, kernel: K, strip: &Strip, packed: Panels<'_>, work: &mut Work) {
         let Heads { queries, stride, group, dim, scale, .. } = *self.heads;
         let (rows, lines, slots) = (strip.rows.len(), dim.div_ceil(K::INPUTS), K::slots(strip.rows.len()));
         let tile = K::ROWS * K::OUTPUTS / LANES;
-        let AttentionScratch { keys, values, strip: packed, scores, weights, scaled, .. } = scratch;
+        let Panels { keys, values, base, lines: [keys_panel, values_panel] } = packed;
+        let Work { strip: packed, scores, weights, scaled } = work;
+        let from_row = strip.first - self.first;
         kernel.vectorised(
             #[inline(always)]
             || {
                 for (i, row) in strip.rows.clone().enumerate() {
-                    let query = &queries[(strip.first + row / group) * stride + row % group * dim..][..dim];
+                    let query = &queries[(from_row + row / group) * stride + row % group * dim..][..dim];
                     scaled.iter_mut().zip(query).for_each(|(to, q)| *to = q * scale);
                     kernel.row(scaled, &mut packed[i..lines * slots], slots);
                 }

@@ -26,7 +26,8 @@
 //! independent of each other and three quarters of the machine's peak; `examples/peak` and `benches/product` measure
 //! both here.
 //!
-//! [`attention`] is made of the same kernels: keys and values are packed as weights are, for each call.
+//! [`attention`] is made of the same kernels: keys and values are packed as weights are, for each call; or once, as [`KeyValues`] for who
+//! goes on where a run has ended.
 //!
 //! ```
 //! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
@@ -62,7 +63,7 @@ mod tests;
 mod weight;
 
 pub use arithmetic::{Arithmetic, level};
-pub use attention::{AttentionScratch, Heads, attention};
+pub use attention::{AttentionScratch, Heads, KeyValues, attention};
 pub use error::ProductError;
 pub use product::{Epilogue, Rows, RowsMut, Scratch, Threads, product};
 pub use weight::{Layout, Packed};

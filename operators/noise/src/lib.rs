@@ -22,6 +22,7 @@
 //! | `dense`, `value` | dense noise in the stored type; the types and their rounding |
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
 //! | `extract` | the contract of all devices for slices of logits, and the CPU's side of it |
+//! | `sample` | the tokens of text that the teacher writes |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //!
 //! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
@@ -43,6 +44,7 @@ mod reference;
 mod replay;
 mod replay_rows;
 mod rows;
+mod sample;
 mod topk;
 mod uniforms;
 mod value;
@@ -62,6 +64,7 @@ pub use posterior::{
 pub use replay::{Encoded, Encoder, Tolerance};
 pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
 pub use rows::{RowEncoder, Rows, RowsEncoded};
+pub use sample::{Sampler, Sampling};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;

@@ -75,25 +75,8 @@ impl Declaration for ExtractConfig {
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let Some(extract) = &facts.spec.extract else { return Ok(None) };
-        let eos = facts.special_ids.id(Role::Eos);
-        let bos = facts.require(Role::Bos, "the teacher").or_else(|missing| eos.ok_or(missing))?;
-        Ok(Some(Self {
-            vocab_size: facts.vocab_size,
-            bos,
-            context: extract.context,
-            batch_tokens: extract.teacher.batch_tokens as usize,
-            noise: extract.noise.as_ref().map(|noise| NoiseConfig {
-                codec: noise.codec,
-                tolerance: noise.tolerance,
-                condition: noise.condition,
-                draws: noise.draws,
-                precision: noise.resolved_precision(),
-                seed: facts.spec.noise_seed(),
-            }),
-            topk: extract.topk as usize,
-            rows: facts.rows(),
-        }))
+        // where the teacher writes, `generate` makes the columns
+        if facts.spec.sequential().is_some() { Ok(None) } else { Self::of_facts(facts) }
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -123,5 +106,30 @@ impl Declaration for ExtractConfig {
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
         Ok(Box::new(self.build(context)?))
+    }
+}
+
+impl ExtractConfig {
+    /// The config of a job with a teacher.
+    pub(crate) fn of_facts(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let Some(extract) = &facts.spec.extract else { return Ok(None) };
+        let eos = facts.special_ids.id(Role::Eos);
+        let bos = facts.require(Role::Bos, "the teacher").or_else(|missing| eos.ok_or(missing))?;
+        Ok(Some(Self {
+            vocab_size: facts.vocab_size,
+            bos,
+            context: extract.context,
+            batch_tokens: extract.teacher.batch_tokens as usize,
+            noise: extract.noise.as_ref().map(|noise| NoiseConfig {
+                codec: noise.codec,
+                tolerance: noise.tolerance,
+                condition: noise.condition,
+                draws: noise.draws,
+                precision: noise.resolved_precision(),
+                seed: facts.spec.noise_seed(),
+            }),
+            topk: extract.topk as usize,
+            rows: facts.rows(),
+        }))
     }
 }

@@ -20,7 +20,7 @@ pub struct Breaks {
 
 /// Tokens of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stretch<'a> {
+pub(crate) struct Stretch<'a> {
     pub tokens: &'a [u32],
     /// A segment begins here.
     pub begins: bool,
@@ -42,7 +42,7 @@ impl Breaks {
     }
 
     /// Cuts tokens into stretches.
-    pub(super) fn stretches<'a>(self, mut tokens: &'a [u32]) -> impl Iterator<Item = Stretch<'a>> {
+    pub(crate) fn stretches<'a>(self, mut tokens: &'a [u32]) -> impl Iterator<Item = Stretch<'a>> {
         std::iter::from_fn(move || {
             let first = *tokens.first()?;
             let ending = tokens.iter().position(|&id| Some(id) == self.after).map(|at| at + 1);

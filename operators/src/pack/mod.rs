@@ -124,6 +124,18 @@ impl PackConfig {
         })
     }
 
+    /// The config of a job.
+    ///
+    /// # Errors
+    /// As [`PackConfig::new`].
+    pub(crate) fn of_facts(facts: &JobFacts<'_>) -> Result<Self, Problem> {
+        let spec = facts.spec;
+        let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
+        let batch = rows_per_batch(spec);
+        let made = Self::new(&spec.pack, holdouts, facts.rows(), spec.has_padding(), batch, &facts.special_ids);
+        made.map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))
+    }
+
     /// What happens to the remainder of a data set split: `train`, or a holdout by its name.
     pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
         self.holdout_remainders.get(dataset_split).copied().unwrap_or(self.remainder)
@@ -225,14 +237,9 @@ impl Declaration for PackConfig {
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        // rows of numbers are cut by `grid`, and where the teacher writes, `generate` makes the rows
         let spec = facts.spec;
-        if spec.input.is_rows() {
-            return Ok(None);
-        }
-        let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
-        let batch = rows_per_batch(spec);
-        let made = Self::new(&spec.pack, holdouts, facts.rows(), spec.has_padding(), batch, &facts.special_ids);
-        made.map(Some).map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))
+        if spec.input.is_rows() || spec.sequential().is_some() { Ok(None) } else { Self::of_facts(facts).map(Some) }
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
@@ -282,13 +289,13 @@ fn int32(name: &str, id: u32) -> Result<i32, OperatorError> {
 }
 
 /// A piece of a tokenized document.
-struct TokenPiece<'a> {
-    id: u64,
-    tokens: &'a [u32],
-    end: bool,
+pub(crate) struct TokenPiece<'a> {
+    pub id: u64,
+    pub tokens: &'a [u32],
+    pub end: bool,
 }
 
-fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = TokenPiece<'_>>, OperatorError> {
+pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = TokenPiece<'_>>, OperatorError> {
     let arrow = OperatorError::arrow(NAME);
     let ids: &UInt64Array = typed(batch, "document_id", NAME)?;
     let ends: &BooleanArray = typed(batch, "end", NAME)?;

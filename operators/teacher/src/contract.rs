@@ -219,6 +219,33 @@ pub trait Teacher: Send + Sync {
     /// # Errors
     /// When the buffer is another device's, or the device fails.
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()>;
+
+    /// Slots for sequences of up to so many tokens that go on token by token.
+    ///
+    /// # Errors
+    /// Where the teacher's device has none, and where its positions are not those of [`Teacher::pass`].
+    fn decoding(&self, slots: usize, length: usize) -> Result<Box<dyn Decoding + '_>> {
+        let _ = (slots, length);
+        let (got, valid) = (self.info().device.clone(), "cpu".into());
+        Err(TeacherError::Input { what: "device of a teacher that writes", got, valid })
+    }
+}
+
+/// Sequences in slots, each of which has seen some tokens and is shown more.
+///
+/// Logits are those of [`Teacher::pass`] over the same tokens to the bit, whatever the other slots do.
+pub trait Decoding: Send {
+    /// Bytes that the slots take.
+    fn bytes(&self) -> usize;
+
+    /// Forgets what a slot has seen.
+    fn clear(&mut self, slot: usize);
+
+    /// Shows slots their next tokens, one at least; slots ascend. Logits `[n, V]` after the last token of each.
+    ///
+    /// # Errors
+    /// When there is no such slot, or no room in one, or a token is not of the vocabulary.
+    fn step(&mut self, inputs: &[(usize, &[u32])], logits: &mut Vec<f32>) -> Result<()>;
 }
 
 /// Logits of one slice on the host: 32 MB in f32.

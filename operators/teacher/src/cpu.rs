@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use candle_core::{Device, Tensor};
 
 use crate::config::TeacherConfig;
-use crate::contract::{Hidden, Logits, Runs, floats, host_slice_rows};
+use crate::contract::{Decoding, Hidden, Logits, Runs, floats, host_slice_rows};
+use crate::decoding::CpuDecoding;
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::model::{build, check_tokens, describe};
@@ -16,8 +17,8 @@ use crate::{HostTeacher, Teacher, TeacherInfo};
 
 /// A teacher on the CPU.
 pub(crate) struct CpuTeacher {
-    info: TeacherInfo,
-    net: Net,
+    pub(crate) info: TeacherInfo,
+    pub(crate) net: Net,
     work: Mutex<Workspace>,
     head: Mutex<HeadWork>,
 }
@@ -34,9 +35,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CpuTeacher {
-    pub(crate) fn load(path: &Path, dtype: Precision) -> Result<Self> {
+    pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
         let config = TeacherConfig::read(path)?;
-        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights)?;
+        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights, ignore)?;
         let mut info = describe(path, &config, &weights, dtype, "cpu");
         let arithmetic = dtype.arithmetic();
         if arithmetic != Arithmetic::F32 {
@@ -54,7 +55,7 @@ impl CpuTeacher {
     }
 
     /// Logits of rows of states; `numbers` are below their count.
-    fn logits_of(&self, states: &[f32], numbers: &[u32], out: &mut Vec<f32>) -> Result<()> {
+    pub(crate) fn logits_of(&self, states: &[f32], numbers: &[u32], out: &mut Vec<f32>) -> Result<()> {
         let width = self.info.hidden_size;
         out.resize(numbers.len() * self.info.vocab_size, 0.0);
         if numbers.is_empty() {
@@ -110,6 +111,10 @@ impl Teacher for CpuTeacher {
             return Err(TeacherError::Input { what: "token of a slice", got, valid });
         }
         floats(states, |states| self.logits_of(states, tokens, logits))
+    }
+
+    fn decoding(&self, slots: usize, length: usize) -> Result<Box<dyn Decoding + '_>> {
+        Ok(Box::new(CpuDecoding::new(self, slots, length)?))
     }
 }
 

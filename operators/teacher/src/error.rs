@@ -75,6 +75,16 @@ pub enum TeacherError {
         /// What the configuration says about the weights.
         says: String,
     },
+    /// A pattern of tensors to be ignored does something else than that.
+    #[error("{path}: tensors to ignore: `{pattern}` {message}")]
+    Ignored {
+        /// The first of the files, or the one that holds the tensor.
+        path: PathBuf,
+        /// The pattern.
+        pattern: String,
+        /// What it does, and what is valid.
+        message: String,
+    },
     /// Two files of a model hold a tensor of the same name.
     #[error("{path}: tensor `{name}` is in {other} too; valid: files that each hold other tensors")]
     TwiceThere {

@@ -38,7 +38,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let dtype = options.dtype;
     let element = element(dtype)?;
     // what headers tell is told before a device is filled
-    check_weights(path)?;
+    check_weights(path, &options.ignore_tensors)?;
     let config = TeacherConfig::read(path)?;
     let kind = kind(config.architecture)?;
     let (json, weights) = open(path, &config, Read::Weights)?;
@@ -68,7 +68,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
         return Err(error);
     }
     let net = net?;
-    weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name))?;
+    weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // another type of GPU gives other last bits
     info.arithmetic = format!("{}, sums in f32, on {}", info.arithmetic, device.model());

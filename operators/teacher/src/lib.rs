@@ -12,6 +12,9 @@
 //! buffer for all of them. Scores of attention exist for one block of rows at a time. On a CPU activations are f32 and the products what
 //! [`Precision`] says; logits are always f32.
 //!
+//! A teacher on a CPU also goes on token by token ([`Decoding`]): keys and values of what a sequence has seen are kept, and the logits
+//! are those of the pass over the whole of it, to the bit.
+//!
 //! What is guaranteed: a later token does not change an earlier hidden state, and on a CPU neither the other runs of a pass, nor the rows of
 //! a slice, nor the number of threads change a bit of a row. What is not: logits differ in the last bits with the instruction set of the CPU
 //! and between devices, and on a GPU with what shares a pass.
@@ -39,6 +42,7 @@
 mod config;
 mod contract;
 mod cpu;
+mod decoding;
 mod device;
 mod error;
 mod families;
@@ -59,11 +63,11 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use contract::{DeviceLogits, Hidden, Logits, OnHost, Runs, Teacher};
+pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Runs, Teacher};
 pub use device::{DeviceChoice, Opened, Precision, devices};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
-pub use model::{LoadOptions, check_weights, load, load_on_host};
+pub use model::{LoadOptions, check_weights, decoding_bytes, load, load_on_host};
 pub use stillhouse_gpu;
 
 /// What a teacher is, for manifests and checks.

@@ -8,12 +8,12 @@ use crate::device::{DeviceChoice, Opened, Precision};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 use crate::gguf_model::LONGROPE_FACTORS;
-use crate::net::{Arithmetic, Loader, Net};
+use crate::net::{Arithmetic, Attention, Loader, Net};
 use crate::weights::{Read, Weights};
 use crate::{HostTeacher, Teacher, TeacherInfo, families, gpu};
 
 /// How to run a teacher.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct LoadOptions {
     /// Where.
     pub device: DeviceChoice,
@@ -23,11 +23,19 @@ pub struct LoadOptions {
     pub batch_tokens: usize,
     /// Tokens of the longest sequence, for which a GPU has room in any case.
     pub length: usize,
+    /// Names of tensors that are no part of the model and may be there all the same, `*` for any characters: `medusa_head.*`.
+    pub ignore_tensors: Vec<String>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, dtype: Precision::F32, batch_tokens: 16_384, length: 1024 }
+        Self {
+            device: DeviceChoice::Auto,
+            dtype: Precision::F32,
+            batch_tokens: 16_384,
+            length: 1024,
+            ignore_tensors: Vec::new(),
+        }
     }
 }
 
@@ -38,7 +46,7 @@ impl Default for LoadOptions {
 /// describe are an error as missing ones are.
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     match options.device.open()? {
-        Opened::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype)?)),
+        Opened::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype, &options.ignore_tensors)?)),
         Opened::Gpu(device) => gpu::load(path, &device, options),
     }
 }
@@ -48,7 +56,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
 /// # Errors
 /// As [`load`].
 pub fn load_on_host(path: &Path, dtype: Precision) -> Result<Box<dyn HostTeacher>> {
-    Ok(Box::new(CpuTeacher::load(path, dtype)?))
+    Ok(Box::new(CpuTeacher::load(path, dtype, &[])?))
 }
 
 /// What manifests and checks say of a teacher that was loaded.
@@ -87,12 +95,33 @@ pub(crate) fn describe(
 ///
 /// Known buffers that older programs stored beside the weights are excepted by name: `h.N.attn.bias` and `h.N.attn.masked_bias`
 /// of GPT-2, `rotary_emb.inv_freq`, `blk.N.attn_rot_embd.weight`; and `lm_head.weight` where the head is tied to the
-/// embedding ([`load`] compares the two).
+/// embedding ([`load`] compares the two). So are those that `ignore` names, each of which has to be there and to be no part of the model.
 ///
 /// # Errors
 /// As [`load`], for everything that headers tell.
-pub fn check_weights(path: &Path) -> Result<()> {
-    build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers).map(|_| ())
+pub fn check_weights(path: &Path, ignore: &[String]) -> Result<()> {
+    build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore).map(|_| ())
+}
+
+/// Bytes that a slot of [`Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
+///
+/// # Errors
+/// As [`check_weights`]; with a length that LongRoPE stretches, as those positions are rotated by a sequence's whole length.
+pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u64> {
+    let (net, _) = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
+    check_goes_on(&net, length)?;
+    let of_layer = |attention: &Attention| 2 * attention.kv_heads * attention.head_dim.next_multiple_of(16) * 4;
+    let per_token: usize = net.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
+    Ok((per_token * length.next_multiple_of(64)) as u64)
+}
+
+/// That a net goes on to so many tokens as it began.
+pub(crate) fn check_goes_on(net: &Net, length: usize) -> Result<()> {
+    if net.goes_on_to(length) {
+        return Ok(());
+    }
+    let valid = "at most the context before LongRoPE stretched it: beyond, every position is rotated by the sequence's whole length";
+    Err(TeacherError::Input { what: "length of a text that is written", got: length.to_string(), valid: valid.into() })
 }
 
 /// The weights of a model's files, with what its configuration says; nothing of them is read.
@@ -109,10 +138,16 @@ pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(C
 }
 
 /// The net of a configuration with the weights that it asked for; every one of the files' tensors is used.
-pub(crate) fn build(path: &Path, config: &TeacherConfig, arithmetic: Arithmetic, read: Read) -> Result<(Net, Weights)> {
+pub(crate) fn build(
+    path: &Path,
+    config: &TeacherConfig,
+    arithmetic: Arithmetic,
+    read: Read,
+    ignore: &[String],
+) -> Result<(Net, Weights)> {
     let (json, weights) = open(path, config, read)?;
     let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
-    weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name))?;
+    weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name), ignore)?;
     Ok((net, weights))
 }
 

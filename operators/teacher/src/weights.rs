@@ -161,13 +161,35 @@ impl Weights {
 
     /// Refuses tensors that nobody asked for, but for those that `is_buffer` knows by their name (without the prefix).
     ///
-    /// `says` is what the configuration says of the weights.
-    pub(crate) fn check_all_used(&self, says: &str, is_buffer: &dyn Fn(&str) -> bool) -> Result<()> {
+    /// `says` is what the configuration says of the weights. `ignore` are patterns of names that may be there: each has to fit a tensor,
+    /// and none that is asked for, or it hides more than it was meant to.
+    pub(crate) fn check_all_used(&self, says: &str, is_buffer: &dyn Fn(&str) -> bool, ignore: &[String]) -> Result<()> {
         let used = self.used.borrow();
+        for pattern in ignore {
+            let fitting = || self.names().into_iter().filter(|(_, name)| fits(pattern, name));
+            let wrong = |path: &Path, message: String| {
+                Err(TeacherError::Ignored { path: path.into(), pattern: pattern.clone(), message })
+            };
+            if let Some((path, name)) = fitting().filter(|(_, name)| used.contains(*name)).min() {
+                return wrong(
+                    path,
+                    format!("fits `{name}`, which the model has; valid: names of tensors that are no part of it"),
+                );
+            }
+            if fitting().next().is_none() {
+                let names = self.names();
+                let path = names.first().map_or(Path::new(""), |(path, _)| path);
+                return wrong(
+                    path,
+                    "fits no tensor; valid: names of tensors as the files spell them, * for any characters".into(),
+                );
+            }
+        }
         let mut unused: BTreeMap<&Path, Vec<&str>> = BTreeMap::new();
         for (path, name) in self.names() {
             let bare = name.strip_prefix(self.prefix).unwrap_or("");
-            if !used.contains(name) && !is_buffer(bare) {
+            let ignored = || ignore.iter().any(|pattern| fits(pattern, name));
+            if !used.contains(name) && !is_buffer(bare) && !ignored() {
                 unused.entry(path).or_default().push(name);
             }
         }
@@ -235,6 +257,20 @@ impl Weights {
     }
 }
 
+/// Whether a name is of a pattern, in which `*` is any characters.
+fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
 fn folder_of(files: &[(PathBuf, MmapedSafetensors)]) -> PathBuf {
     match files {
         [(path, _)] => path.clone(),
@@ -253,4 +289,28 @@ pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize
         return Ok(());
     }
     Err(TeacherError::Shape { path: path.into(), name: name.into(), got: got.into(), valid: valid.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_is_any_characters() {
+        for (pattern, name, is) in [
+            ("medusa_head.*", "medusa_head.0.0.linear.weight", true),
+            ("medusa_head.*", "base.medusa_head.0", false),
+            ("*.bias", "a.bias", true),
+            ("*.bias", "a.bias.x", false),
+            ("a*b*c", "axxbyyc", true),
+            ("a*b*c", "acb", false),
+            ("a*a", "a", false),
+            ("*", "", true),
+            ("exact", "exact", true),
+            ("exact", "exactly", false),
+            ("", "x", false),
+        ] {
+            assert_eq!(fits(pattern, name), is, "{pattern} {name}");
+        }
+    }
 }

@@ -8,6 +8,9 @@
 //!
 //! While the columns of one batch are made, the pass of the next one runs; two buffers of logits are all there are. Requests come from any
 //! split and are served in their order; what is in one does not depend on the others, so neither do the bytes of a shard.
+//!
+//! In a job whose text the teacher writes, requests are prompts, and the first thread alone does the work ([`written`]): it takes the next
+//! request as soon as a slot has nothing to do.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,11 +21,14 @@ use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice, Workspace};
+use stillhouse_operators::generate::{GenerateConfig, Writer};
 use stillhouse_operators::operator::{Measure, Meter, OperatorError};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_teacher::stillhouse_gpu::GpuError;
 use stillhouse_teacher::{Logits, Teacher, TeacherError, TeacherInfo};
 use tokio::sync::{mpsc, oneshot};
+
+mod written;
 
 /// Requests that wait for a device; more wait with their splits.
 const QUEUE: usize = 2;
@@ -40,12 +46,22 @@ pub struct Done {
     pub busy: Duration,
 }
 
+/// Where an answer goes.
+type Reply = oneshot::Sender<Result<Done, OperatorError>>;
+
 /// What a split asks of a device.
 enum Request {
+    /// Text after these prompts.
+    Write {
+        config: Arc<GenerateConfig>,
+        batch: RecordBatch,
+        meter: Arc<dyn Meter>,
+        reply: Reply,
+    },
     Extract {
         forward: Forward,
         batch: RecordBatch,
-        reply: oneshot::Sender<Result<Done, OperatorError>>,
+        reply: Reply,
     },
     /// Where an error comes from.
     Origin {
@@ -101,7 +117,8 @@ impl Loss {
 
 /// The answer to a request, when it is there.
 pub struct Answer {
-    forward: Forward,
+    /// What was asked for of a text that was given.
+    forward: Option<Forward>,
     reply: oneshot::Receiver<Result<Done, OperatorError>>,
 }
 
@@ -169,7 +186,22 @@ impl DeviceQueue {
         let (reply, answer) = oneshot::channel();
         let request = Request::Extract { forward: forward.clone(), batch, reply };
         self.owner.send(request).await?;
-        Ok(Answer { forward, reply: answer })
+        Ok(Answer { forward: Some(forward), reply: answer })
+    }
+
+    /// Hands in a batch of prompts; waits while the queue is full.
+    ///
+    /// # Errors
+    /// When the device has stopped.
+    pub async fn write(
+        &self,
+        config: &Arc<GenerateConfig>,
+        batch: RecordBatch,
+        meter: Arc<dyn Meter>,
+    ) -> Result<Answer, OperatorError> {
+        let (reply, answer) = oneshot::channel();
+        self.owner.send(Request::Write { config: Arc::clone(config), batch, meter, reply }).await?;
+        Ok(Answer { forward: None, reply: answer })
     }
 }
 
@@ -185,8 +217,10 @@ impl Answer {
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(stopped()),
         };
+        // a text that is written goes wrong where it does
+        let Some(forward) = self.forward else { return Err(error) };
         let (reply, origin) = oneshot::channel();
-        let request = Request::Origin { forward: self.forward, error, reply };
+        let request = Request::Origin { forward, error, reply };
         device.owner.send(request).await?;
         Err(origin.await.unwrap_or_else(|_| stopped()))
     }
@@ -196,7 +230,7 @@ impl Answer {
 enum Part {
     Begin { forward: Forward, batch: RecordBatch, failed: Arc<AtomicBool> },
     Logits(Slice),
-    End { ran: Result<(), OperatorError>, busy: Duration, reply: oneshot::Sender<Result<Done, OperatorError>> },
+    End { ran: Result<(), OperatorError>, busy: Duration, reply: Reply },
 }
 
 /// How many batches are under way on a device, and since when there is none.
@@ -231,8 +265,14 @@ fn own(
     free: &Receiver<Logits>,
     under_way: &UnderWay,
 ) {
-    while let Some(request) = requests.blocking_recv() {
+    let (mut writer, mut next): (Option<Writer<'_, Reply>>, _) = (None, None);
+    while let Some(request) = next.take().or_else(|| requests.blocking_recv()) {
         match request {
+            Request::Write { reply, .. } if reply.is_closed() => {}
+            Request::Write { config, batch, meter, reply } => {
+                let first = written::Prompts { config, batch, meter, reply };
+                next = written::write(teacher, &mut writer, first, &mut requests, under_way);
+            }
             // whose split has ended meanwhile
             Request::Extract { reply, .. } if reply.is_closed() => {}
             Request::Extract { forward, batch, reply } => {

@@ -17,6 +17,7 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Pla
 use futures::StreamExt;
 use futures::stream::try_unfold;
 use stillhouse_operators::extract::{self, ExtractConfig};
+use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::operator::{Meter, Operator, OperatorError, SplitContext};
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
@@ -131,10 +132,52 @@ impl Pulled {
     }
 }
 
+/// What is done at a device.
+enum Work {
+    /// A pass over text.
+    Extract(Arc<ExtractConfig>),
+    /// Text after prompts.
+    Write(Arc<GenerateConfig>),
+}
+
+impl Work {
+    /// The work of an operator that is done there.
+    fn of(spec: &OperatorSpec) -> Option<Self> {
+        let extract = spec.config::<ExtractConfig>().map(|config| Self::Extract(Arc::new(config.clone())));
+        extract.or_else(|| spec.config::<GenerateConfig>().map(|config| Self::Write(Arc::new(config.clone()))))
+    }
+
+    fn check(&self, device: &DeviceQueue) -> Result<(), OperatorError> {
+        match self {
+            Self::Extract(config) => config.check(device.info()),
+            Self::Write(config) => config.check(device.info()),
+        }
+    }
+
+    fn parts(&self, batch: &RecordBatch) -> Box<dyn Iterator<Item = RecordBatch> + Send> {
+        match self {
+            Self::Extract(config) => Box::new(extract::parts(batch, config.rows_at_once())),
+            Self::Write(_) => Box::new(std::iter::once(batch.clone())),
+        }
+    }
+
+    async fn submit(
+        &self,
+        device: &DeviceQueue,
+        part: RecordBatch,
+        meter: Arc<dyn Meter>,
+    ) -> Result<Answer, OperatorError> {
+        match self {
+            Self::Extract(config) => device.submit(config, part, meter).await,
+            Self::Write(config) => device.write(config, part, meter).await,
+        }
+    }
+}
+
 /// An operator whose work is done by the owner of a device.
 struct AtDevice {
     node: Node,
-    config: Arc<ExtractConfig>,
+    work: Work,
     device: DeviceQueue,
     /// Parts of the last input batch that are still to be handed in.
     parts: Box<dyn Iterator<Item = RecordBatch> + Send>,
@@ -150,11 +193,11 @@ impl AtDevice {
                     Some(part) => {
                         self.node.stage.does(Doing::WaitsForDevice);
                         let meter = Arc::clone(&self.node.metrics) as Arc<dyn Meter>;
-                        let answer = self.device.submit(&self.config, part, meter).await.map_err(external)?;
+                        let answer = self.work.submit(&self.device, part, meter).await.map_err(external)?;
                         self.under_way.push_back(answer);
                     }
                     None => match self.node.next_input().await? {
-                        Some(batch) => self.parts = Box::new(extract::parts(&batch, self.config.rows_at_once())),
+                        Some(batch) => self.parts = self.work.parts(&batch),
                         None => self.ended = true,
                     },
                 }
@@ -209,12 +252,11 @@ impl ExecutionPlan for OperatorExec {
         }
         let stage = StageState::new(&state, 1 + below);
         let node = Node { input, metrics: Arc::clone(&self.metrics), stage };
-        if let Some(config) = self.spec.config::<ExtractConfig>() {
+        if let Some(work) = Work::of(&self.spec) {
             let device = resources.device_of(partition).map_err(external)?;
-            config.check(device.info()).map_err(external)?;
-            let config = Arc::new(config.clone());
+            work.check(&device).map_err(external)?;
             let (parts, under_way) = (Box::new(std::iter::empty()), VecDeque::new());
-            let at_device = AtDevice { node, config, device, parts, under_way, ended: false };
+            let at_device = AtDevice { node, work, device, parts, under_way, ended: false };
             let stream = try_unfold(at_device, AtDevice::next);
             return Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)));
         }

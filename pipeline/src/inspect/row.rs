@@ -1,7 +1,9 @@
 //! Decoding one row for a person.
 
 use arrow::array::{BooleanArray, RecordBatch, UInt64Array};
-use stillhouse_noise::{Correction, DrawKey, NoiseStream, StoredToken, decode as decode_noise, prior_noise};
+use stillhouse_noise::{
+    Correction, DrawKey, NoiseStream, StoredToken, decode as decode_noise, prior_noise, sequential_noise,
+};
 use stillhouse_operators::extract::{Sequence, sequences};
 use stillhouse_operators::invariants::{float_column, unsigned_column};
 use stillhouse_operators::rows::ListRows;
@@ -69,8 +71,14 @@ struct Decoder<'a> {
 
 /// The stored noise of one row.
 enum StoredNoise {
-    Replay { counts: Vec<u32>, indices: Vec<u32>, logprobs: Vec<f32> },
+    Replay {
+        counts: Vec<u32>,
+        indices: Vec<u32>,
+        logprobs: Vec<f32>,
+    },
     Dense(Vec<f32>),
+    /// Of text that the teacher wrote: the prior's, of which nothing is stored.
+    Prior,
 }
 
 impl Decoder<'_> {
@@ -197,7 +205,7 @@ impl Decoder<'_> {
         if self.batch.column_by_name(columns::NOISE).is_some() {
             return Ok(Some(StoredNoise::Dense(float_column(self.batch, columns::NOISE)?.row(0).to_vec())));
         }
-        Ok(None)
+        Ok(self.manifest.job.sequential().is_some().then_some(StoredNoise::Prior))
     }
 
     fn corrections(
@@ -250,6 +258,7 @@ impl Decoder<'_> {
                     let start = (self.options.draw as usize * sequence.tokens.len() + position) * vocab;
                     xi.copy_from_slice(&values[start..start + vocab]);
                 }
+                StoredNoise::Prior => sequential_noise(&stream, &mut xi),
                 StoredNoise::Replay { .. } if logprobs[position] == 0.0 => prior_noise(x, &stream, &mut xi)?,
                 StoredNoise::Replay { .. } => {
                     let corrections = self.corrections(Some(noise), sequence, position).unwrap_or_default();

@@ -483,6 +483,7 @@ fn known_endings(input: &Input) -> &'static [&'static str] {
             // their folders hold the test set, too: files are named one by one
             _ => &[],
         },
+        InputFormat::None => &[],
     }
 }
 

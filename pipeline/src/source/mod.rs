@@ -20,6 +20,7 @@
 //! | the same compressed; csv; text by blank line | at a record found by one scan when planning | the same + the decoder's window |
 //! | text by file | at the file | the same |
 //! | Parquet | at a row | a page and a dictionary of one column + the cells of ≤ 1 MB of rows |
+//! | none | at a document | nothing |
 //! | Arrow IPC | at a row | a record batch |
 //!
 //! A document of a row format goes through a spool (`spool::Spool`) before any of it is emitted, so that a bad record emits nothing
@@ -46,6 +47,7 @@ mod json;
 mod json_line;
 mod lines;
 mod list;
+mod nothing;
 mod numbers;
 mod parquet_rows;
 mod plan;

@@ -26,7 +26,7 @@ use super::error::SourceError;
 use super::holdout::{self, Part};
 use super::list::InputFile;
 use super::store::Store;
-use super::{ipc, numbers, parquet_rows, records};
+use super::{ipc, nothing, numbers, parquet_rows, records};
 
 /// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;
@@ -60,6 +60,8 @@ pub(crate) struct Segment {
 }
 
 /// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered through. `seed` is of the documents' keys.
+///
+/// `target_split_bytes` are bytes of text; of `format: none`, documents.
 ///
 /// `files` must be what the listing (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
 ///
@@ -178,6 +180,15 @@ fn file_segments(
 ) -> Result<Vec<Segment>, SourceError> {
     if input.is_rows() {
         return numbers::segments(store, index, file, input, target);
+    }
+    if input.format() == InputFormat::None {
+        // a document's weight is 1, and the target is in documents too
+        let ranges = nothing::ranges(input.documents.unwrap_or(0), target).into_iter();
+        let segment = |(start, end)| {
+            let range = Range::Rows { start, end };
+            Segment { file: index, range, weight: end - start, records: Some(end - start) }
+        };
+        return Ok(ranges.map(segment).collect());
     }
     let columnar = match input.format() {
         InputFormat::Parquet => Some(parquet_rows::row_groups(store, file, &input.text)?),

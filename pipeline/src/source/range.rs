@@ -13,6 +13,7 @@ use super::decode::Cursor;
 use super::error::{RecordPosition, SourceError, reason};
 use super::ipc::IpcRows;
 use super::list::InputFile;
+use super::nothing::Nothing;
 use super::parquet_rows::{Cell, ParquetRows};
 use super::records::{self, Fault, Records};
 use super::spool::{Key, Spool, whole_characters};
@@ -112,6 +113,7 @@ impl RecordReader {
                 Opened::Bytes { records, from, end, line }
             }
             Range::Rows { start, end } => Opened::Rows(match input.format() {
+                InputFormat::None => Box::new(Nothing::new((start, end))),
                 InputFormat::Arrow => Box::new(IpcRows::open(store, file, &input.text, (start, end))?),
                 _ => Box::new(ParquetRows::open(store, file, &input.text, (start, end))?),
             }),

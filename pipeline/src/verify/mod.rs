@@ -106,6 +106,9 @@ pub struct TeacherCheck {
     pub argmax_hits: u64,
     /// Whether the job promised that it always is (`condition`).
     pub condition: bool,
+    /// Whether the teacher wrote the tokens, so that nothing of their noise is stored.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub written: bool,
     /// Largest total variation between stored and recomputed softmax(ξ).
     pub total_variation_max: f64,
     /// Mean total variation.

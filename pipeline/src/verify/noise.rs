@@ -3,23 +3,30 @@
 //! For each predicted token the stored ln p against the recomputed one, and for each of its noises **what is stored of it**
 //! (replayed and corrected, or dense), called ξ̂: the total variation between softmax(ξ) and softmax(ξ̂), and whether
 //! argmax_k(l_k + ξ̂_k) = x, which a data set promises whose job says `condition: true`.
+//!
+//! Of text that the teacher wrote nothing is stored: ξ is replayed from the seed, and every token that was written must be the one that
+//! wins, by the parallel pass over the whole text. Where the arithmetic is that of the job the pass has the bits that the text was written
+//! with; elsewhere logits are off by at most δ = [`LOGPROB_TOLERANCE`], and a token may lose by 2·δ/T
+//! ([`Sampler::lead`]; of tokens with a lead that small there are at most a share of 2·δ/T, as leads are at least as spread as Exp(1)).
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::Int32Type;
 use rayon::prelude::*;
 use stillhouse_noise::{
-    Correction, DrawKey, Judged, NoiseError, NoiseStream, Softmax, StoredToken, judge, judge_dense,
+    Correction, DrawKey, Judged, NoiseError, NoiseStream, Sampler, Softmax, StoredToken, judge, judge_dense,
 };
 use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
+use stillhouse_operators::generate::{GIVEN, sampling};
 use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
 use stillhouse_operators::operator::{Counters, OperatorError};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use stillhouse_schemas::paths::{Part, parts};
-use stillhouse_schemas::spec::{Extract, NoiseCodec};
+use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
 use super::report::{Comparing, StoredSide};
@@ -65,7 +72,8 @@ pub(super) async fn check(
     let noise = extract.noise.as_ref();
     let mut check = TeacherCheck {
         tolerance: noise.filter(|n| n.codec == NoiseCodec::Replay).map(|n| n.tolerance),
-        condition: noise.is_some_and(|n| n.condition),
+        condition: noise.is_some_and(|n| n.condition) || manifest.job.sequential().is_some(),
+        written: manifest.job.sequential().is_some(),
         ..TeacherCheck::default()
     };
     // On another kind of machine logits may differ as much as log-probabilities, that of the observed token and its rival.
@@ -81,6 +89,9 @@ pub(super) async fn check(
         observer.event(&Event::Warning { message });
     }
     let lead_slack = if alike { LEAD_SLACK } else { 2.0 * LOGPROB_TOLERANCE };
+    let written = manifest.job.sequential();
+    let off = if alike { 0.0 } else { LOGPROB_TOLERANCE };
+    let temperature = written.as_ref().map(|w| w.temperature).filter(|t| *t > 0.0).unwrap_or(1.0);
     let mut variation_sum = 0.0;
     let mut stored = StoredSide::default();
     let mut comparing = match options.report {
@@ -102,7 +113,9 @@ pub(super) async fn check(
             extract,
             bos: record.bos_token_id,
             teacher: Arc::clone(&teacher),
-            lead_slack,
+            lead_slack: if written.is_some() { 2.0 * off / temperature } else { lead_slack },
+            written: written.clone(),
+            off,
             place: shard.path.clone(),
             offset,
         };
@@ -189,6 +202,10 @@ struct Recomputed<'a> {
     bos: u32,
     teacher: Arc<dyn Teacher>,
     lead_slack: f64,
+    /// How the text was written, where the teacher wrote it.
+    written: Option<Sequential>,
+    /// By how much logits may be off.
+    off: f64,
     place: String,
     offset: usize,
 }
@@ -198,6 +215,8 @@ struct Stored {
     logprob: Widened<f32>,
     replay: Option<(Widened<u32>, Widened<u32>, Widened<f32>)>,
     dense: Option<Widened<f32>>,
+    /// Positions of each row that were given, where the teacher wrote the others.
+    given: Vec<usize>,
 }
 
 /// What the check of one token gave: its log-probability, and the noise of every draw.
@@ -205,6 +224,8 @@ struct TokenCheck {
     logprob: f64,
     stored_logprob: f64,
     noises: Vec<Judged>,
+    /// By how much a token that was written wins.
+    lead: Option<f64>,
 }
 
 impl Recomputed<'_> {
@@ -232,6 +253,10 @@ impl Recomputed<'_> {
                 Some(_) => Some(float_column(batch, columns::NOISE).map_err(&arrow)?),
                 None => None,
             },
+            given: match batch.column_by_name(GIVEN).and_then(|column| column.as_primitive_opt::<Int32Type>()) {
+                Some(given) => given.values().iter().map(|n| usize::try_from(*n).unwrap_or(0)).collect(),
+                None => vec![0; sequences.len()],
+            },
         };
         let counters = Counters::default();
         let pass = TeacherPass {
@@ -257,6 +282,10 @@ impl Recomputed<'_> {
                 message: e.to_string(),
             })?;
             for (p, result) in positions.iter().zip(results) {
+                // a prompt is given, and stored as certain
+                if p.position < stored.given[p.row] {
+                    continue;
+                }
                 predicted[p.row][p.position] = true;
                 check.tokens += 1;
                 side.logprob_changes.push((result.logprob - result.stored_logprob).abs());
@@ -284,6 +313,21 @@ impl Recomputed<'_> {
         if difference.is_nan() || difference > logprob_limit(result.logprob) {
             let (stored, recomputed) = (result.stored_logprob, result.logprob);
             found.fault(place(), format!("logprob is {stored}, recomputed it is {recomputed}: {difference:.3e} apart"));
+        }
+        if let Some(lead) = result.lead {
+            check.noises += 1;
+            if lead >= 0.0 {
+                check.argmax_hits += 1;
+            }
+            // the bound of `Sampler::lead`
+            if lead < -self.lead_slack {
+                let lost = if lead == f64::NEG_INFINITY {
+                    "is not among those that may be written".into()
+                } else {
+                    format!("loses by {:.3e}", -lead)
+                };
+                found.fault(place(), format!("the teacher did not write this token: under the seed's noise it {lost}"));
+            }
         }
         for noise in &result.noises {
             let variation = noise.total_variation;
@@ -343,8 +387,12 @@ impl Recomputed<'_> {
                 noises.push(judge_dense(logits, x, xi, &stream(draw))?);
             }
         }
+        let lead = match &self.written {
+            Some(written) => Some(Sampler::new(vocab, sampling(written))?.lead(logits, x, &stream(0), self.off)?),
+            None => None,
+        };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
-        Ok(TokenCheck { logprob: softmax.logprob(logit), stored_logprob: f64::from(logprob), noises })
+        Ok(TokenCheck { logprob: softmax.logprob(logit), stored_logprob: f64::from(logprob), noises, lead })
     }
 
     /// Positions that are not predicted must be stored as certain.

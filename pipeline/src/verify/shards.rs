@@ -127,8 +127,7 @@ fn shown(value: Option<&impl ToString>) -> String {
 /// What the manifest says twice must be the same, and its sums those of its shards.
 pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     let job = &manifest.job;
-    let has_noise = job.extract.as_ref().is_some_and(|e| e.noise.is_some());
-    let seed = has_noise.then(|| job.noise_seed());
+    let seed = job.has_noise().then(|| job.noise_seed());
     if manifest.noise_seed != seed {
         found.fault(
             "manifest.json",

@@ -178,7 +178,8 @@ def replay(
     Args:
         batch: a :class:`stillhouse.Batch`, or a mapping of columns together with ``info``; arrays all of numpy or all of torch.
             Columns, codec ``replay``: ``sequence_id`` [B], ``input_ids`` [B, L], ``logprob`` [B, L] (ln p_x),
-            ``noise_count`` [B, D, L], ``noise_index`` and ``noise_logprob`` ragged; codec ``dense``: ``noise`` [B, D, L, V].
+            ``noise_count`` [B, D, L], ``noise_index`` and ``noise_logprob`` ragged; codec ``dense``: ``noise`` [B, D, L, V]. Of text that the teacher wrote
+            (``prior``): ``sequence_id`` and ``input_ids``; its noise is that of :func:`prior`, at every position.
             With one draw the axis D may be missing. Positions that are given or padding get prior noise.
         positions: which tokens. None: all, output [B, L, V]. bool [B, L]: the true ones in row-major order, output [n, V].
             Integers [B, P], each 0 to L−1: output [B, P, V].
@@ -228,6 +229,10 @@ def replay(
         noise = target.bring(stored.noise, move=False)
         tokens = None if tokens is None else target.bring(tokens).to(noise.device)
         _torch.replay_dense(replace(stored, noise=noise), tokens, out, temperature, array)
+        return target.finish(array, (*shape, stored.vocab))
+    if stored.noise is None and stored.logprob is None:
+        ids, at = _columns.of_written(stored, tokens)
+        _make_prior(target, ids, at, (stored.vocab, stored.seed, stored.draw), out, temperature, threads, array)
         return target.finish(array, (*shape, stored.vocab))
     stored, tokens = stored.map(target.bring), target.bring(tokens)
     if target.backend == "rust":
@@ -295,16 +300,24 @@ def prior(
     flat_ids = np.repeat(ids.reshape(-1).astype(np.uint64), grid.shape[1])
     flat_at = np.ascontiguousarray(grid).reshape(-1)
     array = target.empty(len(flat_at), vocab_size)
-    if target.backend == "rust":
-        asked = _rust.request(out, temperature, target.dtype, threads, vocab_size, seed, draw)
-        _rust.prior(flat_ids, flat_at, asked, array)
-    else:
-        from . import _torch
-
-        low, high = _torch.split(target.bring(flat_ids))
-        tokens = _torch.Tokens(low, high, target.bring(flat_at))
-        _make(target.backend)(tokens, vocab_size, seed, draw, out, temperature, array)
+    _make_prior(target, flat_ids, flat_at, (vocab_size, seed, draw), out, temperature, threads, array)
     return target.finish(array, (*shape, vocab_size))
+
+
+def _make_prior(
+    target: _Target, ids: Any, at: Any, of: tuple[int, int, int], out: str, temperature: float, threads: int | None, array: Any
+) -> None:
+    """Prior noise of n (sequence, position) pairs, of (V, seed, draw), into ``array`` [n, V]."""
+    vocab, seed, draw = of
+    if target.backend == "rust":
+        asked = _rust.request(out, temperature, target.dtype, threads, vocab, seed, draw)
+        _rust.prior(ids, at, asked, array)
+        return
+    from . import _torch
+
+    low, high = _torch.split(target.bring(ids))
+    tokens = _torch.Tokens(low, high, target.bring(at))
+    _make(target.backend)(tokens, vocab, seed, draw, out, temperature, array)
 
 
 def _make(backend: str) -> Any:

@@ -25,7 +25,8 @@ _MADE_BY = {
 
 @dataclass(frozen=True)
 class Stored:
-    """The noise columns of B rows of L positions, numpy or torch alike. ``noise`` for codec dense, the others for replay."""
+    """The noise columns of B rows of L positions, numpy or torch alike. ``noise`` for codec dense, the others for replay;
+    of those only ``sequence_id`` and ``input_ids`` for prior noise, of which nothing is stored."""
 
     rows: int
     draws: int
@@ -114,8 +115,8 @@ def stored(batch: Mapping[str, Any], info: Info | None, draw: int) -> Stored:
             raise ColumnError(f"column 'noise' has {noise.shape[3]} values per token, the vocabulary has {vocab}")
         rows, length = noise.shape[0], noise.shape[2]
         return Stored(rows, draws, length, vocab, seed, draw, noise=noise)
-    if facts.codec != "replay":
-        raise StillhouseError(f"unknown codec of noise {facts.codec!r}, expected 'replay' or 'dense'")
+    if facts.codec not in ("replay", "prior"):
+        raise StillhouseError(f"unknown codec of noise {facts.codec!r}, expected 'replay', 'dense' or 'prior'")
     input_ids = _column(batch, "input_ids", "i")
     if input_ids.ndim != 2:
         raise ColumnError(f"column 'input_ids' has shape {list(input_ids.shape)}, expected [B, L]")
@@ -126,6 +127,8 @@ def stored(batch: Mapping[str, Any], info: Info | None, draw: int) -> Stored:
         raise ColumnError(
             f"column 'sequence_id' is of {sequence_id.dtype}, expected uint64 (or int64 of the same bits)"
         )
+    if facts.codec == "prior":
+        return Stored(rows, draws, length, vocab, seed, draw, sequence_id, input_ids)
     logprob = _column(batch, "logprob", "f")
     _expect("logprob", logprob, (rows, length), "[B, L]")
     count = _with_draws("noise_count", _column(batch, "noise_count", "i"), draws, 3, "[B, D, L]")
@@ -177,3 +180,16 @@ def asked(positions: Any, rows: int, length: int) -> tuple[Any, tuple[int, ...]]
     if outside.any():
         raise ValueError(f"position {int(positions[outside][0])} is out of range (0 to {length - 1})")
     return (positions + np.arange(rows)[:, None] * length).reshape(-1), shape
+
+
+def of_written(stored: Stored, tokens: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Sequence ids (uint64) and positions (int64), both [n], of the asked tokens of text that the teacher wrote."""
+
+    def host(array: Any) -> Any:
+        return array.detach().cpu().numpy() if is_torch(array) else np.asarray(array)
+
+    numbers = np.arange(stored.rows * stored.length) if tokens is None else host(tokens).astype(np.int64)
+    if (numbers < 0).any():
+        raise ValueError(f"a position is out of range (0 to {stored.length - 1})")
+    ids = np.ascontiguousarray(host(stored.sequence_id)).view(np.uint64)
+    return ids[numbers // stored.length], numbers % stored.length

@@ -12,6 +12,9 @@ pub struct Extract {
     /// `parallel`: one forward pass over given text. `sequential`: the teacher writes the text.
     #[serde(default)]
     pub mode: ExtractMode,
+    /// With `mode: sequential`: what the teacher writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequential: Option<Sequential>,
     /// Whether the teacher sees across packed documents.
     #[serde(default)]
     pub context: TeacherContext,
@@ -42,6 +45,11 @@ pub struct TeacherSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub max_mean_kl_nats: Option<f64>,
+    /// Names of tensors among the weights that are no part of the model, `*` for any characters: `medusa_head.*` of a student whose backbone
+    /// is the teacher. Each has to fit a tensor, and none of the model's. All other tensors that the model does not have are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1000)))]
+    pub ignore_tensors: Vec<String>,
     /// Tokens of one forward pass (rows × length); at least one row is always taken.
     #[serde(default = "default_batch_tokens")]
     #[schemars(range(min = 1, max = 16_777_216))]
@@ -90,8 +98,57 @@ pub enum ExtractMode {
     /// The corpus.
     #[default]
     Parallel,
-    /// The teacher (not in this version).
+    /// The teacher, token after token: the likeliest under l + ξ, ξ being the seed's own noise. On a CPU only.
     Sequential,
+}
+
+/// What the teacher writes: a text for every document of the input, of `pack.length` tokens at most.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sequential {
+    /// How many tokens of each document begin its text; 0 with `input.format: none`, which has none.
+    #[schemars(range(min = 0, max = 1_048_574))]
+    pub prompt_tokens: u32,
+    /// T: the text is a sample of softmax(l / T); 0 for the likeliest token at every position. At another T than 1 the noise is none of the
+    /// teacher's own distribution.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub temperature: f64,
+    /// Only so many of the likeliest tokens are written; 0 for all.
+    #[schemars(range(min = 0, max = 4_294_967_295_u64))]
+    pub top_k: u32,
+    /// Only the likeliest tokens are written, the fewest whose probabilities (at T, among `top_k`) reach it; 1 for all.
+    #[schemars(range(min = 1e-9, max = 1.0))]
+    pub top_p: f64,
+    /// Where a text ends.
+    pub stop: Stop,
+    /// Texts that are written at once; one that ends makes room for the next. Each takes memory for the keys and values of `pack.length`
+    /// tokens. Never changes a byte of the shards.
+    #[schemars(range(min = 1, max = 1024))]
+    pub slots: u32,
+}
+
+impl Default for Sequential {
+    fn default() -> Self {
+        Self { prompt_tokens: 0, temperature: 1.0, top_k: 0, top_p: 1.0, stop: Stop::Eos, slots: 16 }
+    }
+}
+
+impl Sequential {
+    /// Whether the text is a sample of the teacher's own distribution.
+    pub fn is_plain(&self) -> bool {
+        self.temperature == 1.0 && self.top_k == 0 && self.top_p >= 1.0
+    }
+}
+
+/// Where a text that the teacher writes ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    /// With the first eos that the teacher writes, or at `pack.length`; padding follows.
+    #[default]
+    Eos,
+    /// At `pack.length`, whatever is written before.
+    Length,
 }
 
 /// What the teacher sees.

@@ -16,6 +16,10 @@ pub struct Input {
     /// File format of `paths`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<InputFormat>,
+    /// With `format: none`: how many documents without a text there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    pub documents: Option<u64>,
     /// Paths, relative to the job file's folder, or s3://, gs://, az://, http(s):// URLs; globs: `*`, `?`, `[..]`, `**`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1))]
@@ -111,6 +115,8 @@ pub enum InputFormat {
     Images,
     /// Rows of whole numbers, such as the codes of a VQGAN, see `input.codes`.
     Codes,
+    /// No files: `documents` empty ones, for a teacher that writes (`extract.mode: sequential`).
+    None,
 }
 
 /// Compression of whole files.

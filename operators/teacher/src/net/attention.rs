@@ -86,6 +86,21 @@ impl Attention {
         heads.for_each(|head| rotate(&mut head[..2 * cos.len()], cos, sin));
     }
 
+    /// The heads that share a key, in rows of q, k and v.
+    pub(super) fn group<'a>(&self, queries: &'a [f32], keys: &'a [f32], values: &'a [f32]) -> Heads<'a> {
+        Heads {
+            queries,
+            keys,
+            values,
+            stride: self.qkv_width(),
+            group: self.heads / self.kv_heads,
+            dim: self.head_dim,
+            scale: self.scale,
+            soft_cap: self.soft_cap,
+            window: self.window,
+        }
+    }
+
     /// Attention of the queries at these positions of a run, into rows of `out`.
     pub(super) fn forward(
         &self,
@@ -99,17 +114,8 @@ impl Attention {
         let (dim, stride, group) = (self.head_dim, self.qkv_width(), self.heads / self.kv_heads);
         let head = |number: usize| &qkv[run.first * stride + number * dim..];
         for kv in 0..self.kv_heads {
-            let heads = Heads {
-                queries: head(kv * group),
-                keys: head(self.heads + kv),
-                values: head(self.heads + self.kv_heads + kv),
-                stride,
-                group,
-                dim,
-                scale: self.scale,
-                soft_cap: self.soft_cap,
-                window: self.window,
-            };
+            let [keys, values] = [head(self.heads + kv), head(self.heads + self.kv_heads + kv)];
+            let heads = self.group(head(kv * group), keys, values);
             let out = &mut out[kv * group * dim..];
             attention(&heads, queries.clone(), arithmetic, out, self.width(), scratch)?;
         }

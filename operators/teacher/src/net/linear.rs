@@ -7,7 +7,23 @@ use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Thread
 
 use crate::error::{Result, TeacherError};
 
-pub(crate) use stillhouse_cpu::Scratch;
+/// What products are worked on in, and by whom.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    memory: stillhouse_cpu::Scratch,
+    in_pool: bool,
+}
+
+impl Scratch {
+    /// For products of few rows, in which all threads of the pool take part.
+    pub(crate) fn in_pool() -> Self {
+        Self { in_pool: true, ..Self::default() }
+    }
+
+    const fn threads(&self) -> Threads {
+        if self.in_pool { Threads::Pool } else { Threads::One }
+    }
+}
 
 /// How a weight lies in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,14 +99,14 @@ impl Linear {
         self.weight.as_ref().map_or(Arithmetic::F32, Packed::arithmetic)
     }
 
-    /// Into `out`, on the calling thread.
+    /// Into `out`, on the threads of the scratch.
     pub(crate) fn forward(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
-        self.run(x, out, self.end, Threads::One, scratch)
+        self.run(x, out, self.end, scratch.threads(), scratch)
     }
 
-    /// `out += x · weightᵀ + bias`, on the calling thread.
+    /// `out += x · weightᵀ + bias`, on the threads of the scratch.
     pub(crate) fn add(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
-        self.run(x, out, Epilogue::Add, Threads::One, scratch)
+        self.run(x, out, Epilogue::Add, scratch.threads(), scratch)
     }
 
     /// Into `out`, on all threads of the pool.
@@ -107,7 +123,7 @@ impl Linear {
         let rows = x.len() / inputs;
         let x = Rows { data: x, rows, stride: inputs };
         let out = RowsMut { data: out, rows, stride: outputs };
-        Ok(product(x, weight, self.bias.as_deref(), end, out, threads, scratch)?)
+        Ok(product(x, weight, self.bias.as_deref(), end, out, threads, &mut scratch.memory)?)
     }
 }
 

@@ -15,6 +15,7 @@
 //! needs. Cost per token and layer: 2 flops per weight, and 4 · heads · D per key that is seen.
 
 mod attention;
+mod decode;
 mod kernels;
 mod linear;
 mod loader;
@@ -26,6 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 pub(crate) use attention::{Attention, HeadNorms};
+pub(crate) use decode::{Kept, Work as DecodeWork};
 pub(crate) use kernels::soft_cap;
 pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
 pub(crate) use loader::{Bias, Loader};
@@ -220,16 +222,18 @@ impl Net {
     }
 
     fn embed(&self, tokens: &[u32], task: &Task, runs: &[Run], x: &mut [f32]) {
-        let Embedding { tokens: table, scale, positions } = &self.embedding;
-        for (token, x) in tokens.iter().zip(x.chunks_exact_mut(self.width)) {
-            let row = &table[*token as usize * self.width..][..self.width];
-            x.iter_mut().zip(row).for_each(|(x, e)| *x = e * scale);
+        let positions = task.runs.clone().flat_map(|run| runs[run].positions_of(&task.rows));
+        for ((token, position), x) in tokens.iter().zip(positions).zip(x.chunks_exact_mut(self.width)) {
+            self.embed_token(*token, position, x);
         }
+    }
+
+    fn embed_token(&self, token: u32, position: usize, x: &mut [f32]) {
+        let Embedding { tokens, scale, positions } = &self.embedding;
+        let row = &tokens[token as usize * self.width..][..self.width];
+        x.iter_mut().zip(row).for_each(|(x, e)| *x = e * scale);
         if let Some(table) = positions {
-            let of_rows = task.runs.clone().flat_map(|run| runs[run].positions_of(&task.rows));
-            for (position, x) in of_rows.zip(x.chunks_exact_mut(self.width)) {
-                kernels::add(x, &table[position * self.width..][..self.width]);
-            }
+            kernels::add(x, &table[position * self.width..][..self.width]);
         }
     }
 
@@ -280,30 +284,16 @@ impl At<'_> {
     /// What a layer adds to some rows of x, given q, k and v of all rows.
     fn layer(&self, layer: &Layer, task: &Task, qkv: &[f32], x: &mut [f32]) -> Result<()> {
         self.with_scratch(|scratch| {
-            let Scratch { n, a, y, up, inner, attention, product } = scratch;
             let rows = task.rows.len();
-            a.resize(rows * layer.attention.width(), 0.0);
+            scratch.a.resize(rows * layer.attention.width(), 0.0);
             let mut done = 0;
             for run in &self.runs[task.runs.clone()] {
                 let queries = run.positions_of(&task.rows);
-                let out = &mut a[done * layer.attention.width()..];
+                let out = &mut scratch.a[done * layer.attention.width()..];
                 done += queries.len();
-                layer.attention.forward(qkv, run, queries, layer.qkv.arithmetic(), out, attention)?;
+                layer.attention.forward(qkv, run, queries, layer.qkv.arithmetic(), out, &mut scratch.attention)?;
             }
-            if layer.parallel {
-                // what attention adds waits until the other half has seen x
-                y.resize(x.len(), 0.0);
-                layer.out.forward(a, y, product)?;
-                feed_forward(layer, x, [n, up, inner], product, |mlp, inner, x, product| {
-                    kernels::add(x, y);
-                    mlp.down.add(inner, x, product)
-                })
-            } else {
-                add_normed(&layer.out, layer.after_attention.as_ref(), a, x, [n, y], product)?;
-                feed_forward(layer, x, [n, up, inner], product, |mlp, inner, x, product| {
-                    add_normed(&mlp.down, layer.after_mlp.as_ref(), inner, x, [a, y], product)
-                })
-            }
+            layer.after_heads(x, scratch)
         })
     }
 
@@ -313,6 +303,27 @@ impl At<'_> {
         let done = work(&mut scratch);
         lock().push(scratch);
         done
+    }
+}
+
+impl Layer {
+    /// What the layer adds to rows of x, given what its heads make of them in the scratch.
+    fn after_heads(&self, x: &mut [f32], scratch: &mut Scratch) -> Result<()> {
+        let Scratch { n, a, y, up, inner, product, .. } = scratch;
+        if self.parallel {
+            // what attention adds waits until the other half has seen x
+            y.resize(x.len(), 0.0);
+            self.out.forward(a, y, product)?;
+            feed_forward(self, x, [n, up, inner], product, |mlp, inner, x, product| {
+                kernels::add(x, y);
+                mlp.down.add(inner, x, product)
+            })
+        } else {
+            add_normed(&self.out, self.after_attention.as_ref(), a, x, [n, y], product)?;
+            feed_forward(self, x, [n, up, inner], product, |mlp, inner, x, product| {
+                add_normed(&mlp.down, self.after_mlp.as_ref(), inner, x, [a, y], product)
+            })
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use stillhouse_teacher::check_weights;
+use stillhouse_teacher::{LoadOptions, Runs, Teacher, check_weights, load};
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn folder(model: &str, tensors: &Tensors, changes: &[(&str, serde_json::Value)])
 /// What loading says, which is what the headers say too.
 #[track_caller]
 fn verdict(path: &Path) -> Option<String> {
-    let checked = check_weights(path).err().map(|e| e.to_string());
+    let checked = check_weights(path, &[]).err().map(|e| e.to_string());
     assert_eq!(load_on_host(path, Precision::F32).err().map(|e| e.to_string()), checked);
     checked
 }
@@ -148,7 +148,7 @@ fn a_tied_head_in_the_file_is_the_embedding() {
         all.insert("lm_head.weight".into(), (&head * 1.5).unwrap());
         let other = folder(model, &all, &[]);
         // headers cannot tell; loading does, before any work
-        check_weights(other.path()).unwrap();
+        check_weights(other.path(), &[]).unwrap();
         let said = load_on_host(other.path(), Precision::F32).err().unwrap().to_string();
         assert!(said.contains(&format!("`lm_head.weight` is not equal to `{embedding}`")), "{said}");
         assert!(said.contains("`tie_word_embeddings`"), "{said}");
@@ -193,4 +193,49 @@ fn weights_of_several_files_are_named_together() {
         sharded.path(),
         &["more.safetensors: 24 tensors are no part", "`transformer.h.1.attn.c_attn.bias`", ", …; valid"],
     );
+}
+
+/// The backbone of a student with heads of its own is a teacher like any other, once its heads are named.
+#[test]
+fn tensors_that_are_named_are_ignored_and_no_others() {
+    for model in MODELS {
+        let all = tensors(model);
+        let mut student = all.clone();
+        for head in 0..3 {
+            let weight = Tensor::new(&[[1f32, 2.0], [3.0, head as f32]], &Device::Cpu).unwrap();
+            student.insert(format!("medusa_head.{head}.0.linear.weight"), weight.clone());
+            student.insert(format!("medusa_head.{head}.1.weight"), weight);
+        }
+        let folder = folder(model, &student, &[]);
+        refused(folder.path(), &["6 tensors are no part", "`medusa_head.0.0.linear.weight`"]);
+        let ignoring = |patterns: &[&str]| {
+            let ignore_tensors: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+            let checked = check_weights(folder.path(), &ignore_tensors).err().map(|e| e.to_string());
+            let options = LoadOptions { device: DeviceChoice::Cpu, ignore_tensors, ..LoadOptions::default() };
+            let loaded = load(folder.path(), &options);
+            assert_eq!(loaded.as_ref().err().map(ToString::to_string), checked);
+            loaded.map_err(|e| e.to_string())
+        };
+        let teacher = ignoring(&["medusa_head.*"]).unwrap();
+        let own = load(&testdata(model), &LoadOptions { device: DeviceChoice::Cpu, ..LoadOptions::default() }).unwrap();
+        assert_eq!(teacher.info().parameters, own.info().parameters);
+        let logits = |teacher: &dyn Teacher| {
+            let mut runs = Runs::new();
+            runs.push([1, 2, 3, 4]);
+            let (hidden, mut logits) = (teacher.pass(&runs).unwrap(), teacher.buffer().unwrap());
+            teacher.slice(&hidden, &[0, 1, 2, 3], &mut logits).unwrap();
+            logits.on_host().unwrap().into_owned()
+        };
+        assert_eq!(logits(teacher.as_ref()), logits(own.as_ref()));
+        for (patterns, says) in [
+            (&["medusa_head.0.*"][..], "4 tensors are no part"),
+            (&["medusa_head.*", "eagle.*"], "`eagle.*` fits no tensor"),
+            (&["medusa_head"], "`medusa_head` fits no tensor"),
+            (&["*weight"], "which the model has"),
+            (&["medusa_head.*", "*"], "`*` fits"),
+        ] {
+            let said = ignoring(patterns).err().unwrap_or_default();
+            assert!(said.contains(says), "{patterns:?}: {said}");
+        }
+    }
 }

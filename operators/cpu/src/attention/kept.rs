@@ -1,0 +1,251 @@
+//! Keys and values of one head that stay packed from one call to the next, for who goes on where a run has ended.
+//!
+//! ```text
+//!   push [n, dim] keys, values ─► the next columns of the last panel of keys, the next inputs of the panels of values
+//!   attention of positions p..q  ─► the same strips over the same panels as [`super::attention`] packs for a whole run
+//! ```
+//!
+//! So a row's bits are those that the whole run would give it. Room for `capacity` positions is taken when it is made: 2 · dim · 4 bytes
+//! each (rounded up to whole panels), half of that in bf16. Pushing a position costs a copy of its key and value.
+
+use super::{AttentionScratch, Heads, Job, Panels, grow, level_of, panel_lines, with_attention};
+use crate::Arithmetic;
+use crate::arithmetic::Level;
+use crate::error::ProductError;
+use crate::kernel::Kernel;
+use crate::memory::{Line, numbers, numbers_mut};
+use crate::weight::fits;
+use std::ops::Range;
+
+/// Packed keys and values of one head: those of positions `0..length`.
+pub struct KeyValues {
+    level: Level,
+    dim: usize,
+    capacity: usize,
+    length: usize,
+    keys: Vec<Line>,
+    values: Vec<Line>,
+    /// Lines of a panel of keys, and of a panel of values.
+    lines: [usize; 2],
+}
+
+impl std::fmt::Debug for KeyValues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { dim, capacity, length, .. } = self;
+        write!(f, "KeyValues {{ dim: {dim}, length: {length} of {capacity} }}")
+    }
+}
+
+/// Lines of keys and of values, and those of their panels.
+fn sizes<K: Kernel>(_: K, dim: usize, capacity: usize) -> ([usize; 2], [usize; 2]) {
+    let panels = capacity.div_ceil(K::OUTPUTS);
+    let lines = panel_lines::<K>(dim, panels);
+    ([panels * lines[0], dim.div_ceil(K::OUTPUTS) * lines[1]], lines)
+}
+
+impl KeyValues {
+    /// Room for so many positions of a head of `dim` floats; products as [`super::attention`] has them.
+    ///
+    /// # Errors
+    /// [`ProductError`] where this machine has no such products.
+    pub fn new(dim: usize, capacity: usize, arithmetic: Arithmetic) -> Result<Self, ProductError> {
+        let level = level_of(arithmetic)?;
+        let mut made = ([0; 2], [0; 2]);
+        with_attention!(level, kernel => made = sizes(kernel, dim, capacity));
+        let ([keys, values], lines) = made;
+        let (keys, values) = (vec![Line::ZERO; keys], vec![Line::ZERO; values]);
+        Ok(Self { level, dim, capacity, length: 0, keys, values, lines })
+    }
+
+    /// Positions that are there.
+    #[must_use]
+    pub const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice())
+    }
+
+    /// Forgets all positions.
+    pub const fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    /// The next positions: `rows` of `dim` floats each, `stride` apart.
+    ///
+    /// # Errors
+    /// [`ProductError`] where there is no room for them, or memory is too short; nothing is added then.
+    pub fn push(
+        &mut self,
+        keys: &[f32],
+        values: &[f32],
+        stride: usize,
+        rows: usize,
+        scratch: &mut AttentionScratch,
+    ) -> Result<(), ProductError> {
+        if rows == 0 {
+            return Ok(());
+        }
+        fits("the keys", keys.len(), rows, self.dim, stride)?;
+        fits("the values", values.len(), rows, self.dim, stride)?;
+        if rows > self.capacity - self.length {
+            let what = "the number of positions pushed";
+            return Err(ProductError::Size { what, got: rows, valid: self.capacity - self.length });
+        }
+        for row in 0..rows {
+            let (key, value) = (&keys[row * stride..][..self.dim], &values[row * stride..][..self.dim]);
+            with_attention!(self.level, kernel => self.push_one(kernel, key, value, &mut scratch.row));
+            self.length += 1;
+        }
+        Ok(())
+    }
+
+    fn push_one<K: Kernel>(&mut self, kernel: K, key: &[f32], value: &[f32], row: &mut Vec<Line>) {
+        let lines = self.dim.div_ceil(K::INPUTS);
+        grow(row, lines);
+        let row = &mut row[..lines];
+        let (panel, column) = (self.length / K::OUTPUTS, self.length % K::OUTPUTS);
+        let of_keys = &mut self.keys[panel * self.lines[0]..][..self.lines[0]];
+        let unit = K::OUTPUTS * K::GROUP;
+        if column == 0 {
+            // what an earlier run left: its weight would be 0, but 0 times infinity is no number
+            of_keys.fill(Line::ZERO);
+            for of_values in self.values.chunks_exact_mut(self.lines[1]) {
+                let first = self.length / K::GROUP * unit;
+                numbers_mut::<K::Weight>(of_values)[first..first + K::OUTPUTS * K::OUTPUTS].fill(K::weight(0.0));
+            }
+        }
+        kernel.vectorised(
+            #[inline(always)]
+            || {
+                kernel.row(key, row, 1);
+                // a unit is what an instruction sums: 4 bytes of a row
+                for (to, unit) in numbers_mut::<i32>(of_keys).chunks_exact_mut(K::OUTPUTS).zip(numbers::<i32>(row)) {
+                    to[column] = *unit;
+                }
+                kernel.row(value, row, 1);
+                let (group, at) = (self.length / K::GROUP, self.length % K::GROUP);
+                let parts = numbers::<K::Weight>(row).chunks(K::OUTPUTS);
+                for (of_values, part) in self.values.chunks_exact_mut(self.lines[1]).zip(parts) {
+                    let to = &mut numbers_mut::<K::Weight>(of_values)[group * unit..][..unit];
+                    to[at..].iter_mut().step_by(K::GROUP).zip(part).for_each(|(to, from)| *to = *from);
+                }
+            },
+        );
+    }
+
+    /// Attention of the queries at `positions`, all of which were pushed, on the calling thread. The first row of `heads.queries` and of
+    /// `out` (`stride` apart) is that of `positions.start`; the keys and values of `heads` are not looked at.
+    ///
+    /// # Errors
+    /// [`ProductError`] where memory is too short or positions are not there; `out` is as it was then.
+    pub fn attention(
+        &self,
+        heads: &Heads<'_>,
+        positions: Range<usize>,
+        out: &mut [f32],
+        stride: usize,
+        scratch: &mut AttentionScratch,
+    ) -> Result<(), ProductError> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let size = |what, got, valid| if got == valid { Ok(()) } else { Err(ProductError::Size { what, got, valid }) };
+        size("the floats of a head", heads.dim, self.dim)?;
+        size("the end of the positions", positions.end.max(self.length), self.length)?;
+        fits("the queries", heads.queries.len(), positions.len(), heads.group * heads.dim, heads.stride)?;
+        fits("out", out.len(), positions.len(), heads.group * heads.dim, stride)?;
+        let packed = Panels { keys: &self.keys, values: &self.values, base: 0, lines: self.lines };
+        let mut job = Job { heads, first: positions.start, positions, out, stride };
+        with_attention!(self.level, kernel => job.blocks(kernel, packed, &mut scratch.work));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::on;
+
+    /// Pushed in any pieces, and asked for in any pieces, every row has the bits that the whole run gives it; also in memory that another
+    /// run has left numbers in that are none.
+    #[test]
+    fn what_is_kept_gives_the_bits_of_the_whole_run() {
+        for (group, dim, length, window, soft_cap) in [
+            (3, 64, 200, None, None),
+            (1, 8, 70, Some(5), None),
+            (2, 20, 130, Some(64), Some(5.0)),
+            (5, 33, 150, Some(1), None),
+            (2, 40, 300, Some(90), None),
+            (1, 128, 1, None, Some(2.0)),
+        ] {
+            let row = (group + 2) * dim + 3;
+            let numbers: Vec<f32> =
+                (0..length * row).map(|i| (i as f32 * 0.73).sin() * 2.0 + i as f32 * 1e-4).collect();
+            let (keys, values) = (&numbers[group * dim..], &numbers[(group + 1) * dim..]);
+            let whole =
+                Heads { queries: &numbers, keys, values, stride: row, group, dim, scale: 0.4, soft_cap, window };
+            let width = group * dim;
+            let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+                for level in Level::all(arithmetic) {
+                    let (mut want, mut scratch) = (vec![0.0; length * width], AttentionScratch::default());
+                    on(level, &whole, 0..length, &mut want, width, &mut scratch).unwrap();
+                    let mut kept = KeyValues::new(dim, length, arithmetic).unwrap();
+                    let mut made = ([0; 2], [0; 2]);
+                    with_attention!(level, kernel => made = sizes(kernel, dim, length));
+                    (kept.level, kept.lines) = (level, made.1);
+                    (kept.keys, kept.values) = (vec![Line::ZERO; made.0[0]], vec![Line::ZERO; made.0[1]]);
+                    for lines in [&mut kept.keys, &mut kept.values] {
+                        numbers_mut::<u32>(lines).fill(f32::NAN.to_bits());
+                    }
+                    for cuts in [vec![length], vec![1; length], vec![length / 3, 1, 1, length - length / 3]] {
+                        let mut out = vec![f32::NAN; length * width];
+                        kept.clear();
+                        for n in cuts {
+                            let (from, n) = (kept.length(), n.min(length - kept.length()));
+                            if n == 0 {
+                                continue;
+                            }
+                            kept.push(&keys[from * row..], &values[from * row..], row, n, &mut scratch).unwrap();
+                            let heads = Heads { queries: &numbers[from * row..], keys: &[], values: &[], ..whole };
+                            let out = &mut out[from * width..];
+                            kept.attention(&heads, from..from + n, out, width, &mut scratch).unwrap();
+                        }
+                        assert!(bits(&out) == bits(&want), "{level:?} {group} x {dim} of {length}, {window:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_positions_and_no_more() {
+        let numbers = vec![1.0; 100];
+        let (mut kept, mut scratch) = (KeyValues::new(8, 5, Arithmetic::F32).unwrap(), AttentionScratch::default());
+        kept.push(&numbers, &numbers, 8, 4, &mut scratch).unwrap();
+        let full = kept.push(&numbers, &numbers, 8, 2, &mut scratch);
+        assert!(matches!(full, Err(ProductError::Size { got: 2, valid: 1, .. })), "{full:?}");
+        assert_eq!(kept.length(), 4);
+        let heads = Heads {
+            queries: &numbers,
+            keys: &[],
+            values: &[],
+            stride: 8,
+            group: 1,
+            dim: 8,
+            scale: 1.0,
+            soft_cap: None,
+            window: None,
+        };
+        let mut out = [0.0; 40];
+        let beyond = kept.attention(&heads, 4..5, &mut out, 8, &mut scratch);
+        assert!(matches!(beyond, Err(ProductError::Size { got: 5, valid: 4, .. })), "{beyond:?}");
+        assert!(kept.attention(&heads, 3..4, &mut out, 8, &mut scratch).is_ok() && out[..8] == [1.0; 8]);
+        let short = kept.push(&numbers[..7], &numbers, 8, 1, &mut scratch);
+        assert!(matches!(short, Err(ProductError::Memory { what: "the keys", .. })), "{short:?}");
+    }
+}

@@ -1,0 +1,77 @@
+//! What `generate` declares of itself.
+
+use arrow::array::{Array, Int32Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use stillhouse_schemas::problems::Problem;
+
+use super::{GIVEN, GenerateConfig, NAME, invariants};
+use crate::declaration::{Column, Declaration, JobFacts, OperatorView};
+use crate::extract::{ExtractConfig, sequences};
+use crate::invariants::{Broken, Limits};
+use crate::operator::{Operator, OperatorError, SplitContext, extended};
+use crate::pack::PackConfig;
+use crate::rows::column;
+use crate::vocabulary::Role;
+
+impl Declaration for GenerateConfig {
+    const NAME: &'static str = NAME;
+    const COLUMNS: &'static [Column] = &[Column {
+        name: GIVEN,
+        dtype: "int32",
+        when: "mode `sequential`",
+        shape: "",
+        contract: "1 and the length of the prompt: positions from the start that were given; the teacher wrote the others, up to padding",
+        meaning: "positions from the start that the teacher was given (bos and the prompt); it wrote the others, up to padding",
+    }];
+
+    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+        let Some(written) = facts.spec.sequential() else { return Ok(None) };
+        let Some(extract) = ExtractConfig::of_facts(facts)? else { return Ok(None) };
+        Ok(Some(Self {
+            pack: PackConfig::of_facts(facts)?,
+            extract,
+            eos: facts.require(Role::Eos, "the end of a text")?,
+            written,
+            seed: facts.spec.noise_seed(),
+        }))
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        let given = Field::new(GIVEN, DataType::Int32, false);
+        std::iter::once(given).chain(self.extract.fields()).collect()
+    }
+
+    fn output_schema(&self, _: &Schema) -> SchemaRef {
+        extended(&self.pack.schema(), Declaration::fields(self))
+    }
+
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+        Declaration::check(&self.pack, batch, limits, broken)?;
+        Declaration::check(&self.extract, batch, limits, broken)?;
+        invariants::check(self, batch, broken)
+    }
+
+    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
+        self.extract.bytes_per_token(self.pack.bytes_per_token(before, vocab_size), vocab_size)
+    }
+
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        let (given, valid) = (given(row)?.value(0), sequences(row)?.first().map_or(0, |s| s.valid as i32));
+        let facts = vec![(GIVEN.to_owned(), given.to_string()), ("written".to_owned(), (valid - given).to_string())];
+        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
+    }
+
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(self.build(context)?))
+    }
+}
+
+/// The column `given`.
+pub(super) fn given(batch: &RecordBatch) -> Result<&Int32Array, ArrowError> {
+    let typed = column(batch, GIVEN)?;
+    typed
+        .as_any()
+        .downcast_ref()
+        .ok_or_else(|| ArrowError::SchemaError(format!("column {GIVEN} has the unexpected type {}", typed.data_type())))
+}

@@ -1,0 +1,157 @@
+//! Texts that have ended as rows: the columns of `pack`, `given`, and those of the teacher.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{ArrayRef, BooleanArray, Int32Array, RecordBatch, UInt64Array};
+use arrow::datatypes::{DataType, Field};
+use arrow::error::ArrowError;
+use stillhouse_noise::Extracted;
+use stillhouse_schemas::columns;
+use stillhouse_schemas::manifest::Statistics;
+
+use super::{GIVEN, GenerateConfig, NAME};
+use crate::declaration::with_columns;
+use crate::extract::{Forward, Predicted};
+use crate::operator::{Counters, OperatorError};
+use crate::rows::list_column;
+
+/// A batch of texts.
+#[derive(Debug)]
+pub struct Written {
+    /// Its rows.
+    pub batch: RecordBatch,
+    /// What is to be added to the statistics of its split.
+    pub statistics: Statistics,
+    /// How long the device was at work on it.
+    pub busy: Duration,
+}
+
+/// A text.
+pub(super) struct Text {
+    /// The number of its batch, and its row there.
+    pub place: (usize, usize),
+    /// Its sequence: key of its noise.
+    pub id: u64,
+    document: u64,
+    /// Bos, prompt, what was written.
+    pub tokens: Vec<u32>,
+    given: usize,
+    /// Tokens that the teacher has seen.
+    seen: usize,
+    /// Of the written tokens.
+    logprob: Vec<f32>,
+    topk: (Vec<u32>, Vec<f32>),
+    /// Why it does not go on.
+    pub failed: Option<OperatorError>,
+}
+
+impl Text {
+    pub fn new(place: (usize, usize), (id, document): (u64, u64), bos: u32, prompt: &[u32]) -> Self {
+        let tokens: Vec<u32> = std::iter::once(bos).chain(prompt.iter().copied()).collect();
+        let given = tokens.len();
+        Self {
+            place,
+            id,
+            document,
+            tokens,
+            given,
+            seen: 0,
+            logprob: Vec::new(),
+            topk: Default::default(),
+            failed: None,
+        }
+    }
+
+    /// What the teacher has not seen of it.
+    pub fn unseen(&self) -> &[u32] {
+        &self.tokens[self.seen..]
+    }
+
+    /// The teacher has seen all of it.
+    pub const fn see(&mut self) {
+        self.seen = self.tokens.len();
+    }
+
+    /// One token more, with what a row of a step says about it.
+    pub fn write(&mut self, token: u32, row: usize, extracted: &Extracted) {
+        self.tokens.push(token);
+        self.logprob.push(extracted.logprob[row]);
+        if let Some((indices, logprobs)) = &extracted.topk {
+            let k = indices.len() / extracted.logprob.len().max(1);
+            self.topk.0.extend_from_slice(&indices[row * k..(row + 1) * k]);
+            self.topk.1.extend_from_slice(&logprobs[row * k..(row + 1) * k]);
+        }
+    }
+}
+
+/// The rows of a batch whose texts have all ended, in order.
+pub(super) fn made(config: &GenerateConfig, texts: &[Text], busy: Duration) -> Result<Written, OperatorError> {
+    let packed = packed(config, texts).map_err(OperatorError::arrow(NAME))?;
+    let extract = Arc::new(config.extract.clone());
+    let mut positions = Vec::new();
+    let mut extracted = Extracted::default();
+    let mut topk = (Vec::new(), Vec::new());
+    for (row, text) in texts.iter().enumerate() {
+        positions.extend((text.given..text.tokens.len()).map(|position| Predicted { row, position }));
+        extracted.logprob.extend_from_slice(&text.logprob);
+        topk.0.extend_from_slice(&text.topk.0);
+        topk.1.extend_from_slice(&text.topk.1);
+    }
+    extracted.topk = (extract.topk > 0).then_some(topk);
+    // what is done was counted while it was done
+    let mut columns = Forward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
+    columns.place(&positions, &extracted)?;
+    let (batch, statistics) = columns.finish()?;
+    Ok(Written { batch, statistics, busy })
+}
+
+fn packed(config: &GenerateConfig, texts: &[Text]) -> Result<RecordBatch, ArrowError> {
+    let (length, pad) = (config.length(), config.pack.pad.unwrap_or(config.eos));
+    let lengths = vec![length; texts.len()];
+    let (mut offsets, mut documents, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    for text in texts {
+        let starts = starts(config, &text.tokens);
+        documents.extend(starts.iter().map(|_| text.document));
+        counts.push(starts.len());
+        offsets.extend(starts);
+    }
+    let schema = config.pack.schema();
+    let column = |field: &Field| -> Result<ArrayRef, ArrowError> {
+        match field.name().as_str() {
+            columns::SEQUENCE_ID => Ok(Arc::new(UInt64Array::from_iter_values(texts.iter().map(|text| text.id)))),
+            columns::INPUT_IDS => {
+                let padded = |text: &Text| {
+                    let tokens = text.tokens.iter().copied().chain(std::iter::repeat(pad)).take(length);
+                    tokens.map(|token| token as i32).collect::<Vec<_>>()
+                };
+                list_column(field, Arc::new(Int32Array::from_iter_values(texts.iter().flat_map(padded))), &lengths)
+            }
+            columns::ATTENTION_MASK => {
+                let mask = texts.iter().flat_map(|text| (0..length).map(|i| Some(i < text.tokens.len())));
+                list_column(field, Arc::new(mask.collect::<BooleanArray>()), &lengths)
+            }
+            columns::DOCUMENT_OFFSETS => {
+                list_column(field, Arc::new(Int32Array::from_iter_values(offsets.iter().copied())), &counts)
+            }
+            _ => list_column(field, Arc::new(UInt64Array::from_iter_values(documents.iter().copied())), &counts),
+        }
+    };
+    let arrays = schema.fields().iter().map(|field| column(field)).collect::<Result<_, _>>()?;
+    let packed = RecordBatch::try_new(schema, arrays)?;
+    let given = Int32Array::from_iter_values(texts.iter().map(|text| text.given as i32));
+    with_columns(&packed, vec![Field::new(GIVEN, DataType::Int32, false)], vec![Arc::new(given)])
+}
+
+/// Where the segments of a text begin: at 0, and where special tokens that the job parses begin others.
+fn starts(config: &GenerateConfig, tokens: &[u32]) -> Vec<i32> {
+    let (mut starts, mut at, mut goes_on) = (vec![0], 1, true);
+    for stretch in config.pack.breaks.stretches(&tokens[1..]) {
+        if at > 1 && (!goes_on || stretch.begins) {
+            starts.push(at as i32);
+        }
+        at += stretch.tokens.len();
+        goes_on = !stretch.ends;
+    }
+    starts
+}

@@ -1,0 +1,266 @@
+//! Continuous batching: texts in slots, a token of each at a step; one that has ended makes room for the next at once.
+//!
+//! ```text
+//!   push(batch of prompts) ─► waiting ─► free slots ─► step: logits [slots, V] ─► x, ln p ─► … ─► ended ─► its place in its batch
+//!                                             ▲                                                             │
+//!                                             └──────────── the slot ◄──────────────────────────────────────┘    whole ─► rows
+//! ```
+//!
+//! Batches come out as soon as all of their texts have ended, rows in the order of their prompts. What a batch becomes depends neither on
+//! the others nor on the slots.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{AsArray, RecordBatch, UInt32Array};
+use arrow::datatypes::UInt64Type;
+use arrow::error::ArrowError;
+use rayon::prelude::*;
+use stillhouse_noise::{
+    DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler,
+};
+use stillhouse_teacher::{Decoding, Teacher};
+
+use super::rows::{self, Text, Written};
+use super::{GenerateConfig, NAME, sampling};
+use crate::extract::noise_error;
+use crate::operator::{Measure, Meter, OperatorError};
+use crate::rows::{ListRows, column, sequence_ids};
+
+/// Texts that wait, are written, or have ended in a batch that has others.
+pub struct Writer<'t, T> {
+    config: Arc<GenerateConfig>,
+    decoding: Box<dyn Decoding + 't>,
+    extractor: RowExtractor,
+    slots: Vec<Slot>,
+    waiting: VecDeque<Text>,
+    batches: Vec<Batch<T>>,
+    /// Numbers of the batches so far.
+    pushed: usize,
+    logits: Vec<f32>,
+}
+
+/// A place for a text, with what chooses its tokens.
+struct Slot {
+    text: Option<Text>,
+    sampler: Sampler,
+}
+
+/// A batch that is not whole yet.
+struct Batch<T> {
+    ticket: T,
+    number: usize,
+    ended: Vec<Text>,
+    /// Texts that have not ended.
+    left: usize,
+    busy: Duration,
+    meter: Arc<dyn Meter>,
+}
+
+impl<'t, T> Writer<'t, T> {
+    /// With the slots that the config names.
+    ///
+    /// # Errors
+    /// When the teacher has none, as on a GPU, or does not go on as far as that.
+    pub fn new(teacher: &'t dyn Teacher, config: Arc<GenerateConfig>) -> Result<Self, OperatorError> {
+        let vocab = teacher.info().vocab_size;
+        let slots = config.written.slots as usize;
+        let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk: config.extract.topk };
+        let sampler = Sampler::new(vocab, sampling(&config.written)).map_err(noise_error)?;
+        Ok(Self {
+            decoding: teacher.decoding(slots, config.length())?,
+            extractor: RowExtractor::new(asked).map_err(noise_error)?,
+            slots: (0..slots).map(|_| Slot { text: None, sampler: sampler.clone() }).collect(),
+            waiting: VecDeque::new(),
+            batches: Vec::new(),
+            pushed: 0,
+            logits: Vec::new(),
+            config,
+        })
+    }
+
+    /// The config that it was made for.
+    pub fn config(&self) -> &Arc<GenerateConfig> {
+        &self.config
+    }
+
+    /// Whether nothing waits or is written.
+    pub fn is_idle(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// Whether a slot has nothing to do.
+    pub fn has_room(&self) -> bool {
+        self.waiting.len() < self.slots.iter().filter(|slot| slot.text.is_none()).count()
+    }
+
+    /// One more batch of prompts; `ticket` comes back with what was written.
+    ///
+    /// # Errors
+    /// With the ticket, when it is no batch of prompts.
+    pub fn push(&mut self, ticket: T, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<(), (T, OperatorError)> {
+        let (number, bos) = (self.pushed, self.config.extract.bos);
+        let texts = match texts(batch, number, bos) {
+            Ok(texts) => texts,
+            Err(error) => return Err((ticket, OperatorError::Arrow { operator: NAME, source: error })),
+        };
+        self.pushed += 1;
+        self.waiting.extend(texts);
+        let (ended, left) = (Vec::new(), batch.num_rows());
+        self.batches.push(Batch { ticket, number, ended, left, busy: Duration::ZERO, meter });
+        Ok(())
+    }
+
+    /// Drops batches that nobody waits for any more; gives their tickets.
+    pub fn forget(&mut self, is_over: impl Fn(&T) -> bool) -> Vec<T> {
+        let gone = self.batches.extract_if(.., |batch| is_over(&batch.ticket)).collect::<Vec<_>>();
+        gone.iter().for_each(|batch| self.drop_texts(batch.number));
+        gone.into_iter().map(|batch| batch.ticket).collect()
+    }
+
+    fn drop_texts(&mut self, number: usize) {
+        self.waiting.retain(|text| text.place.0 != number);
+        let slots = self.slots.iter_mut();
+        slots
+            .filter(|slot| slot.text.as_ref().is_some_and(|text| text.place.0 == number))
+            .for_each(|slot| slot.text = None);
+    }
+
+    /// A token for every text in a slot; the batches that are whole then, or have failed.
+    pub fn step(&mut self) -> Vec<(T, Result<Written, OperatorError>)> {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            if slot.text.is_none() {
+                let Some(text) = self.waiting.pop_front() else { break };
+                self.decoding.clear(number);
+                slot.text = Some(text);
+            }
+        }
+        if let Err(message) = self.tokens() {
+            // the teacher's own failure is that of all
+            let batches = std::mem::take(&mut self.batches);
+            self.waiting.clear();
+            self.slots.iter_mut().for_each(|slot| slot.text = None);
+            let mut first = Some(message);
+            let error = || first.take().unwrap_or(OperatorError::Stopped);
+            return batches.into_iter().map(|batch| batch.ticket).zip(std::iter::repeat_with(error).map(Err)).collect();
+        }
+        self.whole()
+    }
+
+    /// The next token of every text in a slot. Of a text whose logits are no numbers the error.
+    fn tokens(&mut self) -> Result<(), OperatorError> {
+        let began = Instant::now();
+        let inputs: Vec<(usize, &[u32])> = (self.slots.iter().enumerate())
+            .filter_map(|(number, slot)| slot.text.as_ref().map(|text| (number, text.unseen())))
+            .collect();
+        if inputs.is_empty() {
+            return Ok(());
+        }
+        self.decoding.step(&inputs, &mut self.logits)?;
+        let writes = began.elapsed();
+        let began = Instant::now();
+        let (key, vocab) = (DrawKey::new(self.config.seed, 0), self.extractor.asked().vocab);
+        let at_work: Vec<(&mut Text, &mut Sampler)> = (self.slots.iter_mut())
+            .filter_map(|Slot { text, sampler }| text.as_mut().map(|text| (text, sampler)))
+            .collect();
+        let chosen: Vec<Result<u32, NoiseError>> = at_work
+            .into_par_iter()
+            .zip(self.logits.par_chunks_exact_mut(vocab))
+            .map(|((text, sampler), logits)| {
+                text.see();
+                let stream = NoiseStream::new(key, text.id, text.tokens.len() as u32);
+                let chosen = sampler.sample(logits, &stream).map(|(token, _)| token);
+                if chosen.is_err() {
+                    // its batch fails, the others go on
+                    logits.fill(0.0);
+                }
+                chosen
+            })
+            .collect();
+        let texts = || self.slots.iter().filter_map(|slot| slot.text.as_ref());
+        let tokens: Vec<u32> = chosen.iter().map(|token| *token.as_ref().unwrap_or(&0)).collect();
+        let positions: Vec<u32> = texts().map(|text| text.tokens.len() as u32).collect();
+        let sequence_ids: Vec<u64> = texts().map(|text| text.id).collect();
+        let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
+        let extracted = self.extractor.extract(&self.logits, &observed).map_err(noise_error)?;
+        self.count(writes, began.elapsed());
+        self.take(chosen, &extracted);
+        Ok(())
+    }
+
+    /// Time of a step, on the batches by their texts in it.
+    fn count(&mut self, writes: Duration, extracts: Duration) {
+        let of = |number: usize| {
+            let texts = self.slots.iter().filter_map(|slot| slot.text.as_ref());
+            texts.filter(|text| text.place.0 == number).count() as u32
+        };
+        let all = self.slots.iter().filter(|slot| slot.text.is_some()).count().max(1) as u32;
+        let nanos = |time: Duration, texts: u32| u64::try_from((time * texts / all).as_nanos()).unwrap_or(u64::MAX);
+        for batch in &mut self.batches {
+            let texts = of(batch.number);
+            batch.busy += (writes + extracts) * texts / all;
+            batch.meter.add(Measure::TeacherNanos, nanos(writes, texts));
+            batch.meter.add(Measure::ExtractNanos, nanos(extracts, texts));
+            batch.meter.add(Measure::TeacherTokens, u64::from(texts));
+        }
+    }
+
+    /// Gives every text its token; takes those that have ended out of their slots.
+    fn take(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &Extracted) {
+        let mut chosen = chosen.into_iter().enumerate();
+        for slot in &mut self.slots {
+            let Some(text) = &mut slot.text else { continue };
+            let Some((row, token)) = chosen.next() else { return };
+            let has_ended = match token {
+                Ok(token) => {
+                    text.write(token, row, extracted);
+                    self.config.ends(token) || text.tokens.len() == self.config.length()
+                }
+                Err(error) => {
+                    text.failed = Some(noise_error(error));
+                    true
+                }
+            };
+            if !has_ended {
+                continue;
+            }
+            if let Some(text) = slot.text.take()
+                && let Some(batch) = self.batches.iter_mut().find(|batch| batch.number == text.place.0)
+            {
+                batch.left -= 1;
+                batch.meter.add(Measure::Sequences, 1);
+                batch.ended.push(text);
+            }
+        }
+    }
+
+    fn whole(&mut self) -> Vec<(T, Result<Written, OperatorError>)> {
+        let is_over = |batch: &mut Batch<T>| batch.left == 0 || batch.ended.iter().any(|text| text.failed.is_some());
+        let over: Vec<Batch<T>> = self.batches.extract_if(.., is_over).collect();
+        let mut done = Vec::new();
+        for mut batch in over {
+            self.drop_texts(batch.number);
+            batch.ended.sort_by_key(|text| text.place);
+            let failed = batch.ended.iter_mut().find_map(|text| text.failed.take());
+            let made = failed.map_or_else(|| rows::made(&self.config, &batch.ended, batch.busy), Err);
+            done.push((batch.ticket, made));
+        }
+        done
+    }
+}
+
+/// The texts of a batch of prompts, not begun yet.
+fn texts(batch: &RecordBatch, number: usize, bos: u32) -> Result<Vec<Text>, ArrowError> {
+    let ids = sequence_ids(batch)?;
+    let lists = ListRows::of(batch, "prompt")?;
+    let prompts = lists.values::<UInt32Array>("prompt")?.values();
+    let documents = column(batch, "document_id")?.as_primitive_opt::<UInt64Type>();
+    let documents =
+        documents.ok_or_else(|| ArrowError::SchemaError("column document_id has not type uint64".into()))?;
+    let text = |row: usize| {
+        let key = (ids.value(row), documents.value(row));
+        Text::new((number, row), key, bos, &prompts[lists.range(row)])
+    };
+    Ok((0..batch.num_rows()).map(text).collect())
+}

@@ -1,0 +1,86 @@
+//! The slots of a teacher on a CPU: what each sequence has seen, and steps over several of them.
+
+use crate::contract::Decoding;
+use crate::cpu::CpuTeacher;
+use crate::error::{Result, TeacherError};
+use crate::model::check_goes_on;
+use crate::net::{DecodeWork, Kept};
+
+/// Slots for sequences that go on.
+pub(crate) struct CpuDecoding<'a> {
+    teacher: &'a CpuTeacher,
+    length: usize,
+    slots: Vec<Kept>,
+    work: DecodeWork,
+    states: Vec<f32>,
+    rows: Vec<u32>,
+}
+
+fn invalid<T>(what: &'static str, got: impl ToString, valid: String) -> Result<T> {
+    Err(TeacherError::Input { what, got: got.to_string(), valid })
+}
+
+impl<'a> CpuDecoding<'a> {
+    pub(crate) fn new(teacher: &'a CpuTeacher, slots: usize, length: usize) -> Result<Self> {
+        let most = teacher.info.max_positions;
+        if length == 0 || length > most {
+            return invalid("sequence length", length, format!("1 to {most}"));
+        }
+        if slots == 0 {
+            return invalid("number of slots", slots, "at least 1".into());
+        }
+        check_goes_on(&teacher.net, length)?;
+        let slots = (0..slots).map(|_| Kept::new(&teacher.net, length)).collect::<Result<_>>()?;
+        Ok(Self { teacher, length, slots, work: DecodeWork::default(), states: Vec::new(), rows: Vec::new() })
+    }
+
+    fn check(&self, inputs: &[(usize, &[u32])]) -> Result<()> {
+        if !inputs.is_sorted_by(|a, b| a.0 < b.0) {
+            let got: Vec<usize> = inputs.iter().map(|(slot, _)| *slot).collect();
+            return invalid("slots of a step", format!("{got:?}"), "slots that ascend".into());
+        }
+        let vocab = self.teacher.info.vocab_size;
+        for (slot, tokens) in inputs {
+            let Some(kept) = self.slots.get(*slot) else {
+                return invalid("slot of a step", slot, format!("below {}", self.slots.len()));
+            };
+            let room = self.length - kept.length();
+            if tokens.is_empty() || tokens.len() > room {
+                return invalid(
+                    "number of tokens of a slot",
+                    tokens.len(),
+                    format!("1 to {room}, for which there is room"),
+                );
+            }
+            if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+                return invalid("token", token, format!("0 to {}", vocab - 1));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Decoding for CpuDecoding<'_> {
+    fn bytes(&self) -> usize {
+        self.slots.iter().map(Kept::bytes).sum()
+    }
+
+    fn clear(&mut self, slot: usize) {
+        if let Some(kept) = self.slots.get_mut(slot) {
+            kept.clear();
+        }
+    }
+
+    fn step(&mut self, inputs: &[(usize, &[u32])], logits: &mut Vec<f32>) -> Result<()> {
+        self.check(inputs)?;
+        let (count, width) = (inputs.len(), self.teacher.info.hidden_size);
+        self.states.resize(count * width, 0.0);
+        self.rows.clear();
+        self.rows.extend(0..count as u32);
+        // in the pool once, and not for each of a step's many small products
+        rayon::scope(|_| {
+            self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states)?;
+            self.teacher.logits_of(&self.states, &self.rows, logits)
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! Going on where runs have ended: a few new tokens of several sequences at a time, over keys and values that were kept.
+//!
+//! ```text
+//!   new tokens of some slots ─► x ─► per layer: q, k, v ─► k, v pushed to the slot's ([`KeyValues`]) ─► attention over all of them ─► … ─► states
+//! ```
+//!
+//! A row is computed alone in every product and every norm, and attention sums over the same panels as for a whole run. So the states are
+//! those of [`Net::states`] to the bit, whatever else is in the step and however the tokens of a sequence were shared out over steps.
+//!
+//! Products are of few rows, so all threads take part in each one. Cost of a step with one token of each of n slots: every weight is read
+//! once, 2 · n flops each, and per layer and slot what was kept is read once. Memory of a slot: 2 · layers · kv_heads · D · length · 4 bytes
+//! (half with bf16 on machines that have it).
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use rayon::prelude::*;
+use stillhouse_cpu::{AttentionScratch, KeyValues};
+
+use super::attention::Attention;
+use super::rope::Tables;
+use super::{Layer, Net, ProductScratch, Scratch, normed};
+use crate::error::Result;
+
+/// Tokens that go through the net together, in whole pieces of a sequence.
+const STEP_TOKENS: usize = 1024;
+
+/// What a sequence has seen.
+pub(crate) struct Kept {
+    /// By layer, a head each.
+    layers: Vec<Vec<KeyValues>>,
+    length: usize,
+}
+
+impl Kept {
+    /// Room for so many tokens.
+    pub(crate) fn new(net: &Net, length: usize) -> Result<Self> {
+        let of_layer = |layer: &Layer| -> Result<Vec<KeyValues>> {
+            let Attention { kv_heads, head_dim, .. } = layer.attention;
+            let head = |_| Ok(KeyValues::new(head_dim, length, layer.qkv.arithmetic())?);
+            (0..kv_heads).map(head).collect()
+        };
+        Ok(Self { layers: net.layers.iter().map(of_layer).collect::<Result<_>>()?, length: 0 })
+    }
+
+    /// Tokens seen.
+    pub(crate) const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layers.iter().flatten().map(KeyValues::bytes).sum()
+    }
+
+    /// Forgets all of it.
+    pub(crate) fn clear(&mut self) {
+        self.layers.iter_mut().flatten().for_each(KeyValues::clear);
+        self.length = 0;
+    }
+}
+
+/// What steps work in, kept from one to the next.
+pub(crate) struct Work {
+    x: Vec<f32>,
+    qkv: Vec<f32>,
+    /// What the heads make, those of a key together.
+    heads: Vec<f32>,
+    scratch: Scratch,
+    /// By rotation.
+    angles: Vec<Tables>,
+    /// One per task at work.
+    attention: Mutex<Vec<AttentionScratch>>,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        let scratch = Scratch { product: ProductScratch::in_pool(), ..Scratch::default() };
+        let (x, qkv, heads) = Default::default();
+        Self { x, qkv, heads, scratch, angles: Vec::new(), attention: Mutex::default() }
+    }
+}
+
+/// The next tokens of a sequence.
+struct Piece<'a> {
+    kept: &'a mut Kept,
+    tokens: &'a [u32],
+    /// Its rows in the step.
+    rows: Range<usize>,
+}
+
+impl Net {
+    /// Whether runs of up to so many tokens see positions as shorter ones do.
+    pub(crate) fn goes_on_to(&self, length: usize) -> bool {
+        !self.ropes.iter().any(|rope| rope.is_long(length))
+    }
+
+    /// The final, normalised state `[n, H]` after the last token of each of these slots, which ascend and have a token at least.
+    pub(crate) fn go_on(
+        &self,
+        slots: &mut [Kept],
+        inputs: &[(usize, &[u32])],
+        work: &mut Work,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let mut wanted = inputs.iter().peekable();
+        let (mut pieces, mut rows, mut outs) = (Vec::new(), 0, out.chunks_exact_mut(self.width));
+        for (slot, kept) in slots.iter_mut().enumerate() {
+            let Some((_, tokens)) = wanted.next_if(|(wanted, _)| *wanted == slot) else { continue };
+            if rows > 0 && rows + tokens.len() > STEP_TOKENS {
+                self.step(&mut pieces, work, &mut outs)?;
+                (pieces, rows) = (Vec::new(), 0);
+            }
+            pieces.push(Piece { kept, tokens, rows: rows..rows + tokens.len() });
+            rows += tokens.len();
+        }
+        self.step(&mut pieces, work, &mut outs)
+    }
+
+    fn step<'a>(
+        &self,
+        pieces: &mut [Piece<'_>],
+        work: &mut Work,
+        outs: &mut impl Iterator<Item = &'a mut [f32]>,
+    ) -> Result<()> {
+        let Some(rows) = pieces.last().map(|piece| piece.rows.end) else { return Ok(()) };
+        work.x.resize(rows * self.width, 0.0);
+        let mut x = work.x.chunks_exact_mut(self.width);
+        for piece in &*pieces {
+            for ((token, position), x) in piece.tokens.iter().zip(piece.kept.length..).zip(&mut x) {
+                self.embed_token(*token, position, x);
+            }
+        }
+        let longest = pieces.iter().map(|piece| piece.kept.length + piece.tokens.len()).max().unwrap_or(0);
+        work.angles.resize_with(self.ropes.len(), Tables::default);
+        for (rope, tables) in self.ropes.iter().zip(&mut work.angles) {
+            rope.extend(tables, false, longest);
+        }
+        for number in 0..self.layers.len() {
+            self.layer(number, pieces, work)?;
+        }
+        for (piece, out) in pieces.iter_mut().zip(outs) {
+            piece.kept.length += piece.tokens.len();
+            self.last.apply(&work.x[(piece.rows.end - 1) * self.width..][..self.width], out);
+        }
+        Ok(())
+    }
+
+    fn layer(&self, number: usize, pieces: &mut [Piece<'_>], work: &mut Work) -> Result<()> {
+        let layer = &self.layers[number];
+        let Work { x, qkv, heads, scratch, angles, attention } = work;
+        let attention = &*attention;
+        let (width, qkv_width) = (layer.attention.width(), layer.attention.qkv_width());
+        let rows = x.len() / self.width;
+        qkv.resize(rows * qkv_width, 0.0);
+        layer.qkv.forward(normed(layer.before_attention.as_ref(), x, &mut scratch.n), qkv, &mut scratch.product)?;
+        layer.attention.norm_heads(qkv, qkv_width);
+        if let Some(rope) = layer.attention.rope {
+            let (Tables { cos, sin }, half) = (&angles[rope], self.ropes[rope].rotated() / 2);
+            let positions = pieces.iter().flat_map(|piece| (piece.kept.length..).take(piece.tokens.len()));
+            for (position, row) in positions.zip(qkv.chunks_exact_mut(qkv_width)) {
+                let angles = position * half..(position + 1) * half;
+                layer.attention.rotate(row, &cos[angles.clone()], &sin[angles]);
+            }
+        }
+        heads.resize(rows * width, 0.0);
+        let mut rest = heads.as_mut_slice();
+        let mut tasks = Vec::new();
+        for piece in pieces.iter_mut() {
+            let (positions, n) = (piece.kept.length..piece.kept.length + piece.rows.len(), piece.rows.len());
+            let rows = &qkv[piece.rows.start * qkv_width..piece.rows.end * qkv_width];
+            for (kv, kept) in piece.kept.layers[number].iter_mut().enumerate() {
+                let (out, after) = std::mem::take(&mut rest).split_at_mut(n * width / layer.attention.kv_heads);
+                rest = after;
+                tasks.push((kv, kept, positions.clone(), rows, out));
+            }
+        }
+        tasks.into_par_iter().try_for_each(|(kv, kept, positions, rows, out)| {
+            let lock = || attention.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scratch = lock().pop().unwrap_or_default();
+            let done = layer.attention.go_on(kept, kv, positions, rows, out, &mut scratch);
+            lock().push(scratch);
+            done
+        })?;
+        // heads of a key together ─► rows
+        scratch.a.resize(rows * width, 0.0);
+        let part = width / layer.attention.kv_heads;
+        for piece in pieces.iter() {
+            let made = heads[piece.rows.start * width..piece.rows.end * width].chunks_exact(part);
+            let rows = piece.rows.len();
+            for (i, made) in made.enumerate() {
+                let to = (piece.rows.start + i % rows) * width + i / rows * part;
+                scratch.a[to..to + part].copy_from_slice(made);
+            }
+        }
+        layer.after_heads(x, scratch)
+    }
+}
+
+impl Attention {
+    /// Keeps the keys and values of some rows of q, k and v, and attends to all that were kept; out are rows of the heads of this key.
+    fn go_on(
+        &self,
+        kept: &mut KeyValues,
+        kv: usize,
+        positions: Range<usize>,
+        rows: &[f32],
+        out: &mut [f32],
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let (dim, group) = (self.head_dim, self.heads / self.kv_heads);
+        let [keys, values] = [self.heads + kv, self.heads + self.kv_heads + kv].map(|head| &rows[head * dim..]);
+        kept.push(keys, values, self.qkv_width(), positions.len(), scratch)?;
+        let heads = self.group(&rows[kv * group * dim..], keys, values);
+        Ok(kept.attention(&heads, positions, out, group * dim, scratch)?)
+    }
+}
