@@ -13,8 +13,10 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{Boundary, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference};
-use stillhouse_teacher::{DeviceChoice, TeacherConfig};
+use stillhouse_schemas::spec::{
+    Boundary, Extract, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+};
+use stillhouse_teacher::{DeviceChoice, Opened, TeacherConfig};
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
@@ -386,9 +388,17 @@ impl Checks<'_> {
         if let Err(e) = stillhouse_teacher::check_weights(&path) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e)));
         }
-        let open = |devices: Vec<DeviceChoice>| devices.into_iter().try_for_each(|device| device.open().map(|_| ()));
-        if let Err(e) = stillhouse_teacher::devices(&spec.device).and_then(open) {
-            self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e)));
+        let others = self.spec.extract.as_ref().map(Extract::other_signals).unwrap_or_default();
+        let open = |devices: Vec<DeviceChoice>| {
+            devices.into_iter().map(DeviceChoice::open).collect::<stillhouse_teacher::Result<Vec<_>>>()
+        };
+        match stillhouse_teacher::devices(&spec.device).and_then(open) {
+            Err(e) => self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e))),
+            Ok(devices) if !others.is_empty() && !devices.iter().all(Opened::is_cpu) => {
+                let message = format!("a GPU does not compute {} in this version; valid: cpu", others.join(", "));
+                self.push(Problem::new("extract.teacher.device", &spec.device, message));
+            }
+            Ok(_) => {}
         }
         let length = self.spec.pack.length;
         if length as usize > config.max_positions {
@@ -407,6 +417,11 @@ impl Checks<'_> {
                 topk,
                 format!("more than the teacher's vocabulary; valid: at most {}", config.vocab_size),
             ));
+        }
+        let candidates = self.spec.extract.as_ref().map(|e| e.candidates.clone()).unwrap_or_default();
+        for (i, id) in candidates.into_iter().enumerate().filter(|(_, id)| *id as usize >= config.vocab_size) {
+            let message = format!("not in the teacher's vocabulary; valid: below {}", config.vocab_size);
+            self.push(Problem::new(format!("extract.candidates[{i}]"), id, message));
         }
         Some((path, source, config))
     }

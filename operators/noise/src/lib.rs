@@ -23,6 +23,7 @@
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
 //! | `extract` | the contract of all devices for slices of logits, and the CPU's side of it |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
+//! | `signals` | log-partitions, entropy, given candidates, sampled logits, top-p |
 //!
 //! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
 //! threads.
@@ -43,6 +44,7 @@ mod reference;
 mod replay;
 mod replay_rows;
 mod rows;
+mod signals;
 mod topk;
 mod uniforms;
 mod value;
@@ -62,6 +64,7 @@ pub use posterior::{
 pub use replay::{Encoded, Encoder, Tolerance};
 pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
 pub use rows::{RowEncoder, Rows, RowsEncoded};
+pub use signals::{RowSignals, Sampled, Sampling, Signals, TopP, signals_of_loaded};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;

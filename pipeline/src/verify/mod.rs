@@ -3,6 +3,7 @@
 
 mod noise;
 mod shards;
+mod signals;
 
 use std::path::PathBuf;
 

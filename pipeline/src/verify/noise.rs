@@ -22,6 +22,7 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec};
 use stillhouse_teacher::Teacher;
 
+use super::signals::Signals;
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::access::Access;
 use crate::dataset::Dataset;
@@ -34,7 +35,7 @@ use crate::{operators, plan, teacher};
 
 /// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did; those
 /// beyond −16 by this share of 16 of their size, as logits that are larger are coarser.
-const LOGPROB_TOLERANCE: f64 = 2e-3;
+pub(super) const LOGPROB_TOLERANCE: f64 = 2e-3;
 const LOGPROB_SIZE: f64 = 16.0;
 /// The observed token may lose by this much: as many logits differ in their last bits.
 const LEAD_SLACK: f64 = 1e-4;
@@ -88,6 +89,7 @@ pub(super) async fn check(
             bos: record.bos_token_id,
             teacher: Arc::clone(&teacher),
             lead_slack,
+            alike,
             place: shard.path.clone(),
             offset,
         };
@@ -166,6 +168,8 @@ struct Recomputed<'a> {
     bos: u32,
     teacher: Arc<dyn Teacher>,
     lead_slack: f64,
+    /// Whether the teacher runs on the kind of machine that the job ran on.
+    alike: bool,
     place: String,
     offset: usize,
 }
@@ -175,6 +179,7 @@ struct Stored {
     logprob: Widened<f32>,
     replay: Option<(Widened<u32>, Widened<u32>, Widened<f32>)>,
     dense: Option<Widened<f32>>,
+    signals: Option<Signals>,
 }
 
 /// What the check of one token gave: its log-probability, and the noise of every draw.
@@ -182,6 +187,8 @@ struct TokenCheck {
     logprob: f64,
     stored_logprob: f64,
     noises: Vec<Judged>,
+    /// What is wrong with the other signals.
+    signals: Option<String>,
 }
 
 impl Recomputed<'_> {
@@ -208,6 +215,7 @@ impl Recomputed<'_> {
                 Some(_) => Some(float_column(batch, columns::NOISE).map_err(&arrow)?),
                 None => None,
             },
+            signals: Signals::of(self.extract, self.manifest.job.seed, batch).map_err(&arrow)?,
         };
         let counters = Counters::default();
         let pass = TeacherPass {
@@ -258,6 +266,9 @@ impl Recomputed<'_> {
         if difference.is_nan() || difference > logprob_limit(result.logprob) {
             let (stored, recomputed) = (result.stored_logprob, result.logprob);
             found.fault(place(), format!("logprob is {stored}, recomputed it is {recomputed}: {difference:.3e} apart"));
+        }
+        if let Some(message) = &result.signals {
+            found.fault(place(), message.clone());
         }
         for noise in &result.noises {
             let variation = noise.total_variation;
@@ -318,7 +329,9 @@ impl Recomputed<'_> {
             }
         }
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
-        Ok(TokenCheck { logprob: softmax.logprob(logit), stored_logprob: f64::from(logprob), noises })
+        let at = (p.row, p.position);
+        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.alike));
+        Ok(TokenCheck { signals, logprob: softmax.logprob(logit), stored_logprob: f64::from(logprob), noises })
     }
 
     /// Positions that are not predicted must be stored as certain.
@@ -335,7 +348,9 @@ impl Recomputed<'_> {
                 let counts = stored.replay.as_ref().map(|(counts, ..)| counts.row(row));
                 let corrected =
                     counts.is_some_and(|c| c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0));
-                if stored.logprob.row(row)[position] != 0.0 || corrected {
+                let other = stored.signals.as_ref();
+                let known = other.is_some_and(|s| !s.is_certain(row, position, sequence.tokens[position]));
+                if stored.logprob.row(row)[position] != 0.0 || corrected || known {
                     found.fault(
                         format!("{} row {} position {position}", self.place, self.offset + row),
                         "is given or padding, but is not stored as certain",
@@ -350,7 +365,7 @@ impl Recomputed<'_> {
 const DENSE_VARIATION: f64 = 2e-2;
 
 /// How far a stored log-probability may be from the recomputed one.
-fn logprob_limit(logprob: f64) -> f64 {
+pub(super) fn logprob_limit(logprob: f64) -> f64 {
     LOGPROB_TOLERANCE * (logprob.abs() / LOGPROB_SIZE).max(1.0)
 }
 
