@@ -14,7 +14,8 @@ use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary,
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+    Boundary, Extract, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator,
+    TokenizerDifference,
 };
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
@@ -401,18 +402,22 @@ impl Checks<'_> {
             }
             Err(e) => self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e))),
         }
+        let others = self.spec.extract.as_ref().map(Extract::other_signals).unwrap_or_default();
         let open = |devices: Vec<DeviceChoice>| -> stillhouse_teacher::Result<bool> {
             devices.into_iter().try_fold(true, |all, device| Ok(all & device.open()?.is_cpu()))
         };
         match stillhouse_teacher::devices(&spec.device).and_then(open) {
-            Ok(on_cpu) => {
-                if !on_cpu && self.spec.sequential().is_some() {
-                    let message =
-                        "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
-                    self.push(Problem::new("extract.teacher.device", &spec.device, message));
-                }
-            }
             Err(e) => self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e))),
+            Ok(false) if self.spec.sequential().is_some() => {
+                let message =
+                    "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
+                self.push(Problem::new("extract.teacher.device", &spec.device, message));
+            }
+            Ok(false) if !others.is_empty() => {
+                let message = format!("a GPU does not compute {} in this version; valid: cpu", others.join(", "));
+                self.push(Problem::new("extract.teacher.device", &spec.device, message));
+            }
+            Ok(_) => {}
         }
         let length = self.spec.pack.length;
         if self.spec.sequential().is_some()
@@ -438,6 +443,11 @@ impl Checks<'_> {
                 topk,
                 format!("more than the teacher's vocabulary; valid: at most {}", config.vocab_size),
             ));
+        }
+        let candidates = self.spec.extract.as_ref().map(|e| e.candidates.clone()).unwrap_or_default();
+        for (i, id) in candidates.into_iter().enumerate().filter(|(_, id)| *id as usize >= config.vocab_size) {
+            let message = format!("not in the teacher's vocabulary; valid: below {}", config.vocab_size);
+            self.push(Problem::new(format!("extract.candidates[{i}]"), id, message));
         }
         Some((path, source, config))
     }

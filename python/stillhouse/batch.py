@@ -31,9 +31,13 @@ Rows = Union[slice, Sequence[int], Sequence[bool], np.ndarray, "torch.Tensor"]
 
 DenseColumn = Literal[
     "sequence_id", "input_ids", "attention_mask", "logprob", "noise_count", "noise", "topk_index", "topk_logprob",
-    "given", "subtokens", "partition", "partition_t", "order", "block", "label",
+    "logz", "entropy", "candidate_logprob", "sampled_count", "top_p_count", "top_p_tail", "given", "subtokens", "partition", "partition_t",
+    "order", "block", "label",
 ]  # fmt: skip
-RaggedColumn = Literal["document_offsets", "document_ids", "noise_index", "noise_logprob"]
+RaggedColumn = Literal[
+    "document_offsets", "document_ids", "noise_index", "noise_logprob", "sampled_index", "sampled_times", "sampled_ratio", "top_p_index",
+    "top_p_logprob",
+]  # fmt: skip
 
 
 class Ragged(Generic[ArrayT]):

@@ -330,6 +330,11 @@ fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
     }
+    for key in extract.other_signals() {
+        let message =
+            "is not computed while a teacher writes in this version; valid: mode parallel over the written text";
+        problems.push(Problem::missing(format!("extract.{key}"), message));
+    }
     let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
     let most = job.pack.length.saturating_sub(2);
     if job.input.format == Some(InputFormat::None) {
@@ -410,12 +415,28 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         let message = "is required with dtype int8: the largest mean KL from f32 that you accept, in nat, such as 0.01";
         problems.push(Problem::missing("extract.teacher.max_mean_kl_nats", message));
     }
+    if let Some(extract) = &job.extract {
+        let temperatures = extract.logz_temperatures.iter().map(f64::to_string);
+        let candidates = extract.candidates.iter().map(u32::to_string);
+        unlike("extract.logz_temperatures", temperatures.collect(), problems);
+        unlike("extract.candidates", candidates.collect(), problems);
+    }
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {
         problems.push(Problem::missing(
             "extract.noise.draws",
             "dense noise of several draws needs rows of one length; valid: 1, or pack.remainder drop or pad",
         ));
+    }
+}
+
+/// A list of columns' values has each of them once.
+fn unlike(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) {
+    let mut seen = std::collections::BTreeSet::new();
+    for (i, value) in values.into_iter().enumerate() {
+        if !seen.insert(value.clone()) {
+            problems.push(Problem::new(format!("{field}[{i}]"), value, "stands there twice; valid: each once"));
+        }
     }
 }
 
@@ -448,6 +469,15 @@ mod tests {
     fn eight_bits_need_a_bound() {
         let text = problems("extract: {teacher: {path: t, dtype: int8}}\n", "{length: 8}");
         assert!(text.contains("extract.teacher.max_mean_kl_nats: is required with dtype int8"), "{text}");
+        let signals = "logz_temperatures: [1, 2, 1], candidates: [5, 5]";
+        let text = problems(&format!("extract: {{teacher: {{path: t}}, {signals}}}\n"), "{length: 8}");
+        assert!(text.contains("extract.logz_temperatures[2]: got 1: stands there twice"), "{text}");
+        assert!(text.contains("extract.candidates[1]: got 5: stands there twice"), "{text}");
+        let signals = "logz_temperatures: [0], samples: {draws: 0, power: 3}, top_p: {mass: 1.5, most: 0}";
+        let text = problems(&format!("extract: {{teacher: {{path: t}}, {signals}}}\n"), "{length: 8}");
+        for field in ["logz_temperatures[0]", "samples.draws", "samples.power", "top_p.mass", "top_p.most"] {
+            assert!(text.contains(&format!("extract.{field}: got ")), "{field}: {text}");
+        }
         let good = problems("extract: {teacher: {path: t, dtype: int8, max_mean_kl_nats: 0.01}}\n", "{length: 8}");
         assert!(good.contains("has 0 problems"), "{good}");
     }

@@ -45,6 +45,28 @@ pub const NOISE: &str = "noise";
 pub const TOPK_INDEX: &str = "topk_index";
 /// Top-k log-probabilities.
 pub const TOPK_LOGPROB: &str = "topk_logprob";
+/// Log-partitions.
+pub const LOGZ: &str = "logz";
+/// Entropy of the teacher's distribution.
+pub const ENTROPY: &str = "entropy";
+/// ln p of given entries.
+pub const CANDIDATE_LOGPROB: &str = "candidate_logprob";
+/// Distinct sampled tokens of each position.
+pub const SAMPLED_COUNT: &str = "sampled_count";
+/// Which they are.
+pub const SAMPLED_INDEX: &str = "sampled_index";
+/// How often each was drawn.
+pub const SAMPLED_TIMES: &str = "sampled_times";
+/// p/q of each.
+pub const SAMPLED_RATIO: &str = "sampled_ratio";
+/// Entries kept of each position under `top_p`.
+pub const TOP_P_COUNT: &str = "top_p_count";
+/// Which they are.
+pub const TOP_P_INDEX: &str = "top_p_index";
+/// ln p of each.
+pub const TOP_P_LOGPROB: &str = "top_p_logprob";
+/// ln of what the others hold.
+pub const TOP_P_TAIL: &str = "top_p_tail";
 /// Base-b digits.
 pub const SUBTOKENS: &str = "subtokens";
 /// Group of each token, true for group 1.

@@ -143,6 +143,48 @@ fn a_vocabulary_is_padded_by_any_amount() {
     }
 }
 
+/// Signals beside noise and top-k: made, verified against the teacher, shown, and the same bytes on another run.
+#[test]
+fn other_signals_of_a_teacher_are_columns() {
+    let scratch = small_teacher(199);
+    let signals = json!({
+        "logz_temperatures": [1.0, 2.5], "entropy": true, "candidates": [5, 198], "samples": {"draws": 30, "power": 0.8},
+        "top_p": {"mass": 0.5, "most": 60}
+    });
+    for (out, more) in [("out", json!({})), ("again", json!({})), ("alone", json!({"noise": null}))] {
+        let patch = json!({"extract": with(signals.clone(), &more), "output": {"path": out}});
+        let job = small_job(&patch);
+        let dataset = scratch.make(&job);
+        scratch.stillhouse(&["verify", out, "--teacher"]).expect(0);
+        check(&dataset, &["--tokens", "50"]);
+    }
+    let shard = "data/train-00000-of-00001.parquet";
+    let bytes = |out: &str| fs::read(scratch.path(out).join(shard)).unwrap();
+    assert!(bytes("out") == bytes("again"), "two runs differ");
+    let shown = scratch.stillhouse(&["inspect", "out", "--row", "0"]).expect(0).stdout;
+    for part in ["mean entropy", "equally likely tokens", "ln Σ exp(l/2.5)", "candidate 198", "30 draws", "top-p"] {
+        assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
+    }
+    let manifest: Value = serde_json::from_slice(&fs::read(scratch.path("out/manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["job"]["extract"]["samples"], json!({"draws": 30, "power": 0.8}));
+}
+
+#[test]
+fn signals_that_cannot_be_had_are_refused_when_planned() {
+    let scratch = small_teacher(199);
+    let refused = |patch: Value, says: &[&str]| {
+        scratch.job("job.yaml", &small_job(&json!({"extract": patch})));
+        scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(says);
+    };
+    refused(json!({"candidates": [5, 199]}), &["extract.candidates[1]", "199", "below 199"]);
+    refused(json!({"candidates": [5, 5]}), &["extract.candidates[1]", "stands there twice"]);
+    refused(json!({"logz_temperatures": [0.0]}), &["extract.logz_temperatures[0]"]);
+    refused(json!({"samples": {"draws": 0}}), &["extract.samples.draws"]);
+    refused(json!({"samples": {"draws": 9, "power": 3}}), &["extract.samples.power"]);
+    refused(json!({"top_p": {"mass": 0, "most": 4}}), &["extract.top_p.mass"]);
+    refused(json!({"top_p": {"mass": 0.9, "most": 0}}), &["extract.top_p.most"]);
+}
+
 /// The ids and the document offsets of the first row.
 fn first_row(scratch: &Scratch, out: &str) -> (Vec<u64>, Vec<(u64, u64)>) {
     let row = scratch.stillhouse(&["inspect", out, "--row", "0", "--json"]).expect(0).json();

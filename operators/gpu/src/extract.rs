@@ -219,7 +219,7 @@ impl Extract for Extractor {
             Dense::F16(values) => values.into_iter().map(f16::to_f32).collect(),
             Dense::F32(values) => values,
         });
-        Ok(stillhouse_noise::Extracted { logprob, replay, dense, topk, fallbacks })
+        Ok(stillhouse_noise::Extracted { logprob, replay, dense, topk, signals: Vec::new(), fallbacks })
     }
 }
 

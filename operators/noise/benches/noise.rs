@@ -8,8 +8,9 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, NoiseStream, Output, OutputKind, RowWriter, Softmax, StoredToken, Tolerance,
-    ValueType, decode_softmax, dense_noise, exponentials, keyed_uniforms, philox_words, sample_sequential, top_k,
+    Correction, DrawKey, Encoder, LogitSampling, NoiseStream, Output, OutputKind, RowWriter, Signals, Softmax,
+    StoredToken, Tolerance, TopP, ValueType, decode_softmax, dense_noise, exponentials, keyed_uniforms, philox_words,
+    sample_sequential, signals_of_loaded, top_k,
 };
 
 /// Rows of Zipf-like logits, and a token drawn from each.
@@ -56,6 +57,20 @@ fn benches(c: &mut Criterion) {
                 black_box(softmax.logsumexp())
             });
         });
+        let sampling = Some(LogitSampling { draws: 50, power: 1.0, seed: 1 });
+        let signals = [
+            ("logz at T = 1 and 2", Signals { temperatures: vec![1.0, 2.0], ..Signals::default() }),
+            ("entropy", Signals { entropy: true, ..Signals::default() }),
+            ("100 candidates", Signals { candidates: (0..100).collect(), ..Signals::default() }),
+            ("50 sampled logits", Signals { sampling, ..Signals::default() }),
+            ("top-p 0.98", Signals { top_p: Some(TopP { mass: 0.98, most: 256 }), ..Signals::default() }),
+        ];
+        for (name, asked) in signals {
+            softmax.load(&rows[0].0).unwrap(); // one row: the softmax is not part of it
+            group.bench_function(name, |b| {
+                b.iter(|| black_box(signals_of_loaded(&asked, &softmax, &rows[0].0, 1, next().1.position)));
+            });
+        }
         group.bench_function("dense", |b| {
             b.iter(|| {
                 let ((logits, x), stream) = next();

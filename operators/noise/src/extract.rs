@@ -1,7 +1,7 @@
 //! What is made of a slice of a teacher's logits, whatever device it is on: one contract, and the CPU's side of it.
 //!
 //! ```text
-//!   logits [n, V] ─► Extract ─► ln p_x [n] · corrections or dense noise [n, D, …] · top-k [n, k]
+//!   logits [n, V] ─► Extract ─► ln p_x [n] · corrections or dense noise [n, D, …] · top-k [n, k] · signals
 //! ```
 //!
 //! Rows do not know of each other. On a CPU they are shared out over rayon's threads and put together in order, so that
@@ -10,8 +10,8 @@
 use rayon::prelude::*;
 
 use crate::{
-    DrawKey, NoiseError, NoiseStream, RowEncoder, Rows, RowsEncoded, Softmax, Tolerance, ValueType,
-    dense_noise_of_loaded, round_dense, top_k_of_loaded,
+    DrawKey, NoiseError, NoiseStream, RowEncoder, RowSignals, Rows, RowsEncoded, Signals, Softmax, Tolerance,
+    ValueType, dense_noise_of_loaded, round_dense, signals_of_loaded, top_k_of_loaded,
 };
 
 /// What is asked of every row.
@@ -25,6 +25,8 @@ pub struct Extraction {
     pub noise: Option<NoiseForm>,
     /// k of the top-k; 0 for none.
     pub topk: usize,
+    /// Other signals.
+    pub signals: Signals,
 }
 
 /// How noise comes out.
@@ -70,6 +72,8 @@ pub struct Extracted {
     pub dense: Option<Vec<f32>>,
     /// Tokens and ln p `[n, k]`, falling, ties by lower token, where they were asked for.
     pub topk: Option<(Vec<u32>, Vec<f32>)>,
+    /// Other signals `[n]`, where any were asked for.
+    pub signals: Vec<RowSignals>,
     /// Rows and draws that a device left to the CPU.
     pub fallbacks: u64,
 }
@@ -102,6 +106,7 @@ struct Row {
     logprob: f32,
     topk: Vec<(u32, f32)>,
     dense: Vec<f32>,
+    signals: RowSignals,
 }
 
 impl RowExtractor {
@@ -111,6 +116,7 @@ impl RowExtractor {
     /// If no index type of the format addresses the vocabulary.
     pub fn new(asked: Extraction) -> Result<Self, NoiseError> {
         Softmax::new(asked.vocab)?;
+        asked.signals.check(asked.vocab)?;
         let encoder = match asked.noise {
             Some(NoiseForm::Replay { tolerance, value_type, condition }) => {
                 Some(RowEncoder::new(asked.vocab, tolerance, value_type)?.with_condition(condition))
@@ -141,7 +147,15 @@ impl RowExtractor {
         }
         let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
         let topk = top_k_of_loaded(softmax, logits, self.asked.topk);
-        Ok(Row { logprob: softmax.stored_logprob(logit), topk, dense })
+        let signals = self.signals(softmax, logits, observed, n);
+        Ok(Row { logprob: softmax.stored_logprob(logit), topk, dense, signals })
+    }
+
+    fn signals(&self, softmax: &Softmax, logits: &[f32], observed: &Observed<'_>, n: usize) -> RowSignals {
+        if self.asked.signals.is_none() {
+            return RowSignals::default();
+        }
+        signals_of_loaded(&self.asked.signals, softmax, logits, observed.sequence_ids[n], observed.positions[n])
     }
 
     fn rows(&self, logits: &[f32], observed: &Observed<'_>, out: &mut Extracted) -> Result<(), NoiseError> {
@@ -165,6 +179,10 @@ impl RowExtractor {
             tokens.extend(row.topk.iter().map(|entry| entry.0));
             logprobs.extend(row.topk.iter().map(|entry| entry.1));
             dense.extend(row.dense);
+            out.signals.push(row.signals);
+        }
+        if self.asked.signals.is_none() {
+            out.signals.clear();
         }
         out.topk = (self.asked.topk > 0).then_some((tokens, logprobs));
         out.dense = matches!(self.asked.noise, Some(NoiseForm::Dense { .. })).then_some(dense);
@@ -195,8 +213,12 @@ impl Extract for RowExtractor {
             return Ok(out);
         };
         let rows = Rows { logits, tokens, positions, sequence_ids, certain: &[] };
-        let topk = |softmax: &Softmax, logits: &[f32]| top_k_of_loaded(softmax, logits, self.asked.topk);
-        let (encoded, best) = encoder.encode_rows_with(&rows, &self.asked.keys, topk)?;
+        let also = |softmax: &Softmax, logits: &[f32], n: usize| {
+            (top_k_of_loaded(softmax, logits, self.asked.topk), self.signals(softmax, logits, observed, n))
+        };
+        let (encoded, others) = encoder.encode_rows_with(&rows, &self.asked.keys, also)?;
+        let (best, signals): (Vec<_>, Vec<_>) = others.into_iter().unzip();
+        out.signals = if self.asked.signals.is_none() { Vec::new() } else { signals };
         out.logprob.clone_from(&encoded.logprob);
         out.replay = Some(encoded);
         out.topk = (self.asked.topk > 0).then(|| best.into_iter().flatten().unzip());

@@ -14,7 +14,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::dispatched;
-use crate::math::{exp_f32, exponential_from_word, ln_f32};
+use crate::math::{EXP_FLUSH, exp_f32, exponential_from_word, ln_f32};
 use crate::philox::{BLOCK, NoiseStream, Words, philox_block};
 use crate::quantile::normal_f32;
 
@@ -237,6 +237,30 @@ dispatched! {
     /// The sum of a block.
     pub(crate) fn block_sum(values: &Block) -> f64 {
         f64::from(sum_block(values))
+    }
+}
+
+dispatched! {
+    /// exp((l − max)·factor) of at most BLOCK logits, 0 behind them; the sum. With factor 1 it is what [`exp_sum`] makes of the block.
+    pub(crate) fn block_of_powers(logits: &[f32], max: f32, factor: f32, out: &mut Block) -> f64 {
+        for (out, l) in out.0.iter_mut().zip(logits) {
+            *out = exp_f32((l - max) * factor);
+        }
+        out.0[logits.len()..].fill(0.0);
+        f64::from(sum_block(out))
+    }
+}
+
+dispatched! {
+    /// Σ u·(max − l) over at most BLOCK logits: of those with u = 0 the distance may be infinite, and counts nothing.
+    pub(crate) fn block_of_distances(u: &Block, logits: &[f32], max: f32, scratch: &mut Block) -> f64 {
+        for i in 0..logits.len() {
+            let distance = max - logits[i];
+            let distance = if distance > -EXP_FLUSH { 0.0 } else { distance };
+            scratch.0[i] = u.0[i] * distance;
+        }
+        scratch.0[logits.len()..].fill(0.0);
+        f64::from(sum_block(scratch))
     }
 }
 

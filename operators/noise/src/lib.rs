@@ -24,6 +24,7 @@
 //! | `extract` | the contract of all devices for slices of logits, and the CPU's side of it |
 //! | `sample` | the tokens of text that the teacher writes |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
+//! | `signals` | log-partitions, entropy, given candidates, sampled logits, top-p |
 //!
 //! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
 //! threads.
@@ -45,6 +46,7 @@ mod replay;
 mod replay_rows;
 mod rows;
 mod sample;
+mod signals;
 mod topk;
 mod uniforms;
 mod value;
@@ -65,6 +67,7 @@ pub use replay::{Encoded, Encoder, Tolerance};
 pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
 pub use rows::{RowEncoder, Rows, RowsEncoded};
 pub use sample::{Sampler, Sampling};
+pub use signals::{LogitSampling, RowSignals, Sampled, Signals, TopP, signals_of_loaded};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;

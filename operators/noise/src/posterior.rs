@@ -92,6 +92,21 @@ impl Softmax {
         f64::from(self.max) + self.ln_z
     }
 
+    /// The largest logit.
+    pub(crate) fn max(&self) -> f32 {
+        self.max
+    }
+
+    /// ln Z, Z = Σ exp(l − max l).
+    pub(crate) fn ln_z(&self) -> f64 {
+        self.ln_z
+    }
+
+    /// Z.
+    pub(crate) fn z(&self) -> f64 {
+        self.z
+    }
+
     /// e_0/Z: multiplies u_k into p_k·e_0.
     pub(crate) fn scale(&self, e0: f32) -> f32 {
         (f64::from(e0) / self.z) as f32

@@ -116,16 +116,16 @@ impl RowEncoder {
     /// # Errors
     /// The error of the first row that has one, or a column of the wrong length.
     pub fn encode_rows(&self, rows: &Rows<'_>, keys: &[DrawKey]) -> Result<RowsEncoded, NoiseError> {
-        Ok(self.encode_rows_with(rows, keys, |_, _| ())?.0)
+        Ok(self.encode_rows_with(rows, keys, |_, _, _| ())?.0)
     }
 
-    /// As [`Self::encode_rows`], with what `also` makes of every row `[n]`, while its softmax and logits are at hand. Of a
+    /// As [`Self::encode_rows`], with what `also` makes of every row `[n]`, while its softmax and logits are at hand (and its number). Of a
     /// certain position, whose logits are not read, it is the default.
     pub(crate) fn encode_rows_with<T: Default + Send>(
         &self,
         rows: &Rows<'_>,
         keys: &[DrawKey],
-        also: impl Fn(&Softmax, &[f32]) -> T + Sync,
+        also: impl Fn(&Softmax, &[f32], usize) -> T + Sync,
     ) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
         let n = rows.tokens.len();
         let lengths = [
@@ -152,7 +152,7 @@ impl RowEncoder {
         rows: &Rows<'_>,
         row: usize,
         keys: &[DrawKey],
-        also: impl Fn(&Softmax, &[f32]) -> T,
+        also: impl Fn(&Softmax, &[f32], usize) -> T,
     ) -> Result<(RowEncoded, T), NoiseError> {
         if rows.certain.get(row).copied().unwrap_or(false) {
             return Ok((RowEncoded { counts: vec![0; keys.len()], ..RowEncoded::default() }, T::default()));
@@ -175,7 +175,7 @@ impl RowEncoder {
             result.logprob = encoded.logprob;
             result.total_variation.push(encoded.total_variation);
         }
-        Ok((result, also(encoder.softmax(), logits)))
+        Ok((result, also(encoder.softmax(), logits, row)))
     }
 }
 

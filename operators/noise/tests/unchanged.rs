@@ -132,7 +132,13 @@ fn rows(shape: u32) -> u64 {
         noise.iter().for_each(|xi| hash.add(u64::from(xi.to_bits())));
 
         let noise = NoiseForm::Replay { tolerance: Tolerance::default(), value_type: ValueType::F16, condition: true };
-        let asked = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: Some(noise), topk: 3.min(vocab) };
+        let asked = Extraction {
+            vocab,
+            keys: DrawKey::draws(11, 2),
+            noise: Some(noise),
+            topk: 3.min(vocab),
+            signals: Default::default(),
+        };
         let observed = Observed { tokens: &[x, 0], positions: &[4, 5], sequence_ids: &[6, 1 << 35] };
         let two = [logits, row(vocab, 8, shape)].concat();
         let out = RowExtractor::new(asked).unwrap().extract(&two, &observed).unwrap();

@@ -9,7 +9,9 @@ use std::time::Instant;
 use arrow::array::{ArrayRef, Float16Array, Float32Array, Int32Array, UInt8Array, UInt16Array, UInt32Array};
 use arrow::datatypes::{DataType, Field};
 use half::f16;
-use stillhouse_noise::{DrawKey, Extracted, Extraction, NoiseForm, NoiseStream, Observed, Tolerance, prior_noise};
+use stillhouse_noise::{
+    DrawKey, Extracted, Extraction, NoiseForm, NoiseStream, Observed, RowSignals, Tolerance, prior_noise,
+};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
@@ -31,6 +33,8 @@ pub(super) struct Collector {
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
     topk: Option<(Vec<i32>, Vec<f32>)>,
+    /// Other signals of each position; empty where none are asked for.
+    signals: Vec<RowSignals>,
     statistics: Statistics,
     meter: Arc<dyn Meter>,
 }
@@ -67,6 +71,7 @@ impl Collector {
             replay: None,
             dense: None,
             topk: None,
+            signals: Vec::new(),
             statistics: Statistics::default(),
             meter: Arc::clone(meter),
             lengths,
@@ -83,6 +88,9 @@ impl Collector {
         if config.topk > 0 {
             collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
         }
+        if !collector.asked.signals.is_none() {
+            collector.signals = vec![RowSignals::default(); positions];
+        }
         collector.fill_certain()?;
         Ok(collector)
     }
@@ -93,6 +101,9 @@ impl Collector {
             for position in 0..self.lengths[row] {
                 let token = self.token(row, position);
                 let at = self.starts[row] + position;
+                if let Some(signals) = self.signals.get_mut(at) {
+                    *signals = self.asked.signals.certain(token);
+                }
                 if let Some((indices, logprobs)) = &mut self.topk {
                     let k = self.config.topk;
                     let others = (0..).filter(|&i| i != token as i32);
@@ -168,6 +179,9 @@ impl Collector {
         for (n, p) in positions.iter().enumerate() {
             let at = self.starts[p.row] + p.position;
             self.logprob[at] = extracted.logprob[n];
+            if let (Some(signals), Some(found)) = (self.signals.get_mut(at), extracted.signals.get(n)) {
+                signals.clone_from(found);
+            }
             if let (Some((indices, logprobs)), Some((found, values))) = (&mut self.topk, &extracted.topk) {
                 // fewer than k where the vocabulary has fewer
                 let found_here = found.len() / positions.len();
@@ -260,13 +274,21 @@ impl Collector {
             arrays.push(list_column(next()?, Arc::new(Int32Array::from(indices)), &per_row).map_err(&error)?);
             arrays.push(list_column(next()?, Arc::new(Float32Array::from(logprobs)), &per_row).map_err(&error)?);
         }
+        let lengths = self.lengths.iter();
+        let mut from = 0;
+        let per_row: Vec<&[RowSignals]> = match self.signals.as_slice() {
+            [] => Vec::new(),
+            signals => lengths.map(|length| (&signals[from..from + length], from += length).0).collect(),
+        };
+        arrays.extend(self.config.signals.arrays(&per_row, &mut next)?);
         Ok((arrays, self.statistics))
     }
 }
 
 /// What the config asks of every row.
 fn asked(config: &ExtractConfig) -> Result<Extraction, OperatorError> {
-    let mut asked = Extraction { vocab: config.vocab_size, keys: Vec::new(), noise: None, topk: config.topk };
+    let signals = config.signals.asked();
+    let mut asked = Extraction { vocab: config.vocab_size, keys: Vec::new(), noise: None, topk: config.topk, signals };
     if let Some(noise) = &config.noise {
         let (value_type, condition) = (noise.stored(), noise.condition);
         asked.keys = DrawKey::draws(noise.seed, noise.draws);
@@ -306,7 +328,7 @@ fn item_type(field: &Field) -> DataType {
     }
 }
 
-fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, OperatorError> {
+pub(super) fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, OperatorError> {
     let too_large = |v: u32| OperatorError::Data {
         operator: NAME,
         place: format!("column {}", field.name()),

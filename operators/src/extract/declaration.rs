@@ -7,8 +7,8 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
 
-use super::{ExtractConfig, NAME, NoiseConfig, invariants};
-use crate::declaration::{Column, Declaration, JobFacts, bits};
+use super::{ExtractConfig, NAME, NoiseConfig, SignalsConfig, invariants, signals};
+use crate::declaration::{Column, Declaration, JobFacts, OperatorView, bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::vocabulary::Role;
@@ -72,6 +72,94 @@ impl Declaration for ExtractConfig {
             contract: "ln p of each",
             meaning: "natural logarithms of their probabilities",
         },
+        Column {
+            name: columns::LOGZ,
+            dtype: "fixed list float32",
+            when: "`logz_temperatures`",
+            shape: "[L, temperatures]",
+            contract: "ln Σ exp(l / T) for each T in the order of the job, to 1e-5 nat or half a unit of its f32; certain: 0",
+            meaning: "logarithm of the sum of exp(logit / T) over the vocabulary at each of the job's temperatures T",
+        },
+        Column {
+            name: columns::ENTROPY,
+            dtype: "fixed list float32",
+            when: "`entropy`",
+            shape: "[L]",
+            contract: "−Σ p ln p of the teacher's distribution, nat, to 1e-5; certain: 0",
+            meaning: "entropy of the teacher's distribution of the token, in nat",
+        },
+        Column {
+            name: columns::CANDIDATE_LOGPROB,
+            dtype: "fixed list float32",
+            when: "`candidates`",
+            shape: "[L, candidates]",
+            contract: "ln p of each of `candidates`, in their order; certain: 0 for the token itself, −∞ for others",
+            meaning: "natural logarithms of the probabilities of the job's candidate tokens at each position",
+        },
+        Column {
+            name: columns::SAMPLED_COUNT,
+            dtype: "fixed list uint16",
+            when: "`samples`",
+            shape: "[L]",
+            contract: "distinct tokens drawn",
+            meaning: "number of distinct tokens drawn from the teacher's distribution at each position",
+        },
+        Column {
+            name: columns::SAMPLED_INDEX,
+            dtype: "list uint16 (V ≤ 65,536) / uint32",
+            when: "`samples`",
+            shape: "[*]",
+            contract: "the tokens of position 0, then 1, …; ascending within a position",
+            meaning: "the drawn tokens, those of position 0 first",
+        },
+        Column {
+            name: columns::SAMPLED_TIMES,
+            dtype: "list uint16",
+            when: "`samples`",
+            shape: "[*]",
+            contract: "how often each was drawn; those of a position add up to N. times/N estimates p without bias where `power` is 1",
+            meaning: "how often each was drawn; divided by the number of draws it estimates the probability without bias",
+        },
+        Column {
+            name: columns::SAMPLED_RATIO,
+            dtype: "list float32",
+            when: "`samples.power` ≠ 1",
+            shape: "[*]",
+            contract: "p/q of each: times/N · ratio estimates p without bias (not divided by its sum)",
+            meaning: "probability over that of the proposal: times/N · ratio estimates the probability without bias",
+        },
+        Column {
+            name: columns::TOP_P_COUNT,
+            dtype: "fixed list uint16",
+            when: "`top_p`",
+            shape: "[L]",
+            contract: "the fewest of the likeliest that hold `mass`, `most` at most; certain: 1",
+            meaning: "how many of the likeliest tokens are kept at each position",
+        },
+        Column {
+            name: columns::TOP_P_INDEX,
+            dtype: "list uint16 (V ≤ 65,536) / uint32",
+            when: "`top_p`",
+            shape: "[*]",
+            contract: "those of position 0, then 1, …; the likeliest first, ties by lower index",
+            meaning: "the kept tokens, those of position 0 first, the likeliest of a position first",
+        },
+        Column {
+            name: columns::TOP_P_LOGPROB,
+            dtype: "list float32",
+            when: "`top_p`",
+            shape: "[*]",
+            contract: "ln p of each",
+            meaning: "natural logarithms of their probabilities",
+        },
+        Column {
+            name: columns::TOP_P_TAIL,
+            dtype: "fixed list float32",
+            when: "`top_p`",
+            shape: "[L]",
+            contract: "ln of the probability of all others, to 1e-5 (not 1 − Σ: a tail of 1e-9 is kept); certain: −∞",
+            meaning: "natural logarithm of the probability of all tokens that are not kept",
+        },
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
@@ -101,7 +189,11 @@ impl Declaration for ExtractConfig {
             };
             bytes += f64::from(noise.draws) * of_a_draw;
         }
-        bytes
+        bytes + self.signals.bytes_per_token(bits)
+    }
+
+    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+        signals::view(&self.signals, row)
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
@@ -129,6 +221,7 @@ impl ExtractConfig {
                 seed: facts.spec.noise_seed(),
             }),
             topk: extract.topk as usize,
+            signals: SignalsConfig::of(extract, facts.spec.seed),
             rows: facts.rows(),
         }))
     }

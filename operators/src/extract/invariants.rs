@@ -4,14 +4,15 @@ use arrow::array::{Float32Array, Int32Array, RecordBatch};
 use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
 
-use super::ExtractConfig;
+use super::{ExtractConfig, signals};
 use crate::invariants::{Broken, float_column, unsigned_column};
 use crate::rows::ListRows;
 
 pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     check_logprobs(batch, broken)?;
     check_noise(config, batch, broken)?;
-    check_topk(config, batch, broken)
+    check_topk(config, batch, broken)?;
+    signals::check(config, batch, broken)
 }
 
 fn check_logprobs(batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {

@@ -6,6 +6,7 @@
 //! | `noise_count`, `noise_index`, `noise_logprob` | codec `replay` | \[D, L\], \[*\], \[*\] |
 //! | `noise` | codec `dense`: ξ | \[D, L, V\] f16 or f32 |
 //! | `topk_index`, `topk_logprob` | the k largest, descending | \[L, k\] |
+//! | `logz`, `entropy`, `candidate_logprob`, `sampled_…`, `top_p_…` | see `signals` | |
 //!
 //! A position that is not predicted (given, or padding) is certain: `logprob` 0, no corrections, prior noise, and for
 //! top-k the token itself with 0, other entries with −∞. Paper: Gumbel Distillation, Algorithm 1 and Theorem 4.1.
@@ -18,11 +19,13 @@ mod declaration;
 mod extractor;
 mod invariants;
 pub mod pass;
+mod signals;
 #[cfg(test)]
 mod tests;
 
 pub use extractor::Workspace;
 pub use pass::{Predicted, Sequence, Slice, Visit};
+pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
 
 use std::sync::Arc;
 
@@ -59,6 +62,9 @@ pub struct ExtractConfig {
     pub noise: Option<NoiseConfig>,
     /// k of the top-k; 0 for none.
     pub topk: usize,
+    /// Other signals.
+    #[serde(default, skip_serializing_if = "SignalsConfig::is_none")]
+    pub signals: SignalsConfig,
     /// Shape of the rows.
     pub rows: Rows,
 }
@@ -127,6 +133,7 @@ impl ExtractConfig {
             fields.push(self.rows.field(columns::TOPK_INDEX, DataType::Int32, None, k));
             fields.push(self.rows.field(columns::TOPK_LOGPROB, DataType::Float32, None, k));
         }
+        fields.extend(self.signals.fields(self.rows, self.vocab_size));
         fields
     }
 

@@ -15,6 +15,8 @@ use super::*;
 use crate::invariants::{float_column, unsigned_column};
 use crate::rows::list_column;
 
+mod signals;
+
 const VOCAB: usize = 37;
 const BOS: u32 = 36;
 
@@ -171,7 +173,7 @@ fn info(vocab_size: usize) -> TeacherInfo {
 }
 
 fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: Rows) -> ExtractConfig {
-    ExtractConfig { vocab_size: VOCAB, bos: BOS, context, batch_tokens: 16, noise, topk, rows }
+    ExtractConfig { vocab_size: VOCAB, bos: BOS, context, batch_tokens: 16, noise, topk, signals: <_>::default(), rows }
 }
 
 fn noise(codec: NoiseCodec, draws: u32, tolerance: f64) -> Option<NoiseConfig> {

@@ -18,7 +18,7 @@ use arrow::datatypes::UInt64Type;
 use arrow::error::ArrowError;
 use rayon::prelude::*;
 use stillhouse_noise::{
-    DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler,
+    DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler, Signals,
 };
 use stillhouse_teacher::{Decoding, Teacher};
 
@@ -66,7 +66,8 @@ impl<'t, T> Writer<'t, T> {
     pub fn new(teacher: &'t dyn Teacher, config: Arc<GenerateConfig>) -> Result<Self, OperatorError> {
         let vocab = teacher.info().vocab_size;
         let slots = config.written.slots as usize;
-        let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk: config.extract.topk };
+        let asked =
+            Extraction { vocab, keys: Vec::new(), noise: None, topk: config.extract.topk, signals: Signals::default() };
         let sampler = Sampler::new(vocab, sampling(&config.written)).map_err(noise_error)?;
         Ok(Self {
             decoding: teacher.decoding(slots, config.length())?,

@@ -24,7 +24,8 @@ use crate::testing::{context, documents, drive, gpt2, repository};
 
 const JOB: &str = r#"{
     "version": 1, "name": "small", "seed": 7, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8, "remainder": "pad"},
-    "extract": {"teacher": {"path": "t"}, "topk": 2, "noise": {"draws": 2}}, "subtokens": {"length": 4}, "partitions": {"views": 2},
+    "extract": {"teacher": {"path": "t"}, "topk": 2, "noise": {"draws": 2}, "logz_temperatures": [1, 2],
+        "entropy": true, "candidates": [0, 5], "samples": {"draws": 4, "power": 0.9}, "top_p": {"mass": 0.9, "most": 8}}, "subtokens": {"length": 4}, "partitions": {"views": 2},
     "orders": {"kind": "strided", "streams": [1, 2, 4]}, "output": {"path": "out"}
 }"#;
 
@@ -48,7 +49,10 @@ fn a_job_has_its_operators_in_order() {
     let names = |specs: Vec<OperatorSpec>| specs.iter().map(OperatorSpec::name).collect::<Vec<_>>();
     assert_eq!(names(job("")), ["clean", "tokenize", "pack", "extract", "subtokens", "partitions", "orders"]);
     assert_eq!(names(job("packing")), ["clean", "tokenize", "pack", "subtokens", "partitions", "orders"]);
-    assert_eq!(names(job("writing")), ["clean", "tokenize", "prompts", "generate", "subtokens", "partitions", "orders"]);
+    assert_eq!(
+        names(job("writing")),
+        ["clean", "tokenize", "prompts", "generate", "subtokens", "partitions", "orders"]
+    );
 }
 
 #[test]
@@ -155,6 +159,16 @@ fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
                 let counts = UInt16Array::from(vec![0; n * width]);
                 list_column(field, Arc::new(counts), &vec![width; n]).unwrap()
             }
+            (names::SAMPLED_COUNT | names::TOP_P_COUNT, _) => {
+                of_each(field, Arc::new(UInt16Array::from(vec![1; n * 8])), n)
+            }
+            (names::SAMPLED_INDEX | names::TOP_P_INDEX, _) => {
+                of_each(field, Arc::new(UInt16Array::from(vec![0; n * 8])), n)
+            }
+            (names::SAMPLED_TIMES, _) => of_each(field, Arc::new(UInt16Array::from(vec![4; n * 8])), n),
+            (names::SAMPLED_RATIO, _) => of_each(field, Arc::new(Float32Array::from(vec![1.0; n * 8])), n),
+            (names::TOP_P_LOGPROB, _) => of_each(field, Arc::new(Float32Array::from(vec![0.0; n * 8])), n),
+            (names::TOP_P_TAIL, _) => of_each(field, Arc::new(Float32Array::from(vec![f32::NEG_INFINITY; n * 8])), n),
             (_, DataType::FixedSizeList(_, width)) => {
                 let width = *width as usize;
                 list_column(field, Arc::new(Float32Array::from(vec![0.0; n * width])), &vec![width; n]).unwrap()
@@ -167,6 +181,11 @@ fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
 
 fn empty(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
     list_column(field, values, &vec![0; rows]).unwrap()
+}
+
+/// A list of 8 values in each row, one for each position.
+fn of_each(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
+    list_column(field, values, &vec![8; rows]).unwrap()
 }
 
 /// The column with its values replaced, its lists as they were.
@@ -212,6 +231,25 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
         ("extract", "logprob", with_values(&good, names::LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
         ("extract", "counts", with_values(&good, names::NOISE_COUNT, |a| shifted::<UInt16Type>(a, 1))),
         ("extract", "top-k", with_values(&good, names::TOPK_LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
+        ("extract", "logz", with_values(&good, names::LOGZ, |a| shifted::<Float32Type>(a, f32::INFINITY))),
+        ("extract", "entropy", with_values(&good, names::ENTROPY, |a| shifted::<Float32Type>(a, 11.0))),
+        (
+            "extract",
+            "candidate_logprob",
+            with_values(&good, names::CANDIDATE_LOGPROB, |a| shifted::<Float32Type>(a, 0.5)),
+        ),
+        ("extract", "sampled_index has 8", with_values(&good, names::SAMPLED_COUNT, |a| shifted::<UInt16Type>(a, 1))),
+        ("extract", "ascend", with_values(&good, names::SAMPLED_INDEX, |a| shifted::<UInt16Type>(a, 50_257))),
+        ("extract", "add up to 5", with_values(&good, names::SAMPLED_TIMES, |a| shifted::<UInt16Type>(a, 1))),
+        ("extract", "sampled_ratio", with_values(&good, names::SAMPLED_RATIO, |a| shifted::<Float32Type>(a, -1.0))),
+        ("extract", "top_p_index has 8", with_values(&good, names::TOP_P_COUNT, |a| shifted::<UInt16Type>(a, 1))),
+        ("extract", "do not fall", with_values(&good, names::TOP_P_INDEX, |a| shifted::<UInt16Type>(a, 50_257))),
+        ("extract", "do not fall", with_values(&good, names::TOP_P_LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
+        (
+            "extract",
+            "hold 2",
+            with_values(&good, names::TOP_P_TAIL, |a| Arc::new(Float32Array::from(vec![0.0; a.len()]))),
+        ),
         ("subtokens", "do not decode", with_values(&good, names::SUBTOKENS, |a| shifted::<UInt8Type>(a, 1))),
         ("partitions", "not those of the seed", with_values(&good, names::PARTITION, negated)),
         (

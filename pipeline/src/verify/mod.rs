@@ -4,6 +4,7 @@
 mod noise;
 mod report;
 mod shards;
+mod signals;
 
 use std::path::PathBuf;
 

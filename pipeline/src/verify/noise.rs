@@ -30,6 +30,7 @@ use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
 use super::report::{Comparing, StoredSide};
+use super::signals::Signals;
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::access::Access;
 use crate::dataset::Dataset;
@@ -42,7 +43,7 @@ use crate::{operators, plan, teacher};
 
 /// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did; those
 /// beyond −16 by this share of 16 of their size, as logits that are larger are coarser.
-const LOGPROB_TOLERANCE: f64 = 2e-3;
+pub(super) const LOGPROB_TOLERANCE: f64 = 2e-3;
 const LOGPROB_SIZE: f64 = 16.0;
 /// The observed token may lose by this much: as many logits differ in their last bits.
 const LEAD_SLACK: f64 = 1e-4;
@@ -116,6 +117,7 @@ pub(super) async fn check(
             lead_slack: if written.is_some() { 2.0 * off / temperature } else { lead_slack },
             written: written.clone(),
             off,
+            alike,
             place: shard.path.clone(),
             offset,
         };
@@ -206,6 +208,8 @@ struct Recomputed<'a> {
     written: Option<Sequential>,
     /// By how much logits may be off.
     off: f64,
+    /// Whether the teacher runs on the kind of machine that the job ran on.
+    alike: bool,
     place: String,
     offset: usize,
 }
@@ -217,6 +221,7 @@ struct Stored {
     dense: Option<Widened<f32>>,
     /// Positions of each row that were given, where the teacher wrote the others.
     given: Vec<usize>,
+    signals: Option<Signals>,
 }
 
 /// What the check of one token gave: its log-probability, and the noise of every draw.
@@ -226,6 +231,8 @@ struct TokenCheck {
     noises: Vec<Judged>,
     /// By how much a token that was written wins.
     lead: Option<f64>,
+    /// What is wrong with the other signals.
+    signals: Option<String>,
 }
 
 impl Recomputed<'_> {
@@ -257,6 +264,7 @@ impl Recomputed<'_> {
                 Some(given) => given.values().iter().map(|n| usize::try_from(*n).unwrap_or(0)).collect(),
                 None => vec![0; sequences.len()],
             },
+            signals: Signals::of(self.extract, self.manifest.job.seed, batch).map_err(&arrow)?,
         };
         let counters = Counters::default();
         let pass = TeacherPass {
@@ -329,6 +337,9 @@ impl Recomputed<'_> {
                 found.fault(place(), format!("the teacher did not write this token: under the seed's noise it {lost}"));
             }
         }
+        if let Some(message) = &result.signals {
+            found.fault(place(), message.clone());
+        }
         for noise in &result.noises {
             let variation = noise.total_variation;
             check.noises += 1;
@@ -392,7 +403,10 @@ impl Recomputed<'_> {
             None => None,
         };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
-        Ok(TokenCheck { logprob: softmax.logprob(logit), stored_logprob: f64::from(logprob), noises, lead })
+        let at = (p.row, p.position);
+        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.alike));
+        let logprob_now = softmax.logprob(logit);
+        Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })
     }
 
     /// Positions that are not predicted must be stored as certain.
@@ -409,7 +423,9 @@ impl Recomputed<'_> {
                 let counts = stored.replay.as_ref().map(|(counts, ..)| counts.row(row));
                 let corrected =
                     counts.is_some_and(|c| c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0));
-                if stored.logprob.row(row)[position] != 0.0 || corrected {
+                let other = stored.signals.as_ref();
+                let known = other.is_some_and(|s| !s.is_certain(row, position, sequence.tokens[position]));
+                if stored.logprob.row(row)[position] != 0.0 || corrected || known {
                     found.fault(
                         format!("{} row {} position {position}", self.place, self.offset + row),
                         "is given or padding, but is not stored as certain",
@@ -424,7 +440,7 @@ impl Recomputed<'_> {
 const DENSE_VARIATION: f64 = 2e-2;
 
 /// How far a stored log-probability may be from the recomputed one.
-fn logprob_limit(logprob: f64) -> f64 {
+pub(super) fn logprob_limit(logprob: f64) -> f64 {
     LOGPROB_TOLERANCE * (logprob.abs() / LOGPROB_SIZE).max(1.0)
 }
 

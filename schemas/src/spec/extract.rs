@@ -25,6 +25,63 @@ pub struct Extract {
     #[serde(default)]
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub topk: u32,
+    /// Temperatures T of the log-partitions ln Σ exp(l / T) to store per token; a different one each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(range(min = 0.01, max = 100.0)))]
+    pub logz_temperatures: Vec<f64>,
+    /// Whether to store the entropy of the teacher's next-token distribution, in nat.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub entropy: bool,
+    /// Token ids whose log-probability is stored at every position; a different one each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4096))]
+    pub candidates: Vec<u32>,
+    /// Sampled logits: tokens drawn from the teacher's distribution, with counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<Samples>,
+    /// The likeliest tokens up to a mass, so many for each position as that takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<TopP>,
+}
+
+impl Extract {
+    /// The keys of the signals beside noise and top-k that are asked for.
+    #[must_use]
+    pub fn other_signals(&self) -> Vec<&'static str> {
+        let asked = [
+            ("logz_temperatures", !self.logz_temperatures.is_empty()),
+            ("entropy", self.entropy),
+            ("candidates", !self.candidates.is_empty()),
+            ("samples", self.samples.is_some()),
+            ("top_p", self.top_p.is_some()),
+        ];
+        asked.into_iter().filter(|(_, asked)| *asked).map(|(key, _)| key).collect()
+    }
+}
+
+/// Sampled logits (Sparse Logit Sampling, arXiv 2503.16870).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Samples {
+    /// Draws per token, N, with replacement.
+    #[schemars(range(min = 1, max = 65_535))]
+    pub draws: u32,
+    /// t of the proposal q ∝ p^t that they are drawn from.
+    #[serde(default = "default_power")]
+    #[schemars(range(min = 0.05, max = 2.0))]
+    pub power: f64,
+}
+
+/// The likeliest tokens up to a mass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TopP {
+    /// The probability that the kept ones hold together, at least, unless that takes more than `most`.
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub mass: f64,
+    /// The most that are kept of a token.
+    #[schemars(range(min = 1, max = 65_535))]
+    pub most: u32,
 }
 
 /// The teacher language model.
@@ -224,6 +281,9 @@ pub enum NoisePrecision {
 
 fn default_device() -> String {
     "auto".into()
+}
+fn default_power() -> f64 {
+    1.0
 }
 fn default_batch_tokens() -> u32 {
     4096

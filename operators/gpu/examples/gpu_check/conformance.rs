@@ -69,7 +69,8 @@ fn noise(check: &mut Check) -> Outcome<()> {
             }
             // dense noise of many long rows says no more than that of a few
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
-            let asked = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk };
+            let asked =
+                Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals: Default::default() };
             match one_noise(check, &asked, rows) {
                 Ok(note) => check.report.verdict(what, true, &note),
                 Err(error) => check.report.verdict(what, false, &error.to_string()),

@@ -71,7 +71,7 @@ pub struct Job {
 /// The codec of a job that says nothing else: corrections in half precision, one draw.
 fn usual(vocab: usize) -> Outcome<Extraction> {
     let noise = NoiseForm::Replay { tolerance: Tolerance::new(1e-3)?, value_type: ValueType::F16, condition: true };
-    Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0 })
+    Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
 }
 
 /// Rows of a slice.
@@ -120,7 +120,7 @@ impl Job {
             sequence_ids: (0..count).map(|i| (i / length) as u64).collect(),
         };
         let topk = LIKELY.min(vocab);
-        let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk };
+        let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
         let mut likely = Extractor::new(device, Asked::of_rows(&asked, logits_stride(vocab)), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;

@@ -55,8 +55,8 @@ pub fn on_cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
 
 fn cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, stillhouse_noise::NoiseError> {
     let Asked { vocab, keys, noise, topk, .. } = asked.clone();
-    let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk })?;
-    let stillhouse_noise::Extracted { logprob, replay, dense, topk, fallbacks } =
+    let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk, signals: Default::default() })?;
+    let stillhouse_noise::Extracted { logprob, replay, dense, topk, fallbacks, .. } =
         extractor.extract(&slice.logits, &slice.positions())?;
     let dense = dense.map(|values| match noise {
         Some(Noise::Dense { value_type: ValueType::F16, .. }) => {

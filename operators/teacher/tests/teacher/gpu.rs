@@ -137,7 +137,8 @@ fn the_steady_state_allocates_nothing() {
     let vocab = teacher.info().vocab_size;
     let noise =
         NoiseForm::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
-    let asked = Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2 };
+    let asked =
+        Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2, signals: Default::default() };
     let mut extractor = Extractor::new(&device, Asked::of_rows(&asked, vocab.next_multiple_of(8)), 8).unwrap();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
     let mut after_the_first = None;

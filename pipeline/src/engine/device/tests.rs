@@ -140,6 +140,7 @@ fn config() -> Arc<ExtractConfig> {
         batch_tokens: 64,
         noise: None,
         topk: 0,
+        signals: <_>::default(),
         rows: Rows::UpTo(8),
     })
 }

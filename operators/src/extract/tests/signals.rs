@@ -1,0 +1,88 @@
+//! Other signals as columns: those of the definition at predicted positions, those of a one-hot p at certain ones.
+
+use stillhouse_noise::{RowSignals, signals_of_loaded};
+
+use super::super::signals::check;
+use super::*;
+
+fn asking(power: f64) -> SignalsConfig {
+    SignalsConfig {
+        logz_temperatures: vec![1.0, 2.0],
+        entropy: true,
+        candidates: vec![5, 3],
+        samples: Some(SamplesConfig { draws: 20, power, seed: 7 }),
+        top_p: Some(TopPConfig { mass: 0.8, most: 9 }),
+    }
+}
+
+fn with(signals: SignalsConfig, noise: Option<NoiseConfig>, rows: Rows) -> ExtractConfig {
+    ExtractConfig { signals, ..config(TeacherContext::Sequence, noise, 0, rows) }
+}
+
+#[test]
+fn columns_hold_the_signals_of_every_position() {
+    let data = [(vec![BOS, 3, 4, 5, 9, 0, 0], vec![0], 5), (vec![8, 8, 1], vec![0], 3)];
+    let rows = Rows::UpTo(7);
+    for (power, noise) in
+        [(1.0, None), (0.8, noise(NoiseCodec::Replay, 2, 1e-3)), (1.0, noise(NoiseCodec::Dense, 1, 1e-3))]
+    {
+        let config = with(asking(power), noise, rows);
+        let (out, _) = run(Place::Cpu, &config, &batch(rows, &data, PackMode::Pad));
+        let names: Vec<String> = out.schema().fields().iter().map(|f| f.name().clone()).collect();
+        assert_eq!(names.contains(&columns::SAMPLED_RATIO.to_owned()), power != 1.0);
+        let mut broken = Vec::new();
+        check(&config, &out, &mut broken).unwrap();
+        assert_eq!(broken, []);
+        let (stored, misfits) = StoredSignals::of(&config.signals, &out).unwrap();
+        assert_eq!(misfits, []);
+        let asked = config.signals.asked();
+        for (row, (tokens, _, valid)) in data.iter().enumerate() {
+            for (position, token) in tokens.iter().enumerate() {
+                let certain = position >= *valid || (position == 0 && *token == BOS);
+                let expected = if certain {
+                    asked.certain(*token)
+                } else {
+                    let logits = logits_at(tokens, position);
+                    let mut softmax = Softmax::new(VOCAB).unwrap();
+                    softmax.load(&logits).unwrap();
+                    signals_of_loaded(&asked, &softmax, &logits, (5 << 32) + row as u64, position as u32)
+                };
+                assert_eq!(stored.at(row, position), expected, "row {row} position {position}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_shown_in_words() {
+    let rows = Rows::Fixed(3);
+    let config = with(asking(1.0), None, rows);
+    let (out, _) = run(Place::Cpu, &config, &batch(rows, &[(vec![8, 8, 1], vec![0], 3)], PackMode::Wrap));
+    let view = crate::declaration::Declaration::view(&config, &out).unwrap().unwrap();
+    let said: Vec<String> = view.facts.iter().map(|(what, value)| format!("{what}: {value}")).collect();
+    assert!(said.iter().any(|fact| fact.starts_with("mean entropy: ") && fact.contains("equally likely")), "{said:?}");
+    assert!(said.iter().any(|fact| fact.starts_with("sampled logits: 20 draws")), "{said:?}");
+    assert_eq!(view.tokens.len(), 3);
+    assert!(view.tokens[0].starts_with("logz ") && view.tokens[0].contains(" · H "), "{:?}", view.tokens);
+    let none = with(SignalsConfig::default(), None, rows);
+    assert_eq!(crate::declaration::Declaration::view(&none, &out).unwrap(), None);
+}
+
+#[test]
+fn a_device_says_that_it_computes_none_of_them() {
+    let rows = Rows::Fixed(3);
+    let config = with(asking(1.0), None, rows);
+    let input = batch(rows, &[(vec![8, 8, 1], vec![0], 3)], PackMode::Wrap);
+    let error = run_in(&config, &context(Place::Device), &input).unwrap_err().to_string();
+    assert!(error.contains("extract.teacher.device: cpu"), "{error}");
+}
+
+#[test]
+fn a_plan_without_signals_is_as_it_was() {
+    let plan = serde_json::to_string(&with(SignalsConfig::default(), None, Rows::Fixed(3))).unwrap();
+    assert!(!plan.contains("signals"), "{plan}");
+    let config = with(asking(0.5), None, Rows::Fixed(3));
+    let read: ExtractConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+    assert_eq!(read, config);
+    assert_ne!(RowSignals::default(), config.signals.asked().certain(0));
+}
