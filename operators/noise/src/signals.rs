@@ -360,7 +360,7 @@ mod tests {
             assert!((f64::from(*got) - numpy).abs() < 1e-6, "{got} {numpy}");
         }
         assert!((f64::from(got.entropy) - 0.836_988_263_221_596_6).abs() < 1e-6, "{}", got.entropy);
-        assert!((got.candidates[0] + 7.408_212_4).abs() < 2e-6 && (got.candidates[1] + 1.408_212_4).abs() < 1e-6);
+        assert!((got.candidates[0] + 7.408_212).abs() < 2e-6 && (got.candidates[1] + 1.408_212_4).abs() < 1e-6);
     }
 
     #[test]
