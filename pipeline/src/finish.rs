@@ -66,6 +66,7 @@ pub fn manifest(
         subtokens,
         columns: columns(&schema(&prepared.operators)),
         splits,
+        appended: hash.appended.clone(),
         shards,
         totals,
         statistics,
