@@ -254,3 +254,83 @@ fn told(prepared: &Prepared, observer: &dyn Observer) {
         observer.event(&Event::Warning { message });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::source::FileState;
+
+    fn files(names: &[(&str, u64)]) -> Vec<PlannedFile> {
+        let file = |(name, bytes): &(&str, u64)| PlannedFile {
+            path: format!("in/{name}"),
+            name: (*name).into(),
+            state: FileState { bytes: *bytes, ..FileState::default() },
+        };
+        names.iter().map(file).collect()
+    }
+
+    fn job(names: &[(&str, u64)]) -> JobHash {
+        JobHash::for_tests(json!({"seed": 1}), files(names))
+    }
+
+    fn plan(of: &JobHash) -> PlanRecord {
+        let record = json!({"job_hash": of.hash, "name": "x", "identity": of.identity, "splits": []});
+        let record: PlanRecord = serde_json::from_value(record).unwrap();
+        PlanRecord { files: of.files.clone(), appended: of.appended.clone(), ..record }
+    }
+
+    fn why(there: &JobHash, now: &JobHash) -> String {
+        grows(&plan(there), now, true).unwrap_err()
+    }
+
+    #[test]
+    fn the_hash_depends_on_what_came_when_and_not_on_where_the_listing_has_it() {
+        let first = job(&[("b", 1)]);
+        let grown = |there: &JobHash, now: &[(&str, u64)]| {
+            let growth = grows(&plan(there), &job(now), true).unwrap().unwrap();
+            assert_eq!((growth.now.hash.as_str(), growth.was.as_str()), (there.hash.as_str(), there.hash.as_str()));
+            growth.grown.unwrap()
+        };
+        let one_by_one = grown(&grown(&first, &[("a", 1), ("b", 1)]), &[("a", 1), ("b", 1), ("c", 1)]);
+        let at_once = grown(&first, &[("a", 1), ("b", 1), ("c", 1)]);
+        let names = |hash: &JobHash| hash.files.iter().map(|f| f.name.clone()).collect::<String>();
+        assert_eq!((names(&one_by_one), names(&at_once)), ("bac".into(), "bac".into()));
+        let never = job(&[("b", 1), ("a", 1), ("c", 1)]);
+        assert_eq!(BTreeSet::from([&one_by_one.hash, &at_once.hash, &never.hash]).len(), 3);
+        // what a later run sees is the listing
+        for listing in [[("a", 1), ("b", 1), ("c", 1)], [("c", 1), ("b", 1), ("a", 1)]] {
+            let later = job(&listing).arranged(&one_by_one.appended).unwrap();
+            assert_eq!((names(&later), &later.hash), ("bac".into(), &one_by_one.hash));
+            assert!(grows(&plan(&one_by_one), &later, true).unwrap().is_none());
+        }
+        assert!(job(&[("b", 1), ("c", 1)]).arranged(&one_by_one.appended).is_none());
+        assert!(one_by_one.counts(&first.hash) && !one_by_one.counts(&never.hash));
+    }
+
+    #[test]
+    fn files_that_are_others_or_elsewhere_are_told() {
+        let there = job(&[("a", 1), ("b", 2)]);
+        let wrong = why(&there, &job(&[("a", 9), ("c", 2)]));
+        assert!(wrong.contains("in/a has 9 bytes, it had 1, in/b is not in this job"), "{wrong}");
+        let wrong = why(&there, &job(&[("b", 2), ("a", 1), ("c", 3)]));
+        assert!(wrong.contains("another order"), "{wrong}");
+        let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
+        let many: Vec<(&str, u64)> = many.iter().map(|name| (name.as_str(), 1)).collect();
+        let wrong = why(&job(&many), &job(&[("c", 2)]));
+        assert!(wrong.len() < 400 && wrong.contains("and 995 more files"), "{wrong}");
+    }
+
+    #[test]
+    fn only_the_newest_append_is_taken_back() {
+        let first = job(&[("a", 1)]);
+        let second = grows(&plan(&first), &job(&[("a", 1), ("b", 1)]), true).unwrap().unwrap().grown.unwrap();
+        let back = grows(&plan(&second), &first, false).unwrap().unwrap();
+        assert_eq!((back.base.job_hash.as_str(), back.base.files.len()), (first.hash.as_str(), 1));
+        assert!(back.grown.is_none() && back.base.appended.is_empty());
+        // a finished one is data, and one that was never finished has nothing before it
+        assert!(grows(&plan(&second), &first, true).is_err());
+        assert!(grows(&plan(&first), &job(&[("a", 1), ("b", 1)]), false).unwrap_err().contains("is not finished"));
+    }
+}

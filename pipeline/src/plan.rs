@@ -336,6 +336,13 @@ pub struct JobHash {
 }
 
 impl JobHash {
+    #[cfg(test)]
+    pub(crate) fn for_tests(identity: Value, files: Vec<PlannedFile>) -> Self {
+        let hash = hash_of(&identity, &files, &[]);
+        let (tokenizer, teacher, appended, stamps) = (String::new(), BTreeMap::new(), Vec::new(), Vec::new());
+        Self { hash, tokenizer, teacher, identity, files, appended, stamps }
+    }
+
     /// The same job with other files, or in another order.
     pub(crate) fn of_files(&self, hash: String, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
         Self { hash, files, appended, ..self.clone() }

@@ -7,9 +7,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use stillhouse_tests::s3::ADMIN;
+use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::{Scratch, corpus, files, job, root, rounds, shards, with};
 
 use crate::resume::{moments, visible};
+use crate::stores::{User, shards_in};
 
 /// A job over all files of `in`, without a teacher.
 fn small() -> Value {
@@ -69,7 +72,11 @@ fn new_files_become_further_splits_and_nothing_else_changes() {
     let records: Vec<_> = files(&out.join("_stillhouse/splits")).into_iter().collect();
     grow(&scratch);
     // it is another input, and who does not say what to do with it is told
-    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["another job", "in/a.jsonl", "`run --append`"]);
+    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&[
+        "another job",
+        "input a.jsonl: not there",
+        "`run --append`",
+    ]);
     scratch.stillhouse(&["run", "job.yaml", "--append", "--overwrite"]).expect(2);
     assert_eq!(shards(&out), before);
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
@@ -345,4 +352,37 @@ fn what_is_lost_of_a_grown_data_set_is_made_again() {
     assert_eq!(plan(&files(&out)), plan(&before));
     scratch.stillhouse(&["run", "job.yaml", "--check", "--quiet"]).expect(0);
     scratch.stillhouse(&["verify", "out"]).expect(0);
+}
+
+#[test]
+fn a_bucket_that_grows_makes_what_a_folder_makes() {
+    let scratch = scratch(&small());
+    grow(&scratch);
+    scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
+    let expected = shards(&scratch.path("out"));
+
+    let weed = Seaweed::start();
+    let s3 = weed.s3();
+    weed.create_bucket("corpora");
+    weed.create_bucket("shards");
+    let put = |name: &str| s3.put("corpora", &format!("in/{name}"), &fs::read(scratch.path("in").join(name)).unwrap());
+    let user = User { scratch: &scratch, endpoint: weed.endpoint().to_owned(), keys: ADMIN };
+    let remote = json!({
+        "input": {"paths": ["s3://corpora/in/*.jsonl"]},
+        "output": {"path": "s3://shards/set"},
+        "storage": {"endpoint": weed.endpoint(), "path_style": true}
+    });
+    put("m.jsonl");
+    user.job(&with(small(), &remote)).expect(0);
+    let before = shards_in(&s3, "shards", "set");
+    put("a.jsonl");
+    put("z.jsonl");
+    user.run(&["run", "job.yaml"]).expect(2).says(&["`run --append`"]);
+    assert_eq!(shards_in(&s3, "shards", "set"), before);
+    user.run(&["run", "job.yaml", "--append"]).expect(0);
+    assert_eq!(shards_in(&s3, "shards", "set"), expected);
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+    user.run(&["export", "s3://shards/set", "copy"]).expect(0);
+    assert_eq!(shards(&scratch.path("copy")), expected);
+    scratch.stillhouse(&["verify", "copy"]).expect(0);
 }
