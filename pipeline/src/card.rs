@@ -82,6 +82,16 @@ fn summary(manifest: &Manifest, text: &mut String) {
 
 fn how_it_was_made(manifest: &Manifest, text: &mut String) {
     *text += "## How it was made\n\n";
+    if let Some(from) = &manifest.derived_from {
+        let columns: Vec<String> = from.columns.iter().map(|column| code(column)).collect();
+        let _ = writeln!(
+            text,
+            "- Rows and all columns but {} are those of the data set {}, which this was derived from; its job is in `manifest.json` under \
+             `derived_from`",
+            columns.join(", "),
+            code(&from.job.name)
+        );
+    }
     let t = &manifest.tokenizer;
     let _ = writeln!(
         text,

@@ -69,6 +69,7 @@ pub fn manifest(
         shards,
         totals,
         statistics,
+        derived_from: None,
     })
 }
 

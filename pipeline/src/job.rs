@@ -187,7 +187,7 @@ fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Sto
 }
 
 /// A folder without the way there and back (`jobs/../out`), as a person would write it.
-fn shorter(named: Location) -> Location {
+pub(crate) fn shorter(named: Location) -> Location {
     let Location::Disk(root) = &named else { return named };
     if !root.components().any(|c| c == Component::ParentDir) {
         return named;

@@ -13,6 +13,7 @@ pub mod access;
 pub mod card;
 pub mod clean;
 pub mod dataset;
+pub mod derive;
 pub mod differs;
 pub mod engine;
 pub mod error;

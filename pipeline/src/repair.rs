@@ -147,6 +147,11 @@ pub fn command(output: &Output, job_file: Option<&str>) -> String {
     format!("stillhouse repair {} {}", quoted(&output.to_string()), quoted(job_file.unwrap_or("JOB.yaml")))
 }
 
+/// What mends a data set that was derived from another one.
+pub fn derive_command(output: &Output) -> String {
+    format!("stillhouse derive DATASET JOB.yaml, as {output} was made,")
+}
+
 fn how(output: &Output, job_file: Option<&str>) -> String {
     format!("`{}` makes them again", command(output, job_file))
 }
@@ -161,6 +166,11 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
 pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
     if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
+        return Err(PipelineError::new(ErrorKind::DataSet, message));
+    }
+    if let Ok(Some(Manifest { derived_from: Some(_), .. })) = output.get_json(MANIFEST).await {
+        let message =
+            format!("{output}: was derived from another data set; `{}` again mends it", derive_command(&output));
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;

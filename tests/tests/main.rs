@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod derive;
 mod engine;
 mod features;
 mod images;
