@@ -11,6 +11,7 @@ mod integrity;
 mod job_files;
 mod messages;
 mod nothing;
+mod papers;
 mod pins;
 mod plan;
 mod python;
