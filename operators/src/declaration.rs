@@ -22,6 +22,9 @@ use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext, extended};
 use crate::vocabulary::{Role, Vocabulary};
 
+/// Every name of a file that an operator may put beside the shards.
+pub const BESIDE: [&str; 2] = [crate::subtokens::PERMUTATION, crate::subtokens::FILTER_TABLE];
+
 /// Sequences of one batch in a job without a teacher.
 const ROWS_PER_BATCH: usize = 64;
 
@@ -63,6 +66,11 @@ pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeO
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         let _ = (batch, limits, broken);
         Ok(())
+    }
+
+    /// Files that stand beside the shards, with their content: what decides a column and is no column. Their names are among [`BESIDE`].
+    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+        Vec::new()
     }
 
     /// Estimated bytes per token of the data set with its columns, given those `before` it: for sizing splits and for `plan`.

@@ -3,6 +3,7 @@
 
 mod cli;
 mod corrupt;
+mod digits;
 mod engine;
 mod features;
 mod images;
