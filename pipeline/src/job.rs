@@ -527,7 +527,7 @@ impl Checks<'_> {
             return None;
         }
         let path = local_path(self.base, &self.names.real(named).ok()?);
-        let problem = match self.gate.strays([path.as_path()].into_iter()) {
+        let problem = match self.gate.strays([path.as_path()]) {
             Some(message) => message,
             None => match read_permutation(&path, vocab_size) {
                 Ok(permutation) => return Some(permutation),
