@@ -24,7 +24,7 @@ class NoiseInfo:
     token for all noise as it is stored (data sets of older versions do not promise it).
     """
 
-    codec: Literal["replay", "dense"]
+    codec: Literal["replay", "dense", "prior"]
     seed: int
     draws: int = 1
     tolerance: float = 0.0

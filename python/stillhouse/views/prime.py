@@ -234,7 +234,10 @@ def shipped_permutation(vocab_size: int) -> npt.NDArray[np.int32]:
 
     0 … C − 1 shuffled, purpose ``subtoken_permutation``, seed 0, sequence 0.
     """
-    return shuffles(0, "subtoken_permutation", np.zeros(1, np.uint64), vocab_size)[0].astype(np.int32)
+    made: npt.NDArray[np.int32] = shuffles(0, "subtoken_permutation", np.zeros(1, np.uint64), vocab_size)[0].astype(
+        np.int32
+    )
+    return made
 
 
 def valid_set(digits: Array, table: Array) -> Any:
