@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import forward, machine, models, noise, processes, rounds, tokenizing
+from . import forward, machine, models, noise, processes, rounds, tokenizing, writing
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEECHES = ROOT / "assets" / "corpus" / "sotu-small.jsonl.gz"
 CACHE = ROOT / ".cache" / "peers"
-PARTS = ("tokenize", "forward", "noise")
+PARTS = ("tokenize", "forward", "noise", "write")
 
 
 def shape(text: str) -> tuple[int, int]:
@@ -49,6 +49,8 @@ def arguments() -> argparse.Namespace:
         type=int,
         help="tokens that SmolLM2 makes noise for; 20,480, quick 4,096 (the nano teacher four times as many)",
     )
+    parser.add_argument("--texts", type=int, help="texts of 256 tokens that SmolLM2 writes, at least one for each slot; 32, quick 8")
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 8, 32], help="texts that are written at once; 1 8 32")
     parser.add_argument(
         "--target", type=Path, default=ROOT / "target" / "release", help="folder with our programs; target/release"
     )
@@ -59,6 +61,7 @@ def arguments() -> argparse.Namespace:
         ("megabytes", 43.2, 10.8),
         ("shapes", [(4, 256), (1, 1024), (8, 1024)], [(4, 256)]),
         ("tokens", 20_480, 4_096),
+        ("texts", 32, 8),
     ):
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else usual)
@@ -102,7 +105,7 @@ def main() -> None:
             raise SystemExit(f"bench-peers: {path} is not there; scripts/bench-peers builds it")
     CACHE.mkdir(parents=True, exist_ok=True)
     teachers = []
-    if {"forward", "noise"} & set(args.only):
+    if {"forward", "noise", "write"} & set(args.only):
         teachers = [models.smollm2(ROOT, CACHE, args.cores), models.nano(ROOT)]
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="work-") as folder:
         work = Path(folder)
@@ -132,6 +135,14 @@ def main() -> None:
             sides = noise.sides(program, teacher, SPEECHES, work, args.cores, tokens, dtypes)
             report.compare(title, noise, sides, "ours, f32")
             report.check(title, noise.unequal(sides))
+        for slots in args.slots if "write" in args.only else []:
+            smollm2 = teachers[0]
+            title = f"{smollm2.name} writes, {slots} texts of {writing.LENGTH} at once, {args.cores} cores"
+            if smollm2.job_teacher is None:
+                report.left_out(title, "there is no tokenizer beside random weights; scripts/fetch-assets fetches the others")
+                continue
+            sides = writing.sides(program, smollm2, work, args.cores, slots, max(slots, args.texts), args.dtypes)
+            report.compare(title, writing, sides, "ours, f16")
     about["load_at_end"] = machine.load()
     print(
         f"\nMedians of {args.rounds} runs (of those in which others had less than {processes.QUIET_CORES} cores, where there are such), "

@@ -9,14 +9,15 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use stillhouse_operators::extract::MOST_LISTED_ON_A_GPU;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::numbers_of;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, Extract, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Permutation, Remainder,
-    Separator, TokenizerDifference,
+    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Permutation, Remainder, Separator,
+    TokenizerDifference,
 };
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
@@ -423,7 +424,6 @@ impl Checks<'_> {
             }
             Err(e) => self.push(Problem::new(FIELD, format!("{:?}", spec.path), chain(&e))),
         }
-        let others = self.spec.extract.as_ref().map(Extract::other_signals).unwrap_or_default();
         let open = |devices: Vec<DeviceChoice>| -> stillhouse_teacher::Result<bool> {
             devices.into_iter().try_fold(true, |all, device| Ok(all & device.open()?.is_cpu()))
         };
@@ -434,11 +434,8 @@ impl Checks<'_> {
                     "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
                 self.push(Problem::new("extract.teacher.device", &spec.device, message));
             }
-            Ok(false) if !others.is_empty() => {
-                let message = format!("a GPU does not compute {} in this version; valid: cpu", others.join(", "));
-                self.push(Problem::new("extract.teacher.device", &spec.device, message));
-            }
-            Ok(_) => {}
+            Ok(false) => self.listed_on_a_gpu(),
+            Ok(true) => {}
         }
         let length = self.spec.pack.length;
         if self.spec.sequential().is_some()
@@ -474,6 +471,19 @@ impl Checks<'_> {
     }
 
     /// The tokens that the teacher names itself, where the job names a tokenizer that is to be the same.
+    /// A GPU lists only so many of the likeliest tokens.
+    fn listed_on_a_gpu(&mut self) {
+        let Some(extract) = &self.spec.extract else { return };
+        let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
+        for (field, most) in [("extract.topk", extract.topk), ("extract.top_p.most", top_p)] {
+            if most as usize > MOST_LISTED_ON_A_GPU {
+                let message =
+                    format!("more than a GPU lists of a token; valid: up to {MOST_LISTED_ON_A_GPU}, or device cpu");
+                self.problems.push(Problem::new(field, most, message));
+            }
+        }
+    }
+
     fn own_vocabulary(&mut self, teacher: Option<&FoundTeacher>) -> Option<TeacherVocabulary> {
         let (path, source, config) = teacher?;
         let spec = &self.spec.tokenizer;

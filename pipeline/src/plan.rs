@@ -204,7 +204,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
             true => "none: a number is its own token".into(),
             false => prepared.vocabulary.way(),
         },
-        files: prepared.files.len(),
+        files: if spec.input.documents.is_some() { 0 } else { prepared.files.len() },
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),
         physical_plan: displayable(physical.as_ref()).indent(false).to_string(),
         splits,

@@ -146,10 +146,11 @@ fn render(plan: &Plan, view: View) -> Page {
     let mut fact = |name: &str, value: String| facts.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
     let chain = ["read"].into_iter().chain(plan.operators.iter().map(String::as_str)).chain(["shard"]);
     fact("path", chain.collect::<Vec<_>>().join(" → "));
-    fact(
-        "input",
-        format!("{}, {} as stored", units::counted(plan.files as u64, "file"), units::bytes(plan.input_bytes)),
-    );
+    let input = match plan.files {
+        0 => "no files".into(),
+        files => format!("{}, {} as stored", units::counted(files as u64, "file"), units::bytes(plan.input_bytes)),
+    };
+    fact("input", input);
     fact("tokenizer", plan.tokenizer.clone());
     fact("output", standing(&plan.output, plan.splits.len()));
     for (name, value) in &plan.environment {

@@ -1,4 +1,4 @@
-//! What is kept of a slice of logits that lies in device memory: ln p_x, the corrections of its noise, the top-k, dense noise.
+//! What is kept of a slice of logits that lies in device memory: ln p_x, the corrections of its noise, the top-k, dense noise, other signals.
 //!
 //! ```text
 //!   begin ──► tokens, positions ─► kernels/noise.cu on Stream::Extract ─► pinned memory ┐
@@ -12,13 +12,14 @@
 //! Beyond the logits, a row takes about 23 KiB of device memory for each draw. Nothing is allocated after [`Extractor::new`].
 
 mod fallback;
+mod signals;
 mod slots;
 mod work;
 
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_noise::{DrawKey, Extract, Extraction, RowsEncoded};
+use stillhouse_noise::{DrawKey, Extract, Extraction, RowSignals, RowsEncoded, Signals};
 pub use stillhouse_noise::{NoiseForm as Noise, Observed as Positions};
 
 use crate::device::{Device, Event, Result, Stream};
@@ -48,6 +49,8 @@ pub struct Asked {
     pub noise: Option<Noise>,
     /// k of the top-k; 0 for none.
     pub topk: usize,
+    /// Other signals.
+    pub signals: Signals,
 }
 
 /// Dense noise `[n, D, V]` in the type it is stored in: what is written to a shard, without a detour through f32.
@@ -70,6 +73,8 @@ pub struct Extracted {
     pub topk: Option<(Vec<u32>, Vec<f32>)>,
     /// Dense noise, where it was asked for.
     pub dense: Option<Dense>,
+    /// Other signals `[n]`, where any were asked for.
+    pub signals: Vec<RowSignals>,
     /// Rows that the CPU encoded.
     pub fallbacks: u64,
 }
@@ -84,7 +89,13 @@ impl Asked {
     /// What is asked of rows so many floats apart.
     #[must_use]
     pub fn of_rows(asked: &Extraction, stride: usize) -> Self {
-        Self { vocab: asked.vocab, stride, keys: asked.keys.clone(), noise: asked.noise, topk: asked.topk }
+        let (keys, signals) = (asked.keys.clone(), asked.signals.clone());
+        Self { vocab: asked.vocab, stride, keys, noise: asked.noise, topk: asked.topk, signals }
+    }
+
+    /// How many of the likeliest a kernel lists: for the top-k, and for the top-p.
+    fn listed(&self) -> usize {
+        self.topk.max(self.signals.top_p.map_or(0, |top_p| top_p.most)).min(self.vocab)
     }
 }
 
@@ -147,7 +158,8 @@ impl Extractor {
         check("vocabulary size", asked.vocab, 1..=MOST_VOCAB)?;
         check("stride of the logits", asked.stride, asked.vocab..=usize::MAX)?;
         check("rows of a slice", most_rows, 1..=MOST_ROWS)?;
-        check("k of the top-k", asked.topk.min(asked.vocab), 0..=MOST_TOPK)?;
+        check("k of the top-k, or most of the top-p", asked.listed(), 0..=MOST_TOPK)?;
+        asked.signals.check(asked.vocab)?;
         if asked.noise.is_some() {
             check("draws", asked.keys.len(), 1..=MOST_ROWS)?;
         }
@@ -214,12 +226,12 @@ impl Extract for Extractor {
 
     fn extract(&mut self, logits: &DeviceSlice, observed: &Positions<'_>) -> Result<stillhouse_noise::Extracted> {
         let pending = self.begin_slice(*logits, observed)?;
-        let Extracted { logprob, replay, topk, dense, fallbacks } = self.collect(pending)?;
+        let Extracted { logprob, replay, topk, dense, signals, fallbacks } = self.collect(pending)?;
         let dense = dense.map(|dense| match dense {
             Dense::F16(values) => values.into_iter().map(f16::to_f32).collect(),
             Dense::F32(values) => values,
         });
-        Ok(stillhouse_noise::Extracted { logprob, replay, dense, topk, signals: Vec::new(), fallbacks })
+        Ok(stillhouse_noise::Extracted { logprob, replay, dense, topk, signals, fallbacks })
     }
 }
 
@@ -228,10 +240,15 @@ impl Extract for Extractor {
 /// # Safety
 /// The logits are as [`Extractor::begin`] got them.
 unsafe fn assemble(fallback: &mut Fallback, asked: &Asked, wire: &Wire<'_>, logits: u64) -> Result<Extracted> {
-    let mut out = Extracted { logprob: wire.logprob.clone(), replay: None, topk: None, dense: None, fallbacks: 0 };
+    let mut out = Extracted {
+        logprob: wire.logprob.clone(),
+        replay: None,
+        topk: wire.topk(),
+        dense: wire.dense(),
+        signals: wire.signals(),
+        fallbacks: 0,
+    };
     let mut replay = matches!(asked.noise, Some(Noise::Replay { .. })).then(|| slots::Lists::new(asked.keys.len()));
-    out.topk = wire.topk();
-    out.dense = wire.dense();
     for row in 0..wire.rows {
         if !wire.left_to_cpu(row) {
             if let Some(lists) = &mut replay {

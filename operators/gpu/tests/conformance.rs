@@ -16,11 +16,11 @@ use checks::check;
 use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{Asked, Extractor, Noise};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
 use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
 
 fn asked(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> Asked {
-    Asked { vocab, stride: vocab, keys: DrawKey::draws(0x5EED, draws), noise, topk }
+    Asked { vocab, stride: vocab, keys: DrawKey::draws(0x5EED, draws), noise, topk, signals: Signals::default() }
 }
 
 fn replay(tolerance: f64, value_type: ValueType, condition: bool) -> Option<Noise> {
@@ -94,6 +94,75 @@ fn dense_suite(way: Way<'_>) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> Signals {
+    Signals {
+        temperatures: vec![1.0, 2.0, 0.5],
+        entropy: true,
+        candidates: vec![0, vocab as u32 - 1, vocab as u32 / 2],
+        sampling: Some(LogitSampling { draws: 50, power, seed: 9 }),
+        top_p: Some(TopP { mass, most }),
+    }
+}
+
+/// Rows of every shape, sure ones and ties too; vocabularies below, at and above a block of sums; with top-k and noise beside them, and each
+/// alone.
+fn signals_suite(way: Way<'_>) -> Result<(), String> {
+    for (i, vocab) in [1usize, 2, 5, 257, 1024, 1031, 5000].into_iter().enumerate() {
+        let slice = if vocab == 1 { sure(1) } else { mixed(vocab, 24, 500 * i as u64) };
+        for (power, mass, most, topk) in [(1.0, 0.9, 64, 0), (0.7, 0.999, 2048, 5), (1.5, 1.0, 3, 20)] {
+            let all = signals(vocab, power, mass, most);
+            let noise = if topk == 5 { replay(1e-3, ValueType::F16, true) } else { None };
+            let all = Asked { stride: vocab + 3, signals: all, ..asked(vocab, noise, 1, topk) };
+            check(way, &slice, &all).map_err(|e| format!("V = {vocab}, power {power}: {e}"))?;
+        }
+        let Signals { temperatures, entropy, candidates, sampling, top_p } = signals(vocab, 1.0, 0.95, 100);
+        for one in [
+            Signals { temperatures, ..Signals::default() },
+            Signals { entropy, ..Signals::default() },
+            Signals { candidates, ..Signals::default() },
+            Signals { sampling, ..Signals::default() },
+            Signals { top_p, ..Signals::default() },
+        ] {
+            let one = Asked { signals: one, ..asked(vocab, None, 1, 0) };
+            check(way, &slice, &one).map_err(|e| format!("V = {vocab}, {:?}: {e}", one.signals))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows in which one entry has nearly everything, and one whose others are below what counts.
+fn sure(vocab: usize) -> Slice {
+    let mut slice = Slice::new(vocab);
+    for lead in [20.0, 100.0] {
+        let logits: Vec<f32> = (0..vocab).map(|k| if k == vocab / 2 { lead } else { -(k as f32) * 1e-3 }).collect();
+        slice.push(&logits, vocab as u32 / 2);
+    }
+    slice
+}
+
+#[test]
+fn other_signals_on_the_host() {
+    signals_suite(&on_host(5)).unwrap();
+    for vocab in [130, 3000] {
+        let asked = Asked { signals: signals(vocab, 0.8, 0.99999, 200), ..asked(vocab, None, 1, 0) };
+        check(&on_host(6), &sure(vocab), &asked).unwrap();
+    }
+}
+
+/// What a GPU cannot list, and what no vocabulary has.
+#[test]
+fn signals_that_no_kernel_computes_are_refused() {
+    let device: Arc<dyn Device> = Arc::new(Host::new(0));
+    let refused = |signals: Signals| {
+        let asked = Asked { signals, ..asked(5000, None, 1, 0) };
+        Extractor::new(&device, asked, 4).unwrap_err().to_string()
+    };
+    let of_most = refused(Signals { top_p: Some(TopP { mass: 0.9, most: 2049 }), ..Signals::default() });
+    assert!(of_most.contains("most of the top-p") && of_most.contains("2049"), "{of_most}");
+    let outside = refused(Signals { candidates: vec![1, 5000], ..Signals::default() });
+    assert!(outside.contains("5000"), "{outside}");
 }
 
 #[test]
@@ -175,7 +244,7 @@ fn slices_follow_each_other_without_allocations() {
 fn the_suite_sees_mistakes() {
     for prefix in ["broken_reduction_", "broken_tail_", "broken_race_"] {
         let seen = (1..4).filter(|&seed| {
-            let device: Arc<dyn Device> = Arc::new(Broken { host: Host::new(seed), prefix });
+            let device: Arc<dyn Device> = Arc::new(Broken { host: Host::new(seed), prefix, kernels: "noise_" });
             let way = move |slice: &Slice, asked: &Asked| on_device(&device, slice, asked);
             let result = small_suite(&way);
             println!("{prefix} {seed}: {result:?}");
@@ -185,11 +254,30 @@ fn the_suite_sees_mistakes() {
     }
 }
 
+/// The same mistakes in one kernel of the other signals each, all else being right.
+#[test]
+fn the_suite_sees_mistakes_in_signals() {
+    for (prefix, kernels) in [
+        ("broken_reduction_", "noise_scalars"),
+        ("broken_reduction_", "noise_trimmed"),
+        ("broken_tail_", "noise_scalars"),
+        ("broken_tail_", "noise_drawn"),
+        ("broken_tail_", "noise_trimmed"),
+    ] {
+        let device: Arc<dyn Device> = Arc::new(Broken { host: Host::new(1), prefix, kernels });
+        let way = move |slice: &Slice, asked: &Asked| on_device(&device, slice, asked);
+        let result = signals_suite(&way);
+        assert!(result.is_err(), "{prefix} in {kernels}");
+        println!("{kernels} {prefix}: {result:?}");
+    }
+}
+
 #[test]
 fn the_cpu_meets_its_own_specification() {
     small_suite(&on_cpu).unwrap();
     topk_suite(&on_cpu).unwrap();
     dense_suite(&on_cpu).unwrap();
+    signals_suite(&on_cpu).unwrap();
 }
 
 #[test]
@@ -203,7 +291,7 @@ fn every_schedule_gives_the_same_bytes() {
     for noise in
         [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
     {
-        let asked = asked(1031, noise, 2, 20);
+        let asked = Asked { signals: signals(1031, 0.9, 0.9, 64), ..asked(1031, noise, 2, 20) };
         let first = on_host(0)(&slice, &asked).unwrap();
         for seed in 1..5 {
             assert!(on_host(seed)(&slice, &asked).unwrap() == first, "schedule {seed}");

@@ -22,7 +22,7 @@ use std::cmp::Ordering;
 
 use crate::kernels::{self, Block};
 use crate::philox::BLOCK;
-use crate::{NoiseError, Softmax, keyed_uniforms, top_k_of_loaded};
+use crate::{KeyedUniforms, NoiseError, Softmax, keyed_uniforms, top_k_of_loaded};
 
 /// Purpose of the uniforms of sampled logits; their stream is the position.
 const PURPOSE: &str = "sampled_logits";
@@ -51,6 +51,14 @@ pub struct LogitSampling {
     pub power: f64,
     /// Seed of the draws.
     pub seed: u64,
+}
+
+impl LogitSampling {
+    /// The uniforms of a position, one for each draw.
+    #[must_use]
+    pub fn uniforms(&self, sequence_id: u64, position: u32) -> KeyedUniforms {
+        keyed_uniforms(self.seed, PURPOSE, sequence_id, position)
+    }
 }
 
 /// How many of the likeliest are kept.
@@ -98,7 +106,11 @@ impl Signals {
         temperatures.is_empty() && !entropy && candidates.is_empty() && sampling.is_none() && top_p.is_none()
     }
 
-    pub(crate) fn check(&self, vocab: usize) -> Result<(), NoiseError> {
+    /// Whether the candidates are in the vocabulary.
+    ///
+    /// # Errors
+    /// With the first that is not.
+    pub fn check(&self, vocab: usize) -> Result<(), NoiseError> {
         match self.candidates.iter().find(|&&k| k as usize >= vocab) {
             Some(&token) => Err(NoiseError::Token { sequence_id: 0, position: 0, token, vocab }),
             None => Ok(()),
@@ -186,7 +198,7 @@ fn sample(
     let factor = sampling.power as f32;
     let sums = sums_of_powers(softmax, logits, factor);
     let total: f64 = sums.iter().sum();
-    let mut uniforms = keyed_uniforms(sampling.seed, PURPOSE, sequence_id, position);
+    let mut uniforms = sampling.uniforms(sequence_id, position);
     let mut targets: Vec<f64> = (0..sampling.draws).map(|_| uniforms.next_f64() * total).collect();
     targets.sort_unstable_by(f64::total_cmp);
     let ln_total = libm::log(total);
@@ -360,7 +372,7 @@ mod tests {
             assert!((f64::from(*got) - numpy).abs() < 1e-6, "{got} {numpy}");
         }
         assert!((f64::from(got.entropy) - 0.836_988_263_221_596_6).abs() < 1e-6, "{}", got.entropy);
-        assert!((got.candidates[0] + 7.408_212_4).abs() < 2e-6 && (got.candidates[1] + 1.408_212_4).abs() < 1e-6);
+        assert!((got.candidates[0] + 7.408_212).abs() < 2e-6 && (got.candidates[1] + 1.408_212_4).abs() < 1e-6);
     }
 
     #[test]

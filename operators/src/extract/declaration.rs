@@ -150,7 +150,7 @@ impl Declaration for ExtractConfig {
             when: "`top_p`",
             shape: "[*]",
             contract: "ln p of each",
-            meaning: "natural logarithms of their probabilities",
+            meaning: "natural logarithms of the probabilities of the kept tokens",
         },
         Column {
             name: columns::TOP_P_TAIL,

@@ -40,11 +40,6 @@ impl Workspace {
                 };
                 self.host.insert(extractor).extract(logits, observed).map_err(noise_error)
             }
-            Logits::Device(_) if !asked.signals.is_none() => Err(OperatorError::Config {
-                operator: super::NAME,
-                message: "other signals than noise and top-k are computed on a CPU only: extract.teacher.device: cpu"
-                    .into(),
-            }),
             Logits::Device(logits) => {
                 let fits = |kept: &OnDevice| {
                     kept.asked == *asked

@@ -26,6 +26,7 @@ mod tests;
 pub use extractor::Workspace;
 pub use pass::{Predicted, Sequence, Slice, Visit};
 pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
+pub use stillhouse_teacher::stillhouse_gpu::extract::MOST_TOPK as MOST_LISTED_ON_A_GPU;
 
 use std::sync::Arc;
 

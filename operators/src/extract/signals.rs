@@ -204,12 +204,16 @@ pub struct StoredSignals {
     logz: Option<Widened<f32>>,
     entropy: Option<Widened<f32>>,
     candidates: Option<Widened<f32>>,
-    sampled: Option<(Starts, Widened<u32>, Widened<u32>, Option<Widened<f32>>)>,
-    top_p: Option<(Starts, Widened<u32>, Widened<f32>, Widened<f32>)>,
+    sampled: Option<StoredSamples>,
+    top_p: Option<StoredTopP>,
 }
 
 /// Where the list of each position begins among those of its row: [length + 1] for each row.
 type Starts = Vec<Vec<usize>>;
+/// Tokens, how often each was drawn, ratios.
+type StoredSamples = (Starts, Widened<u32>, Widened<u32>, Option<Widened<f32>>);
+/// Tokens, their log-probabilities, the tails.
+type StoredTopP = (Starts, Widened<u32>, Widened<f32>, Widened<f32>);
 
 impl StoredSignals {
     /// Those of a batch, and where the lists or lengths do not fit each other. Rows that do not fit must not be asked for.
@@ -354,7 +358,7 @@ fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usi
             return Some(format!("top-p entries {kept:?} do not fall within the vocabulary"));
         }
         let sum = kept.iter().map(|entry| f64::from(entry.1).exp()).sum::<f64>() + f64::from(signals.tail).exp();
-        if !((sum - 1.0).abs() <= 1e-4) {
+        if !matches!((sum - 1.0).abs(), 0.0..=1e-4) {
             return Some(format!("the top-p entries and their tail hold {sum}, valid: 1"));
         }
     }

@@ -264,9 +264,9 @@ impl Report {
             "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{0}: faithfulness</title>\n<style>{STYLE}</style>\n<h1>{0}: faithfulness</h1>\n",
             escaped(&self.dataset)
         );
-        let _ = write!(
+        let _ = writeln!(
             page,
-            "<p>Beside the live teacher {}, computed in {}.{}</p>\n",
+            "<p>Beside the live teacher {}, computed in {}.{}</p>",
             escaped(&self.teacher),
             escaped(&self.arithmetic),
             self.tolerance

@@ -8,6 +8,7 @@
 //! | `sampled_…` | draws that fall elsewhere: one and 1 in 64 of N; 1 in 4 on another kind of machine. Ratios: 1 % |
 //! | `top_p_…` | ln p of each as above; the tail by 1 % or 1e-6. Which are kept may change with ties |
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
@@ -65,7 +66,10 @@ fn compare(
     alike: bool,
 ) -> Option<String> {
     let apart = |got: f32, right: f32| (f64::from(got) - f64::from(right)).abs();
-    let differs = |got: f32, right: f32, limit: f64| got != right && !(apart(got, right) <= limit);
+    // a NaN differs from everything
+    let differs = |got: f32, right: f32, limit: f64| {
+        got != right && apart(got, right).partial_cmp(&limit).is_none_or(Ordering::is_gt)
+    };
     let said = |name: &str, got: f32, right: f32| Some(format!("{name} is {got}, recomputed it is {right}"));
     for (got, right) in got.logz.iter().zip(&right.logz) {
         if differs(*got, *right, logprob_limit(f64::from(*right)) + 1e-5) {
@@ -133,7 +137,8 @@ mod tests {
         let of = |got: &RowSignals| compare(got, &right, (&softmax, &logits), 64, true);
         assert_eq!(of(&right), None);
         let elsewhere = signals_of_loaded(&asked, &softmax, &logits, 3, 1).sampled;
-        let broken: [(&str, fn(&mut RowSignals)); 6] = [
+        type Break = fn(&mut RowSignals);
+        let broken: [(&str, Break); 6] = [
             ("logz is", |s| s.logz[1] += 0.01),
             ("entropy is", |s| s.entropy += 0.02),
             ("candidate_logprob is", |s| s.candidates[0] -= 0.01),

@@ -301,7 +301,7 @@ fn an_image_is_seen() {
         picture::render(&row, shape, View { width: 80, terminal: colour, colour }, &mut page);
         page.render(colour)
     };
-    assert_eq!(shown(false), "  │   @@\n  │ ::\n  │ ==\n");
+    assert_eq!(shown(false), "  │   @@\n  │ ::..\n  │ ==\n");
     let coloured = shown(true);
     assert_eq!(coloured.lines().count(), 2);
     assert!(

@@ -7,8 +7,8 @@ use stillhouse_gpu::Element;
 use stillhouse_gpu::extract::Dense;
 use stillhouse_gpu::net::{Kind, Shape};
 use stillhouse_noise::{
-    Correction, DrawKey, Extract, Extraction, NoiseForm, NoiseStream, Observed, RowExtractor, StoredToken, Tolerance,
-    ValueType, judge, keyed_uniforms,
+    Correction, DrawKey, Extract, Extraction, LogitSampling, NoiseForm, NoiseStream, Observed, RowExtractor,
+    RowSignals, Signals, StoredToken, Tolerance, TopP, ValueType, judge, keyed_uniforms,
 };
 
 use crate::accuracy::{distance, logits, tokens};
@@ -69,8 +69,8 @@ fn noise(check: &mut Check) -> Outcome<()> {
             }
             // dense noise of many long rows says no more than that of a few
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
-            let asked =
-                Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals: Default::default() };
+            let signals = if form.is_none() { every_signal(vocab) } else { Signals::default() };
+            let asked = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
             match one_noise(check, &asked, rows) {
                 Ok(note) => check.report.verdict(what, true, &note),
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
@@ -93,8 +93,35 @@ fn forms() -> Outcome<Vec<Form>> {
         ("replay f16, 1e-4", replay(1e-4, ValueType::F16, true)?, 0),
         ("dense f16, top 64", dense(ValueType::F16, true), 64),
         ("dense f32", dense(ValueType::F32, false), 0),
-        ("none, top 1000", None, 1000),
+        ("none, top 1000, other signals", None, 1000),
     ])
+}
+
+fn every_signal(vocab: usize) -> Signals {
+    Signals {
+        temperatures: vec![1.0, 2.0, 0.5],
+        entropy: true,
+        candidates: vec![0, vocab as u32 - 1],
+        sampling: Some(LogitSampling { draws: 50, power: 0.8, seed: 3 }),
+        top_p: Some(TopP { mass: 0.95, most: 256 }),
+    }
+}
+
+/// Each within twice the bound of its definition; of the draws, which fall elsewhere where a uniform is at an edge, few.
+fn near_signals(draws: u32, got: &[RowSignals], right: &[RowSignals]) -> Outcome<()> {
+    holds("rows of signals", got.len() == right.len())?;
+    let close = |a: f32, b: f32| a == b || (a - b).abs() <= 2e-5 + 2.0 * f32::EPSILON * b.abs();
+    for (a, b) in got.iter().zip(right) {
+        let all = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| close(*a, *b));
+        holds("logz", all(&a.logz, &b.logz))?;
+        holds("entropy", close(a.entropy, b.entropy))?;
+        holds("candidates", all(&a.candidates, &b.candidates))?;
+        let times = |row: &RowSignals, index| row.sampled.iter().find(|s| s.index == index).map_or(0, |s| s.times);
+        let moved: u32 = a.sampled.iter().map(|s| s.times.saturating_sub(times(b, s.index))).sum();
+        holds("sampled logits", a.sampled.iter().map(|s| s.times).sum::<u32>() == draws && moved <= 1 + draws / 64)?;
+        holds("top-p", a.top_p.iter().map(|e| e.0).eq(b.top_p.iter().map(|e| e.0)) && close(a.tail, b.tail))?;
+    }
+    Ok(())
 }
 
 /// The device's columns are the CPU's to the last bit of an f32, and what is stored keeps its promise.
@@ -112,6 +139,7 @@ fn one_noise(check: &Check, asked: &Extraction, rows: usize) -> Outcome<String> 
         holds("indices of the top-k", indices == right_indices)?;
         near("ln p of the top-k", logprobs, right_logprobs, 1)?;
     }
+    near_signals(asked.signals.sampling.map_or(0, |s| s.draws), &got.signals, &right.signals)?;
     let mut note = String::new();
     match (asked.noise, &right.dense, &right.replay) {
         (Some(NoiseForm::Dense { .. }), Some(right), _) => match got.dense.as_ref().ok_or("no dense noise")? {

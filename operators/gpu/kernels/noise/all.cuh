@@ -10,5 +10,6 @@
 #include "sides.cuh"
 #include "search.cuh"
 #include "topk.cuh"
+#include "signals.cuh"
 #include "dense.cuh"
 #include "words.cuh"

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use half::f16;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, dense_noise_of_loaded, round_dense, top_k_of_loaded,
+    Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, dense_noise_of_loaded, round_dense,
+    signals_of_loaded, top_k_of_loaded,
 };
 
 use super::slots::{Lists, Wire};
@@ -96,6 +97,10 @@ impl Fallback {
             {
                 (indices[first + i], logprobs[first + i]) = (index, logprob);
             }
+        }
+        if let Some(signals) = out.signals.get_mut(row) {
+            let (sequence_id, position) = (any.sequence_id, any.position);
+            *signals = signals_of_loaded(&asked.signals, &self.softmax, &self.logits, sequence_id, position);
         }
         Ok(())
     }

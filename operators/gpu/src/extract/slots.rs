@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_noise::{Correction, RowsEncoded, ValueType};
+use stillhouse_noise::{Correction, RowSignals, RowsEncoded, ValueType};
 
+use super::signals::SignalSlot;
 use super::{Asked, Dense, Noise, Positions};
 use crate::device::{Buffer, Device, Pinned, Result, Stream};
 
@@ -21,7 +22,7 @@ pub(super) struct Mirrored {
 }
 
 impl Mirrored {
-    fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         Ok(Self { device: Buffer::new(device, bytes)?, host: Pinned::new(device, bytes)? })
     }
 
@@ -50,6 +51,7 @@ pub(super) struct Slot {
     pub topk: Mirrored,
     /// ξ, and then which rows it could not hold.
     pub dense: Mirrored,
+    pub signals: SignalSlot,
     /// Corrections that `pairs` takes.
     pub room: usize,
     pub busy: bool,
@@ -98,8 +100,9 @@ impl Slot {
             inputs: Mirrored::new(device, layout.inputs())?,
             columns: Mirrored::new(device, layout.columns())?,
             pairs: Mirrored::new(device, room * 8)?,
-            topk: Mirrored::new(device, most_rows * asked.topk.min(asked.vocab) * 8)?,
+            topk: Mirrored::new(device, most_rows * asked.listed() * 8)?,
             dense: Mirrored::new(device, dense)?,
+            signals: SignalSlot::new(device, asked, most_rows)?,
             room,
             busy: false,
             lists_of_row,
@@ -156,11 +159,11 @@ pub(super) fn bytes_of(value_type: ValueType) -> usize {
     }
 }
 
-fn u32s(bytes: &[u8]) -> Vec<u32> {
+pub(super) fn u32s(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks::<4>().0.iter().map(|b| u32::from_ne_bytes(*b)).collect()
 }
 
-fn f32s(bytes: &[u8]) -> Vec<f32> {
+pub(super) fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
 }
 
@@ -212,10 +215,34 @@ impl Wire<'_> {
         bytes.first().copied().map(u64::from_ne_bytes).unwrap_or(0)
     }
 
+    /// The likeliest of every row, as many as a kernel listed.
+    fn listed(&self) -> (Vec<u32>, Vec<f32>) {
+        let (values, host) = (self.rows * self.asked.listed(), &self.slot.topk.host);
+        (u32s(&host[..values * 4]), f32s(&host[values * 4..values * 8]))
+    }
+
     pub fn topk(&self) -> Option<(Vec<u32>, Vec<f32>)> {
-        let values = self.rows * self.asked.topk.min(self.asked.vocab);
-        let host = &self.slot.topk.host;
-        (self.asked.topk > 0).then(|| (u32s(&host[..values * 4]), f32s(&host[values * 4..values * 8])))
+        let (listed, k) = (self.asked.listed(), self.asked.topk.min(self.asked.vocab));
+        if k == 0 {
+            return None;
+        }
+        let (indices, logprobs) = self.listed();
+        if k == listed {
+            return Some((indices, logprobs));
+        }
+        let firsts = |row: usize| row * listed..row * listed + k;
+        Some((
+            (0..self.rows).flat_map(|row| &indices[firsts(row)]).copied().collect(),
+            (0..self.rows).flat_map(|row| &logprobs[firsts(row)]).copied().collect(),
+        ))
+    }
+
+    pub fn signals(&self) -> Vec<RowSignals> {
+        if self.asked.signals.is_none() {
+            Vec::new()
+        } else {
+            self.slot.signals.rows(&self.asked, self.rows, self.listed())
+        }
     }
 
     pub fn dense(&self) -> Option<Dense> {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use stillhouse_noise::{Tolerance, ValueType};
 
+use super::signals::Constants;
 use super::slots::{Layout, Slot};
 use super::{Asked, DeviceSlice, Noise, Positions};
 use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream};
 
 /// Threads of a block, as in kernels/noise/block.cuh.
-const THREADS: u32 = 512;
+pub(super) const THREADS: u32 = 512;
 /// Bytes of `RowState`, of `Found`, and of a list's values.
 const ROW_STATE: usize = 24;
 const FOUND: usize = 24 + 2 * 64 * 8 + 1024 * 12;
@@ -27,15 +28,16 @@ pub(super) struct Work {
     found: Buffer,
     corrections: Buffer,
     offsets: Buffer,
+    signals: Constants,
     draws: usize,
 }
 
 /// What a slice's launches have in common.
-struct Slice<'a> {
-    device: &'a Arc<dyn Device>,
-    asked: &'a Asked,
+pub(super) struct Slice<'a> {
+    pub device: &'a Arc<dyn Device>,
+    pub asked: &'a Asked,
     work: &'a Work,
-    layout: Layout,
+    pub layout: Layout,
     logits: u64,
     inputs: u64,
     columns: u64,
@@ -57,6 +59,7 @@ impl Work {
             found: Buffer::new(device, replay * FOUND)?,
             corrections: Buffer::new(device, replay * VALUES)?,
             offsets: Buffer::new(device, replay * 4)?,
+            signals: Constants::new(device, asked, most_rows)?,
             draws,
         })
     }
@@ -102,10 +105,13 @@ impl Work {
                 }
                 None => {}
             }
-            let k = asked.topk.min(asked.vocab);
+            let k = asked.listed();
             if k > 0 {
                 slice.topk(slot.topk.device.pointer(), k)?;
                 slot.topk.fetch(device, 0..layout.rows * k * 8)?;
+            }
+            if !asked.signals.is_none() {
+                slice.signals(slot, positions)?;
             }
             slot.columns.fetch(device, 0..layout.columns())?;
         }
@@ -114,7 +120,9 @@ impl Work {
 }
 
 impl Slice<'_> {
-    unsafe fn run(
+    /// # Safety
+    /// As [`Device::launch`].
+    pub unsafe fn run(
         &self,
         kernel: &'static str,
         grid: [u32; 3],
@@ -127,7 +135,7 @@ impl Slice<'_> {
         unsafe { self.device.launch(Stream::Extract, &launch, args) }
     }
 
-    fn at_logits(&self) -> [Arg; 3] {
+    pub fn at_logits(&self) -> [Arg; 3] {
         let vocab = Arg::U32(self.asked.vocab as u32);
         [Arg::Pointer(self.logits), Arg::U64(self.asked.stride as u64), vocab]
     }
@@ -142,7 +150,7 @@ impl Slice<'_> {
         [positions, Arg::Pointer(self.inputs), Arg::Pointer(self.work.keys.pointer())]
     }
 
-    fn states(&self) -> Arg {
+    pub fn states(&self) -> Arg {
         Arg::Pointer(self.work.states.pointer())
     }
 
@@ -152,6 +160,10 @@ impl Slice<'_> {
 
     fn counts(&self) -> Arg {
         Arg::Pointer(self.columns + self.layout.counts() as u64)
+    }
+
+    pub fn constants(&self) -> &Constants {
+        &self.work.signals
     }
 
     fn lists(&self) -> [u32; 3] {

@@ -1,7 +1,7 @@
 //! What must hold for the columns of a slice, however they were made.
 
 use stillhouse_gpu::extract::{Asked, Dense, Extracted, Noise};
-use stillhouse_noise::{Correction, NoiseStream, StoredToken, ValueType, judge, judge_dense};
+use stillhouse_noise::{Correction, NoiseStream, RowSignals, StoredToken, ValueType, judge, judge_dense};
 
 use crate::ways::{Slice, Way, on_cpu};
 
@@ -12,6 +12,13 @@ fn steps(a: f32, b: f32) -> u32 {
         if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits }
     };
     ordered(a).abs_diff(ordered(b))
+}
+
+/// Where p is next to 1, ln p is the sum of all others, whose f32 exponentials are off by 1.2e-7 of themselves on either side; beside 1 that
+/// sum has no more digits than f64.
+fn same_logprob(a: f32, b: f32) -> bool {
+    let others = -f64::from(b).exp_m1();
+    steps(a, b) <= 1 || f64::from(a - b).abs() <= 2.4e-7 * others + 1e-15
 }
 
 macro_rules! holds {
@@ -33,12 +40,14 @@ pub fn check(way: Way<'_>, slice: &Slice, asked: &Asked) -> Result<Extracted, St
     };
     let expected = expected?;
     for (row, (a, b)) in got.logprob.iter().zip(&expected.logprob).enumerate() {
-        // where p_x is next to 1, ln Z itself has no more digits
-        let near = steps(*a, *b) <= 1 || (a - b).abs() < 1e-15;
-        holds!(near, "row {row}: ln p_x {a:e}, the CPU has {b:e}");
+        holds!(same_logprob(*a, *b), "row {row}: ln p_x {a:e}, the CPU has {b:e}");
     }
     holds!(got.logprob.len() == slice.rows(), "{} rows", got.logprob.len());
     check_topk(&got, &expected)?;
+    holds!(got.signals.len() == expected.signals.len(), "{} rows of signals", got.signals.len());
+    for (row, (a, b)) in got.signals.iter().zip(&expected.signals).enumerate() {
+        check_signals(asked, a, b).map_err(|e| format!("row {row}: {e}"))?;
+    }
     match asked.noise {
         Some(Noise::Replay { .. }) => check_replay(slice, asked, &got)?,
         Some(Noise::Dense { .. }) => check_dense(slice, asked, &got, &expected)?,
@@ -51,8 +60,38 @@ fn check_topk(got: &Extracted, expected: &Extracted) -> Result<(), String> {
     holds!(got.topk.is_some() == expected.topk.is_some(), "top-k is missing, or not asked for");
     let (Some((indices, logprobs)), Some((exact, of_cpu))) = (&got.topk, &expected.topk) else { return Ok(()) };
     holds!(indices == exact, "top-k differs");
-    let far = logprobs.iter().zip(of_cpu).position(|(a, b)| steps(*a, *b) > 1);
+    let far = logprobs.iter().zip(of_cpu).position(|(a, b)| !same_logprob(*a, *b));
     holds!(far.is_none() && logprobs.len() == of_cpu.len(), "ln p of the top-k differ at {far:?}");
+    Ok(())
+}
+
+/// Within the bounds of `stillhouse_noise::Signals`, each taken twice.
+fn check_signals(asked: &Asked, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
+    let near = |a: f32, b: f32| a == b || steps(a, b) <= 1 || (a - b).abs() <= 2e-5;
+    let all_near = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b));
+    holds!(all_near(&got.logz, &expected.logz), "logz {:?}, the CPU has {:?}", got.logz, expected.logz);
+    holds!(near(got.entropy, expected.entropy), "entropy {}, the CPU has {}", got.entropy, expected.entropy);
+    let exact = got.candidates.iter().zip(&expected.candidates).all(|(a, b)| same_logprob(*a, *b));
+    holds!(exact && got.candidates.len() == expected.candidates.len(), "candidates {:?}", got.candidates);
+    if let Some(sampling) = &asked.signals.sampling {
+        let times = |row: &RowSignals| row.sampled.iter().map(|s| s.times).sum::<u32>();
+        holds!(times(got) == sampling.draws, "{} draws", times(got));
+        holds!(got.sampled.is_sorted_by(|a, b| a.index < b.index), "draws do not ascend");
+        let of_cpu = |index: u32| expected.sampled.iter().find(|s| s.index == index);
+        // a uniform at the edge of an entry may fall to its neighbour
+        let moved: u32 =
+            got.sampled.iter().map(|s| s.times.saturating_sub(of_cpu(s.index).map_or(0, |e| e.times))).sum();
+        holds!(moved <= 1 + sampling.draws / 64, "{moved} of {} draws fell elsewhere", sampling.draws);
+        for drawn in &got.sampled {
+            let Some(exact) = of_cpu(drawn.index) else { continue };
+            let far = (drawn.ratio / exact.ratio - 1.0).abs() > 1e-5;
+            holds!(!far, "entry {}: ratio {}, the CPU has {}", drawn.index, drawn.ratio, exact.ratio);
+        }
+    }
+    let indices = |row: &RowSignals| row.top_p.iter().map(|entry| entry.0).collect::<Vec<_>>();
+    holds!(indices(got) == indices(expected), "top-p {:?}, the CPU has {:?}", indices(got), indices(expected));
+    holds!(got.top_p.iter().zip(&expected.top_p).all(|(a, b)| same_logprob(a.1, b.1)), "ln p of the top-p differ");
+    holds!(near(got.tail, expected.tail), "tail {}, the CPU has {}", got.tail, expected.tail);
     Ok(())
 }
 

@@ -54,9 +54,9 @@ pub fn on_cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
 }
 
 fn cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, stillhouse_noise::NoiseError> {
-    let Asked { vocab, keys, noise, topk, .. } = asked.clone();
-    let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk, signals: Default::default() })?;
-    let stillhouse_noise::Extracted { logprob, replay, dense, topk, fallbacks, .. } =
+    let Asked { vocab, keys, noise, topk, signals, .. } = asked.clone();
+    let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk, signals })?;
+    let stillhouse_noise::Extracted { logprob, replay, dense, topk, signals, fallbacks } =
         extractor.extract(&slice.logits, &slice.positions())?;
     let dense = dense.map(|values| match noise {
         Some(Noise::Dense { value_type: ValueType::F16, .. }) => {
@@ -64,7 +64,7 @@ fn cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, stillhouse_noise::Nois
         }
         _ => Dense::F32(values),
     });
-    Ok(Extracted { logprob, replay, topk, dense, fallbacks })
+    Ok(Extracted { logprob, replay, topk, dense, signals, fallbacks })
 }
 
 /// The logits in a device's memory.
@@ -91,11 +91,12 @@ pub fn on_host(seed: u64) -> impl Fn(&Slice, &Asked) -> Result<Extracted, String
     move |slice, asked| on_device(&device, slice, asked)
 }
 
-/// The host with kernels that have a mistake: `noise_x` is `broken_…_x`.
+/// The host with kernels that have a mistake: `noise_x` is `broken_…_x`, for those whose names begin with `kernels`.
 #[derive(Debug)]
 pub struct Broken {
     pub host: Host,
     pub prefix: &'static str,
+    pub kernels: &'static str,
 }
 
 impl Device for Broken {
@@ -130,7 +131,10 @@ impl Device for Broken {
         unsafe { self.host.copy_out(stream, to, from, bytes) }
     }
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> stillhouse_gpu::Result<()> {
-        let kernel: &'static str = launch.kernel.replace("noise_", self.prefix).leak();
+        let kernel = match launch.kernel.starts_with(self.kernels) {
+            true => launch.kernel.replace("noise_", self.prefix).leak(),
+            false => launch.kernel,
+        };
         unsafe { self.host.launch(stream, &Launch { kernel, ..*launch }, args) }
     }
     unsafe fn product(&self, stream: Stream, product: &Product) -> stillhouse_gpu::Result<()> {

@@ -19,15 +19,34 @@ fn with(signals: SignalsConfig, noise: Option<NoiseConfig>, rows: Rows) -> Extra
     ExtractConfig { signals, ..config(TeacherContext::Sequence, noise, 0, rows) }
 }
 
+/// To the last digits of an f32: a device sums in another order.
+fn alike(a: &RowSignals, b: &RowSignals) -> bool {
+    let near = |(a, b): (f32, f32)| a == b || (a - b).abs() <= 4.0 * f32::EPSILON * (1.0 + b.abs());
+    let all = |a: Vec<f32>, b: Vec<f32>| a.len() == b.len() && a.into_iter().zip(b).all(near);
+    let reals = |row: &RowSignals| {
+        let of_lists = row.sampled.iter().map(|s| s.ratio).chain(row.top_p.iter().map(|entry| entry.1));
+        row.logz.iter().chain(&row.candidates).copied().chain(of_lists).chain([row.entropy, row.tail]).collect()
+    };
+    let entries = |row: &RowSignals| {
+        let kept = row.top_p.iter().map(|entry| (entry.0, 0));
+        row.sampled.iter().map(|s| (s.index, s.times)).chain(kept).collect::<Vec<_>>()
+    };
+    entries(a) == entries(b) && all(reals(a), reals(b))
+}
+
 #[test]
 fn columns_hold_the_signals_of_every_position() {
     let data = [(vec![BOS, 3, 4, 5, 9, 0, 0], vec![0], 5), (vec![8, 8, 1], vec![0], 3)];
     let rows = Rows::UpTo(7);
-    for (power, noise) in
-        [(1.0, None), (0.8, noise(NoiseCodec::Replay, 2, 1e-3)), (1.0, noise(NoiseCodec::Dense, 1, 1e-3))]
-    {
+    for (place, power, noise) in [
+        (Place::Cpu, 1.0, None),
+        (Place::Cpu, 0.8, noise(NoiseCodec::Replay, 2, 1e-3)),
+        (Place::Cpu, 1.0, noise(NoiseCodec::Dense, 1, 1e-3)),
+        (Place::Device, 1.0, None),
+        (Place::Device, 0.8, noise(NoiseCodec::Replay, 2, 1e-3)),
+    ] {
         let config = with(asking(power), noise, rows);
-        let (out, _) = run(Place::Cpu, &config, &batch(rows, &data, PackMode::Pad));
+        let (out, _) = run(place, &config, &batch(rows, &data, PackMode::Pad));
         let names: Vec<String> = out.schema().fields().iter().map(|f| f.name().clone()).collect();
         assert_eq!(names.contains(&columns::SAMPLED_RATIO.to_owned()), power != 1.0);
         let mut broken = Vec::new();
@@ -47,7 +66,11 @@ fn columns_hold_the_signals_of_every_position() {
                     softmax.load(&logits).unwrap();
                     signals_of_loaded(&asked, &softmax, &logits, (5 << 32) + row as u64, position as u32)
                 };
-                assert_eq!(stored.at(row, position), expected, "row {row} position {position}");
+                let (got, at) = (stored.at(row, position), format!("row {row} position {position}"));
+                match place {
+                    Place::Cpu => assert_eq!(got, expected, "{at}"),
+                    Place::Device => assert!(alike(&got, &expected), "{at}: {got:?}, the CPU has {expected:?}"),
+                }
             }
         }
     }
@@ -66,15 +89,6 @@ fn a_row_is_shown_in_words() {
     assert!(view.tokens[0].starts_with("logz ") && view.tokens[0].contains(" · H "), "{:?}", view.tokens);
     let none = with(SignalsConfig::default(), None, rows);
     assert_eq!(crate::declaration::Declaration::view(&none, &out).unwrap(), None);
-}
-
-#[test]
-fn a_device_says_that_it_computes_none_of_them() {
-    let rows = Rows::Fixed(3);
-    let config = with(asking(1.0), None, rows);
-    let input = batch(rows, &[(vec![8, 8, 1], vec![0], 3)], PackMode::Wrap);
-    let error = run_in(&config, &context(Place::Device), &input).unwrap_err().to_string();
-    assert!(error.contains("extract.teacher.device: cpu"), "{error}");
 }
 
 #[test]
