@@ -104,6 +104,15 @@ async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damag
         }
         Some(_) => {}
     }
+    for (name, sha256) in &manifest.beside {
+        match output.get(name).await? {
+            None => found.push(damage(name, "is missing")),
+            Some(bytes) if hex(&Sha256::digest(&bytes)) != *sha256 => {
+                found.push(damage(name, "is not the file that the manifest names"));
+            }
+            Some(_) => {}
+        }
+    }
     // people write into it: only one that is empty cannot be meant
     if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
         found.push(damage(CARD, "is missing or empty"));

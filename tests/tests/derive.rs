@@ -31,7 +31,7 @@ fn views() -> Value {
 
 #[test]
 fn derived_views_are_those_of_the_whole_job() {
-    let scratch = Scratch::with_corpus(5, 6000);
+    let scratch = Scratch::with_corpus(4, 3000);
     let source = shards(&scratch.make(&packed()));
     assert!(source.len() > 2, "{source:?}");
     scratch.job("views.yaml", &views());

@@ -17,6 +17,7 @@
 
 mod run;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,13 +28,13 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::manifest::{DerivedFrom, Manifest};
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{JobSpec, NoiseCodec};
+use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 
 use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
-use crate::job::shorter;
+use crate::job::{local_path, read_permutation, shorter};
 use crate::names::Names;
 use crate::operators;
 use crate::output::{MANIFEST, Output, TOKENIZER};
@@ -69,9 +70,13 @@ impl Derivation {
     /// # Errors
     /// With everything that is wrong with the job, each problem with its place; when the data set is not whole.
     pub async fn prepare(source: Dataset, text: &str, base: &Path) -> Result<Self> {
-        let parsed = operators::job_format().parse_derived(text, &source.manifest().job);
+        let (parsed, own) = operators::job_format().parse_derived(text, &source.manifest().job);
         let positions = parsed.positions.clone();
-        let made = match parsed.into_result() {
+        let numbered = parsed.into_result().and_then(|mut spec| {
+            spec.subtokens = with_numbers(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
+            Ok(spec)
+        });
+        let made = match numbered {
             Ok(spec) => Self::of(source, spec, base).await,
             Err(problems) => Err(problems.into()),
         };
@@ -113,7 +118,9 @@ impl Derivation {
             columns: columns_of(&anew, loosen.is_some()),
             derived_from: manifest.derived_from.clone(),
         };
-        let identity = identity(&spec, &from);
+        let beside: BTreeMap<_, _> =
+            beside(&after).map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(bytes)))).collect();
+        let identity = identity(&spec, &from, &beside);
         let hash = hex(&Sha256::digest(identity.to_string().as_bytes()));
         let output = output_of(&spec, base)?.for_job(&hash);
         Ok(Self {
@@ -135,6 +142,32 @@ impl Derivation {
     pub fn columns(&self) -> &[String] {
         &self.from.columns
     }
+}
+
+/// The files that stand beside the shards of these operators.
+fn beside(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    operators.iter().flat_map(OperatorSpec::beside)
+}
+
+/// The sub-tokens with the numbers of their permutation: of the file that the job names, or of the data set where the job says nothing of them.
+fn with_numbers(
+    spec: &JobSpec,
+    base: Option<&Path>,
+    manifest: &Manifest,
+) -> std::result::Result<Option<Subtokens>, Problems> {
+    let Some(mut subtokens) = spec.subtokens.clone() else { return Ok(None) };
+    if let Some(named) = subtokens.permutation_file() {
+        let wrong = |e: String| Problems(vec![Problem::new("subtokens.permutation", format!("{named:?}"), e)]);
+        subtokens.numbers = match base {
+            None => manifest.job.subtokens.as_ref().and_then(|stored| stored.numbers.clone()),
+            Some(base) => {
+                let path = Names::of(&Access::everything()).real(named).map_err(wrong)?;
+                let read = read_permutation(&local_path(base, &path), manifest.vocab_size as usize);
+                Some(read.map_err(wrong)?)
+            }
+        };
+    }
+    Ok(Some(subtokens))
 }
 
 /// sha256 of the manifest of a data set.
@@ -180,12 +213,14 @@ fn columns_of(anew: &[OperatorSpec], loosened: bool) -> Vec<String> {
 }
 
 /// Everything that decides the bytes.
-fn identity(spec: &JobSpec, from: &DerivedFrom) -> Value {
+fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String>) -> Value {
     let mut job = json!(spec);
     for (section, key) in [
         ("", "name"),
         ("", "engine"),
         ("", "storage"),
+        // what it holds counts
+        ("/subtokens", "permutation"),
         ("/output", "card"),
         ("/output", "path"),
         ("/output", "storage"),
@@ -194,7 +229,7 @@ fn identity(spec: &JobSpec, from: &DerivedFrom) -> Value {
             map.remove(key);
         }
     }
-    json!({"job": job, "derived_from": from.manifest_sha256})
+    json!({"job": job, "derived_from": from.manifest_sha256, "beside": beside})
 }
 
 fn output_of(spec: &JobSpec, base: &Path) -> Result<Output> {

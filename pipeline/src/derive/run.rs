@@ -11,6 +11,7 @@ use datafusion::common::DataFusionError;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, UnboundedMemoryPool};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
+use sha2::{Digest, Sha256};
 use stillhouse_operators::extract::LOOSENED;
 use stillhouse_operators::operator::{Counters, Operator, OperatorError, SplitContext};
 use stillhouse_operators::subtokens::SubtokensConfig;
@@ -18,7 +19,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, SubtokenRecord, Totals};
 use tokio::runtime::Handle;
 
-use super::{Derivation, manifest_digest};
+use super::{Derivation, beside, manifest_digest};
 use crate::card::card;
 use crate::dataset::Selection;
 use crate::engine::pool::Pool;
@@ -27,7 +28,7 @@ use crate::engine::{NodeMetrics, StageState};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer, Progress};
 use crate::output::{CARD, Found, MANIFEST, Output, PlanRecord, TOKENIZER};
-use crate::shard::{self, Writing};
+use crate::shard::{self, Writing, hex};
 use crate::{finish, operators, repair, verdict};
 
 const TICK: Duration = Duration::from_millis(250);
@@ -129,6 +130,9 @@ impl Work {
         verdict::judge(&self.derivation.spec, &manifest)?;
         output.still_ours().await?;
         output.put(TOKENIZER, self.derivation.tokenizer.clone()).await?;
+        for (name, bytes) in beside(&self.derivation.operators) {
+            output.put(name, bytes).await?;
+        }
         output.put_json(MANIFEST, &manifest).await?;
         output.put(CARD, card(&manifest).into_bytes()).await?;
         output.finish().await?;
@@ -378,6 +382,9 @@ impl Work {
             job: derivation.spec.clone(),
             job_hash: derivation.hash.clone(),
             subtokens: subtokens.map(|config| SubtokenRecord { base: config.base, length: config.length as u32 }),
+            beside: beside(&derivation.operators)
+                .map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes))))
+                .collect(),
             columns: finish::columns(&finish::schema(&derivation.operators)),
             shards: in_order,
             totals,

@@ -24,10 +24,12 @@ impl JobFormat {
     /// The job of what is derived from a data set of the job `source`.
     ///
     /// Problems are those of the whole job, with the places that their fields have in this file; a key that stands for another pass over the
-    /// text or the teacher is one.
-    pub fn parse_derived(&self, text: &str, source: &JobSpec) -> Parsed {
-        let unreadable =
-            |problem| Parsed { spec: None, problems: Problems(vec![problem]), positions: Positions::default() };
+    /// text or the teacher is one. The second is which of `subtokens`, `partitions` and `orders` the file says itself.
+    pub fn parse_derived(&self, text: &str, source: &JobSpec) -> (Parsed, Vec<&'static str>) {
+        let unreadable = |problem| {
+            let problems = Problems(vec![problem]);
+            (Parsed { spec: None, problems, positions: Positions::default() }, Vec::new())
+        };
         let document = match Document::read(text) {
             Ok(document) => document,
             Err(problem) => return unreadable(problem),
@@ -40,6 +42,7 @@ impl JobFormat {
             Ok(Value::Object(whole)) => whole,
             _ => return unreadable(Problem::missing("", "the job of the data set cannot be read")),
         };
+        let own = VIEWS.into_iter().filter(|view| given.get(*view).is_some_and(|section| !section.is_null())).collect();
         let mut found = document.twice(MOST_PROBLEMS);
         let (spec, mut problems) = {
             let merged = merged(whole, given, &mut found);
@@ -48,7 +51,7 @@ impl JobFormat {
         let positions = Positions(Some(Arc::new(document)));
         positions.locate(&mut problems);
         problems.sort();
-        Parsed { spec, problems, positions }
+        (Parsed { spec, problems, positions }, own)
     }
 }
 
@@ -110,7 +113,7 @@ mod tests {
 
     fn derived(text: &str) -> Result<JobSpec, Vec<String>> {
         let source = format().read(SOURCE).unwrap();
-        let parsed = format().parse_derived(text, &source).into_result();
+        let parsed = format().parse_derived(text, &source).0.into_result();
         parsed.map_err(|problems| problems.0.iter().map(ToString::to_string).collect())
     }
 
@@ -145,7 +148,8 @@ mod tests {
             assert!(told.contains(expected), "{expected}: {told}");
         }
         let source = format().read(SOURCE).unwrap();
-        let problems = format().parse_derived("version: 1\nname: views\nseed: 3\noutput: {path: x}\n", &source).problems;
+        let problems =
+            format().parse_derived("version: 1\nname: views\nseed: 3\noutput: {path: x}\n", &source).0.problems;
         assert_eq!(problems.0[0].position.map(|p| (p.line, p.column)), Some((3, 7)));
         assert!(derived("[1]").unwrap_err()[0].contains("keys and values"));
     }
