@@ -23,7 +23,7 @@ fn with_teacher(tolerance: f64) -> Value {
 
 fn views() -> Value {
     json!({
-        "version": 1, "name": "views", "subtokens": {"length": 4}, "partitions": {"views": 3, "level": "subtoken"},
+        "version": 1, "name": "views", "subtokens": {"length": 4, "permutation": "shipped", "filter_table": true}, "partitions": {"views": 3, "level": "subtoken"},
         "orders": {"kind": "progressive", "schedule": {"i_ar_sequences": 4, "i_perm_sequences": 40, "rho_max": 8, "sequences_per_split": 16}},
         "output": {"path": "views"}
     })
@@ -42,6 +42,10 @@ fn derived_views_are_those_of_the_whole_job() {
     scratch.job("whole.yaml", &whole);
     scratch.stillhouse(&["run", "whole.yaml", "-q"]).expect(0);
     assert_eq!(derived, shards(&scratch.path("whole")));
+    for beside in ["permutation.npy", "filter_table.npy", "tokenizer.json"] {
+        let [of_derived, of_whole] = ["views", "whole"].map(|name| fs::read(scratch.path(name).join(beside)).unwrap());
+        assert_eq!(of_derived, of_whole, "{beside}");
+    }
     // the data set itself is as it was, and both jobs are told
     assert_eq!(shards(&scratch.path("out")), source);
     let manifest: Value = serde_json::from_slice(&fs::read(scratch.path("views/manifest.json")).unwrap()).unwrap();
