@@ -26,8 +26,15 @@ pub fn differences(there: &PlanRecord, now: &JobHash) -> Vec<String> {
         .filter(|key| was.get(*key) != is.get(*key))
         .map(|key| format!("{}: {} there, {} in this job", name(key), shown(was.get(key)), shown(is.get(key))))
         .collect();
+    let changed_nothing = changed.is_empty();
     let mut lines = bounded(changed);
+    let only_grew = changed_nothing && grew(&there.files, &now.files);
     lines.extend(bounded(inputs(&there.files, &now.files)));
+    if only_grew {
+        lines.push(
+            "the input only has more files: `run --append` makes the splits of these and keeps what is there".into(),
+        );
+    }
     lines
 }
 
@@ -69,6 +76,13 @@ fn shown(value: Option<&Value>) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
+}
+
+/// Whether all files that were there are there, and others.
+fn grew(there: &[PlannedFile], now: &[PlannedFile]) -> bool {
+    let sizes: BTreeMap<&str, u64> = now.iter().map(|f| (f.path.as_str(), f.state.bytes)).collect();
+    let is_there = |f: &PlannedFile| sizes.get(f.path.as_str()) == Some(&f.state.bytes);
+    there.len() < now.len() && there.iter().all(is_there)
 }
 
 fn inputs(there: &[PlannedFile], now: &[PlannedFile]) -> Vec<String> {

@@ -69,6 +69,7 @@ pub fn manifest(
         beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes)))).collect(),
         columns: columns(&schema(&prepared.operators)),
         splits,
+        appended: hash.appended.clone(),
         shards,
         totals,
         statistics,

@@ -46,6 +46,11 @@ impl PlanRecord {
         splits
     }
 
+    /// Whether a commit with this hash is of this plan's job: its own, or the job's before files were appended.
+    pub fn counts(&self, job_hash: &str) -> bool {
+        self.job_hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+    }
+
     /// The files of which a store says something else than when the plan was made, by their place in the list.
     pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
         let pairs = self.files.iter().zip(now).enumerate();
@@ -130,10 +135,10 @@ impl Comparison<'_> {
         let files = match self.sql_folder {
             // it read all of them
             Some(folder) => run::stage_query(self.prepared, folder, observer)?.files,
-            None => self.prepared.files.clone(),
+            None => self.hash.in_order(&self.prepared.files),
         };
         let splits = self.plan.splits_of(&self.hash.files);
-        if plan::splits(self.prepared, &files, observer)? != splits {
+        if plan::all_splits(self.prepared, self.hash, &files, observer)? != splits {
             return Err(self.refusal(&names, "it makes other splits"));
         }
         observer

@@ -10,6 +10,7 @@
 //! bounded by the configuration: batches in flight, one row group per split at work, the teacher.
 
 pub mod access;
+pub mod append;
 pub mod card;
 pub mod clean;
 pub mod dataset;

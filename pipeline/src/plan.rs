@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
 use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS, SubtokensConfig};
 use stillhouse_schemas::columns::FORMAT_VERSION;
-use stillhouse_schemas::manifest::{Range, SplitRecord};
+use stillhouse_schemas::manifest::{Appended, Range, SplitRecord};
 use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation, Schedule};
 
 use crate::differs::differences;
@@ -182,7 +182,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
     let output = standing(prepared, hash, overwrite, observer)?;
     let splits = match prepared.spec.input.sql {
         Some(_) => Vec::new(),
-        None => splits(prepared, &prepared.files, observer)?,
+        None => all_splits(prepared, hash, &hash.in_order(&prepared.files), observer)?,
     };
     let physical =
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
@@ -233,6 +233,40 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(prepared);
     source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, prepared.spec.seed, &|_| {})
+        .map_err(|e| PipelineError::source("input", e))
+}
+
+/// The splits over these files, which are in the order of the hash, where some of them were appended.
+///
+/// # Errors
+/// When the input cannot be scanned.
+pub(crate) fn all_splits(
+    prepared: &Prepared,
+    hash: &JobHash,
+    files: &[source::InputFile],
+    observer: &dyn Observer,
+) -> Result<Vec<SplitRecord>> {
+    let later: usize = hash.appended.iter().map(|a| a.files.len()).sum();
+    let (first, mut rest) = files.split_at(files.len().saturating_sub(later));
+    let mut all = splits(prepared, first, observer)?;
+    for (appended, number) in hash.appended.iter().zip(1..) {
+        let (now, left) = rest.split_at(appended.files.len().min(rest.len()));
+        all = appended_splits(prepared, now, (all, number))?;
+        rest = left;
+    }
+    Ok(all)
+}
+
+/// The splits that are there, and those over files that come with the append of this number.
+///
+/// # Errors
+/// When the files cannot be scanned.
+pub(crate) fn appended_splits(
+    prepared: &Prepared,
+    files: &[source::InputFile],
+    earlier: (Vec<SplitRecord>, u32),
+) -> Result<Vec<SplitRecord>> {
+    source::append_splits(&prepared.store, files, &prepared.spec.input, split_bytes(prepared), earlier)
         .map_err(|e| PipelineError::source("input", e))
 }
 
@@ -294,12 +328,19 @@ pub struct JobHash {
     pub teacher: BTreeMap<String, String>,
     /// Everything but the input that decides the bytes of the shards.
     pub identity: Value,
-    /// The files of the input, in order.
+    /// The files of the input, in order: those of the first run, then those that were appended.
     pub files: Vec<PlannedFile>,
+    /// What was appended, each the next of `files` ([`crate::append`]).
+    pub appended: Vec<Appended>,
     stamps: Vec<Stamp>,
 }
 
 impl JobHash {
+    /// The same job with other files, or in another order.
+    pub(crate) fn of_files(&self, hash: String, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
+        Self { hash, files, appended, ..self.clone() }
+    }
+
     /// Makes sure that the teacher's files are still those that were hashed.
     ///
     /// # Errors
@@ -379,11 +420,20 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         "teacher": {"sha256": teacher, "device": device},
     });
     let files = planned_files(&prepared.files);
-    let names: Vec<Value> = files.iter().map(|f| json!([f.name, f.state.bytes])).collect();
-    let hash = hex(&Sha256::digest(json!({"of": identity, "files": names}).to_string().as_bytes()));
-    let hash = JobHash { hash, tokenizer, teacher, identity, files, stamps };
+    let hash = hash_of(&identity, &files, &[]);
+    let hash = JobHash { hash, tokenizer, teacher, identity, files, appended: Vec::new(), stamps };
     hash.teacher_is_still()?;
     Ok(hash)
+}
+
+/// The hash of what decides the bytes of the shards, with the files in the order in which they were given or appended.
+pub(crate) fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -> String {
+    let names: Vec<Value> = files.iter().map(|f| json!([f.name, f.state.bytes])).collect();
+    let mut of = json!({"of": identity, "files": names});
+    if !appended.is_empty() {
+        of["appended"] = appended.iter().map(|a| a.files.len()).collect();
+    }
+    hex(&Sha256::digest(of.to_string().as_bytes()))
 }
 
 /// A file of the input, as the plan keeps it.

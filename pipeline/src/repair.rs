@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord};
 
+use crate::append;
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
@@ -183,7 +184,8 @@ pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn O
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
-    let output = output.create(observer.as_ref()).await?.for_job(&hash.hash);
+    let hash = append::at_output(hash, &output).await?;
+    let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
     let result = repair_locked(prepared, hash, &output, observer).await;
     lock.release().await;
@@ -296,14 +298,14 @@ fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
 /// What every shard should be: what the manifest says, or where there is none the records. Records that are missing, cannot be read or
 /// say something else than the manifest are written again from it; without one those that cannot be read go, and their splits are made
 /// again by a run.
-async fn mend_records(
+pub(crate) async fn mend_records(
     output: &Output,
     hash: &JobHash,
     manifest: Option<&Manifest>,
     done: &mut Repaired,
 ) -> Result<BTreeMap<SplitId, ShardRecord>> {
     let (records, unreadable) = output.readable_records().await?;
-    let own = records.into_iter().filter(|r| r.job_hash == hash.hash);
+    let own = records.into_iter().filter(|r| hash.counts(&r.job_hash));
     let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
     for (name, message) in unreadable {
         output.remove_mark(&name).await?;

@@ -26,6 +26,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
 use stillhouse_teacher::TeacherInfo;
 
+use crate::append;
 use crate::differs::differences;
 use crate::engine::device::DeviceQueue;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -50,6 +51,8 @@ pub struct RunOptions {
     pub overwrite: bool,
     /// Read every byte of a data set that is finished already, before it is called complete.
     pub check: bool,
+    /// Make splits of the files that the input has grown by, beside those of the finished data set that is there.
+    pub append: bool,
 }
 
 /// What a run did.
@@ -67,15 +70,18 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
+    let hash = append::at_output(hash, &output).await?;
+    let grows = options.append && append::growth(&prepared, &hash, &output).await?.is_some();
     // before anything is written, so that a job that must not write here leaves no trace
-    if let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
+    if !grows
+        && let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
         && !(options.overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await?)
     {
         return Err(e);
     }
     let fresh = output.is_nothing().await?;
     let made_folder = output.folder().is_some() && !output.has_folder().await;
-    let output = output.create(observer.as_ref()).await?.for_job(&hash.hash);
+    let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
     let result = run_locked(prepared, hash, &output, options, observer, began).await;
     if result.is_err() && fresh {
@@ -93,6 +99,8 @@ async fn run_locked(
     observer: Arc<dyn Observer>,
     began: Instant,
 ) -> Result<Ran> {
+    let hash = if options.append { append::grow(&prepared, hash, output, &observer).await? } else { hash };
+    let output = &output.clone().for_grown_job(&hash);
     let mut found = find(&prepared, &hash, output, &observer).await;
     if options.overwrite && matches!(&found, Err(e) if e.kind == ErrorKind::Usage) && output.is_of_a_job().await? {
         output.remove().await?;
@@ -124,7 +132,7 @@ async fn run_locked(
 }
 
 /// What is there of this job, made of the input as it is now.
-async fn find(
+pub(crate) async fn find(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
@@ -187,8 +195,10 @@ pub(crate) async fn planned(
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
-            let files = files.clone();
-            blocking(prepared, observer, move |p, o| plan::splits(p, &files, o)).await?
+            let in_order = || hash.in_order(&files);
+            let (of, files) =
+                (hash.clone(), if prepared.spec.input.sql.is_some() { files.clone() } else { in_order() });
+            blocking(prepared, observer, move |p, o| plan::all_splits(p, &of, &files, o)).await?
         }
     };
     if splits.is_empty() {
@@ -208,6 +218,7 @@ pub(crate) async fn planned(
         identity: hash.identity.clone(),
         files: hash.files.clone(),
         splits: splits.clone(),
+        appended: hash.appended.clone(),
         teacher: earlier.and_then(|plan| plan.teacher),
     };
     output.begin(&record).await?;
@@ -349,7 +360,7 @@ impl Job {
 
     /// The manifest and what stands beside it, once every shard is there and whole.
     pub(crate) async fn finish(mut self, began: Instant) -> Result<Ran> {
-        let own = self.output.records().await?.into_iter().filter(|r| r.job_hash == self.hash.hash);
+        let own = self.output.records().await?.into_iter().filter(|r| self.hash.counts(&r.job_hash));
         let mut records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
         self.output.still_ours().await?;
         let mut shards = Vec::new();
@@ -396,13 +407,17 @@ impl Job {
         Ran { plan: (!all.is_empty()).then(|| all.join("\n")) }
     }
 
-    /// Reads the shards of earlier runs, and makes those again that were damaged since.
+    /// Reads the shards of earlier runs, and makes those again that were damaged since. Those of a data set that was finished before files
+    /// were appended were read then.
     ///
     /// Cost: every byte of them is read once.
     async fn mend(self, shards: &[ShardRecord], began: Instant) -> Result<Self> {
         let earlier: Vec<&ShardRecord> = {
             let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-            shards.iter().filter(|shard| !made.contains(&shard.split)).collect()
+            let last = self.hash.appended.len();
+            let finished: BTreeSet<SplitId> =
+                self.splits.iter().filter(|s| (s.appended as usize) < last).map(|s| s.split).collect();
+            shards.iter().filter(|s| !made.contains(&s.split) && !finished.contains(&s.split)).collect()
         };
         let damaged = repair::damaged_shards(&self.output, earlier, true, self.observer.as_ref()).await?;
         if damaged.is_empty() {

@@ -56,8 +56,9 @@ pub fn sample(prepared: &Prepared, hash: &JobHash, documents: u64, observer: &dy
         Some(_) => Some(Query::run(prepared, observer)?),
         None => None,
     };
-    let files: &[InputFile] = staged.as_ref().map_or(&prepared.files, |query| &query.files);
-    let splits = plan::splits(prepared, files, observer)?;
+    let ordered = hash.in_order(&prepared.files);
+    let files: &[InputFile] = staged.as_ref().map_or(&ordered, |query| &query.files);
+    let splits = plan::all_splits(prepared, hash, files, observer)?;
     let input = teacher::JobInput { splits: &splits, files };
     let teacher::Loaded { teachers, arithmetic } = teacher::load_all(prepared, input, None, true, observer)?;
     let teacher = teachers.into_iter().next();

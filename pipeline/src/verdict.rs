@@ -247,6 +247,7 @@ mod tests {
             split: SplitId(split),
             dataset_split: "train".into(),
             keys: None,
+            appended: 0,
             pieces: vec![Piece { file: "f".into(), range }],
         }
     }

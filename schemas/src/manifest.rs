@@ -43,6 +43,9 @@ pub struct Manifest {
     pub columns: Vec<ColumnRecord>,
     /// Splits of the input: what each shard was made from.
     pub splits: Vec<SplitRecord>,
+    /// The files that were appended to the input after its first run, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub appended: Vec<Appended>,
     /// The shards.
     pub shards: Vec<ShardRecord>,
     /// Sums over the shards, by data set split.
@@ -196,6 +199,23 @@ pub struct SplitRecord {
     /// Which of the documents there it takes, where not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<KeyRange>,
+    /// With which append it came, counted from 1; 0 for what was there from the start.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub appended: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// Files that were appended to a finished data set; their splits come after those that were there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Appended {
+    /// Hash of the job as it was before.
+    pub to: String,
+    /// Their names below the common folder of all files of the input, in their order.
+    pub files: Vec<String>,
 }
 
 /// Documents by their key: those whose key lies from `first` to `last`, both included.

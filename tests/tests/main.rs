@@ -1,6 +1,7 @@
 //! The one integration test binary: the program end to end, as a user and as a trainer meet it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod append;
 mod cli;
 mod corrupt;
 mod derive;

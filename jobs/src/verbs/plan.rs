@@ -9,7 +9,7 @@ use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::plan::{IdleSteps, Plan, Slots, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
-use stillhouse_pipeline::{plan, run, sample};
+use stillhouse_pipeline::{append, plan, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
@@ -61,7 +61,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
     let made = |prepared: Prepared| {
-        let hash = plan::job_hash(&prepared, watch.as_ref())?;
+        let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
         let plan = plan::plan(&prepared, &hash, args.overwrite, watch.as_ref())?;
         let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, watch.as_ref())).transpose()?;
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
@@ -295,6 +295,7 @@ mod tests {
                 range: Range::Bytes { start: u64::from(n) * 1_000_000, end: u64::from(n + 1) * 1_000_000, line: None },
             }],
             keys: None,
+            appended: 0,
         };
         Plan {
             name: "demo".into(),

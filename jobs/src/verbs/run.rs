@@ -20,6 +20,7 @@ Examples:
   stillhouse run job.yaml                  progress bars on a terminal, log lines otherwise
   stillhouse run job.yaml                  again: goes on where it stopped, and ends with the same bytes
   stillhouse run job.yaml --check          finished already: reads every byte before it says so
+  stillhouse run job.yaml --append         its input has grown by files: makes the splits of these only
   stillhouse run job.yaml -v               and what each node of the plan did: rows, bytes, time
   stillhouse run job.yaml --overwrite      the folder holds another job's data set: replace it
   stillhouse run job.yaml --json | jq -c 'select(.event == \"split_committed\")'";
@@ -37,6 +38,9 @@ pub struct Args {
     /// Replace the data set of another job, or of another version of this job, in the output folder
     #[arg(long)]
     overwrite: bool,
+    /// Where the data set is finished and the input has grown by files: make splits of the new files only, and keep every shard
+    #[arg(long, conflicts_with = "overwrite")]
+    append: bool,
     /// Where the data set is finished already: read every byte of it before it is called complete
     #[arg(long)]
     check: bool,
@@ -83,7 +87,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     };
     let watch = Arc::new(Watch::new(printer, mode));
     let file = Arc::new(file);
-    let options = RunOptions { overwrite: args.overwrite, check: args.check };
+    let options = RunOptions { overwrite: args.overwrite, check: args.check, append: args.append };
     let work = prepare_and_run(&file, options, &watch);
     let result = runtime.block_on(until_signalled(printer, || how_to_go_on(&watch), work));
     watch.close();

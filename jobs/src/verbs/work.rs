@@ -177,7 +177,8 @@ fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError
         Work::Run { file, folder, overwrite } => {
             let prepared = job::prepare_text(&file, &folder, &order.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
-            let ran = runtime.block_on(run::run(Arc::new(prepared), RunOptions { overwrite, check: false }, observer));
+            let options = RunOptions { overwrite, ..RunOptions::default() };
+            let ran = runtime.block_on(run::run(Arc::new(prepared), options, observer));
             return ran.map(|_| ());
         }
         Work::Report { file, folder, row } => {

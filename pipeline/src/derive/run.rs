@@ -154,6 +154,7 @@ impl Work {
             identity: self.derivation.identity.clone(),
             files: Vec::new(),
             splits: self.source().splits.clone(),
+            appended: Vec::new(),
             teacher: None,
         }
     }

@@ -103,6 +103,7 @@ prop_compose! {
                 },
             }],
             keys: key.map(|first| KeyRange { seed: 7, first, last: u64::MAX }),
+            appended: 0,
         };
         (0..).zip(cuts).map(one).collect()
     }

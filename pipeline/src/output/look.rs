@@ -67,7 +67,7 @@ impl Output {
         }
         let (mut done, mut unsettled) = (BTreeMap::new(), Vec::new());
         let shards = self.list("data").await?;
-        for record in self.records().await?.into_iter().filter(|r| r.job_hash == job_hash) {
+        for record in self.records().await?.into_iter().filter(|r| plan.counts(&r.job_hash)) {
             if shards.get(&record.shard.path) == Some(&record.shard.bytes) {
                 done.insert(record.shard.split, record.shard);
             } else {
@@ -84,7 +84,7 @@ impl Output {
         let bytes: u64 = shards.iter().sum();
         // a store's records may be many, and what they say is worth a few requests only
         let records = if shards.len() <= RECORDS_READ { self.records().await.unwrap_or_default() } else { Vec::new() };
-        let own = records.iter().filter(|r| r.job_hash == plan.job_hash);
+        let own = records.iter().filter(|r| plan.counts(&r.job_hash));
         let rows = match own.clone().count() {
             0 => String::new(),
             _ => format!(", {} sequences", own.map(|r| r.shard.rows).sum::<u64>()),
@@ -169,8 +169,7 @@ impl Output {
             }
         }
         self.remove_leftovers().await?;
-        let (own, others): (Vec<_>, Vec<_>) =
-            self.records().await?.into_iter().partition(|r| r.job_hash == self.job_hash);
+        let (own, others): (Vec<_>, Vec<_>) = self.records().await?.into_iter().partition(|r| self.is_own(r));
         for record in others {
             self.void(&record).await?;
         }

@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
+use stillhouse_schemas::manifest::{Appended, ShardRecord, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
 use tokio::sync::Semaphore;
 
@@ -63,7 +63,7 @@ use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::plan::PlannedFile;
+use crate::plan::{JobHash, PlannedFile};
 use crate::repair;
 use crate::shard::hex;
 use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
@@ -104,6 +104,9 @@ pub struct PlanRecord {
     pub files: Vec<PlannedFile>,
     /// The splits.
     pub splits: Vec<SplitRecord>,
+    /// The files that were appended after the first run, which are the last ones of `files` ([`crate::append`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub appended: Vec<Appended>,
     /// In which arithmetic the teacher computes, where there is one: a run that goes on takes the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherArithmetic>,
@@ -126,6 +129,8 @@ pub struct Output {
     joined: bool,
     /// Hash of the job that writes here; empty for exports and readers.
     job_hash: String,
+    /// Hashes of the job before files were appended: commits of these count as well.
+    earlier: Vec<String>,
     /// Parts of all shards on their way at once.
     parts: Arc<Semaphore>,
 }
@@ -210,6 +215,18 @@ impl Output {
         Self { job_hash: job_hash.to_owned(), ..self }
     }
 
+    /// The same for a job whose input may have grown since commits were made.
+    #[must_use]
+    pub fn for_grown_job(self, hash: &JobHash) -> Self {
+        let earlier = hash.appended.iter().map(|a| a.to.clone()).collect();
+        Self { earlier, ..self.for_job(&hash.hash) }
+    }
+
+    /// Whether a commit is of the job that writes here.
+    fn is_own(&self, record: &CommitRecord) -> bool {
+        record.job_hash == self.job_hash || self.earlier.contains(&record.job_hash)
+    }
+
     /// The same, with uploads in parts that suit shards of about so many bytes.
     #[must_use]
     pub fn for_shards_of(self, bytes: f64) -> Self {
@@ -226,6 +243,7 @@ impl Output {
             holder: Arc::default(),
             joined: false,
             job_hash: String::new(),
+            earlier: Vec::new(),
             parts: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
         }
     }
@@ -394,6 +412,22 @@ impl Output {
                 Err(PipelineError::new(ErrorKind::Output, message))
             }
             _ => self.put_json(PLAN, plan).await,
+        }
+    }
+
+    /// Writes the plan of a job whose input is another one now, in place of the one that it had.
+    ///
+    /// # Errors
+    /// When the store does not take it, or when something else has begun here meanwhile.
+    pub(crate) async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
+        self.still_ours().await?;
+        match self.plan().await? {
+            Some(there) if there.job_hash == was => self.put_json(PLAN, plan).await,
+            there => {
+                let name = there.map(|plan| plan.name).unwrap_or_default();
+                let message = format!("{self}: another job ({name}) has begun here meanwhile");
+                Err(PipelineError::new(ErrorKind::Output, message))
+            }
         }
     }
 

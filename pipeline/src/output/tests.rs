@@ -132,6 +132,7 @@ fn plan(hash: &str) -> PlanRecord {
         identity: serde_json::Value::Null,
         files: Vec::new(),
         splits: Vec::new(),
+        appended: Vec::new(),
     }
 }
 

@@ -300,17 +300,28 @@ fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
     builder.build_arc().map_err(PipelineError::of_plan)
 }
 
-/// `train-00003-of-00042.parquet` for each split.
+/// `train-00003-of-00042.parquet` for each split. The count is of the splits that there were with the append that it came with,
+/// so that no shard changes its name when others come after it.
 pub(crate) fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let of = |split: &SplitRecord| (split.dataset_split.clone(), split.appended);
+    let mut counts: BTreeMap<(String, u32), usize> = BTreeMap::new();
     for split in splits {
-        *counts.entry(&split.dataset_split).or_default() += 1;
+        *counts.entry(of(split)).or_default() += 1;
+    }
+    // each with those before it
+    let (mut name, mut sum) = ("", 0);
+    for ((dataset_split, _), count) in &mut counts {
+        if name != dataset_split.as_str() {
+            (name, sum) = (dataset_split.as_str(), 0);
+        }
+        sum += *count;
+        *count = sum;
     }
     let mut next: BTreeMap<&str, usize> = BTreeMap::new();
     let mut names = BTreeMap::new();
     for split in splits {
         let number = next.entry(&split.dataset_split).or_default();
-        let count = counts.get(split.dataset_split.as_str()).copied().unwrap_or_default();
+        let count = counts.get(&of(split)).copied().unwrap_or_default();
         names.insert(split.split, format!("{}-{number:05}-of-{count:05}.parquet", split.dataset_split));
         *number += 1;
     }
@@ -328,9 +339,44 @@ mod tests {
             dataset_split: name.into(),
             pieces: Vec::new(),
             keys: None,
+            appended: 0,
         };
         let names = shard_names(&[split(0, "train"), split(1, "train"), split(2, "validation")]);
         assert_eq!(names[&SplitId(1)], "train-00001-of-00002.parquet");
         assert_eq!(names[&SplitId(2)], "validation-00000-of-00001.parquet");
+    }
+
+    #[test]
+    fn what_is_appended_renames_nothing() {
+        let split = |id, name: &str, appended| SplitRecord {
+            split: SplitId(id),
+            dataset_split: name.into(),
+            pieces: Vec::new(),
+            keys: None,
+            appended,
+        };
+        let all = [
+            split(0, "train", 0),
+            split(1, "train", 0),
+            split(2, "validation", 0),
+            split(3, "train", 1),
+            split(4, "train", 2),
+            split(5, "train", 2),
+            split(6, "validation", 2),
+        ];
+        let names: Vec<String> = shard_names(&all).into_values().collect();
+        assert_eq!(
+            names,
+            [
+                "train-00000-of-00002.parquet",
+                "train-00001-of-00002.parquet",
+                "validation-00000-of-00001.parquet",
+                "train-00002-of-00003.parquet",
+                "train-00003-of-00005.parquet",
+                "train-00004-of-00005.parquet",
+                "validation-00001-of-00002.parquet",
+            ]
+        );
+        assert_eq!(shard_names(&all[..3]).into_values().collect::<Vec<_>>(), names[..3]);
     }
 }

@@ -99,6 +99,7 @@ fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) ->
         split: SplitId(0),
         dataset_split: String::new(),
         keys: None,
+        appended: 0,
         pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
     };
     if rows == 0 {

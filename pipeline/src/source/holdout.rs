@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use stillhouse_schemas::manifest::{KEYS, KeyRange, Range};
+use stillhouse_schemas::manifest::{KEYS, KeyRange, Range, SplitRecord};
 use stillhouse_schemas::spec::{Holdout, Input};
 
 use super::error::SourceError;
@@ -76,6 +76,17 @@ pub(crate) fn parts(
     let train = Part { dataset_split: TRAIN.into(), segments: rest, keys };
     let held = held.into_iter().map(|(name, (segments, keys))| Part { dataset_split: name.into(), segments, keys });
     Ok([train].into_iter().chain(held).collect())
+}
+
+/// The data set splits of segments that are appended to what these splits read: the documents with the same keys.
+pub(crate) fn parts_as(input: &Input, splits: &[SplitRecord], segments: &[Segment]) -> Vec<Part> {
+    let is_cut_off = |name: &str| input.holdout.get(name).is_some_and(|h| h.last_documents.is_some());
+    let mut seen = BTreeSet::new();
+    let first_of_each = splits.iter().filter(|split| seen.insert(split.dataset_split.as_str()));
+    first_of_each
+        .filter(|split| !is_cut_off(&split.dataset_split))
+        .map(|split| Part { dataset_split: split.dataset_split.clone(), segments: segments.to_vec(), keys: split.keys })
+        .collect()
 }
 
 /// The holdouts with a value for this rule, by name.

@@ -85,6 +85,31 @@ pub fn plan_splits(
     Ok(splits)
 }
 
+/// Cuts files that are appended to the input into splits, which come after `earlier` and carry the number of the append.
+///
+/// What a document's data set split is was decided by the first run: by its key, as there; the last documents that were held out stay
+/// the ones that were, so none of these is among them.
+///
+/// # Errors
+/// As [`plan_splits`].
+pub fn append_splits(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    target_split_bytes: u64,
+    (mut splits, appended): (Vec<SplitRecord>, u32),
+) -> Result<Vec<SplitRecord>, SourceError> {
+    let target = target_split_bytes.max(1);
+    let store = &store.expecting(files);
+    let segments = segments(store, files, input, target, &|_| {})?;
+    let before = splits.len();
+    for part in holdout::parts_as(input, &splits, &segments) {
+        group(files, part, target, &mut splits)?;
+    }
+    splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
+    Ok(splits)
+}
+
 fn group(files: &[InputFile], part: Part, target: u64, splits: &mut Vec<SplitRecord>) -> Result<(), SourceError> {
     let taken = part.keys.map_or(1.0, |keys| keys.share().max(LEAST_TAKEN));
     let mut filled = None;
@@ -102,6 +127,7 @@ fn group(files: &[InputFile], part: Part, target: u64, splits: &mut Vec<SplitRec
                 dataset_split: part.dataset_split.clone(),
                 pieces: Vec::new(),
                 keys: part.keys,
+                appended: 0,
             });
         }
         filled = Some(joined.unwrap_or(weight));

@@ -136,6 +136,7 @@ impl Bucket {
             dataset_split: TRAIN.into(),
             pieces: vec![piece],
             keys: None,
+            appended: 0,
         };
         SplitReader::new(&self.store, &Listing::new(Arc::new(self.files.clone())), split, Arc::new(self.input.clone()))
     }

@@ -1,0 +1,256 @@
+//! Appending: an input that has grown by files makes only the splits of these, beside those that are there.
+//!
+//! ```text
+//!   first run     a.jsonl  b.jsonl                    splits 0 1 2 | 3       train-00000-of-00003 … validation-00000-of-00001
+//!   --append      a.jsonl  b.jsonl │ aa.jsonl         splits 4 5             train-00003-of-00005 …
+//!   --append      a.jsonl  b.jsonl │ aa.jsonl │ c.gz  split 6                train-00005-of-00006
+//! ```
+//!
+//! The files keep the order in which they came, wherever the listing has them, so every split keeps its number, its shard and its ids;
+//! new ones count on from the last. The hash of the grown job is of the same job with the files in this order and the lengths of the
+//! appends, and the plan keeps the hashes that the job had before: their commits count ([`PlanRecord::counts`]). So what turns a data set
+//! into a growing one is one small file that is replaced, and not a record or shard is touched.
+//!
+//! What was there has to be finished first. Then only the newest append can be half done, and it alone is taken back where its files are
+//! other ones by the next `--append`.
+//!
+//! Cost: the new files are cut into splits as ever; of the shards that are there one listing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use stillhouse_schemas::manifest::{Appended, Manifest};
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
+use crate::finish;
+use crate::job::Prepared;
+use crate::output::{Found, Output, PlanRecord};
+use crate::plan::{self, JobHash, PlannedFile};
+use crate::repair::{self, Repaired};
+use crate::run::{blocking, find};
+use crate::source::InputFile;
+
+/// Files that a refusal names.
+const MOST_NAMED: usize = 5;
+
+impl JobHash {
+    /// Whether a commit with this hash is of this job: its own, or the job's before files were appended.
+    pub fn counts(&self, job_hash: &str) -> bool {
+        self.hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+    }
+
+    /// The files of a listing in the order of this hash; those that it does not have are left out.
+    pub(crate) fn in_order(&self, files: &[InputFile]) -> Vec<InputFile> {
+        let by_path: BTreeMap<&str, &InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
+        self.files.iter().filter_map(|f| by_path.get(f.path.as_str()).copied().cloned()).collect()
+    }
+
+    /// The same job where these files came later; `None` where it does not have them.
+    fn arranged(&self, appended: &[Appended]) -> Option<Self> {
+        let by_name: BTreeMap<&str, &PlannedFile> = self.files.iter().map(|f| (f.name.as_str(), f)).collect();
+        let later: Vec<&str> = appended.iter().flat_map(|a| &a.files).map(String::as_str).collect();
+        let names: BTreeSet<&str> = later.iter().copied().collect();
+        let later = later.iter().map(|name| by_name.get(name).copied()).collect::<Option<Vec<_>>>()?;
+        let first = self.files.iter().filter(|f| !names.contains(f.name.as_str()));
+        let files = first.chain(later).cloned().collect();
+        Some(self.with_files(files, appended.to_vec()))
+    }
+
+    fn with_files(&self, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
+        let hash = plan::hash_of(&self.identity, &files, &appended);
+        self.of_files(hash, files, appended)
+    }
+}
+
+/// The hash of a job as it is where its data set lies: with the files in the order in which they came there.
+///
+/// # Errors
+/// When the output cannot be read.
+pub fn as_at_output(prepared: &Prepared, hash: JobHash) -> Result<JobHash> {
+    let output = prepared.output()?;
+    prepared.store.wait(at_output(hash, &output))
+}
+
+/// The same. Where there is no plan that can be read, the manifest knows.
+pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash> {
+    let appended = match output.plan().await {
+        Ok(Some(plan)) => plan.appended,
+        Err(e) if e.kind != ErrorKind::DataSet => return Err(e),
+        Ok(None) | Err(_) => {
+            let manifest = output.finished_manifest().await?;
+            let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());
+            manifest.map(|manifest| manifest.appended).unwrap_or_default()
+        }
+    };
+    Ok(match appended.is_empty() {
+        true => hash,
+        false => hash.arranged(&appended).unwrap_or(hash),
+    })
+}
+
+/// What `--append` would do at an output.
+#[derive(Debug)]
+pub(crate) struct Growth {
+    /// The plan that is there; of it without the newest append where this one is taken back.
+    base: PlanRecord,
+    /// The hash of the plan that is there.
+    was: String,
+    /// The job as it was when the base was made, with its files as they are called now.
+    now: JobHash,
+    /// The job with the new files; `None` where an append is taken back and nothing is new.
+    grown: Option<JobHash>,
+}
+
+/// Looks what is to be appended; `None` where nothing is: the output is empty, or has all files, or is another job's.
+///
+/// # Errors
+/// When what is there cannot be appended to.
+pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output) -> Result<Option<Growth>> {
+    if prepared.spec.input.sql.is_some() {
+        let message = "--append: input.sql is one query over all files, so new files have no rows of their own; valid: a job without input.sql";
+        return Err(PipelineError::new(ErrorKind::Usage, message));
+    }
+    let Some(there) = output.plan().await? else { return Ok(None) };
+    let manifest = output.finished_manifest().await?;
+    let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());
+    let finished = manifest.is_some_and(|manifest| manifest.job_hash == there.job_hash);
+    grows(&there, hash, finished).map_err(|why| {
+        let message = format!("output.path: {output} cannot be appended to: {why}");
+        PipelineError::new(ErrorKind::Usage, message)
+    })
+}
+
+/// A plan without its newest append.
+fn without_newest(plan: &PlanRecord) -> Option<PlanRecord> {
+    let mut base = plan.clone();
+    let newest = base.appended.pop()?;
+    let number = base.appended.len();
+    base.files.truncate(base.files.len().saturating_sub(newest.files.len()));
+    base.splits.retain(|split| split.appended as usize <= number);
+    Some(PlanRecord { job_hash: newest.to, ..base })
+}
+
+/// How a job has grown since its plan was made.
+fn grows(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<Option<Growth>, String> {
+    if there.identity != hash.identity || there.job_hash == hash.hash {
+        return Ok(None);
+    }
+    let base = match (finished, without_newest(there)) {
+        (true, _) => there.clone(),
+        (false, Some(base)) => base,
+        (false, None) => {
+            return Err("it is not finished; finish it first, with the files that it was begun with".into());
+        }
+    };
+    let files = files_now(&base, hash)?;
+    let old: BTreeSet<&str> = files.iter().map(|f| f.path.as_str()).collect();
+    let renamed: BTreeMap<&str, &str> =
+        base.files.iter().zip(&files).map(|(was, is)| (was.name.as_str(), is.name.as_str())).collect();
+    let mut appended = base.appended.clone();
+    for name in appended.iter_mut().flat_map(|a| &mut a.files) {
+        *name = renamed.get(name.as_str()).ok_or("its plan is damaged")?.to_string();
+    }
+    let new: Vec<PlannedFile> = hash.files.iter().filter(|f| !old.contains(f.path.as_str())).cloned().collect();
+    let now = hash.of_files(base.job_hash.clone(), files.clone(), appended.clone());
+    let grown = (!new.is_empty()).then(|| {
+        appended.push(Appended { to: base.job_hash.clone(), files: new.iter().map(|f| f.name.clone()).collect() });
+        hash.with_files(files.into_iter().chain(new).collect(), appended)
+    });
+    Ok(Some(Growth { base, was: there.job_hash.clone(), now, grown }))
+}
+
+/// The files of a plan as this job has them: under the same path, or below another folder under the same name.
+fn files_now(base: &PlanRecord, hash: &JobHash) -> Result<Vec<PlannedFile>, String> {
+    let by_path: BTreeMap<&str, usize> = hash.files.iter().enumerate().map(|(i, f)| (f.path.as_str(), i)).collect();
+    let by_name: BTreeMap<&str, usize> = hash.files.iter().enumerate().map(|(i, f)| (f.name.as_str(), i)).collect();
+    let (mut places, mut wrong) = (Vec::new(), Vec::new());
+    for was in &base.files {
+        let place = by_path.get(was.path.as_str()).or_else(|| by_name.get(was.name.as_str()));
+        match place.map(|i| (*i, hash.files[*i].state.bytes)) {
+            None => wrong.push(format!("{} is not in this job", was.path)),
+            Some((_, bytes)) if bytes != was.state.bytes => {
+                wrong.push(format!("{} has {bytes} bytes, it had {}", was.path, was.state.bytes));
+            }
+            Some((i, _)) => places.push(i),
+        }
+    }
+    if !wrong.is_empty() {
+        let more = wrong.len().saturating_sub(MOST_NAMED);
+        let more = if more > 0 { format!(" and {more} more files") } else { String::new() };
+        wrong.truncate(MOST_NAMED);
+        return Err(format!(
+            "files that it was made of are others now: {}{more}; put them back, new files may only come beside them",
+            wrong.join(", ")
+        ));
+    }
+    let later: usize = base.appended.iter().map(|a| a.files.len()).sum();
+    let first = &places[..places.len().saturating_sub(later)];
+    if places.iter().collect::<BTreeSet<_>>().len() < places.len() || !first.is_sorted() {
+        return Err(
+            "the files that it was made of are in another order in this job; name them in the order that they had"
+                .into(),
+        );
+    }
+    Ok(places.into_iter().map(|i| hash.files[i].clone()).collect())
+}
+
+/// Plans the files that are new and notes them at the output, which the caller has locked; gives the hash of the job as it is then.
+///
+/// # Errors
+/// When what is there cannot be appended to or is damaged, or the new files cannot be read.
+pub(crate) async fn grow(
+    prepared: &Arc<Prepared>,
+    hash: JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<JobHash> {
+    let Some(Growth { base, was, now, grown }) = growth(prepared, &hash, output).await? else { return Ok(hash) };
+    if was != base.job_hash {
+        let message = format!("{output}: an append that was not finished is taken back: the input is another one now");
+        observer.event(&Event::Warning { message });
+        output.replan(&base, &was).await?;
+    }
+    let output = &output.clone().for_grown_job(&now);
+    // what was read of the old files is held against them as they are now
+    if let Found::Complete = find(prepared, &now, output, observer).await? {
+        whole(output, &now, observer).await?;
+    }
+    let (Some(grown), Some(plan)) = (grown, output.plan().await?) else { return Ok(now) };
+    let number = grown.appended.len() as u32;
+    let old: BTreeSet<&str> = now.files.iter().map(|f| f.path.as_str()).collect();
+    let new: Vec<InputFile> =
+        grown.in_order(&prepared.files).into_iter().filter(|f| !old.contains(f.path.as_str())).collect();
+    told(prepared, observer.as_ref());
+    let what = format!("finding the splits of {} new files", new.len());
+    observer.event(&Event::Preparing { what });
+    let earlier = (plan.splits.clone(), number);
+    let splits = blocking(prepared, observer, move |p, _| plan::appended_splits(p, &new, earlier)).await?;
+    let record = PlanRecord {
+        job_hash: grown.hash.clone(),
+        files: grown.files.clone(),
+        splits,
+        appended: grown.appended.clone(),
+        ..plan
+    };
+    output.replan(&record, &now.hash).await?;
+    Ok(grown)
+}
+
+/// Makes sure that a finished data set has all its shards in their size, and a record of each.
+async fn whole(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) -> Result<()> {
+    let manifest = finish::manifest_of(output).await?;
+    repair::check_finished(output, &manifest, None, false, observer.as_ref()).await?;
+    repair::mend_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
+    Ok(())
+}
+
+/// Tells which holdouts take nothing of what is appended.
+fn told(prepared: &Prepared, observer: &dyn Observer) {
+    for (name, _) in prepared.spec.input.holdout.iter().filter(|(_, h)| h.last_documents.is_some()) {
+        let message = format!(
+            "input.holdout.{name}.last_documents: the documents that were held out at first stay the holdout; it takes none of the new files"
+        );
+        observer.event(&Event::Warning { message });
+    }
+}
