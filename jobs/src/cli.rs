@@ -13,7 +13,8 @@ use stillhouse_schemas::problems::Problems;
 use crate::printer::{Color, Printer};
 use crate::verbs::signals::StopSignal;
 use crate::verbs::{
-    clean, completions, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify, work,
+    clean, completions, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify,
+    work,
 };
 
 const EXAMPLES: &str = "\
@@ -51,6 +52,7 @@ enum Verb {
     Verify(verify::Args),
     Repair(repair::Args),
     Export(export::Args),
+    Derive(derive::Args),
     Clean(clean::Args),
     Score(score::Args),
     Serve(serve::Args),
@@ -71,6 +73,7 @@ impl Verb {
             Self::Verify(args) => args.json,
             Self::Repair(args) => args.json,
             Self::Export(args) => args.json,
+            Self::Derive(args) => args.json,
             Self::Clean(args) => args.json,
             Self::Score(args) => args.json,
             Self::Serve(args) => args.json,
@@ -101,6 +104,7 @@ impl Verb {
             Self::Verify(args) => verify::call(&args, printer),
             Self::Repair(args) => repair::call(&args, printer),
             Self::Export(args) => export::call(&args, printer),
+            Self::Derive(args) => derive::call(&args, printer),
             Self::Clean(args) => clean::call(&args, printer),
             Self::Score(args) => score::call(&args, printer),
             Self::Serve(args) => serve::call(&args, printer),

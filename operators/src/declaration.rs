@@ -22,6 +22,9 @@ use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext, extended};
 use crate::vocabulary::{Role, Vocabulary};
 
+/// Every name of a file that an operator may put beside the shards.
+pub const BESIDE: [&str; 2] = [crate::subtokens::PERMUTATION, crate::subtokens::FILTER_TABLE];
+
 /// Sequences of one batch in a job without a teacher.
 const ROWS_PER_BATCH: usize = 64;
 
@@ -63,6 +66,11 @@ pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeO
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         let _ = (batch, limits, broken);
         Ok(())
+    }
+
+    /// Files that stand beside the shards, with their content: what decides a column and is no column. Their names are among [`BESIDE`].
+    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+        Vec::new()
     }
 
     /// Estimated bytes per token of the data set with its columns, given those `before` it: for sizing splits and for `plan`.
@@ -113,8 +121,8 @@ pub struct StatisticKind {
     pub meaning: &'static str,
 }
 
-/// What is shown of a row beside its columns, the same on a terminal and on the page.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+/// What is shown of a row beside its columns, on a terminal and on the page.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct OperatorView {
     /// The operator.
     pub operator: String,
@@ -124,6 +132,40 @@ pub struct OperatorView {
     /// A text for every token; empty for none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<String>,
+    /// What the page draws; facts say the same in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pictures: Vec<Picture>,
+}
+
+/// A picture of a row, as numbers: whoever shows it chooses size and colours.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Picture {
+    /// An attention mask of the tokens in the order of generation: the n-th may see the first `sees[n]` of them.
+    Mask {
+        /// What it is.
+        title: String,
+        /// How many each sees.
+        sees: Vec<u32>,
+    },
+    /// A share of each of the blocks that follow one another, from 0 to 1.
+    Shares {
+        /// What it is.
+        title: String,
+        /// Tokens of a block; the last one may be shorter.
+        length: u32,
+        /// The shares.
+        values: Vec<f32>,
+    },
+    /// Truth values of every token, `height` of each, below one another.
+    Grid {
+        /// What it is.
+        title: String,
+        /// Values of a token.
+        height: u32,
+        /// `0` and `1`, those of a token together.
+        cells: String,
+    },
 }
 
 /// A batch with more columns: the arrays of the fields, in their order.

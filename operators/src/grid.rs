@@ -117,7 +117,7 @@ impl Declaration for GridConfig {
         let name = usize::try_from(label).ok().and_then(|label| names.get(label));
         let shown = name.map_or(label.to_string(), |name| format!("{label} ({name})"));
         let facts = vec![(columns::LABEL.to_owned(), shown)];
-        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
+        Ok(Some(OperatorView { operator: NAME.into(), facts, ..OperatorView::default() }))
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {

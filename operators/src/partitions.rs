@@ -50,9 +50,7 @@ use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column};
 
 mod levels;
-
-/// Times of blocks that are shown of a view.
-const SHOWN: usize = 16;
+mod picture;
 
 const NAME: &str = "partitions";
 
@@ -214,30 +212,11 @@ impl Declaration for PartitionsConfig {
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        let facts = match self.level {
-            PartitionLevel::Token => return Ok(None),
-            PartitionLevel::Block => {
-                let times = float_column(row, columns::PARTITION_T)?;
-                let of_views = times.row(0).chunks(self.blocks().max(1)).enumerate();
-                let shown = |times: &[f32]| {
-                    let few: Vec<String> = times.iter().take(SHOWN).map(|t| format!("{t:.3}")).collect();
-                    few.join(" ") + if times.len() > SHOWN { " …" } else { "" }
-                };
-                of_views.map(|(view, times)| (format!("t of the blocks in view {view}"), shown(times))).collect()
-            }
-            PartitionLevel::Subtoken => {
-                let groups = ListRows::of(row, columns::PARTITION)?;
-                let values = groups.values::<BooleanArray>(columns::PARTITION)?;
-                let all: Vec<bool> = groups.range(0).map(|i| values.value(i)).collect();
-                let of_views = all.chunks((all.len() / self.views.max(1) as usize).max(1)).enumerate();
-                let masked = |view: &[bool]| view.iter().filter(|&&group| group).count();
-                let fact = |(n, view): (usize, &[bool])| {
-                    (format!("digits in group 1 of view {n}"), format!("{} of {}", masked(view), view.len()))
-                };
-                of_views.map(fact).collect()
-            }
-        };
-        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
+        match self.level {
+            PartitionLevel::Token => Ok(None),
+            PartitionLevel::Block => self.view_of_blocks(row).map(Some),
+            PartitionLevel::Subtoken => self.view_of_digits(row).map(Some),
+        }
     }
 
     fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {

@@ -181,6 +181,7 @@ trait Config: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn output_schema(&self, input: &Schema) -> SchemaRef;
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError>;
+    fn beside(&self) -> Vec<(&'static str, Vec<u8>)>;
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
@@ -200,6 +201,10 @@ impl<T: Declaration> Config for T {
 
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         Declaration::check(self, batch, limits, broken)
+    }
+
+    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+        Declaration::beside(self)
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
@@ -244,6 +249,11 @@ impl OperatorSpec {
     /// When a column is missing or has another type than the format says.
     pub fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         self.0.check(batch, limits, broken)
+    }
+
+    /// Its files beside the shards, as [`Declaration::beside`].
+    pub fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+        self.0.beside()
     }
 
     /// What is shown of the only row of a batch, as [`Declaration::view`].

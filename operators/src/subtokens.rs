@@ -8,6 +8,10 @@
 //! b is the smallest integer with b^ℓ ≥ C, found with integers only: floating-point roots are wrong at exact powers.
 //! Not every string of digits is a token; [`decode`] says which are. Padding is coded like any other token.
 //!
+//! With `permutation` the digits are those of another number than the id (index shuffling of MDM-Prime-v2, arXiv 2603.16077: neighbouring ids of a BPE
+//! vocabulary are alike, so that the first digits say little). It stands beside the shards as `permutation.npy`, the table that trainers AND over the digits of
+//! a token (MDM-Prime, Fig. A2) as `filter_table.npy`: [`files`].
+//!
 //! Cost: ℓ divisions per token.
 
 use std::sync::Arc;
@@ -18,11 +22,16 @@ use arrow::error::ArrowError;
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{Permutation, SHIPPED};
 
 use crate::declaration::{Column, Declaration, JobFacts, bits};
 use crate::invariants::{Broken, Limits, unsigned_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column, sequence_ids};
+
+mod files;
+
+pub use files::{FILTER_TABLE, PERMUTATION, numbers_of, shipped};
 
 const NAME: &str = "subtokens";
 
@@ -92,6 +101,12 @@ pub fn elbow(curve: &[(f64, f64)]) -> Option<usize> {
 /// Config of `subtokens`. Make it with [`SubtokensConfig::new`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubtokensConfig {
+    /// Which number the digits of an id are of, where it is not the id itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permutation: Option<Permutation>,
+    /// Whether the filter table stands beside the shards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub filter_table: bool,
     /// C.
     pub vocab_size: usize,
     /// Digits per token, ℓ.
@@ -109,14 +124,47 @@ impl Declaration for SubtokensConfig {
         dtype: "fixed list uint8 (b ≤ 256) / uint16",
         when: "`subtokens`",
         shape: "[L, ℓ]",
-        contract: "base-b digits, most significant first",
+        contract: "base-b digits of the id (of its number in `permutation.npy`, where there is one), most significant first",
         meaning: "each token's id as digits, the most significant first (MDM-Prime)",
     }];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         let Some(section) = &facts.spec.subtokens else { return Ok(None) };
         let made = Self::new(facts.vocab_size, section.length, facts.rows());
-        made.map(Some).map_err(|e| Problem::new("subtokens.length", section.length, e.to_string()))
+        let made = made.map_err(|e| Problem::new("subtokens.length", section.length, e.to_string()))?;
+        let permutation = match (section.permutation.as_deref(), &section.numbers) {
+            (None, _) => None,
+            (Some(SHIPPED), _) => {
+                let made = files::shipped(facts.vocab_size);
+                Some(made.map_err(|e| Problem::new("subtokens.permutation", SHIPPED, e))?)
+            }
+            (Some(_), Some(read)) => Some(read.clone()),
+            (Some(named), None) => {
+                let message = format!("its numbers are not at hand; a data set has them in {PERMUTATION}");
+                return Err(Problem::new("subtokens.permutation", format!("{named:?}"), message));
+            }
+        };
+        let made = Self { permutation, filter_table: section.filter_table, ..made };
+        match made.table_bytes() {
+            bytes if section.filter_table && bytes > files::MOST_TABLE => Err(Problem::new(
+                "subtokens.filter_table",
+                true,
+                format!(
+                    "the table of ℓ · (b + 1) · V = {} · {} · {} has {bytes} bytes; valid: up to {}, with a larger subtokens.length",
+                    made.length,
+                    u64::from(made.base) + 1,
+                    made.vocab_size,
+                    files::MOST_TABLE
+                ),
+            )),
+            _ => Ok(Some(made)),
+        }
+    }
+
+    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let permutation = self.permutation.as_ref().map(|p| (PERMUTATION, files::permutation_npy(p)));
+        let table = self.filter_table.then(|| (FILTER_TABLE, files::filter_table_npy(self)));
+        permutation.into_iter().chain(table).collect()
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -131,7 +179,7 @@ impl Declaration for SubtokensConfig {
             let row_ids = &ids[tokens.range(row)];
             let decoded = digits.row(row).chunks(self.length).map(|d| {
                 let d: Vec<u16> = d.iter().map(|&v| v as u16).collect();
-                decode(&d, self.base, limits.vocab_size).map(|id| id as i32)
+                decode(&d, self.base, limits.vocab_size).and_then(|number| self.id(number)).map(|id| id as i32)
             });
             if !decoded.eq(row_ids.iter().map(|&id| Some(id))) {
                 broken.push(Broken::new(row, "subtokens do not decode to input_ids"));
@@ -158,7 +206,7 @@ impl SubtokensConfig {
         let needed = base(vocab_size as u64, length.max(1));
         match u32::try_from(needed) {
             Ok(base) if needed <= MAX_BASE && length > 0 => {
-                Ok(Self { vocab_size, length: length as usize, base, rows })
+                Ok(Self { permutation: None, filter_table: false, vocab_size, length: length as usize, base, rows })
             }
             _ => {
                 let enough = (1..=32).find(|&l| base(vocab_size as u64, l) <= MAX_BASE).unwrap_or(32);
@@ -171,6 +219,21 @@ impl SubtokensConfig {
                 })
             }
         }
+    }
+
+    /// The number that the digits of an id are of.
+    fn number(&self, id: u32) -> Option<u32> {
+        self.permutation.as_ref().map_or(Some(id), |p| p.number(id))
+    }
+
+    /// The id whose digits are those of a number.
+    fn id(&self, number: u32) -> Option<u32> {
+        self.permutation.as_ref().map_or(Some(number), |p| p.id(number))
+    }
+
+    /// Bytes of the filter table.
+    fn table_bytes(&self) -> u64 {
+        (self.length as u64) * (u64::from(self.base) + 1) * self.vocab_size as u64
     }
 
     fn field(&self) -> Field {
@@ -189,7 +252,15 @@ impl SubtokensConfig {
                 message: format!("base: got {}, valid: {}", self.base, valid.base),
             });
         }
-        Ok(Subtokens { config: valid })
+        if let Some(numbers) =
+            self.permutation.as_ref().map(Permutation::numbers).filter(|n| n.len() != self.vocab_size)
+        {
+            return Err(OperatorError::Config {
+                operator: NAME,
+                message: format!("permutation: got {} numbers, valid: {}", numbers.len(), self.vocab_size),
+            });
+        }
+        Ok(Subtokens { config: self.clone() })
     }
 }
 
@@ -205,6 +276,9 @@ impl Subtokens {
         let rows = ListRows::of(batch, columns::INPUT_IDS).map_err(&arrow)?;
         let ids: &Int32Array = rows.values(columns::INPUT_IDS).map_err(&arrow)?;
         let SubtokensConfig { vocab_size, length, base, .. } = self.config;
+        let number = |id: i32| {
+            u32::try_from(id).ok().filter(|&id| (id as usize) < vocab_size).and_then(|id| self.config.number(id))
+        };
         let lengths: Vec<usize> = (0..rows.len()).map(|row| rows.range(row).len() * length).collect();
         let mut digits = vec![0u16; lengths.iter().sum()];
         let mut rest = digits.as_mut_slice();
@@ -212,9 +286,9 @@ impl Subtokens {
             for (position, &id) in ids.values()[rows.range(row)].iter().enumerate() {
                 let (now, later) = rest.split_at_mut(length);
                 rest = later;
-                match u32::try_from(id) {
-                    Ok(id) if (id as usize) < vocab_size => encode(id, base, now),
-                    _ => {
+                match number(id) {
+                    Some(number) => encode(number, base, now),
+                    None => {
                         let sequence = sequence_ids(batch).map_err(&arrow)?.value(row);
                         return Err(OperatorError::Data {
                             operator: NAME,

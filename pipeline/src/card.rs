@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use stillhouse_operators::registry;
+use stillhouse_operators::subtokens::{FILTER_TABLE, PERMUTATION};
 use stillhouse_schemas::manifest::{Manifest, Statistic, Totals};
 use stillhouse_schemas::spec::{Noise, NoiseCodec, Sequential};
 
@@ -82,6 +83,16 @@ fn summary(manifest: &Manifest, text: &mut String) {
 
 fn how_it_was_made(manifest: &Manifest, text: &mut String) {
     *text += "## How it was made\n\n";
+    if let Some(from) = &manifest.derived_from {
+        let columns: Vec<String> = from.columns.iter().map(|column| code(column)).collect();
+        let _ = writeln!(
+            text,
+            "- Rows and all columns but {} are those of the data set {}, which this was derived from; its job is in `manifest.json` under \
+             `derived_from`",
+            columns.join(", "),
+            code(&from.job.name)
+        );
+    }
     let t = &manifest.tokenizer;
     let _ = writeln!(
         text,
@@ -138,7 +149,15 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
         let _ = writeln!(text, "- Posterior Gumbel noise: {draws} per token, {stored}");
     }
     if let Some(s) = manifest.subtokens {
-        let _ = writeln!(text, "- Sub-tokens: {} digits in base {}, most significant first", s.length, s.base);
+        let of =
+            if manifest.beside.contains_key(PERMUTATION) { " of each id's number in `permutation.npy`" } else { "" };
+        let _ = writeln!(text, "- Sub-tokens: {} digits in base {}{of}, most significant first", s.length, s.base);
+    }
+    if manifest.beside.contains_key(FILTER_TABLE) {
+        let _ = writeln!(
+            text,
+            "- `filter_table.npy`: bool [digits, base + 1, vocabulary], which tokens have which digit; the last row, of a masked digit, is all true"
+        );
     }
     let _ = writeln!(text, "- Job: hash `{}`; every setting is in `manifest.json` under `job`\n", manifest.job_hash);
 }

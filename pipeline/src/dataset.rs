@@ -9,13 +9,17 @@ use object_store::path::Path;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::async_reader::{ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder};
 use parquet::errors::ParquetError;
+use sha2::{Digest, Sha256};
+use stillhouse_operators::subtokens::{PERMUTATION, numbers_of};
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
+use stillhouse_schemas::spec::Permutation;
 use tokenizers::Tokenizer;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{MANIFEST, Output, SUCCESS, TOKENIZER};
+use crate::shard::hex;
 
 /// A finished data set.
 pub struct Dataset {
@@ -76,7 +80,23 @@ impl Dataset {
                 format!("{shown}: no _SUCCESS; `stillhouse run` its job file again"),
             ));
         }
-        Ok(Self { output, manifest })
+        let mut opened = Self { output, manifest };
+        opened.read_permutation().await?;
+        Ok(opened)
+    }
+
+    /// The numbers that the digits are of, where the job names a file of them: from the copy beside the shards. Where that is missing or not what the manifest
+    /// says they stay unknown, and `verify` says so.
+    async fn read_permutation(&mut self) -> Result<()> {
+        let vocab_size = self.manifest.vocab_size as usize;
+        let Some(subtokens) = self.manifest.job.subtokens.as_mut().filter(|s| s.permutation_file().is_some()) else {
+            return Ok(());
+        };
+        let should = self.manifest.beside.get(PERMUTATION);
+        let bytes = self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex(&Sha256::digest(bytes))) == should);
+        let numbers = bytes.and_then(|bytes| numbers_of(&bytes).ok());
+        subtokens.numbers = numbers.and_then(|numbers| Permutation::new(&numbers, vocab_size).ok());
+        Ok(())
     }
 
     /// The manifest.

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_operators::declaration::BESIDE;
 
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -133,7 +134,8 @@ pub async fn export(
 
 async fn small_files(dataset: &Dataset) -> Result<Vec<Small>> {
     let mut small = Vec::new();
-    for name in [TOKENIZER, CARD, MANIFEST] {
+    let beside = BESIDE.into_iter().filter(|name| dataset.manifest().beside.contains_key(*name));
+    for name in std::iter::once(TOKENIZER).chain(beside).chain([CARD, MANIFEST]) {
         let bytes = dataset.output().get(name).await?;
         let missing = || PipelineError::new(ErrorKind::DataSet, format!("{}: is missing", dataset.shown(name)));
         small.push(Small { name, bytes: bytes.ok_or_else(missing)? });

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use arrow::datatypes::Schema;
+use sha2::{Digest, Sha256};
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
@@ -19,6 +20,7 @@ use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
 use crate::plan::{self, JobHash};
+use crate::shard::hex;
 
 /// Puts together the manifest.
 ///
@@ -64,12 +66,14 @@ pub fn manifest(
         vocab_size: prepared.vocab_size as u64,
         noise_seed: spec.has_noise().then(|| spec.noise_seed()),
         subtokens,
+        beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes)))).collect(),
         columns: columns(&schema(&prepared.operators)),
         splits,
         appended: hash.appended.clone(),
         shards,
         totals,
         statistics,
+        derived_from: None,
     })
 }
 
@@ -81,6 +85,11 @@ fn tokenizer_record(prepared: &Prepared, hash: &JobHash) -> TokenizerRecord {
         vocab_size: vocabulary.vocab_size() as u64,
         special_tokens: vocabulary.special_tokens(),
     }
+}
+
+/// The files that the operators of a job put beside the shards.
+fn beside(prepared: &Prepared) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    prepared.operators.iter().flat_map(OperatorSpec::beside)
 }
 
 /// Schema of the shards that these operators give.
@@ -121,6 +130,9 @@ fn type_name(data_type: &arrow::datatypes::DataType) -> String {
 /// When the store does not take it.
 pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     output.put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
+    for (name, bytes) in beside(prepared) {
+        output.put(name, bytes).await?;
+    }
     output.put_json(MANIFEST, manifest).await?;
     output.put(CARD, card(manifest).into_bytes()).await?;
     output.finish().await
@@ -136,6 +148,9 @@ pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manif
         _ => output.put(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
+    for (name, bytes) in beside(prepared) {
+        put(name, bytes).await?;
+    }
     if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
         output.put(CARD, card(manifest).into_bytes()).await?;
     }

@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use stillhouse_operators::extract::MOST_LISTED_ON_A_GPU;
 use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::subtokens::numbers_of;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Permutation, Remainder, Separator,
+    TokenizerDifference,
 };
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
@@ -135,9 +137,10 @@ fn checked(
     let teacher = checks.teacher();
     let own = checks.own_vocabulary(teacher.as_ref());
     let vocabulary = checks.tokenizer(teacher.as_ref(), own.as_ref());
+    let mut numbers = None;
     if let Some(vocabulary) = &vocabulary {
         checks.special_tokens(vocabulary);
-        checks.vocabularies(vocabulary, teacher.as_ref(), own.as_ref());
+        numbers = checks.vocabularies(vocabulary, teacher.as_ref(), own.as_ref());
     }
     if let Some(failure) = checks.failure {
         return Err(failure);
@@ -153,6 +156,9 @@ fn checked(
     };
     if let [QueryTable { files, .. }] = tables.as_slice() {
         spec.input = source::with_classes(&spec.input, files);
+    }
+    if let Some(subtokens) = &mut spec.subtokens {
+        subtokens.numbers = numbers;
     }
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
@@ -187,7 +193,7 @@ fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Sto
 }
 
 /// A folder without the way there and back (`jobs/../out`), as a person would write it.
-fn shorter(named: Location) -> Location {
+pub(crate) fn shorter(named: Location) -> Location {
     let Location::Disk(root) = &named else { return named };
     if !root.components().any(|c| c == Component::ParentDir) {
         return named;
@@ -212,6 +218,22 @@ fn guard(access: &Access) -> Guard {
     let guard = if access.private_networks { Guard::new().with_private_networks() } else { Guard::new() };
     let access = access.clone();
     guard.redirecting(move |url| access.allows_redirect(url))
+}
+
+/// Bytes of a file that may hold a permutation: 2^32 ids are 20 characters each at most, and nobody has so many.
+const MOST_PERMUTATION: u64 = 1 << 30;
+
+/// A permutation of the ids below `vocab_size` in a file.
+pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::Result<Permutation, String> {
+    let unreadable = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
+    let found = fs::metadata(path).map_err(unreadable)?;
+    if !found.is_file() {
+        return Err(format!("{} is no file; valid: a .npy or .json file", path.display()));
+    }
+    if found.len() > MOST_PERMUTATION {
+        return Err(format!("has {} bytes; valid: up to {MOST_PERMUTATION}", found.len()));
+    }
+    Permutation::new(&numbers_of(&fs::read(path).map_err(unreadable)?)?, vocab_size)
 }
 
 /// The files of a model or tokenizer that may be opened: the file itself, or those of its folder.
@@ -507,6 +529,25 @@ impl Checks<'_> {
         }
     }
 
+    /// The numbers of `subtokens.permutation`, where that is a file.
+    fn permutation(&mut self, vocab_size: usize) -> Option<Permutation> {
+        const FIELD: &str = "subtokens.permutation";
+        let named = self.spec.subtokens.as_ref()?.permutation_file()?;
+        if named.is_empty() || self.problems.touches(FIELD) {
+            return None;
+        }
+        let path = local_path(self.base, &self.names.real(named).ok()?);
+        let problem = match self.gate.strays([path.as_path()]) {
+            Some(message) => message,
+            None => match read_permutation(&path, vocab_size) {
+                Ok(permutation) => return Some(permutation),
+                Err(message) => message,
+            },
+        };
+        self.push(Problem::new(FIELD, format!("{named:?}"), problem));
+        None
+    }
+
     /// The special tokens that this job puts into sequences must be known.
     fn special_tokens(&mut self, vocabulary: &Vocabulary) {
         if self.spec.input.is_rows() {
@@ -575,13 +616,18 @@ impl Checks<'_> {
         vocabulary: &Vocabulary,
         teacher: Option<&FoundTeacher>,
         own: Option<&TeacherVocabulary>,
-    ) {
+    ) -> Option<Permutation> {
         let mut vocab = vocabulary.vocab_size() as u64;
         if let Some((_, _, config)) = teacher {
             vocab = config.vocab_size as u64;
             self.fit(vocabulary, config.vocab_size, own);
         }
-        if let Err(problems) = operators::from_job(self.spec, vocabulary, vocab as usize) {
+        let numbers = self.permutation(vocab as usize);
+        let mut spec = self.spec.clone();
+        if let Some(subtokens) = &mut spec.subtokens {
+            subtokens.numbers.clone_from(&numbers);
+        }
+        if let Err(problems) = operators::from_job(&spec, vocabulary, vocab as usize) {
             problems.into_iter().for_each(|problem| self.push(problem));
         }
         let dense = self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).filter(|n| n.codec == NoiseCodec::Dense);
@@ -595,6 +641,7 @@ impl Checks<'_> {
                 ));
             }
         }
+        numbers
     }
 }
 

@@ -14,6 +14,7 @@ pub mod append;
 pub mod card;
 pub mod clean;
 pub mod dataset;
+pub mod derive;
 pub mod differs;
 pub mod engine;
 pub mod error;

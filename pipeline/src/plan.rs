@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
-use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS};
+use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS, SubtokensConfig};
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Appended, Range, SplitRecord};
-use stillhouse_schemas::spec::{InputFormat, JobSpec, Schedule};
+use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation, Schedule};
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -380,6 +380,8 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         // only says what may still be called a success
         ("/input", "max_skipped"),
         ("/tokenizer", "path"),
+        // what it holds counts
+        ("/subtokens", "permutation"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),
         ("/extract/sequential", "slots"),
@@ -398,6 +400,13 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
             map.remove("paths");
             map.insert("files".into(), json!(table.files.len()));
         }
+    }
+    if let Some(Value::Object(subtokens)) = job.pointer_mut("/subtokens")
+        && let Some(config) = prepared.operators.iter().find_map(|o| o.config::<SubtokensConfig>())
+        && let Some(numbers) = config.permutation.as_ref().map(Permutation::numbers)
+    {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        subtokens.insert("permutation".into(), json!({"sha256": hex(&Sha256::digest(&bytes))}));
     }
     let tokenizer = hex(&Sha256::digest(tokenizer_json(prepared)?));
     let (mut teacher, mut stamps) = (BTreeMap::new(), Vec::new());

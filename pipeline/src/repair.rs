@@ -105,6 +105,15 @@ async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damag
         }
         Some(_) => {}
     }
+    for (name, sha256) in &manifest.beside {
+        match output.get(name).await? {
+            None => found.push(damage(name, "is missing")),
+            Some(bytes) if hex(&Sha256::digest(&bytes)) != *sha256 => {
+                found.push(damage(name, "is not the file that the manifest names"));
+            }
+            Some(_) => {}
+        }
+    }
     // people write into it: only one that is empty cannot be meant
     if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
         found.push(damage(CARD, "is missing or empty"));
@@ -148,6 +157,11 @@ pub fn command(output: &Output, job_file: Option<&str>) -> String {
     format!("stillhouse repair {} {}", quoted(&output.to_string()), quoted(job_file.unwrap_or("JOB.yaml")))
 }
 
+/// What mends a data set that was derived from another one.
+pub fn derive_command(output: &Output) -> String {
+    format!("stillhouse derive DATASET JOB.yaml, as {output} was made,")
+}
+
 fn how(output: &Output, job_file: Option<&str>) -> String {
     format!("`{}` makes them again", command(output, job_file))
 }
@@ -162,6 +176,11 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
 pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
     if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
+        return Err(PipelineError::new(ErrorKind::DataSet, message));
+    }
+    if let Ok(Some(Manifest { derived_from: Some(_), .. })) = output.get_json(MANIFEST).await {
+        let message =
+            format!("{output}: was derived from another data set; `{}` again mends it", derive_command(&output));
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use numpy::{Element, IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 use stillhouse_reader::process::runtime;
 use stillhouse_reader::stream::Next;
 use stillhouse_reader::{
@@ -123,6 +123,13 @@ impl DataSet {
 
     fn select_columns(&self, py: Python<'_>, names: Vec<String>) -> PyResult<Self> {
         self.0.select_columns(&names).map(|selected| Self(Arc::new(selected))).map_err(|e| raise(py, e))
+    }
+
+    /// A file beside the shards that the manifest names in `beside`.
+    fn beside<'py>(&self, py: Python<'py>, name: String) -> PyResult<Bound<'py, PyBytes>> {
+        let dataset = Arc::clone(&self.0);
+        let bytes = wait(py, async move { dataset.beside(&name).await })?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     #[getter]

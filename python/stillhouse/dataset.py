@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from . import _core
 from .batch import Batch, NumpyArray, Ragged
-from .info import Info
+from .info import PERMUTATION, Info
 
 _DTYPES = {"float16": np.float16, "float32": np.float32, "bool": np.bool_}
 
@@ -78,11 +79,18 @@ class Dataset:
 
     def _set_facts(self) -> None:
         self.manifest: dict[str, Any] = json.loads(self._core.manifest)
-        self.info = Info.of_manifest(self.manifest)
+        numbers = None
+        if PERMUTATION in (self.manifest.get("beside") or {}):
+            numbers = np.load(io.BytesIO(self.file(PERMUTATION)), allow_pickle=False)
+        self.info = Info.of_manifest(self.manifest, numbers)
         self.columns = {
             name: ColumnInfo(np.dtype(_DTYPES.get(item, item)), None if shape is None else tuple(shape))
             for name, item, shape in self._core.columns
         }
+
+    def file(self, name: str) -> bytes:
+        """A file beside the shards, such as ``filter_table.npy``, compared with the sha256 in the manifest (``manifest["beside"]`` has their names)."""
+        return self._core.beside(name)
 
     @property
     def url(self) -> str:

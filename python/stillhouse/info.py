@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+PERMUTATION = "permutation.npy"
+"""The file beside the shards with the numbers of ids, as ``beside`` of the manifest names it."""
+
 
 @dataclass(frozen=True)
 class NoiseInfo:
@@ -18,7 +24,7 @@ class NoiseInfo:
     token for all noise as it is stored (data sets of older versions do not promise it).
     """
 
-    codec: Literal["replay", "dense"]
+    codec: Literal["replay", "dense", "prior"]
     seed: int
     draws: int = 1
     tolerance: float = 0.0
@@ -27,10 +33,16 @@ class NoiseInfo:
 
 @dataclass(frozen=True)
 class SubtokenInfo:
-    """Base b and length ℓ of the sub-tokens (Prime): every token is ℓ digits in base b, most significant first."""
+    """Base b and length ℓ of the sub-tokens (Prime): every token is ℓ digits in base b, most significant first.
+
+    ``permutation`` int32 [C]: the number whose digits an id has, where that is not the id itself (``permutation.npy`` of the data set; ``permutation_sha256``
+    is that file's, by which two of them are compared).
+    """
 
     base: int
     length: int
+    permutation_sha256: str | None = None
+    permutation: npt.NDArray[np.int32] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,8 @@ class Info:
     block_length: int | None = None
 
     @classmethod
-    def of_manifest(cls, manifest: Mapping[str, Any]) -> Info:
-        """Takes the facts out of a parsed ``manifest.json``."""
+    def of_manifest(cls, manifest: Mapping[str, Any], permutation: npt.NDArray[np.int32] | None = None) -> Info:
+        """Takes the facts out of a parsed ``manifest.json``; ``permutation`` is what ``permutation.npy`` holds, where the data set has one."""
         job = manifest["job"]
         subtokens = manifest.get("subtokens")
         partitions = job.get("partitions") or {}
@@ -68,7 +80,14 @@ class Info:
             vocab_size=int(manifest["vocab_size"]),
             length=int(job["pack"]["length"]),
             noise=_noise_of(job.get("extract") or {}, manifest.get("noise_seed")),
-            subtokens=None if subtokens is None else SubtokenInfo(int(subtokens["base"]), int(subtokens["length"])),
+            subtokens=None
+            if subtokens is None
+            else SubtokenInfo(
+                int(subtokens["base"]),
+                int(subtokens["length"]),
+                (manifest.get("beside") or {}).get(PERMUTATION),
+                permutation,
+            ),
             schedule_power=float(partitions["power"]) if partitions.get("schedule") == "polynomial" else 1.0,
             special_tokens={role: int(token["id"]) for role, token in tokens.items()},
             context=(job.get("extract") or {}).get("context", "sequence"),

@@ -41,10 +41,35 @@ def test_medusa_targets_by_brute_force(heads, first, kind, anchors, noise):  # n
     assert isinstance(xi, torch.Tensor) == (kind == "torch")
 
 
+def test_the_two_readings_of_medusas_offsets_by_hand(noise):  # noqa: F811
+    batch = batch_of(rows=1, lengths=[6])
+    ids = batch["input_ids"][0]
+    # i = 1, k = 3: §4.2 predicts positions 2, 3, 4; behind the frozen head 3, 4, 5
+    for offsets, positions in (("next", [2, 3, 4]), ("lookahead", [3, 4, 5])):
+        example = medusa.targets(batch, offsets=offsets, anchors=np.array([1]))
+        assert example.positions[0, 0].tolist() == positions and example.targets.all()
+        _, xi, tokens = example.triplet()
+        assert tokens[0, 0].tolist() == [ids[p] for p in positions]
+        np.testing.assert_allclose(xi[0, 0, :, 0], [p + 0.5 for p in positions])
+    # i = 3: the row of six tokens ends with position 5
+    last = {offsets: medusa.targets(batch, offsets=offsets, anchors=np.array([3])) for offsets in ("next", "lookahead")}
+    assert last["next"].targets[0, 0].tolist() == [True, True, False]
+    assert last["lookahead"].targets[0, 0].tolist() == [True, False, False]
+    assert last["lookahead"].target_ids()[0, 0].tolist() == [ids[5], -100, -100]
+    # head 0 and the three behind it are the four of the other reading
+    four, three = medusa.targets(batch, offsets="next", heads=4), medusa.targets(batch, offsets="lookahead")
+    np.testing.assert_array_equal(four.target_ids()[..., 1:], three.target_ids())
+    plain = medusa.targets(batch)
+    np.testing.assert_array_equal(plain.positions, medusa.targets(batch, offsets="next").positions)
+    np.testing.assert_array_equal(three.positions, medusa.targets(batch, first=2).positions)
+
+
 def test_medusa_refuses_what_cannot_be():
     batch = batch_of()
     for options, message in (
         ({"heads": 0}, "got 0, 1, valid: 1 or more"),
+        ({"offsets": "last"}, "offsets: got 'last', valid: 'next', 'lookahead'"),
+        ({"offsets": "next", "first": 1}, "offsets, first: got 'next' and 1, valid: one of them"),
         ({"anchors": np.array([16])}, "got 16 to 16, valid: 0 to 15"),
         ({"anchors": np.zeros((5, 2), int)}, r"got shape \[5, 2\], valid: \[P\] or \[6, P\]"),
     ):

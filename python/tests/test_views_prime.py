@@ -19,6 +19,7 @@ from stillhouse.views.prime import (
     filter_table,
     idle_step_ratio,
     intermediate_states,
+    shipped_permutation,
     valid_set,
 )
 
@@ -194,3 +195,39 @@ def test_stored_digits_are_used_and_others_are_made():
     assert wide.base == 256 and (wide.input_ids == 256).all()
     with pytest.raises(ViewError, match="no info"):
         prime.mask(Batch(bare, state={"epoch": 0}), length=2)
+
+
+def test_permuted_digits_come_back():
+    numbers = np.array([5, 0, 4, 6, 1, 2, 3], np.int32)
+    digits = encode(np.arange(7), 2, 3, numbers)
+    assert digits[0].tolist() == [1, 0, 1] and digits[6].tolist() == [0, 1, 1]
+    assert decode(digits, 2, 7, numbers).tolist() == list(range(7))
+    assert decode(np.array([[1, 1, 1], [1, M, 0], [1, 0, 1]]), 2, 7, numbers).tolist() == [-1, -1, 0]
+    tensor = torch.from_numpy(digits)
+    assert decode(tensor, 2, 7, torch.from_numpy(numbers)).tolist() == list(range(7))
+    table = filter_table(7, 3, numbers)
+    sets = {
+        y: np.flatnonzero(valid_set(np.array(y), table)).tolist() for y in [(M, M, M), (0, M, M), (0, 0, M), (1, 1, 1)]
+    }
+    assert sets == {(M, M, M): list(range(7)), (0, M, M): [1, 4, 5, 6], (0, 0, M): [1, 4], (1, 1, 1): []}
+
+
+def test_masks_of_a_permuted_data_set_are_of_its_digits():
+    numbers = shipped_permutation(300)
+    batch = batch_of(rows=4, length=32, vocab=300, info=Info(300, 32, subtokens=SubtokenInfo(7, 3, "its sum", numbers)))
+    example = prime.mask(batch)
+    np.testing.assert_array_equal(example.digits, encode(numbers[batch["input_ids"]], 7, 3))
+    allowed = valid_set(example.input_ids[example.targets], filter_table(300, 3, numbers))
+    assert allowed[np.arange(len(allowed)), example.target_ids()].all()
+    # another length is of the same numbers
+    np.testing.assert_array_equal(prime.mask(batch, length=2).digits, encode(numbers[batch["input_ids"]], 18, 2))
+    lost = batch_of(rows=4, length=32, vocab=300, info=Info(300, 32, subtokens=SubtokenInfo(7, 3, "its sum")))
+    with pytest.raises(ViewError, match="has a permutation.npy, and its info was made without"):
+        prime.mask(lost)
+
+
+def test_the_shipped_permutation_is_that_of_the_program():
+    # operators/src/subtokens/tests.rs has the same numbers
+    assert shipped_permutation(8).tolist() == [0, 5, 7, 6, 1, 4, 3, 2]
+    assert shipped_permutation(50257)[:6].tolist() == [42549, 43130, 17803, 32943, 8641, 47974]
+    assert sorted(shipped_permutation(1000).tolist()) == list(range(1000))

@@ -33,10 +33,12 @@ ROWS, LENGTH, DIGITS = 12_000, 24, 4
 def batch():
     """Rows of 24 and of 9 tokens; the stored columns of ARMD, too."""
     lengths = np.where(np.arange(ROWS) % 2, 9, LENGTH)
-    info = Info(600, LENGTH, subtokens=SubtokenInfo(5, DIGITS), special_tokens={"mask": 600})
+    info = Info(600, LENGTH, subtokens=SubtokenInfo(5, DIGITS), special_tokens={"mask": 600}, block_length=4)
     made = batch_of(rows=ROWS, length=LENGTH, lengths=lengths, vocab=600, info=info)
     order = armd.strided(made, streams=2)
     made["order"], made["block"] = order.order.astype(np.uint16), order.block.astype(np.uint16)
+    blocks = views.bd3lm.mask(made, block_size=4, sampling="sequence", t_range=(1e-3, 1 - 1e-3))
+    made["partition"], made["partition_t"] = blocks.targets[:, None, :], blocks.t[:, None, :]
     return made
 
 
@@ -50,9 +52,11 @@ CALLS = {
         lambda b: views.bd3lm.mask(b, block_size=4),
         lambda b: views.bd3lm.mask(b, block_size=4, t_range=(0.3, 0.8)),
     ],
+    "bd3lm.stored": [lambda b: views.bd3lm.stored(b)],
     "medusa.targets": [lambda b: views.medusa.targets(b, anchors=np.array([0, 5, 20, 22, 23]))],
     "armd.progressive": [lambda b: views.armd.progressive(b, 20_000)],
     "armd.strided": [lambda b: views.armd.strided(b), lambda b: views.armd.strided(b, per="step")],
+    "armd.random": [lambda b: views.armd.random(b, steps=7)],
     "armd.masking_steps": [lambda b: views.armd.masking_steps(b, np.arange(LENGTH) % 7 + 1)],
     "armd.stored": [lambda b: views.armd.stored(b)],
 }
@@ -74,8 +78,10 @@ def test_signatures_are_those_of_the_functions(name, signature):
     keyword = [p for p in real if p.kind is p.KEYWORD_ONLY]
     assert [a.arg for a in written.args] == [p.name for p in positional]
     assert [a.arg for a in written.kwonlyargs] == [p.name for p in keyword]
-    assert all(p.default is p.empty for p in positional)
-    for default, parameter in zip(written.kw_defaults, keyword):
+    without = len(positional) - len(written.defaults)
+    assert all(p.default is p.empty for p in positional[:without])
+    defaults = zip([*written.defaults, *written.kw_defaults], [*positional[without:], *keyword])
+    for default, parameter in defaults:
         if default is None:
             assert parameter.default is parameter.empty, parameter
         elif isinstance(default, ast.Name):

@@ -135,6 +135,8 @@ pub enum Purpose {
     Output,
     /// A teacher or a tokenizer.
     Model,
+    /// A file of this machine.
+    File,
 }
 
 /// The paths of a job, with their fields.
@@ -145,6 +147,8 @@ pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
     named.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, Purpose::Model)));
     let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
     named.extend(teacher.map(|path| ("extract.teacher.path".into(), path, Purpose::Model)));
+    let permutation = job.subtokens.as_ref().and_then(|s| s.permutation_file());
+    named.extend(permutation.map(|path| ("subtokens.permutation".into(), path, Purpose::File)));
     named
 }
 
@@ -174,6 +178,13 @@ pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Proble
             }
             let valid = "a local path or hf://org/name[@revision]";
             format!("store URLs are not in this version of stillhouse yet; valid now: {valid}")
+        }
+        (Purpose::File, _) => {
+            let (scheme, _) = path.split_once("://")?;
+            if scheme == "file" {
+                return None;
+            }
+            "is a file of this machine in this version of stillhouse; valid: a local path".into()
         }
         (_, Some(Err(message))) => message,
         (Purpose::Output, Some(Ok(parts))) if parts.scheme.is_web() => {

@@ -36,6 +36,9 @@ pub struct Manifest {
     /// Base and length of the sub-tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtokens: Option<SubtokenRecord>,
+    /// sha256 of the further files beside the shards, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub beside: BTreeMap<String, String>,
     /// The columns, in their order: name, Arrow type, shape.
     pub columns: Vec<ColumnRecord>,
     /// Splits of the input: what each shard was made from.
@@ -49,6 +52,26 @@ pub struct Manifest {
     pub totals: BTreeMap<String, Totals>,
     /// Statistics over the whole data set.
     pub statistics: Statistics,
+    /// Where its rows come from, where `stillhouse derive` made it of another data set; `job` is then the job that would make all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub derived_from: Option<Box<DerivedFrom>>,
+}
+
+/// The data set that another one was derived from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DerivedFrom {
+    /// sha256 of its manifest.
+    pub manifest_sha256: String,
+    /// Its job, with all defaults filled in.
+    #[serde(deserialize_with = "job_of_any_version")]
+    pub job: JobSpec,
+    /// Its `job_hash`.
+    pub job_hash: String,
+    /// Columns that were made anew or added; all others are as they were.
+    pub columns: Vec<String>,
+    /// Where that one was derived, too: from what.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub derived_from: Option<Box<DerivedFrom>>,
 }
 
 /// A job whose noise says nothing about `condition` was run before there was one, and promises none.

@@ -6,6 +6,7 @@
 mod extract;
 mod images;
 mod input;
+mod subtokens;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,7 @@ pub use self::images::{
     Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES,
 };
 pub use self::input::{Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument};
+pub use self::subtokens::{Permutation, SHIPPED, Subtokens};
 
 use crate::sections::Sections;
 use crate::storage::Storage;
@@ -210,15 +212,6 @@ pub enum Remainder {
     Pad,
     /// They become a shorter row; the columns of shape `[L]` are then lists of any length.
     Keep,
-}
-
-/// Base-b sub-tokens: b = ⌈V^(1/ℓ)⌉, most significant digit first (MDM-Prime).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Subtokens {
-    /// Digits per token, ℓ.
-    #[schemars(range(min = 1, max = 32))]
-    pub length: u32,
 }
 
 /// Two-group partitions: every token is in group 0 or 1, P(group 1) = 1 − α(t).

@@ -139,6 +139,60 @@ test('a job is written, corrected, submitted once, watched and looked at', lasts
   await it.end();
 });
 
+test('orders, masks of digits and blocks and what the teacher wrote are pictures', lasts(4), async () => {
+  const pixels = (canvas) => canvas.evaluate((c) => {
+    const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);
+    return Array.from({ length: c.height }, (_, y) => Array.from({ length: c.width }, (__, x) => (data[4 * (y * c.width + x)] < 100 ? 1 : 0)).join(''));
+  });
+  const cut = (text) => text.replace(/extract:[^]*topk: 0\n/, '');
+  const jobs = {
+    ordered: cut(jobFile({ name: 'ordered', length: 16 })).replace('{views: 2, schedule: linear, sampling: stratified}', '{level: subtoken}\norders: {kind: strided, streams: [2]}'),
+    blocks: cut(jobFile({ name: 'blocks', length: 16 })).replace('{views: 2, schedule: linear, sampling: stratified}', '{level: block, block_length: 4, views: 2}'),
+    writing: `version: 1
+name: writing
+seed: 42
+input: {format: none, documents: 2}
+pack: {mode: pad, length: 16}
+extract:
+  mode: sequential
+  teacher: {path: ${path.join(ASSETS, 'teacher-nano-gpt2')}, device: cpu, dtype: f32}
+output: {path: out/writing}
+`,
+  };
+  for (const [name, text] of Object.entries(jobs)) {
+    const it = await openPage(browser, server, '#/submit');
+    const job = await submit(it, text);
+    await it.state('succeeded');
+    await it.id('tokens').waitFor({ timeout: LONG });
+    const { row } = await server.get(`jobs/${job}/report`);
+    const drawn = row.operators.flatMap((o) => o.pictures ?? []);
+    const box = (kind) => it.id('pictures').getByTestId(kind);
+    if (name === 'ordered') {
+      // N = 16, S = 2: 0 8 1 9 …, blocks 1 2 3 3 4 4 …: the strictly causal mask begins with a token that sees nothing
+      const [strict, causal] = [await pixels(box('mask').nth(0).locator('canvas')), await pixels(box('mask').nth(1).locator('canvas'))];
+      const block = Array.from({ length: 16 }, (_, n) => (n < 2 ? n + 1 : 2 + Math.floor(n / 2)));
+      const expected = (sees) => block.map((b) => block.map((k) => Number(sees(k, b))).join(''));
+      assert.deepEqual(strict, expected((k, b) => k < b));
+      assert.deepEqual(causal, expected((k, b) => k <= b));
+      assert.match(await box('mask').nth(0).innerText(), /16 tokens in the order of generation.* 1 token see nothing, the last sees 14\./);
+      const { cells } = drawn.find((p) => p.kind === 'grid');
+      const digits = await pixels(box('grid').locator('canvas'));
+      assert.deepEqual(digits, [0, 1, 2, 3].map((y) => Array.from({ length: 16 }, (_, x) => cells[4 * x + y]).join('')));
+      assert.equal(await fact(it.id('sequence'), 'order'), row.operators.find((o) => o.operator === 'orders').facts[0][1]);
+    } else if (name === 'blocks') {
+      assert.equal(await box('shares').count(), 2);
+      const columns = await pixels(box('shares').first().locator('canvas'));
+      const filled = [0, 1, 2, 3].map((x) => columns.filter((line) => line[x] === '1').length);
+      assert.deepEqual(filled, drawn[0].values.map((t) => Array.from({ length: 24 }, (_, y) => t * 24 > y).filter(Boolean).length));
+    } else {
+      const [given, written] = [await it.id('tokens').locator('[data-by=given]').count(), await it.id('tokens').locator('[data-by=written]').count()];
+      assert.deepEqual([given, given + written], [1, row.tokens.filter((t) => t.valid).length]);
+    }
+    await look(it.page, `pictures-${name}`);
+    await it.end();
+  }
+});
+
 test('a running job is cancelled and goes on after a retry', lasts(6), async () => {
   const it = await openPage(browser, server, '#/submit');
   const { page, id, state } = it;

@@ -186,11 +186,11 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
     command.args(["-P", "-c", make]).current_dir(scratch.path(""));
     ran(&mut command).expect(0);
     for (name, changes, rows) in [
-        ("cifar10-prime", &[][..], 5),
-        ("imagenet32-prime", &[], 4),
-        ("imagenet256-pgm-codes", &[("documents: 50000", "documents: 7")], 60),
+        ("prime-table3-cifar10", &[][..], 5),
+        ("prime-table4-imagenet32", &[], 4),
+        ("pgm-table8-imagenet256-codes", &[("documents: 50000", "documents: 7")], 60),
     ] {
-        let mut text = fs::read_to_string(root().join(format!("jobs/examples/{name}.yaml"))).unwrap();
+        let mut text = fs::read_to_string(root().join(format!("jobs/papers/{name}.yaml"))).unwrap();
         for (from, to) in changes {
             assert!(text.contains(from), "{name}: {from}");
             text = text.replace(from, to);
@@ -205,7 +205,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
         scratch.stillhouse(&["verify", name]).expect(0);
         let stored = stored(&scratch.path(name));
         assert_eq!(stored.len(), rows, "{name}");
-        if name == "cifar10-prime" {
+        if name == "prime-table3-cifar10" {
             let labels: Vec<i64> = stored.iter().map(|row| row["label"].as_i64().unwrap()).collect();
             assert_eq!(labels, [3, 1, 4, 1, 5]);
             // channel last: the first three numbers are of the three planes
@@ -216,7 +216,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
         }
     }
     let of = |split: &str| {
-        shards(&scratch.path("imagenet256-pgm-codes")).keys().filter(|name| name.starts_with(split)).count()
+        shards(&scratch.path("pgm-table8-imagenet256-codes")).keys().filter(|name| name.starts_with(split)).count()
     };
     assert!(of("train") > 0 && of("validation") > 0);
 }

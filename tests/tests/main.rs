@@ -4,6 +4,8 @@
 mod append;
 mod cli;
 mod corrupt;
+mod derive;
+mod digits;
 mod engine;
 mod features;
 mod images;
@@ -12,6 +14,7 @@ mod integrity;
 mod job_files;
 mod messages;
 mod nothing;
+mod papers;
 mod pins;
 mod plan;
 mod python;

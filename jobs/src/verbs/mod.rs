@@ -2,6 +2,7 @@
 
 pub mod clean;
 pub mod completions;
+pub mod derive;
 pub mod export;
 pub mod inspect;
 pub mod jobs;

@@ -22,6 +22,7 @@
 //! | `dense`, `value` | dense noise in the stored type; the types and their rounding |
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
 //! | `extract` | the contract of all devices for slices of logits, and the CPU's side of it |
+//! | `loosen` | fewer corrections for a looser tolerance, without the teacher |
 //! | `sample` | the tokens of text that the teacher writes |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //! | `signals` | log-partitions, entropy, given candidates, sampled logits, top-p |
@@ -35,6 +36,7 @@ mod dispatch;
 mod error;
 mod extract;
 mod kernels;
+mod loosen;
 mod math;
 mod output;
 mod philox;
@@ -57,6 +59,7 @@ pub use dense::round_dense;
 pub use dispatch::Level;
 pub use error::NoiseError;
 pub use extract::{Extract, Extracted, Extraction, NoiseForm, Observed, RowExtractor};
+pub use loosen::Loosener;
 pub use math::exponential_from_word;
 pub use output::{DenseRow, Element, Output, OutputKind, RowWriter};
 pub use philox::{DrawKey, NoiseStream, philox4x32_10};

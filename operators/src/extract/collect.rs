@@ -349,7 +349,7 @@ pub(super) fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, Oper
     })
 }
 
-fn floats(field: &Field, values: Vec<f32>) -> ArrayRef {
+pub(super) fn floats(field: &Field, values: Vec<f32>) -> ArrayRef {
     match item_type(field) {
         DataType::Float16 => Arc::new(values.into_iter().map(|v| Some(f16::from_f32(v))).collect::<Float16Array>()),
         _ => Arc::new(Float32Array::from(values)),

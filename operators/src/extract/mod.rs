@@ -18,12 +18,14 @@ mod collect;
 mod declaration;
 mod extractor;
 mod invariants;
+mod loosen;
 pub mod pass;
 mod signals;
 #[cfg(test)]
 mod tests;
 
 pub use extractor::Workspace;
+pub use loosen::{LOOSENED, Loosen};
 pub use pass::{Predicted, Sequence, Slice, Visit};
 pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
 pub use stillhouse_teacher::stillhouse_gpu::extract::MOST_TOPK as MOST_LISTED_ON_A_GPU;

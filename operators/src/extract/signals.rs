@@ -421,7 +421,7 @@ pub(super) fn view(config: &SignalsConfig, row: &RecordBatch) -> Result<Option<O
         facts.push(("top-p".into(), value));
     }
     let tokens = all.iter().map(|signals| line(config, signals)).collect();
-    Ok(Some(OperatorView { operator: NAME.into(), facts, tokens }))
+    Ok(Some(OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() }))
 }
 
 /// The signals of one token, short.

@@ -57,9 +57,12 @@ impl Declaration for GenerateConfig {
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        let (given, valid) = (given(row)?.value(0), sequences(row)?.first().map_or(0, |s| s.valid as i32));
+        let given = given(row)?.value(0);
+        let (valid, length) = sequences(row)?.first().map_or((0, 0), |s| (s.valid as i32, s.tokens.len() as i32));
         let facts = vec![(GIVEN.to_owned(), given.to_string()), ("written".to_owned(), (valid - given).to_string())];
-        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
+        let by = |i: i32| if i < given { GIVEN } else { "written" };
+        let tokens = (0..length).map(|i| if i < valid { by(i).to_owned() } else { String::new() }).collect();
+        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() }))
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {

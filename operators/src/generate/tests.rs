@@ -480,6 +480,10 @@ fn the_operator_writes_what_the_writer_writes() {
     assert_eq!(made[0].schema(), config.output_schema(&arrow::datatypes::Schema::empty()));
     let view = config.view(&made[0].slice(2, 1)).unwrap().unwrap();
     assert_eq!(view.facts[0], (GIVEN.to_owned(), "3".to_owned()));
+    let written: usize = view.facts[1].1.parse().unwrap();
+    let by = |name: &str| view.tokens.iter().filter(|by| *by == name).count();
+    assert_eq!((by(GIVEN), by("written"), by("")), (3, written, 24 - 3 - written));
+    assert_eq!(view.tokens[..4], [GIVEN, GIVEN, GIVEN, "written"]);
 }
 
 /// What the invariants of `generate` find, beside those of `pack` and `extract`.

@@ -237,8 +237,9 @@ impl Declaration for OrdersConfig {
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         let (order, block) = (unsigned_column(row, columns::ORDER)?, unsigned_column(row, columns::BLOCK)?);
         let valid = sequences(row)?.first().map_or(0, |sequence| sequence.valid);
-        let facts = picture::facts(&order.row(0)[..valid], &block.row(0)[..valid]);
-        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens: Vec::new() }))
+        let (order, block) = (&order.row(0)[..valid], &block.row(0)[..valid]);
+        let (facts, pictures) = (picture::facts(order, block), picture::masks(block));
+        Ok(Some(OperatorView { operator: NAME.into(), facts, pictures, ..OperatorView::default() }))
     }
 
     fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {

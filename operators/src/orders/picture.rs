@@ -5,6 +5,8 @@
 //!   ·               ·   █ · …             a cell is a part of the sequence: · nothing of it is seen, ░ ▒ ▓ some, █ all
 //! ```
 
+use crate::declaration::Picture;
+
 /// Cells of a side at most.
 const CELLS: usize = 16;
 /// Positions and blocks that are listed at most.
@@ -28,17 +30,27 @@ pub(super) fn facts(order: &[u32], block: &[u32]) -> Vec<(String, String)> {
     facts
 }
 
+/// Both masks, for the page.
+pub(super) fn masks(block: &[u32]) -> Vec<Picture> {
+    let sees = |own: bool| block.iter().map(|&query| seen(block, query, own) as u32).collect();
+    let mask = |(title, own): (&str, bool)| Picture::Mask { title: title.into(), sees: sees(own) };
+    [("strictly causal", false), ("causal", true)].map(mask).into()
+}
+
+/// How many tokens one of the block `query` sees: blocks never fall, so they are the first ones.
+fn seen(block: &[u32], query: u32, own: bool) -> usize {
+    block.partition_point(|&key| if own { key <= query } else { key < query })
+}
+
 /// The mask in `width` × `width` cells, a line for each part of the queries.
 fn raster(block: &[u32], width: usize, own: bool) -> Vec<String> {
     let part = |cell: usize| cell * block.len() / width;
     (0..width)
         .map(|row| {
             let queries = &block[part(row)..part(row + 1)];
-            // blocks never fall, so what a query sees is a beginning of the keys
-            let seen = |query: u32| block.partition_point(|&key| if own { key <= query } else { key < query });
             let cell = |column: usize| {
                 let (from, to) = (part(column), part(column + 1));
-                let pairs: usize = queries.iter().map(|&query| seen(query).clamp(from, to) - from).sum();
+                let pairs: usize = queries.iter().map(|&query| seen(block, query, own).clamp(from, to) - from).sum();
                 shade(pairs as f64 / (queries.len() * (to - from)).max(1) as f64)
             };
             (0..width).map(cell).collect::<Vec<_>>().join(" ")
@@ -80,6 +92,18 @@ mod tests {
                 "█ █ █ █ █ █ · ·   █ █ █ █ █ █ █ █",
             ]
         );
+    }
+
+    #[test]
+    fn the_page_gets_the_same_masks_as_numbers() {
+        let masks = masks(&[1, 2, 3, 3, 4, 4, 5, 5]);
+        let mask = |title: &str, sees: &[u32]| Picture::Mask { title: title.into(), sees: sees.into() };
+        assert_eq!(
+            masks,
+            [mask("strictly causal", &[0, 1, 2, 2, 4, 4, 6, 6]), mask("causal", &[1, 2, 4, 4, 6, 6, 8, 8])]
+        );
+        let text = serde_json::to_string(&masks[0]).unwrap();
+        assert_eq!(text, r#"{"kind":"mask","title":"strictly causal","sees":[0,1,2,2,4,4,6,6]}"#);
     }
 
     #[test]

@@ -288,3 +288,38 @@ fn groups_of_blocks_and_digits_have_their_share() {
         assert!(sum.abs() < 4.0 * variance.sqrt(), "{level:?}: {}", sum / variance.sqrt());
     }
 }
+
+/// What is drawn is what is stored: a share for each block, a cell for each digit, of at most four views.
+#[test]
+fn pictures_of_blocks_and_digits() {
+    let row = |config: &PartitionsConfig| {
+        let views = config.views_of(&sequence(7, 6, 6));
+        let (partition, t) = (config.partition_field(), config.t_field());
+        let (groups, times) = (views.groups.len(), views.times.len());
+        let arrays = [
+            list_column(&partition, Arc::new(BooleanArray::from(views.groups.clone())), &[groups]).unwrap(),
+            list_column(&t, Arc::new(Float32Array::from(views.times.clone())), &[times]).unwrap(),
+        ];
+        (views, RecordBatch::try_new(Arc::new(Schema::new(vec![partition, t])), arrays.into()).unwrap())
+    };
+    let of = |level: PartitionLevel, block_length: Option<u32>, views: u32| {
+        let spec = spec::Partitions { views, level, block_length, ..Default::default() };
+        let config = PartitionsConfig { digits: 3, ..PartitionsConfig::new(&spec, 1, Rows::Fixed(6)) };
+        let (stored, row) = row(&config);
+        (stored, config.view(&row).unwrap())
+    };
+    let (stored, view) = of(PartitionLevel::Block, Some(4), 2);
+    let share = |view: usize| crate::declaration::Picture::Shares {
+        title: format!("t of each block in view {view}"),
+        length: 4,
+        values: stored.times[2 * view..2 * view + 2].to_vec(),
+    };
+    assert_eq!(view.unwrap().pictures, [share(0), share(1)]);
+    let (stored, view) = of(PartitionLevel::Subtoken, None, 9);
+    let pictures = view.unwrap().pictures;
+    assert_eq!(pictures.len(), 4);
+    let cells: String = stored.groups[18..36].iter().map(|&g| if g { '1' } else { '0' }).collect();
+    let title = "digits in group 1 of view 1".to_owned();
+    assert_eq!(pictures[1], crate::declaration::Picture::Grid { title, height: 3, cells });
+    assert_eq!(of(PartitionLevel::Token, None, 2).1, None);
+}

@@ -135,3 +135,118 @@ proptest! {
         prop_assert_eq!(decode(&digits, base, vocab_size), Some(id));
     }
 }
+
+fn permuted(vocab_size: usize, length: u32, numbers: &[i64]) -> SubtokensConfig {
+    let permutation = Some(Permutation::new(numbers, vocab_size).unwrap());
+    let rows = Rows::Fixed(vocab_size);
+    SubtokensConfig { permutation, filter_table: true, ..SubtokensConfig::new(vocab_size, length, rows).unwrap() }
+}
+
+/// The values of a `.npy` file behind its head, which is that of `shape` and `descr`.
+fn values<'a>(npy: &'a [u8], descr: &str, shape: &str) -> &'a [u8] {
+    let end = npy.iter().position(|&byte| byte == b'\n').unwrap() + 1;
+    assert!(npy.starts_with(b"\x93NUMPY\x01\x00") && end % 64 == 0);
+    assert_eq!(usize::from(u16::from_le_bytes([npy[8], npy[9]])), end - 10);
+    let header = std::str::from_utf8(&npy[10..end]).unwrap();
+    assert!(
+        header.contains(&format!("'descr': '{descr}'")) && header.contains(&format!("'shape': ({shape})")),
+        "{header}"
+    );
+    &npy[end..]
+}
+
+#[test]
+fn digits_are_of_the_permuted_number() {
+    // C = 7, ℓ = 3, b = 2: id 0 has the number 5 = 101, id 6 the number 3 = 011
+    let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
+    let output = drive(&mut config.build().unwrap(), &[batch(Rows::Fixed(7), &[(0..7).collect()])]).unwrap();
+    let digits = ListRows::of(&output[0], columns::SUBTOKENS).unwrap();
+    let digits: Vec<u8> = digits.values::<UInt8Array>("x").unwrap().values().to_vec();
+    assert_eq!(digits, [1, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1]);
+    let limits = Limits { vocab_size: 7, length: 7, split: stillhouse_schemas::ids::SplitId(0), operators: Vec::new() };
+    let broken = |config: &SubtokensConfig| {
+        let mut broken = Vec::new();
+        config.check(&output[0], &limits, &mut broken).unwrap();
+        broken.len()
+    };
+    assert_eq!(broken(&config), 0);
+    // another permutation, and none, see digits of other ids
+    assert_eq!(broken(&permuted(7, 3, &[5, 0, 4, 6, 1, 3, 2])), 1);
+    assert_eq!(broken(&SubtokensConfig { permutation: None, ..config.clone() }), 1);
+    // as it is shipped to other processes
+    let shipped: SubtokensConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+    assert_eq!(shipped, config);
+    let short = SubtokensConfig { vocab_size: 8, ..config };
+    assert!(short.build().unwrap_err().to_string().contains("permutation: got 7 numbers, valid: 8"));
+    let plain = SubtokensConfig::new(7, 3, Rows::Fixed(7)).unwrap();
+    assert!(!serde_json::to_string(&plain).unwrap().contains("permutation") && plain.beside().is_empty());
+}
+
+/// V(y) of METHODS.md: C = 7, ℓ = 3, b = 2, m is 2.
+#[test]
+fn the_filter_table_gives_the_valid_sets_of_the_paper() {
+    let valid = |config: &SubtokensConfig, y: [usize; 3]| -> Vec<usize> {
+        let beside = config.beside();
+        let (_, npy) = beside.iter().find(|(name, _)| *name == FILTER_TABLE).unwrap();
+        let table = values(npy, "|b1", "3, 3, 7");
+        assert_eq!(table.len(), 3 * 3 * 7);
+        (0..7).filter(|id| (0..3).all(|j| table[(j * 3 + y[j]) * 7 + id] == 1)).collect()
+    };
+    let plain = SubtokensConfig { filter_table: true, ..SubtokensConfig::new(7, 3, Rows::Fixed(7)).unwrap() };
+    assert_eq!(valid(&plain, [2, 2, 2]), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(valid(&plain, [0, 2, 2]), [0, 1, 2, 3]);
+    assert_eq!(valid(&plain, [0, 0, 2]), [0, 1]);
+    assert_eq!(valid(&plain, [1, 1, 1]), [0usize; 0]);
+    // the same strings, of the ids that have them
+    let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
+    assert_eq!(valid(&config, [0, 2, 2]), [1, 4, 5, 6]);
+    assert_eq!(valid(&config, [0, 0, 2]), [1, 4]);
+    assert_eq!(valid(&config, [1, 0, 1]), [0]);
+}
+
+#[test]
+fn permutations_are_read_as_numpy_and_json_write_them() {
+    let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
+    let beside = config.beside();
+    assert_eq!(beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(), crate::declaration::BESIDE);
+    assert_eq!(values(&beside[0].1, "<i4", "7,").len(), 28);
+    assert_eq!(numbers_of(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);
+    assert_eq!(numbers_of(b" [2, 0, -1]\n").unwrap(), [2, 0, -1]);
+    let npy = |descr: &str, shape: &str, bytes: &[u8]| {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}\n");
+        let two = [b"\x93NUMPY\x02\x00".as_slice(), &(header.len() as u32).to_le_bytes(), header.as_bytes(), bytes];
+        numbers_of(&two.concat())
+    };
+    assert_eq!(npy("<i8", "2,", &[[255; 8], [1, 0, 0, 0, 0, 0, 0, 0]].concat()).unwrap(), [-1, 1]);
+    assert_eq!(npy("<u8", "1,", &[255; 8]).unwrap(), [i64::MAX]);
+    assert_eq!(npy("|u1", "2,", &[200, 1]).unwrap(), [200, 1]);
+    assert_eq!(npy("<u2", "1,", &[0, 128]).unwrap(), [32768]);
+    for (found, says) in [
+        (npy("<f4", "2,", &[0; 8]), "is a .npy file of \"<f4\" with shape (2); valid: integers"),
+        (npy(">i4", "2,", &[0; 8]), "valid: integers, low byte first"),
+        (npy("<i4", "2, 1", &[0; 8]), "with shape (2, 1)"),
+        (npy("<i4", "3,", &[0; 8]), "of 3 numbers with 8 bytes for them; it is damaged"),
+        (numbers_of(b"\x93NUMPY\x01\x00\xff\xff{"), "cut off"),
+        (numbers_of(b"\x93NUMPY"), "cut off"),
+        (numbers_of(b""), "is no JSON"),
+        (numbers_of(b"{}"), "is JSON, and no list"),
+        (numbers_of(b"[0, 1.5]"), "has 1.5 for id 1"),
+    ] {
+        let error = found.unwrap_err();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+/// Computed once with the package's own generator: `keyed.below` and the shuffle of docs/FORMAT.md (python/tests/test_views_prime.py has the same numbers).
+#[test]
+fn the_shipped_permutation_never_changes() {
+    let small = shipped(8).unwrap();
+    let large = shipped(50_257).unwrap();
+    assert_eq!(small.numbers(), SHIPPED_OF_8);
+    assert_eq!(large.numbers()[..6], SHIPPED_OF_50257);
+    let fixed = (0..50_257).filter(|&id| large.number(id) == Some(id)).count();
+    assert!(fixed < 10, "{fixed} ids have their own number");
+}
+
+const SHIPPED_OF_8: [u32; 8] = [0, 5, 7, 6, 1, 4, 3, 2];
+const SHIPPED_OF_50257: [u32; 6] = [42549, 43130, 17803, 32943, 8641, 47974];

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arrow_array::{Array, RecordBatch};
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -77,6 +78,9 @@ struct Manifest {
     job_hash: String,
     columns: Vec<ColumnSpec>,
     shards: Vec<Shard>,
+    /// sha256 of further files, by name.
+    #[serde(default)]
+    beside: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -475,6 +479,36 @@ impl Touched {
             self.when.remove(&oldest);
         }
         before.is_some()
+    }
+}
+
+impl DataSet {
+    /// A file beside the shards that the manifest names in `beside`, whole.
+    ///
+    /// # Errors
+    /// When the manifest names none of this name, when it is missing, or is not what the manifest says.
+    pub async fn beside(&self, name: &str) -> Result<Bytes> {
+        let source = Source::open(&self.url, &self.options.storage)?;
+        let beside = parse(&source, &self.manifest)?.beside;
+        let Some(should) = beside.get(name) else {
+            let valid: Vec<&str> = beside.keys().map(String::as_str).collect();
+            let valid =
+                if valid.is_empty() { "there is none".to_owned() } else { format!("valid: {}", valid.join(", ")) };
+            return Err(ReadError::Usage(format!("{}: got the file {name:?}, {valid}", source.shown(""))));
+        };
+        let shown = source.shown(name);
+        let bytes = source.get(name).await?.ok_or_else(|| {
+            ReadError::DataSet(format!(
+                "{shown}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
+            ))
+        })?;
+        let sum = hex(&Sha256::digest(&bytes));
+        if sum != *should {
+            return Err(ReadError::DataSet(format!(
+                "{shown}: is damaged: it has sha256 {sum}, the manifest says {should}; copy it again, or `stillhouse repair` the data set"
+            )));
+        }
+        Ok(bytes)
     }
 }
 

@@ -293,6 +293,10 @@ impl<'a> Gate<'a> {
             let said = names.real(path).ok().and_then(|real| self.model(base, &real));
             problems.extend(said.map(|m| Problem::new(field, shown(path), m)));
         }
+        if let Some(path) = spec.subtokens.as_ref().and_then(|s| s.permutation_file()) {
+            let said = names.real(path).ok().and_then(|real| self.place(base, &real, Purpose::Read));
+            problems.extend(said.map(|m| Problem::new("subtokens.permutation", shown(path), m)));
+        }
         let output = &spec.output.path;
         let said = names
             .real(output)

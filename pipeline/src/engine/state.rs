@@ -60,7 +60,7 @@ pub struct SplitState {
 }
 
 impl SplitState {
-    pub(super) fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
+    pub(crate) fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
         let stage =
             |name: &&'static str| Stage { name, rows: AtomicU64::new(0), doing: AtomicU8::new(Doing::Nothing as u8) };
         Self {

@@ -7,6 +7,7 @@ use std::path::{Path as FsPath, PathBuf};
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStore;
 use object_store::path::Path;
+use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
@@ -288,5 +289,6 @@ impl Output {
 /// Whether a data set has files of this name.
 pub(super) fn is_ours(name: &str) -> bool {
     [MANIFEST, CARD, TOKENIZER].contains(&name)
+        || BESIDE.contains(&name)
         || name.strip_prefix("data/").is_some_and(|shard| shard.ends_with(".parquet") && shard.contains("-of-"))
 }

@@ -47,6 +47,7 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Appended, ShardRecord, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
@@ -550,7 +551,7 @@ impl Output {
         }
         self.still_ours().await?;
         self.delete(SUCCESS).await?;
-        for file in [MANIFEST, CARD, TOKENIZER] {
+        for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(BESIDE) {
             self.delete(file).await?;
         }
         // records and uploads before shards: what wakes up late finds nothing that it could still complete

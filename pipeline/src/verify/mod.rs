@@ -134,7 +134,10 @@ pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn O
     }
     if found.mend.is_some() {
         let job = dataset.output().job_file().await;
-        found.mend = Some(repair::command(dataset.output(), job.as_deref().and_then(|file| file.to_str())));
+        found.mend = Some(match dataset.manifest().derived_from {
+            Some(_) => repair::derive_command(dataset.output()),
+            None => repair::command(dataset.output(), job.as_deref().and_then(|file| file.to_str())),
+        });
     }
     Ok(found)
 }

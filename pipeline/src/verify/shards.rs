@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use futures::TryStreamExt;
+use sha2::{Digest, Sha256};
 use stillhouse_operators::invariants;
+use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
 
@@ -14,6 +16,7 @@ use crate::events::{Event, Observer};
 use crate::finish;
 use crate::operators;
 use crate::output::{MANIFEST, TOKENIZER};
+use crate::shard::hex;
 
 /// Rows that are checked at once.
 const BATCH_ROWS: usize = 64;
@@ -34,13 +37,15 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
             "is not the one with which the data set was finished: _SUCCESS has another sha256",
         );
     }
-    match dataset.output().size(TOKENIZER).await? {
-        None => found.damaged(dataset.output(), TOKENIZER, "is missing"),
-        Some(_) => {
-            let digest = checksum(dataset, TOKENIZER).await?;
-            if digest != manifest.tokenizer.sha256 {
-                let message = format!("sha256 {digest}, the manifest has {}", manifest.tokenizer.sha256);
-                found.damaged(dataset.output(), TOKENIZER, message);
+    let beside = manifest.beside.iter().map(|(name, sha256)| (name.as_str(), sha256));
+    for (name, sha256) in std::iter::once((TOKENIZER, &manifest.tokenizer.sha256)).chain(beside) {
+        match dataset.output().size(name).await? {
+            None => found.damaged(dataset.output(), name, "is missing"),
+            Some(_) => {
+                let digest = checksum(dataset, name).await?;
+                if digest != *sha256 {
+                    found.damaged(dataset.output(), name, format!("sha256 {digest}, the manifest has {sha256}"));
+                }
             }
         }
     }
@@ -135,15 +140,22 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
         );
     }
     let (made_by, problems) = operators::of_manifest(manifest);
+    let known = problems.is_empty();
     for problem in problems {
         found.fault("manifest.json", problem.to_string());
     }
     let expected = made_by.iter().find_map(|o| o.config::<SubtokensConfig>()).map(|s| (s.base, s.length));
     let stored = manifest.subtokens.map(|s| (s.base, s.length as usize));
-    if stored != expected {
+    if known && stored != expected {
         let pair =
             |s: Option<(u32, usize)>| s.map_or("nothing".into(), |(base, length)| format!("{length} in base {base}"));
         found.fault("manifest.json", format!("subtokens are {}, the job's are {}", pair(stored), pair(expected)));
+    }
+    let expected = made_by.iter().flat_map(OperatorSpec::beside);
+    let expected: BTreeMap<_, _> =
+        expected.map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes)))).collect();
+    if known && manifest.beside != expected {
+        found.fault("manifest.json", format!("beside is {:?}, the job's is {expected:?}", manifest.beside));
     }
     if manifest.teacher.is_none() && manifest.vocab_size != manifest.tokenizer.vocab_size {
         let (vocab, tokens) = (manifest.vocab_size, manifest.tokenizer.vocab_size);

@@ -76,7 +76,7 @@ impl Declaration for LengthsConfig {
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         let fact = (LENGTH.to_owned(), lengths(row)?.value(0).to_string());
-        Ok(Some(OperatorView { operator: NAME.into(), facts: vec![fact], tokens: Vec::new() }))
+        Ok(Some(OperatorView { operator: NAME.into(), facts: vec![fact], ..OperatorView::default() }))
     }
 }
 

@@ -305,7 +305,14 @@ def prior(
 
 
 def _make_prior(
-    target: _Target, ids: Any, at: Any, of: tuple[int, int, int], out: str, temperature: float, threads: int | None, array: Any
+    target: _Target,
+    ids: Any,
+    at: Any,
+    of: tuple[int, int, int],
+    out: str,
+    temperature: float,
+    threads: int | None,
+    array: Any,
 ) -> None:
     """Prior noise of n (sequence, position) pairs, of (V, seed, draw), into ``array`` [n, V]."""
     vocab, seed, draw = of

@@ -182,9 +182,7 @@ def strided_order(length: int, streams: int) -> tuple[Ints, Ints]:
     return order, block.astype(np.int64)
 
 
-def random(
-    batch: Batch[ArrayT], *, steps: int, seed: int = 0, epoch: int | None = None
-) -> OrderExample[ArrayT]:
+def random(batch: Batch[ArrayT], *, steps: int, seed: int = 0, epoch: int | None = None) -> OrderExample[ArrayT]:
     """Random masking (§2): τ of every token uniform in {1..T}, T = ``steps``: an :class:`OrderExample`, see :func:`masking_steps`.
 
     The bits that ``orders: {kind: random, steps: T}`` stores at epoch 0. Purpose: ``armd_steps``, τ = 1 + ⌊u·T⌋ of the i-th uniform belongs to position i.

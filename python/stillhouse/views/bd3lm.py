@@ -202,7 +202,9 @@ def block_length_of(batch: Batch) -> int:
     if batch.info is None:
         raise ViewError(f"batch: has no info, which says how long its blocks are; valid: {WITH_INFO}")
     if batch.info.block_length is None:
-        raise ViewError("batch: its data set stores no blocks; valid: one of `partitions: {level: block, block_length: 4}`")
+        raise ViewError(
+            "batch: its data set stores no blocks; valid: one of `partitions: {level: block, block_length: 4}`"
+        )
     return batch.info.block_length
 
 

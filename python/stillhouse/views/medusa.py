@@ -6,21 +6,32 @@
     x           the  cat  sat  on   the  mat
     i = 1             ▲    1    2    3            I = {i + 1, ..., i + k}, k = 3          (Gumbel distillation, §4.2)
 
-"Offsets 1–3, head 0 uses the frozen base LM head" (§5.2) can be counted in two ways. ``first=1`` counts from the last
-token of the context: I = {i + 1..i + k}. Appendix C.2 gives head 0, the base's own, the token i + 1, and head j the token
-i + j + 1: that is ``first=2`` for the three heads that are trained, or ``first=1, heads=4`` with head 0 among them.
+"Offsets 1–3, head 0 uses the frozen base LM head" (§5.2) can be read in two ways, and both have a name:
+
+=============== ==================== =====================================================================================
+``offsets``     head j of k predicts
+=============== ==================== =====================================================================================
+``"next"``      i + j, j = 1..k      I = {i + 1..i + k} of §4.2: offsets count from the last token of the context. The default
+``"lookahead"`` i + 1 + j, j = 1..k  Medusa's own and appendix C.2: the base's head (head 0) has the token i + 1, and only the
+                                     heads that look further ahead are trained: I = {i + 2..i + k + 1}
+=============== ==================== =====================================================================================
+
+``"next"`` with one head more has head 0 among its heads and the same tokens as ``"lookahead"`` after it. ``first`` says the first offset as a number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..batch import Array, ArrayT, Batch
 from .example import Example, replay, rows_of, to_numpy
 from .keyed import ViewError
+
+OFFSETS = {"next": 1, "lookahead": 2}
+"""The first offset of each reading."""
 
 IGNORED = -100
 """The id of a target that does not exist; torch's cross-entropy leaves it out by default."""
@@ -79,12 +90,24 @@ class HeadExample(Example[ArrayT]):
 
 
 def targets(
-    batch: Batch[ArrayT], *, heads: int = 3, first: int = 1, anchors: Array | None = None
+    batch: Batch[ArrayT],
+    *,
+    heads: int = 3,
+    offsets: Literal["next", "lookahead"] | None = None,
+    first: int | None = None,
+    anchors: Array | None = None,
 ) -> HeadExample[ArrayT]:
-    """The targets of ``heads`` heads (k), the first of which predicts i + ``first``: a :class:`HeadExample`.
+    """The targets of ``heads`` heads (k) with the offsets ``"next"`` (the default) or ``"lookahead"``: a :class:`HeadExample`.
 
+    ``first`` instead of ``offsets``: the first head predicts i + ``first``, the others the tokens behind.
     ``anchors``, int [P] or [B, P], are the positions i; by default all L. Nothing is random.
     """
+    if offsets is not None and first is not None:
+        raise ViewError(f"offsets, first: got {offsets!r} and {first}, valid: one of them")
+    if offsets is not None and offsets not in OFFSETS:
+        raise ViewError(f"offsets: got {offsets!r}, valid: {', '.join(map(repr, OFFSETS))}")
+    if first is None:
+        first = OFFSETS[offsets or "next"]
     if heads < 1 or first < 1:
         raise ViewError(f"heads, first: got {heads}, {first}, valid: 1 or more")
     rows = rows_of(batch)

@@ -13,6 +13,9 @@
 The filter table holds one row of C truth values per digit position and digit; the AND of the rows that the digits of a
 token select is V (appendix A.2.3, Fig. A2). That is the carry-over parameterization. Without it (``carry_over=False``; 900K of the
 paper's 1M iterations) p is a softmax over all C tokens, so that no token is known and all are targets.
+
+Where the job has ``subtokens: {permutation: …}`` the digits of an id are those of another number, ``batch.info.subtokens.permutation[id]``: :func:`encode`,
+:func:`decode` and :func:`filter_table` take it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import Array, ArrayT, Batch, is_torch
+from ..info import SubtokenInfo
 from .example import WITH_INFO, Bools, Example, Rows, as_labels, candidates, epoch_of, rows_of, stored_column, to_numpy
-from .keyed import ViewError, epoch_seed, uniforms
+from .keyed import ViewError, epoch_seed, shuffles, uniforms
 from .schedule import LINEAR, Schedule, schedule_of
 from .times import Sampling, given_times, row_times
 
@@ -154,10 +158,21 @@ def _digits(batch: Batch, rows: Rows, length: int | None) -> tuple[npt.NDArray[n
         column = batch.get("subtokens")
         if column is not None:
             return to_numpy(column).astype(np.int32), stored.base
-        return np.asarray(encode(rows.ids, stored.base, stored.length)), stored.base
+        return np.asarray(encode(rows.ids, stored.base, stored.length, _permutation(stored))), stored.base
     assert length is not None
     base = base_of(batch.info.vocab_size, length)
-    return np.asarray(encode(rows.ids, base, length)), base
+    return np.asarray(encode(rows.ids, base, length, _permutation(stored))), base
+
+
+def _permutation(stored: SubtokenInfo | None) -> npt.NDArray[np.int32] | None:
+    """The numbers that the digits of a data set are of; None for the ids themselves."""
+    if stored is None or stored.permutation_sha256 is None:
+        return None
+    if stored.permutation is None:
+        raise ViewError(
+            "batch: its data set has a permutation.npy, and its info was made without; valid: `stillhouse.open(...).info`"
+        )
+    return stored.permutation
 
 
 def base_of(vocab_size: int, length: int) -> int:
@@ -171,17 +186,22 @@ def base_of(vocab_size: int, length: int) -> int:
     return high
 
 
-def encode(ids: Array, base: int, length: int) -> Any:
-    """The digits of ids, most significant first: [...] → [..., ℓ] int32 (numpy or torch, as the ids)."""
+def encode(ids: Array, base: int, length: int, permutation: Array | None = None) -> Any:
+    """The digits of ids, most significant first: [...] → [..., ℓ] int32 (numpy or torch, as the ids).
+
+    ``permutation`` [C]: those of ``permutation[id]`` instead.
+    """
     values, digits = to_numpy(ids).astype(np.int64), []
+    if permutation is not None:
+        values = to_numpy(permutation).astype(np.int64)[values]
     for _ in range(length):
         digits.append(values % base)
         values = values // base
     return _like(np.stack(digits[::-1], axis=-1).astype(np.int32), ids)
 
 
-def decode(digits: Array, base: int, vocab_size: int) -> Any:
-    """The ids of digits: [..., ℓ] → [...] int64; −1 where they stand for no token, a masked digit included."""
+def decode(digits: Array, base: int, vocab_size: int, permutation: Array | None = None) -> Any:
+    """The ids of digits: [..., ℓ] → [...] int64; −1 where they stand for no token, a masked digit included. ``permutation``: as of :func:`encode`."""
     array = to_numpy(digits).astype(np.int64)
     ids, proper = np.zeros(array.shape[:-1], np.int64), np.ones(array.shape[:-1], bool)
     for position in range(array.shape[-1]):
@@ -189,20 +209,35 @@ def decode(digits: Array, base: int, vocab_size: int) -> Any:
         proper &= (digit >= 0) & (digit < base)
         # Held at the size of the vocabulary: from there on it is no token, and it cannot overflow.
         ids = np.minimum(ids * base + digit, vocab_size)
-    return _like(np.where(proper & (ids < vocab_size), ids, NO_TOKEN), digits)
+    proper &= ids < vocab_size
+    if permutation is not None:
+        ids = np.argsort(to_numpy(permutation))[np.where(proper, ids, 0)]
+    return _like(np.where(proper, ids, NO_TOKEN), digits)
 
 
-def filter_table(vocab_size: int, length: int) -> Bools:
-    """Which tokens agree with a digit: bool [ℓ, b + 1, C], numpy. Row b, the mask, allows every token.
+def filter_table(vocab_size: int, length: int, permutation: Array | None = None) -> Bools:
+    """Which tokens agree with a digit: bool [ℓ, b + 1, C], numpy. Row b, the mask, allows every token. ``permutation``: as of :func:`encode`.
 
+    The ``filter_table.npy`` of a data set with ``subtokens: {filter_table: true}``, byte for byte.
     ``table[j, d, k]`` says whether digit j of token k is d. For a GPU, ``torch.from_numpy(table).to(device)``.
     Size: ℓ · (b + 1) · C bytes, 3 MB for C = 50,257 and ℓ = 4.
     """
     base = base_of(vocab_size, length)
-    digits = encode(np.arange(vocab_size), base, length)
+    digits = encode(np.arange(vocab_size), base, length, permutation)
     table = digits.T[:, None, :] == np.arange(base + 1)[None, :, None]
     table[:, base, :] = True
     return np.asarray(table)
+
+
+def shipped_permutation(vocab_size: int) -> npt.NDArray[np.int32]:
+    """The permutation of ``subtokens: {permutation: shipped}``, int32 [C]: the same for every data set with this vocabulary.
+
+    0 … C − 1 shuffled, purpose ``subtoken_permutation``, seed 0, sequence 0.
+    """
+    made: npt.NDArray[np.int32] = shuffles(0, "subtoken_permutation", np.zeros(1, np.uint64), vocab_size)[0].astype(
+        np.int32
+    )
+    return made
 
 
 def valid_set(digits: Array, table: Array) -> Any:

@@ -9,6 +9,7 @@
 //! user mends a job file once and not once per mistake. A check whose field is already
 //! reported is not reported again.
 
+mod derive;
 mod describe;
 mod schema;
 #[cfg(test)]

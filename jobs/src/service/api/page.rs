@@ -13,7 +13,7 @@ macro_rules! files {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!(concat!("../page/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 14] = files!(
+const FILES: [(&str, &str); 15] = files!(
     "index.html",
     "style.css",
     "api.js",
@@ -24,6 +24,7 @@ const FILES: [(&str, &str); 14] = files!(
     "list.js",
     "log.js",
     "main.js",
+    "picture.js",
     "plot.js",
     "result.js",
     "stream.js",

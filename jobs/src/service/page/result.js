@@ -3,6 +3,7 @@
 import { aborted, download, jobPath, json } from './api.js';
 import { bar, facts, h, problemBox, section, setText, show, table } from './dom.js';
 import { bytes, count, counted, duration, fixed, share } from './format.js';
+import { inWords, picture, pictures } from './picture.js';
 import { correctionsHistogram } from './plot.js';
 
 const MOST_TOKENS = 4096; // shown at once
@@ -109,23 +110,10 @@ function details(token, i, views) {
     ...views.filter((v) => v.tokens?.[i]).map((v) => [v.operator, v.tokens[i]])];
 }
 
-// An image as it is: a pixel of the canvas for each, which the style sheet makes large.
-function picture({ height, width, channels }, tokens) {
-  const canvas = h('canvas.picture', { width, height, role: 'img', 'aria-label': `The image, ${width} by ${height} pixels`, testid: 'picture' });
-  const context = canvas.getContext('2d');
-  if (!context) return null;
-  const image = context.createImageData(width, height);
-  for (let i = 0; i < width * height; i++) {
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = tokens[i * channels + Math.min(c, channels - 1)]?.id ?? 0;
-    image.data[4 * i + 3] = 255;
-  }
-  context.putImageData(image, 0, 0);
-  return canvas;
-}
-
 function sequenceView(report) {
   const { row } = report;
   const tokens = row.tokens ?? [];
+  const writer = (row.operators ?? []).find((v) => v.operator === 'generate')?.tokens; // who each token is by
   const views = row.operators ?? []; // what operators show that the page knows nothing else of
   const grouped = tokens.some((t) => t.group != null);
   const panel = h('div.inspect', { testid: 'token-details' });
@@ -157,8 +145,8 @@ function sequenceView(report) {
     describe(i);
   }
   const option = (t, i) => h('span.token', {
-    role: 'option', tabindex: i === 0 ? 0 : -1, 'data-i': i, 'data-group': groupOf(t), 'data-invalid': t.valid === false,
-    'aria-label': `${JSON.stringify(t.text)}, id ${t.id}${grouped ? `, group ${groupOf(t)}` : ''}${t.logprob == null ? '' : `, log-probability ${t.logprob.toFixed(2)}`}${t.corrections == null ? '' : `, ${counted(t.corrections, 'correction')}`}`,
+    role: 'option', tabindex: i === 0 ? 0 : -1, 'data-i': i, 'data-group': groupOf(t), 'data-by': writer?.[i] || null, 'data-invalid': t.valid === false,
+    'aria-label': `${JSON.stringify(t.text)}, id ${t.id}${writer?.[i] ? `, ${writer[i]}` : ''}${grouped ? `, group ${groupOf(t)}` : ''}${t.logprob == null ? '' : `, log-probability ${t.logprob.toFixed(2)}`}${t.corrections == null ? '' : `, ${counted(t.corrections, 'correction')}`}`,
   }, visible(t.text));
   box.append(...tokens.slice(0, MOST_TOKENS).map(option));
   const more = tokens.length > MOST_TOKENS && h('button', { type: 'button', onclick: (e) => {
@@ -171,8 +159,11 @@ function sequenceView(report) {
   return h('div', { testid: 'sequence' },
     facts([['Shard', h('code', null, row.shard), 'long'], ['Row in the shard', count(row.row)], ['Sequence id', String(row.sequence_id)],
       ['Documents', count(row.documents?.length)], ['Partition at t', row.partition_t == null ? null : fixed(row.partition_t, 4)],
-      ...views.flatMap((v) => v.facts ?? [])]),
+      ...views.flatMap((v) => (v.pictures ? inWords(v) : v.facts ?? []))]),
     row.picture && picture(row.picture, tokens),
+    pictures(views),
+    writer && h('p.legend', null, h('span.token', { 'data-by': 'given' }, 'given'), ` ${counted(writer.filter((by) => by === 'given').length, 'token')} `,
+      h('span.token', { 'data-by': 'written' }, 'written'), ` underlined, by the teacher, ${counted(writer.filter((by) => by === 'written').length, 'token')}`),
     grouped && h('p.legend', null, h('span.token', { 'data-group': 0 }, 'group 0'), ` plain, ${counted(tokens.length - ones, 'token')} `, h('span.token', { 'data-group': 1 }, 'group 1'), ` underlined, ${counted(ones, 'token')}`),
     h('div', null, panel, box), more, documents(row), blueprints(row)); // the panel sticks beside its tokens only
 }

@@ -271,7 +271,8 @@ fn what_other_operators_show_stands_beside_it() {
     inspection.operator_statistics = vec![StatisticView { name: "short".into(), meaning, value }];
     let tokens = (0..13).map(|i| format!("mark{i}")).collect();
     let facts = vec![("length".to_owned(), "12".to_owned())];
-    inspection.row.as_mut().unwrap().operators = vec![OperatorView { operator: "marks".into(), facts, tokens }];
+    inspection.row.as_mut().unwrap().operators =
+        vec![OperatorView { operator: "marks".into(), facts, tokens, ..OperatorView::default() }];
     let text = rendered(&inspection, PLAIN);
     for says in ["Short sequences  1,234", "\n  length: 12\n", "marks", "mark7", "mark11"] {
         assert!(text.contains(says), "{says:?} is not in\n{text}");

@@ -86,7 +86,7 @@ impl Tolerance {
 
     /// What the encoder aims at. A reader may compute e up to 4 ulp away, and both sides compute in f32: that moves
     /// the total variation by about 10^-6, and the margin is for it.
-    fn target(self) -> f64 {
+    pub(crate) fn target(self) -> f64 {
         self.0 * 0.999 - 1e-6
     }
 }

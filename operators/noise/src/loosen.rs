@@ -1,0 +1,194 @@
+//! Fewer corrections for a looser tolerance, from what is stored alone: no teacher.
+//!
+//! ```text
+//!   stored at t: TV(true, stored) ≤ t          leaving corrections out moves softmax(ξ̂) by TV ≤ Δ/(Z + Δ)          so at t′: t + Δ/(Z + Δ) ≤ t′
+//!                                              Δ = Σ (1/e_k − 1/Ê_k) over those, Z = Σ 1/Ê over all entries
+//! ```
+//!
+//! Without its correction an entry has the weight 1/e_k for 1/Ê_k, which is more: the new distribution is a mixture of the old one with a share
+//! of Δ/(Z + Δ) of something else, and that share bounds how far they are apart. Corrections that matter least go first. Where the observed
+//! token has to win in l + ξ̂, an entry keeps its correction unless it loses without it by twice what its stored value may be off.
+//!
+//! More are kept than the encoder would keep at t′, which knows the true error where this has to take it as t.
+//!
+//! Cost per token and draw: one pass over V for the exponentials, and one for Z.
+
+use crate::dispatch::Level;
+use crate::posterior::{check_token, exponentials};
+use crate::{Correction, NoiseError, NoiseStream, StoredToken, Tolerance, ValueType, kernels};
+
+/// Takes corrections away; scratch of 4·V bytes.
+#[derive(Debug, Clone)]
+pub struct Loosener {
+    /// How far the distribution may move.
+    room: f64,
+    /// By how much the observed token has to win without a correction, where it has to.
+    lead: Option<f64>,
+    /// Relative error of a stored ln p.
+    rounding: f64,
+    totals: Vec<f32>,
+    entries: Vec<Entry>,
+}
+
+/// The corrections of one vocabulary entry.
+#[derive(Debug, Clone)]
+struct Entry {
+    index: u32,
+    /// What its weight grows by without them.
+    growth: f64,
+    may_go: bool,
+}
+
+impl Loosener {
+    /// From one tolerance to a looser one; `None` where the looser one leaves no room beside the first.
+    ///
+    /// # Errors
+    /// If no index type of the format addresses `vocab` entries.
+    pub fn new(
+        vocab: usize,
+        (from, to): (Tolerance, Tolerance),
+        condition: bool,
+        value_type: ValueType,
+    ) -> Result<Option<Self>, NoiseError> {
+        if vocab == 0 || vocab as u64 > 1 << 32 {
+            return Err(NoiseError::Vocabulary { vocab });
+        }
+        let room = to.target() - from.get();
+        let rounding = match value_type {
+            ValueType::F16 => 1.0 / 2048.0,
+            ValueType::F32 => 1.0 / f64::from(1 << 24),
+        };
+        Ok((room > 0.0).then(|| Self {
+            room,
+            lead: condition.then(|| to.lead()),
+            rounding,
+            totals: vec![0.0; vocab],
+            entries: Vec::new(),
+        }))
+    }
+
+    /// Puts the corrections that stay at the end of `kept`, in their order; gives by how much softmax(ξ̂) moves at most.
+    ///
+    /// # Errors
+    /// If the token or a correction is not in the vocabulary.
+    pub fn loosen(
+        &mut self,
+        stored: &StoredToken<'_>,
+        stream: &NoiseStream,
+        kept: &mut Vec<Correction>,
+    ) -> Result<f64, NoiseError> {
+        if stored.corrections.is_empty() {
+            return Ok(0.0);
+        }
+        check_token(stored.token, self.totals.len(), stream)?;
+        let e0 = f64::from(exponentials(stream, &mut self.totals));
+        self.entries.clear();
+        for values in stored.corrections.chunk_by(|a, b| a.index == b.index) {
+            let entry = self.entry(values, stream, e0)?;
+            self.entries.push(entry);
+        }
+        let token_weight = crate::decode::weight_of_token(f64::from(stored.logprob), e0 as f32);
+        self.totals[stored.token as usize] = f32::INFINITY; // weight 0
+        let z = kernels::reciprocals(Level::detect(), &mut self.totals) + token_weight;
+        // the least first; of equal ones the lower index
+        let mut order: Vec<usize> = (0..self.entries.len()).filter(|&i| self.entries[i].may_go).collect();
+        order.sort_by(|&a, &b| self.entries[a].growth.total_cmp(&self.entries[b].growth));
+        let (mut grown, mut gone) = (0.0, 0);
+        for &i in &order {
+            let more = grown + self.entries[i].growth;
+            if more / (z + more) > self.room {
+                break;
+            }
+            (grown, gone) = (more, gone + 1);
+        }
+        let mut without: Vec<u32> = order[..gone].iter().map(|&i| self.entries[i].index).collect();
+        without.sort_unstable();
+        kept.extend(stored.corrections.iter().filter(|c| without.binary_search(&c.index).is_err()));
+        Ok(grown / (z + grown))
+    }
+
+    /// Corrects the total of an entry, and says what it is without.
+    fn entry(&mut self, values: &[Correction], stream: &NoiseStream, e0: f64) -> Result<Entry, NoiseError> {
+        let (index, vocab) = (values[0].index, self.totals.len());
+        if let Some(bad) = values.iter().find(|c| c.index as usize >= vocab || !c.logprob.is_finite()) {
+            let NoiseStream { sequence_id, position, .. } = *stream;
+            let Correction { index, logprob } = *bad;
+            return Err(NoiseError::Correction { sequence_id, position, index, logprob, vocab });
+        }
+        let total = &mut self.totals[index as usize];
+        let prior = f64::from(*total);
+        let p: f64 = values.iter().map(|c| libm::exp(f64::from(c.logprob))).sum();
+        for c in values {
+            // as the decoder adds them
+            *total = (f64::from(*total) + libm::exp(f64::from(c.logprob)) * e0) as f32;
+        }
+        let may_go = self.lead.is_none_or(|lead| {
+            let off = 2.0 * self.rounding * f64::from(values[0].logprob).abs();
+            // ln of how far the entry is below the observed token in l + ξ̂, both without ln Z
+            libm::log(prior) - libm::log(p) - libm::log(e0) >= 2.0 * lead + off
+        });
+        let growth = 1.0 / prior - 1.0 / f64::from(*total);
+        Ok(Entry { index, growth: growth.max(0.0), may_go })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DrawKey, Encoder, judge, keyed_uniforms};
+
+    /// Logits of a Zipf distribution in a random order, sharper or flatter from row to row, and a token of it.
+    fn row(vocab: usize, number: u64) -> (Vec<f32>, u32) {
+        let mut uniforms = keyed_uniforms(3, "logits of a test", number, 0);
+        let sharpness = 0.3 + uniforms.next_f64() * 2.0;
+        let mut logits: Vec<f32> = (0..vocab).map(|k| (-sharpness * ((k + 1) as f64).ln()) as f32).collect();
+        for k in (1..vocab).rev() {
+            logits.swap(k, uniforms.below(k as u32 + 1) as usize);
+        }
+        (logits, uniforms.below(vocab as u32))
+    }
+
+    #[test]
+    fn what_is_left_keeps_the_looser_promise() {
+        for (vocab, value_type) in [(2, ValueType::F16), (37, ValueType::F32), (3000, ValueType::F16)] {
+            for (from, to) in [(1e-4, 1e-3), (1e-3, 1e-2), (1e-3, 0.3), (1e-2, 1.2e-2)] {
+                let [from, to] = [from, to].map(|t| Tolerance::new(t).unwrap());
+                let (mut stored, mut left) = (0, 0);
+                let mut loosener = Loosener::new(vocab, (from, to), true, value_type).unwrap().unwrap();
+                for number in 0..40 {
+                    let (logits, token) = row(vocab, number);
+                    let stream = NoiseStream::new(DrawKey::new(8, 0), number, 5);
+                    let mut encoder = Encoder::new(vocab, from, value_type).unwrap();
+                    let mut corrections = Vec::new();
+                    let encoded = encoder.encode(&logits, token, &stream, &mut corrections).unwrap();
+                    let of = |corrections| StoredToken { token, logprob: encoded.logprob, corrections };
+                    let mut kept = Vec::new();
+                    let moved = loosener.loosen(&of(&corrections), &stream, &mut kept).unwrap();
+                    let judged = judge(&logits, &of(&kept), &stream).unwrap();
+                    assert!(judged.total_variation <= to.get(), "{judged:?}");
+                    assert!(judged.lead >= 0.9 * to.lead(), "{judged:?}");
+                    assert!(judged.total_variation <= encoded.total_variation + moved + 1e-6, "{judged:?}, {moved}");
+                    assert!(kept.iter().all(|c| corrections.contains(c)) && kept.is_sorted_by_key(|c| c.index));
+                    (stored, left) = (stored + corrections.len(), left + kept.len());
+                }
+                assert!(vocab < 3000 || to.get() < 5.0 * from.get() || left * 2 < stored, "{left} of {stored} left");
+            }
+        }
+    }
+
+    #[test]
+    fn no_room_and_wrong_lists_are_told() {
+        let tolerance = |t| Tolerance::new(t).unwrap();
+        let of = |from, to| Loosener::new(50, (tolerance(from), tolerance(to)), true, ValueType::F16).unwrap();
+        assert!(of(1e-3, 1e-3).is_none() && of(1e-3, 1e-4).is_none() && of(1e-3, 1.0005e-3).is_none());
+        let mut loosener = of(1e-3, 1e-2).unwrap();
+        let stream = NoiseStream::new(DrawKey::new(8, 0), 1, 5);
+        let mut wrong = |index, logprob, token| {
+            let corrections = [Correction { index, logprob }];
+            let stored = StoredToken { token, logprob: -1.0, corrections: &corrections };
+            loosener.loosen(&stored, &stream, &mut Vec::new()).unwrap_err().to_string()
+        };
+        assert!(wrong(50, -2.0, 1).contains("50") && wrong(3, f32::NAN, 1).contains("NaN"));
+        assert!(wrong(3, -2.0, 50).contains("token 50"));
+    }
+}

@@ -1,0 +1,127 @@
+//! Noise stored for a looser tolerance, from the columns alone: see `stillhouse_noise::Loosener`.
+
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::error::ArrowError;
+use rayon::prelude::*;
+use stillhouse_noise::{Correction, DrawKey, Loosener, NoiseStream, StoredToken, Tolerance};
+use stillhouse_schemas::columns;
+use stillhouse_schemas::manifest::Statistics;
+
+use super::collect::{floats, unsigned};
+use super::{ExtractConfig, NAME, NoiseConfig, Sequence, noise_error, sequences};
+use crate::invariants::{float_column, unsigned_column};
+use crate::operator::OperatorError;
+use crate::rows::list_column;
+
+/// The columns that are stored anew.
+pub const LOOSENED: [&str; 3] = [columns::NOISE_COUNT, columns::NOISE_INDEX, columns::NOISE_LOGPROB];
+
+/// From the noise of one config to that of another, which differs in its tolerance.
+#[derive(Debug, Clone)]
+pub struct Loosen {
+    to: ExtractConfig,
+    noise: NoiseConfig,
+    loosener: Loosener,
+}
+
+/// What became of one row.
+#[derive(Default)]
+struct Row {
+    counts: Vec<u32>,
+    corrections: Vec<Correction>,
+    moved: f64,
+}
+
+impl Loosen {
+    /// Between two configs whose noise is of the codec `replay`; `None` where the tolerance of `to` leaves no room beside that of `from`.
+    ///
+    /// # Errors
+    /// With a tolerance or a vocabulary that no encoder takes.
+    pub fn new(from: &ExtractConfig, to: &ExtractConfig) -> Result<Option<Self>, OperatorError> {
+        let (Some(stored), Some(noise)) = (&from.noise, &to.noise) else { return Ok(None) };
+        let tolerance = |noise: &NoiseConfig| Tolerance::new(noise.tolerance).map_err(noise_error);
+        let tolerances = (tolerance(stored)?, tolerance(noise)?);
+        let loosener =
+            Loosener::new(to.vocab_size, tolerances, noise.condition, noise.stored()).map_err(noise_error)?;
+        Ok(loosener.map(|loosener| Self { to: to.clone(), noise: noise.clone(), loosener }))
+    }
+
+    /// The columns of [`LOOSENED`], in that order. Counts the lists that are not empty: of empty ones these columns do not say whether
+    /// their positions were predicted. `stored_variation` is the largest total variation of the stored ones.
+    ///
+    /// # Errors
+    /// When the columns are not as the format has them.
+    pub fn columns(
+        &self,
+        batch: &RecordBatch,
+        stored_variation: f64,
+        statistics: &mut Statistics,
+    ) -> Result<Vec<ArrayRef>, OperatorError> {
+        let arrow = OperatorError::arrow(NAME);
+        let sequences = sequences(batch).map_err(&arrow)?;
+        let rows = self.rows(batch, &sequences)?;
+        for row in &rows {
+            statistics.total_variation_max = statistics.total_variation_max.max(stored_variation + row.moved);
+        }
+        for count in rows.iter().flat_map(|row| &row.counts).filter(|count| **count > 0) {
+            statistics.count_corrections(u64::from(*count));
+        }
+        let fields = self.to.fields();
+        let field = |name: &str| {
+            let missing = || OperatorError::Config { operator: NAME, message: format!("no column {name}") };
+            fields.iter().find(|field| field.name() == name).ok_or_else(missing)
+        };
+        let [count, index, logprob] = [field(LOOSENED[0])?, field(LOOSENED[1])?, field(LOOSENED[2])?];
+        let lists: Vec<usize> = rows.iter().map(|row| row.counts.len()).collect();
+        let lengths: Vec<usize> = rows.iter().map(|row| row.corrections.len()).collect();
+        let counts = rows.iter().flat_map(|row| row.counts.iter().copied()).collect();
+        let corrections = || rows.iter().flat_map(|row| &row.corrections);
+        let indices = corrections().map(|c| c.index).collect();
+        let logprobs = corrections().map(|c| c.logprob).collect();
+        Ok(vec![
+            list_column(count, unsigned(count, counts)?, &lists).map_err(&arrow)?,
+            list_column(index, unsigned(index, indices)?, &lengths).map_err(&arrow)?,
+            list_column(logprob, floats(logprob, logprobs), &lengths).map_err(&arrow)?,
+        ])
+    }
+
+    fn rows(&self, batch: &RecordBatch, sequences: &[Sequence]) -> Result<Vec<Row>, OperatorError> {
+        let arrow = OperatorError::arrow(NAME);
+        let logprobs = float_column(batch, columns::LOGPROB).map_err(&arrow)?;
+        let counts = unsigned_column(batch, columns::NOISE_COUNT).map_err(&arrow)?;
+        let indices = unsigned_column(batch, columns::NOISE_INDEX).map_err(&arrow)?;
+        let values = float_column(batch, columns::NOISE_LOGPROB).map_err(&arrow)?;
+        let keys = DrawKey::draws(self.noise.seed, self.noise.draws);
+        let row = |(number, sequence): (usize, &Sequence)| -> Result<Row, OperatorError> {
+            let (counts, indices, values) = (counts.row(number), indices.row(number), values.row(number));
+            let (logprobs, length) = (logprobs.row(number), sequence.tokens.len());
+            let sum: usize = counts.iter().map(|count| *count as usize).sum();
+            if counts.len() != length * keys.len()
+                || indices.len() != sum
+                || values.len() != sum
+                || logprobs.len() != length
+            {
+                let message = format!("sequence {}: the lists of its noise do not fit each other", sequence.id);
+                return Err(arrow(ArrowError::InvalidArgumentError(message)));
+            }
+            let (mut made, mut loosener) = (Row::default(), self.loosener.clone());
+            let (mut first, mut stored) = (0, Vec::new());
+            for (list, count) in counts.iter().enumerate() {
+                let (key, position) = (keys[list / length], list % length);
+                let here = first..first + *count as usize;
+                first = here.end;
+                stored.clear();
+                let pairs = indices[here.clone()].iter().zip(&values[here]);
+                stored.extend(pairs.map(|(&index, &logprob)| Correction { index, logprob }));
+                let (token, logprob) = (sequence.tokens[position], logprobs[position]);
+                let token = StoredToken { token, logprob, corrections: &stored };
+                let (stream, before) = (NoiseStream::new(key, sequence.id, position as u32), made.corrections.len());
+                let moved = loosener.loosen(&token, &stream, &mut made.corrections).map_err(noise_error)?;
+                made.moved = made.moved.max(moved);
+                made.counts.push((made.corrections.len() - before) as u32);
+            }
+            Ok(made)
+        };
+        sequences.par_iter().enumerate().map(row).collect()
+    }
+}

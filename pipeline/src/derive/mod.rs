@@ -1,0 +1,244 @@
+//! New columns for a finished data set, without its text and without its teacher: `stillhouse derive`.
+//!
+//! ```text
+//!   data set ──► its shards, one by one ──► columns that stay ─┬─► shards of the same rows ─► commit ─► manifest with both jobs
+//!   job ───────► what is different ───────► operators, noise ──┘
+//! ```
+//!
+//! A split of the data set is a split of what is derived: same rows, same order, same `sequence_id`s, so every keyed choice is the one that a
+//! run of the whole job would have made, and so are the bytes of the shards (a test compares them). Noise at a looser tolerance is the
+//! exception: a run would know the true error, and keep fewer corrections (`stillhouse_noise::Loosener`).
+//!
+//! The result is committed by the protocol of a run ([`crate::output`]): a derivation that was stopped goes on, one that is finished and damaged
+//! is mended. Every shard that is read is held to its checksum first.
+//!
+//! Memory: for each shard at work a batch of rows, and a row group of the writer. Cost: the data set is read twice and written once; the noise
+//! about two passes over V for each token and draw.
+
+mod run;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use stillhouse_operators::extract::{ExtractConfig, LOOSENED, Loosen};
+use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::vocabulary::Vocabulary;
+use stillhouse_schemas::manifest::{DerivedFrom, Manifest};
+use stillhouse_schemas::problems::{Problem, Problems};
+use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
+
+use crate::access::Access;
+use crate::dataset::Dataset;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::finish;
+use crate::job::{local_path, read_permutation, shorter};
+use crate::names::Names;
+use crate::operators;
+use crate::output::{MANIFEST, Output, TOKENIZER};
+use crate::shard::hex;
+use crate::storage::{Location, Storages};
+
+pub use self::run::{DeriveOptions, derive};
+
+/// Operators whose columns need neither text nor teacher.
+const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
+
+/// What is to be made of a data set.
+pub struct Derivation {
+    source: Dataset,
+    /// The job that would make all of it.
+    spec: JobSpec,
+    /// All operators of that job.
+    operators: Vec<OperatorSpec>,
+    /// Those that run.
+    anew: Vec<OperatorSpec>,
+    loosen: Option<Loosen>,
+    vocabulary: Arc<Vocabulary>,
+    tokenizer: Vec<u8>,
+    from: DerivedFrom,
+    output: Output,
+    hash: String,
+    identity: Value,
+}
+
+impl Derivation {
+    /// Checks a job over a data set; relative paths of the job are relative to `base`.
+    ///
+    /// # Errors
+    /// With everything that is wrong with the job, each problem with its place; when the data set is not whole.
+    pub async fn prepare(source: Dataset, text: &str, base: &Path) -> Result<Self> {
+        let (parsed, own) = operators::job_format().parse_derived(text, &source.manifest().job);
+        let positions = parsed.positions.clone();
+        let numbered = parsed.into_result().and_then(|mut spec| {
+            spec.subtokens = with_numbers(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
+            Ok(spec)
+        });
+        let made = match numbered {
+            Ok(spec) => Self::of(source, spec, base).await,
+            Err(problems) => Err(problems.into()),
+        };
+        made.map_err(|e| e.located(&positions))
+    }
+
+    async fn of(source: Dataset, spec: JobSpec, base: &Path) -> Result<Self> {
+        let manifest = source.manifest();
+        let (before, unknown) = operators::of_manifest(manifest);
+        if let Some(problem) = unknown.first() {
+            let message = format!("{}: {problem}", source.shown(MANIFEST));
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        let mut problems = Problems::default();
+        let (after, wrong) = operators::of_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
+        wrong.into_iter().for_each(|problem| problems.push(problem));
+        let is_new = |spec: &&OperatorSpec| VIEWS.contains(&spec.name()) && !before.contains(spec);
+        let anew: Vec<OperatorSpec> = after.iter().filter(is_new).cloned().collect();
+        let loosen = loosened(&before, &after, &mut problems)?;
+        if anew.is_empty() && loosen.is_none() && problems.0.is_empty() {
+            let message = "nothing is different from what the data set has; valid: other subtokens, partitions or orders, or a looser \
+                           extract.noise.tolerance";
+            problems.push(Problem::missing("", message));
+        }
+        problems.into_result()?;
+        let bytes = source.output().get(TOKENIZER).await?.unwrap_or_default().to_vec();
+        let digest = hex(&Sha256::digest(&bytes));
+        if digest != manifest.tokenizer.sha256 {
+            let message =
+                format!("{}: sha256 {digest}, the manifest has {}", source.shown(TOKENIZER), manifest.tokenizer.sha256);
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        let vocabulary = Vocabulary::of(source.tokenizer().await?, &manifest.tokenizer.source)
+            .map_err(|e| PipelineError::caused(ErrorKind::DataSet, source.shown(TOKENIZER), e))?;
+        let from = DerivedFrom {
+            manifest_sha256: manifest_digest(source.output()).await?.unwrap_or_default(),
+            job: manifest.job.clone(),
+            job_hash: manifest.job_hash.clone(),
+            columns: columns_of(&anew, loosen.is_some()),
+            derived_from: manifest.derived_from.clone(),
+        };
+        let beside: BTreeMap<_, _> =
+            beside(&after).map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(bytes)))).collect();
+        let identity = identity(&spec, &from, &beside);
+        let hash = hex(&Sha256::digest(identity.to_string().as_bytes()));
+        let output = output_of(&spec, base)?.for_job(&hash);
+        Ok(Self {
+            source,
+            operators: after,
+            anew,
+            loosen,
+            vocabulary: Arc::new(vocabulary),
+            tokenizer: bytes,
+            from,
+            output,
+            hash,
+            identity,
+            spec,
+        })
+    }
+
+    /// Columns that are made, in words.
+    pub fn columns(&self) -> &[String] {
+        &self.from.columns
+    }
+}
+
+/// The files that stand beside the shards of these operators.
+fn beside(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    operators.iter().flat_map(OperatorSpec::beside)
+}
+
+/// The sub-tokens with the numbers of their permutation: of the file that the job names, or of the data set where the job says nothing of them.
+fn with_numbers(
+    spec: &JobSpec,
+    base: Option<&Path>,
+    manifest: &Manifest,
+) -> std::result::Result<Option<Subtokens>, Problems> {
+    let Some(mut subtokens) = spec.subtokens.clone() else { return Ok(None) };
+    if let Some(named) = subtokens.permutation_file() {
+        let wrong = |e: String| Problems(vec![Problem::new("subtokens.permutation", format!("{named:?}"), e)]);
+        subtokens.numbers = match base {
+            None => manifest.job.subtokens.as_ref().and_then(|stored| stored.numbers.clone()),
+            Some(base) => {
+                let path = Names::of(&Access::everything()).real(named).map_err(wrong)?;
+                let read = read_permutation(&local_path(base, &path), manifest.vocab_size as usize);
+                Some(read.map_err(wrong)?)
+            }
+        };
+    }
+    Ok(Some(subtokens))
+}
+
+/// sha256 of the manifest of a data set.
+async fn manifest_digest(of: &Output) -> Result<Option<String>> {
+    Ok(of.get(MANIFEST).await?.map(|bytes| hex(&Sha256::digest(&bytes))))
+}
+
+fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
+    operators.iter().find_map(|operator| operator.config::<ExtractConfig>())
+}
+
+/// The noise that is stored more loosely, where another tolerance is asked for.
+fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<Loosen>> {
+    let (Some(from), Some(to)) = (extract_of(before), extract_of(after)) else { return Ok(None) };
+    let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
+    if stored.tolerance == asked.tolerance {
+        return Ok(None);
+    }
+    let mut wrong = |message: String| {
+        problems.push(Problem::new("extract.noise.tolerance", asked.tolerance, message));
+        Ok(None)
+    };
+    if stored.codec != NoiseCodec::Replay {
+        return wrong("the data set has dense noise, which has no tolerance; leave it out".into());
+    }
+    let made = Loosen::new(from, to).map_err(|e| PipelineError::caused(ErrorKind::Usage, "extract.noise", e))?;
+    match made {
+        Some(loosen) => Ok(Some(loosen)),
+        None => wrong(format!(
+            "the data set was stored at {0}, and what is left out adds to that; valid: {1} or more",
+            stored.tolerance,
+            (stored.tolerance + 1e-6) / 0.999
+        )),
+    }
+}
+
+fn columns_of(anew: &[OperatorSpec], loosened: bool) -> Vec<String> {
+    let noise = loosened.then_some(LOOSENED).into_iter().flatten().map(str::to_owned);
+    let views = anew
+        .iter()
+        .flat_map(|operator| finish::columns(operator.output_schema(&arrow::datatypes::Schema::empty()).as_ref()));
+    noise.chain(views.map(|column| column.name)).collect()
+}
+
+/// Everything that decides the bytes.
+fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String>) -> Value {
+    let mut job = json!(spec);
+    for (section, key) in [
+        ("", "name"),
+        ("", "engine"),
+        ("", "storage"),
+        // what it holds counts
+        ("/subtokens", "permutation"),
+        ("/output", "card"),
+        ("/output", "path"),
+        ("/output", "storage"),
+    ] {
+        if let Some(Value::Object(map)) = job.pointer_mut(section) {
+            map.remove(key);
+        }
+    }
+    json!({"job": job, "derived_from": from.manifest_sha256, "beside": beside})
+}
+
+fn output_of(spec: &JobSpec, base: &Path) -> Result<Output> {
+    let names = Names::of(&Access::everything());
+    let usage = |e: String| {
+        PipelineError::from(Problems(vec![Problem::new("output.path", format!("{:?}", spec.output.path), e)]))
+    };
+    let path = names.real(&spec.output.path).map_err(usage)?;
+    let place = Location::parse(base, &path).map_err(|e| usage(e.to_string()))?;
+    let output = Output::at(&shorter(place), &spec.output_storage(), &Storages::new())?;
+    Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
+}

@@ -1,0 +1,156 @@
+//! A job that makes columns of a finished data set: what it says takes the place of what the data set's own job said.
+//!
+//! ```text
+//!   the data set's job ──┐
+//!                        ├─► one job, checked as any other ─► what is different in it is made
+//!   name, output, and ───┘
+//!   subtokens, partitions, orders, extract.noise.tolerance
+//! ```
+
+use serde_json::{Map, Value};
+
+use super::{JobFormat, MOST_PROBLEMS, Parsed, Positions};
+use crate::document::Document;
+use crate::problems::{Problem, Problems};
+use crate::spec::JobSpec;
+use std::sync::Arc;
+
+/// Sections that are replaced as a whole where they are given.
+const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
+/// Keys that are the derived data set's own, given or not.
+const OWN: [&str; 5] = ["version", "name", "output", "storage", "engine"];
+
+impl JobFormat {
+    /// The job of what is derived from a data set of the job `source`.
+    ///
+    /// Problems are those of the whole job, with the places that their fields have in this file; a key that stands for another pass over the
+    /// text or the teacher is one. The second is which of `subtokens`, `partitions` and `orders` the file says itself.
+    pub fn parse_derived(&self, text: &str, source: &JobSpec) -> (Parsed, Vec<&'static str>) {
+        let unreadable = |problem| {
+            let problems = Problems(vec![problem]);
+            (Parsed { spec: None, problems, positions: Positions::default() }, Vec::new())
+        };
+        let document = match Document::read(text) {
+            Ok(document) => document,
+            Err(problem) => return unreadable(problem),
+        };
+        let given = match document.value() {
+            Value::Object(given) => given,
+            _ => return unreadable(Problem::missing("", "a job file is keys and values, such as `name: views`")),
+        };
+        let whole = match serde_json::to_value(source) {
+            Ok(Value::Object(whole)) => whole,
+            _ => return unreadable(Problem::missing("", "the job of the data set cannot be read")),
+        };
+        let own = VIEWS.into_iter().filter(|view| given.get(*view).is_some_and(|section| !section.is_null())).collect();
+        let mut found = document.twice(MOST_PROBLEMS);
+        let (spec, mut problems) = {
+            let merged = merged(whole, given, &mut found);
+            self.check(Value::Object(merged), found)
+        };
+        let positions = Positions(Some(Arc::new(document)));
+        positions.locate(&mut problems);
+        problems.sort();
+        (Parsed { spec, problems, positions }, own)
+    }
+}
+
+fn merged(mut whole: Map<String, Value>, given: Map<String, Value>, problems: &mut Vec<Problem>) -> Map<String, Value> {
+    for key in OWN {
+        whole.remove(key);
+    }
+    for (key, value) in given {
+        match key.as_str() {
+            key if OWN.contains(&key) || VIEWS.contains(&key) => {
+                whole.insert(key.to_owned(), value);
+            }
+            "extract" => noise(&mut whole, value, problems),
+            key => problems.push(stays(key)),
+        }
+    }
+    whole
+}
+
+/// `extract: {noise: {tolerance: 1e-2}}`, and nothing else of the teacher.
+fn noise(whole: &mut Map<String, Value>, given: Value, problems: &mut Vec<Problem>) {
+    let Value::Object(extract) = given else { return problems.push(stays("extract")) };
+    for (key, value) in extract {
+        let Some(noise) = value.as_object().filter(|_| key == "noise") else {
+            problems.push(stays(&format!("extract.{key}")));
+            continue;
+        };
+        for (key, value) in noise {
+            let stored = whole.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
+            match (key.as_str(), stored.and_then(Value::as_object_mut)) {
+                ("tolerance", Some(stored)) => drop(stored.insert("tolerance".into(), value.clone())),
+                ("tolerance", None) => {
+                    let message = "the data set has no noise that could be stored more loosely; leave it out";
+                    problems.push(Problem::missing("extract.noise.tolerance", message));
+                }
+                (key, _) => problems.push(stays(&format!("extract.noise.{key}"))),
+            }
+        }
+    }
+}
+
+fn stays(field: &str) -> Problem {
+    let message = "stays as the data set has it, as it needs its text or its teacher again (`stillhouse run`); \
+                   here: name, subtokens, partitions, orders, extract.noise.tolerance, output, storage, engine";
+    Problem::missing(field, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = r#"{"version": 1, "name": "made", "seed": 5, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8},
+        "extract": {"teacher": {"path": "t"}, "noise": {"tolerance": 1e-3}}, "partitions": {"views": 2}, "output": {"path": "out"},
+        "engine": {"parallel_splits": 3}}"#;
+
+    fn format() -> JobFormat {
+        JobFormat::new(Vec::new())
+    }
+
+    fn derived(text: &str) -> Result<JobSpec, Vec<String>> {
+        let source = format().read(SOURCE).unwrap();
+        let parsed = format().parse_derived(text, &source).0.into_result();
+        parsed.map_err(|problems| problems.0.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn what_is_said_takes_the_place_of_what_was() {
+        let spec = derived(
+            "version: 1\nname: views\nsubtokens: {length: 4}\nextract: {noise: {tolerance: 0.01}}\noutput: {path: there}\n",
+        );
+        let spec = spec.unwrap();
+        assert_eq!((spec.name.as_str(), spec.seed, spec.output.path.as_str()), ("views", 5, "there"));
+        assert_eq!(spec.subtokens.map(|s| s.length), Some(4));
+        assert_eq!(spec.partitions.map(|p| p.views), Some(2));
+        assert_eq!(spec.extract.unwrap().noise.unwrap().tolerance, 0.01);
+        assert_eq!(spec.engine.parallel_splits, None, "how the data set was made says nothing of how this is");
+    }
+
+    #[test]
+    fn what_needs_the_text_or_the_teacher_is_refused_where_it_stands() {
+        let told = derived(
+            "version: 1\nname: views\nseed: 3\nextract: {topk: 4, noise: {draws: 2}}\npartitions: {views: 0}\n",
+        )
+        .unwrap_err();
+        let told = told.join("\n");
+        for expected in [
+            "3:",
+            "seed: stays",
+            "extract.topk: stays",
+            "extract.noise.draws: stays",
+            "partitions.views: got 0",
+            "output",
+        ] {
+            assert!(told.contains(expected), "{expected}: {told}");
+        }
+        let source = format().read(SOURCE).unwrap();
+        let problems =
+            format().parse_derived("version: 1\nname: views\nseed: 3\noutput: {path: x}\n", &source).0.problems;
+        assert_eq!(problems.0[0].position.map(|p| (p.line, p.column)), Some((3, 7)));
+        assert!(derived("[1]").unwrap_err()[0].contains("keys and values"));
+    }
+}

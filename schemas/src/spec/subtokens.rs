@@ -1,0 +1,147 @@
+//! `subtokens`: tokens as digits, and which number a token has.
+//!
+//! ```text
+//!   id ──► number, by `permutation` (without one the id itself) ──► ℓ digits in base b
+//! ```
+
+use std::fmt;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What `permutation` says for the one that comes with the program.
+pub const SHIPPED: &str = "shipped";
+
+/// Base-b sub-tokens: b = ⌈V^(1/ℓ)⌉, most significant digit first (MDM-Prime).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Subtokens {
+    /// Digits per token, ℓ.
+    #[schemars(range(min = 1, max = 32))]
+    pub length: u32,
+    /// Which number the digits of an id are of, where it is not the id itself: `shipped`, a shuffle that every job with this vocabulary shares, or
+    /// a `.npy` or `.json` file with V numbers, that of id 0 first, each of 0 to V − 1 once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub permutation: Option<String>,
+    /// Whether the table of which tokens agree with which digit stands beside the shards, as `filter_table.npy`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub filter_table: bool,
+    /// What `permutation` names, for whoever has read it; never written with the job.
+    #[serde(skip)]
+    pub numbers: Option<Permutation>,
+}
+
+impl Subtokens {
+    /// The file that `permutation` names.
+    pub fn permutation_file(&self) -> Option<&str> {
+        self.permutation.as_deref().filter(|named| *named != SHIPPED)
+    }
+}
+
+/// A number for every id, each of 0 to V − 1 once.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<i64>", into = "Vec<i64>")]
+pub struct Permutation {
+    numbers: Arc<[u32]>,
+    ids: Arc<[u32]>,
+}
+
+impl Permutation {
+    /// That of these numbers, the number of id 0 first.
+    ///
+    /// # Errors
+    /// When they are not those of 0 to `vocab_size` − 1, each once: which id has what.
+    pub fn new(numbers: &[i64], vocab_size: usize) -> Result<Self, String> {
+        if numbers.len() != vocab_size {
+            let first = match numbers.len() < vocab_size {
+                true => format!("id {} has none", numbers.len()),
+                false => format!("the last id is {}", vocab_size.saturating_sub(1)),
+            };
+            return Err(format!("has {} numbers, and {first}; valid: one for each of {vocab_size} ids", numbers.len()));
+        }
+        let mut ids: Vec<Option<u32>> = vec![None; vocab_size];
+        let mut twice = None;
+        for (id, &number) in (0u32..).zip(numbers) {
+            let Some(place) = usize::try_from(number).ok().and_then(|number| ids.get_mut(number)) else {
+                return Err(format!("id {id} has the number {number}; valid: 0 to {}", vocab_size.saturating_sub(1)));
+            };
+            match place {
+                Some(first) => twice = twice.or(Some((*first, id, number))),
+                None => *place = Some(id),
+            }
+        }
+        if let Some((first, second, number)) = twice {
+            let missing = ids.iter().position(Option::is_none).unwrap_or_default();
+            return Err(format!(
+                "the ids {first} and {second} both have the number {number}, and no id has {missing}; valid: each number once"
+            ));
+        }
+        Ok(Self { numbers: numbers.iter().map(|&n| n as u32).collect(), ids: ids.into_iter().flatten().collect() })
+    }
+
+    /// The number of every id.
+    pub fn numbers(&self) -> &[u32] {
+        &self.numbers
+    }
+
+    /// The number of an id below V.
+    pub fn number(&self, id: u32) -> Option<u32> {
+        self.numbers.get(id as usize).copied()
+    }
+
+    /// The id of a number below V.
+    pub fn id(&self, number: u32) -> Option<u32> {
+        self.ids.get(number as usize).copied()
+    }
+}
+
+impl fmt::Debug for Permutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Permutation of {}", self.numbers.len())
+    }
+}
+
+impl TryFrom<Vec<i64>> for Permutation {
+    type Error = String;
+
+    fn try_from(numbers: Vec<i64>) -> Result<Self, String> {
+        Self::new(&numbers, numbers.len())
+    }
+}
+
+impl From<Permutation> for Vec<i64> {
+    fn from(permutation: Permutation) -> Self {
+        permutation.numbers.iter().map(|&number| number.into()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_permutation_says_which_id() {
+        let wrong = |numbers: &[i64]| Permutation::new(numbers, 4).unwrap_err();
+        for (numbers, says) in [
+            (&[][..], "has 0 numbers, and id 0 has none; valid: one for each of 4 ids"),
+            (&[0, 1, 2], "has 3 numbers, and id 3 has none"),
+            (&[0, 1, 2, 3, 4], "has 5 numbers, and the last id is 3"),
+            (&[0, 1, 4, 3], "id 2 has the number 4; valid: 0 to 3"),
+            (&[0, -1, 2, 3], "id 1 has the number -1; valid: 0 to 3"),
+            (&[0, 1 << 33, 2, 3], "id 1 has the number 8589934592"),
+            (&[3, 1, 0, 1], "the ids 1 and 3 both have the number 1, and no id has 2; valid: each number once"),
+        ] {
+            assert!(wrong(numbers).contains(says), "{numbers:?}: {}", wrong(numbers));
+        }
+        let good = Permutation::new(&[2, 0, 3, 1], 4).unwrap();
+        for id in 0..4 {
+            assert_eq!(good.id(good.number(id).unwrap()), Some(id));
+        }
+        assert_eq!((good.number(4), good.id(4), good.numbers()), (None, None, &[2, 0, 3, 1][..]));
+        let shipped: Permutation = serde_json::from_str(&serde_json::to_string(&good).unwrap()).unwrap();
+        assert_eq!(shipped, good);
+        assert!(serde_json::from_str::<Permutation>("[1, 1]").is_err());
+    }
+}
