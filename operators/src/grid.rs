@@ -1,4 +1,4 @@
-//! `grid`: a row for each image (or for its codes), as it was read: `input_ids` [L], and `label` where there are labels.
+//! `grid`: a row for each image (or for its codes), as it was read: `input_ids` `[L]`, and `label` where there are labels.
 //!
 //! ```text
 //!   [document_id, tokens, label] ──► [sequence_id, input_ids, document_offsets [0], document_ids [that one], label]

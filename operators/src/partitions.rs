@@ -18,7 +18,7 @@
 //! would be empty among the tokens that are no padding gets one of them, at random, where there are two or more.
 //!
 //! With `level: block` (BD3-LM) every block of `block_length` tokens has a t of its own, `partition_t` is \[views, blocks\]; with `level: subtoken`
-//! (MDM-Prime) the digits of tokens have groups, `partition` is \[views, L, ℓ\]. There group 1 is what is masked, and an empty group stays ([`levels`]).
+//! (MDM-Prime) the digits of tokens have groups, `partition` is \[views, L, ℓ\]. There group 1 is what is masked, and an empty group stays (`levels`).
 //!
 //! Every random number is a function of the seed, a purpose, `sequence_id` and the view (and, for the groups, the position), drawn from
 //! [`keyed_uniforms`]; never of order, batch or thread:

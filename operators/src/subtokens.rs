@@ -10,7 +10,7 @@
 //!
 //! With `permutation` the digits are those of another number than the id (index shuffling of MDM-Prime-v2, arXiv 2603.16077: neighbouring ids of a BPE
 //! vocabulary are alike, so that the first digits say little). It stands beside the shards as `permutation.npy`, the table that trainers AND over the digits of
-//! a token (MDM-Prime, Fig. A2) as `filter_table.npy`: [`files`].
+//! a token (MDM-Prime, Fig. A2) as `filter_table.npy` (`files`).
 //!
 //! Cost: ℓ divisions per token.
 

@@ -36,7 +36,7 @@ pub struct Args {
     /// The texts: jsonl, text, csv, Parquet or Arrow; a file, a glob, or a URL (s3://…, gs://…, az://…, http(s)://…)
     #[arg(value_name = "FILE")]
     file: String,
-    /// The teacher: a folder, a .gguf, or hf://org/name[@revision]
+    /// The teacher: a folder, a .gguf, or hf://org/name@revision
     #[arg(long, value_name = "TEACHER")]
     teacher: String,
     /// Texts to compare with: adds MAUVE

@@ -9,7 +9,7 @@
 //! While the columns of one batch are made, the pass of the next one runs; two buffers of logits are all there are. Requests come from any
 //! split and are served in their order; what is in one does not depend on the others, so neither do the bytes of a shard.
 //!
-//! In a job whose text the teacher writes, requests are prompts, and the first thread alone does the work ([`written`]): it takes the next
+//! In a job whose text the teacher writes, requests are prompts, and the first thread alone does the work (`written`): it takes the next
 //! request as soon as a slot has nothing to do.
 
 use std::io;
