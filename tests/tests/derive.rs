@@ -155,3 +155,26 @@ fn what_cannot_be_derived_is_refused() {
     fs::remove_file(scratch.path("out/_SUCCESS")).unwrap();
     refused(digits, 1, &["_SUCCESS"]);
 }
+
+#[test]
+fn what_was_appended_is_derived_alike() {
+    let scratch = Scratch::new();
+    let lines: Vec<String> = stillhouse_tests::corpus(4, 3000).lines().map(str::to_owned).collect();
+    fs::create_dir(scratch.path("in")).unwrap();
+    let job = with(packed(), &json!({"input": {"paths": ["in/*.jsonl"]}}));
+    scratch.job("out.yaml", &job);
+    scratch.job("whole.yaml", &with(job, &with(views(), &json!({"name": "whole", "output": {"path": "whole"}}))));
+    scratch.write("in/b.jsonl", &lines[..2].join("\n"));
+    for job in ["out.yaml", "whole.yaml"] {
+        scratch.stillhouse(&["run", job, "-q"]).expect(0);
+    }
+    // before the first one in the listing, after it in the data set
+    scratch.write("in/a.jsonl", &lines[2..].join("\n"));
+    for job in ["out.yaml", "whole.yaml"] {
+        scratch.stillhouse(&["run", job, "--append", "-q"]).expect(0);
+    }
+    scratch.job("views.yaml", &views());
+    scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
+    assert_eq!(shards(&scratch.path("views")), shards(&scratch.path("whole")));
+    scratch.stillhouse(&["verify", "views"]).expect(0);
+}
