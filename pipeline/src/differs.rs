@@ -14,12 +14,17 @@ const MOST_CHARACTERS: usize = 80;
 
 /// What the job of a plan has otherwise than this one, a line each; at most a dozen of the job and of the input, the rest counted.
 pub fn differences(there: &PlanRecord, now: &JobHash) -> Vec<String> {
+    differences_of(there, &now.identity, &now.files)
+}
+
+/// The same for a job that has no hash of its input, such as one that derives.
+pub(crate) fn differences_of(there: &PlanRecord, identity: &Value, files: &[PlannedFile]) -> Vec<String> {
     if there.identity.is_null() {
         return Vec::new();
     }
     let (mut was, mut is) = (BTreeMap::new(), BTreeMap::new());
     fields("", &there.identity, &mut was);
-    fields("", &now.identity, &mut is);
+    fields("", identity, &mut is);
     let keys: std::collections::BTreeSet<&String> = was.keys().chain(is.keys()).collect();
     let changed: Vec<String> = keys
         .into_iter()
@@ -28,8 +33,8 @@ pub fn differences(there: &PlanRecord, now: &JobHash) -> Vec<String> {
         .collect();
     let changed_nothing = changed.is_empty();
     let mut lines = bounded(changed);
-    let only_grew = changed_nothing && grew(&there.files, &now.files);
-    lines.extend(bounded(inputs(&there.files, &now.files)));
+    let only_grew = changed_nothing && grew(&there.files, files);
+    lines.extend(bounded(inputs(&there.files, files)));
     if only_grew {
         lines.push(
             "the input only has more files: `run --append` makes the splits of these and keeps what is there".into(),

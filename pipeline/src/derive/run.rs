@@ -22,6 +22,7 @@ use tokio::runtime::Handle;
 use super::{Derivation, beside, manifest_digest};
 use crate::card::card;
 use crate::dataset::Selection;
+use crate::differs::differences_of;
 use crate::engine::pool::Pool;
 use crate::engine::state::SplitState;
 use crate::engine::{NodeMetrics, StageState};
@@ -57,7 +58,8 @@ pub async fn derive(derivation: Derivation, options: DeriveOptions, observer: Ar
     let may_replace = async |e: &PipelineError| -> Result<bool> {
         Ok(options.overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await?)
     };
-    if let Err(e) = output.look(&derivation.hash).await
+    let differs = |plan: &PlanRecord| differences_of(plan, &derivation.identity, &[]);
+    if let Err(e) = output.look_as(&derivation.hash, &differs).await
         && !may_replace(&e).await?
     {
         return Err(e);
