@@ -12,7 +12,7 @@ use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
 use stillhouse_operators::subtokens::{PERMUTATION, numbers_of};
 use stillhouse_reader::ShardFile;
-use stillhouse_schemas::columns::FORMAT_VERSION;
+use stillhouse_schemas::columns::{FORMAT_VERSION, HIDDEN_STATES};
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use stillhouse_schemas::spec::Permutation;
 use tokenizers::Tokenizer;
@@ -82,7 +82,18 @@ impl Dataset {
         }
         let mut opened = Self { output, manifest };
         opened.read_permutation().await?;
+        opened.read_width();
         Ok(opened)
+    }
+
+    /// The width of the stored hidden states, which the job does not name: that of the column in the manifest.
+    fn read_width(&mut self) {
+        let stored = self.manifest.columns.iter().find(|column| column.name == HIDDEN_STATES);
+        let last = stored.and_then(|column| column.shape.as_deref()?.strip_suffix(']')?.rsplit_once(','));
+        let width = last.and_then(|(_, width)| width.parse().ok());
+        if let Some(states) = self.manifest.job.extract.as_mut().and_then(|e| e.hidden_states.as_mut()) {
+            states.width = width;
+        }
     }
 
     /// The numbers that the digits are of, where the job names a file of them: from the copy beside the shards. Where that is missing or not what the manifest

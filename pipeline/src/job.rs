@@ -157,9 +157,7 @@ fn checked(
     if let [QueryTable { files, .. }] = tables.as_slice() {
         spec.input = source::with_classes(&spec.input, files);
     }
-    if let Some(subtokens) = &mut spec.subtokens {
-        subtokens.numbers = numbers;
-    }
+    operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
     Ok(Prepared {
@@ -434,7 +432,7 @@ impl Checks<'_> {
                     "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
                 self.push(Problem::new("extract.teacher.device", &spec.device, message));
             }
-            Ok(false) => self.listed_on_a_gpu(),
+            Ok(false) => self.asked_of_a_gpu(),
             Ok(true) => {}
         }
         let length = self.spec.pack.length;
@@ -467,13 +465,22 @@ impl Checks<'_> {
             let message = format!("not in the teacher's vocabulary; valid: below {}", config.vocab_size);
             self.push(Problem::new(format!("extract.candidates[{i}]"), id, message));
         }
+        let states = self.spec.extract.as_ref().and_then(|e| e.hidden_states.clone());
+        let layers = states.map(|states| states.layers).unwrap_or_default();
+        for (i, layer) in layers.into_iter().enumerate().filter(|(_, layer)| *layer as usize > config.layers) {
+            let message = format!("the teacher has no such layer; valid: 0 to {}", config.layers);
+            self.push(Problem::new(format!("extract.hidden_states.layers[{i}]"), layer, message));
+        }
         Some((path, source, config))
     }
 
-    /// The tokens that the teacher names itself, where the job names a tokenizer that is to be the same.
-    /// A GPU lists only so many of the likeliest tokens.
-    fn listed_on_a_gpu(&mut self) {
+    /// A GPU lists only so many of the likeliest tokens, and keeps no hidden states.
+    fn asked_of_a_gpu(&mut self) {
         let Some(extract) = &self.spec.extract else { return };
+        if extract.hidden_states.is_some() {
+            let message = "are kept on a CPU only in this version; leave them out, or set extract.teacher.device: cpu";
+            self.problems.push(Problem::missing("extract.hidden_states", message));
+        }
         let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
         for (field, most) in [("extract.topk", extract.topk), ("extract.top_p.most", top_p)] {
             if most as usize > MOST_LISTED_ON_A_GPU {
@@ -484,6 +491,7 @@ impl Checks<'_> {
         }
     }
 
+    /// The tokens that the teacher names itself, where the job names a tokenizer that is to be the same.
     fn own_vocabulary(&mut self, teacher: Option<&FoundTeacher>) -> Option<TeacherVocabulary> {
         let (path, source, config) = teacher?;
         let spec = &self.spec.tokenizer;
@@ -624,9 +632,9 @@ impl Checks<'_> {
         }
         let numbers = self.permutation(vocab as usize);
         let mut spec = self.spec.clone();
-        if let Some(subtokens) = &mut spec.subtokens {
-            subtokens.numbers.clone_from(&numbers);
-        }
+        // a teacher that is missing was told of already
+        let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);
+        operators::fill_in(&mut spec, numbers.clone(), Some(width));
         if let Err(problems) = operators::from_job(&spec, vocabulary, vocab as usize) {
             problems.into_iter().for_each(|problem| self.push(problem));
         }

@@ -11,7 +11,17 @@ use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, SpecialToken};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::JobSpec;
+use stillhouse_schemas::spec::{JobSpec, Permutation};
+
+/// Fills in what operators need and the job file does not say: the numbers of a permutation, and H, the width of the teacher's states.
+pub(crate) fn fill_in(spec: &mut JobSpec, numbers: Option<Permutation>, hidden_size: Option<usize>) {
+    if let Some(subtokens) = &mut spec.subtokens {
+        subtokens.numbers = numbers;
+    }
+    if let Some(states) = spec.extract.as_mut().and_then(|extract| extract.hidden_states.as_mut()) {
+        states.width = hidden_size.and_then(|size| u32::try_from(size).ok());
+    }
+}
 
 /// The operators of a job, in order, each with one config for all splits.
 ///

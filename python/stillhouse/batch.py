@@ -31,8 +31,8 @@ Rows = Union[slice, Sequence[int], Sequence[bool], np.ndarray, "torch.Tensor"]
 
 DenseColumn = Literal[
     "sequence_id", "input_ids", "attention_mask", "logprob", "noise_count", "noise", "topk_index", "topk_logprob",
-    "logz", "entropy", "candidate_logprob", "sampled_count", "top_p_count", "top_p_tail", "given", "subtokens", "partition", "partition_t",
-    "order", "block", "label",
+    "logz", "entropy", "candidate_logprob", "sampled_count", "top_p_count", "top_p_tail", "hidden_states", "given", "subtokens",
+    "partition", "partition_t", "order", "block", "label",
 ]  # fmt: skip
 RaggedColumn = Literal[
     "document_offsets", "document_ids", "noise_index", "noise_logprob", "sampled_index", "sampled_times", "sampled_ratio", "top_p_index",
@@ -272,7 +272,8 @@ class Batch(dict[str, Any], Generic[ArrayT]):
         """Rows of different lengths (``pack.remainder: keep``) made equal: every column [B, L, ...], padding at the end.
 
         ``length`` is L, by default that of the longest row. ``input_ids`` are padded with ``pad_id`` (by default the tokenizer's ``pad``, else 0),
-        everything else with 0, and ``attention_mask`` says what is padding. A batch of equal rows is given back as it is.
+        everything else with 0, and ``attention_mask`` says what is padding. ``hidden_states`` become [B, L, layers · H]. A batch of equal rows
+        is given back as it is.
         """
         ids: Any = self["input_ids"]
         if not isinstance(ids, Ragged):
@@ -327,9 +328,12 @@ def _facts_of_tensors() -> Any:
     return WeakIdKeyDictionary()
 
 
-# columns with values for every position: before it (draws, views) or after it (digits, top-k)
+# columns with values for every position: before it (draws, views) or after it (digits, top-k, layers and components)
 _BEFORE = ("noise_count", "partition")
-_AFTER = ("input_ids", "attention_mask", "logprob", "topk_index", "topk_logprob", "subtokens", "order", "block")
+_AFTER = (
+    "input_ids", "attention_mask", "logprob", "topk_index", "topk_logprob", "logz", "entropy", "candidate_logprob", "sampled_count",
+    "top_p_count", "top_p_tail", "hidden_states", "subtokens", "order", "block",
+)  # fmt: skip
 
 
 def _pad(name: str, column: Any, lengths: Any, valid: Any) -> Any:

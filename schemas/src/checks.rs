@@ -431,6 +431,8 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         let candidates = extract.candidates.iter().map(u32::to_string);
         unlike("extract.logz_temperatures", temperatures.collect(), problems);
         unlike("extract.candidates", candidates.collect(), problems);
+        let layers = extract.hidden_states.iter().flat_map(|states| states.layers.iter().map(u32::to_string));
+        unlike("extract.hidden_states.layers", layers.collect(), problems);
     }
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {

@@ -47,6 +47,8 @@ pub const TOPK_INDEX: &str = "topk_index";
 pub const TOPK_LOGPROB: &str = "topk_logprob";
 /// Log-partitions.
 pub const LOGZ: &str = "logz";
+/// Hidden states of the teacher's layers.
+pub const HIDDEN_STATES: &str = "hidden_states";
 /// Entropy of the teacher's distribution.
 pub const ENTROPY: &str = "entropy";
 /// ln p of given entries.
@@ -98,9 +100,14 @@ impl Rows {
 
     /// A column with `before × L × after` values per row.
     pub fn field(self, name: &str, item: DataType, before: Option<usize>, after: Option<usize>) -> Field {
+        self.field_of(name, item, before, after.as_slice())
+    }
+
+    /// The same with any number of dimensions after L.
+    pub fn field_of(self, name: &str, item: DataType, before: Option<usize>, after: &[usize]) -> Field {
         let length = self.length();
         let item = Arc::new(Field::new_list_field(item, false));
-        let width = before.unwrap_or(1) * length * after.unwrap_or(1);
+        let width = before.unwrap_or(1) * length * after.iter().product::<usize>();
         let (data_type, l) = match (self, i32::try_from(width)) {
             (Rows::Fixed(_), Ok(width)) => (DataType::FixedSizeList(item, width), length.to_string()),
             (Rows::Fixed(_), Err(_)) => (DataType::List(item), length.to_string()),
@@ -108,7 +115,7 @@ impl Rows {
         };
         let mut shape: Vec<String> = before.into_iter().map(|n| n.to_string()).collect();
         shape.push(l);
-        shape.extend(after.map(|n| n.to_string()));
+        shape.extend(after.iter().map(usize::to_string));
         Field::new(name, data_type, false).with_metadata(shape_metadata(&shape.join(",")))
     }
 }
@@ -165,6 +172,9 @@ mod tests {
         let f = Rows::Fixed(8).field(NOISE_COUNT, DataType::UInt16, Some(2), None);
         assert_eq!(f.metadata()[SHAPE], "[2,8]");
         assert!(matches!(f.data_type(), DataType::FixedSizeList(_, 16)));
+        let f = Rows::Fixed(8).field_of(HIDDEN_STATES, DataType::Float16, None, &[2, 3]);
+        assert_eq!(f.metadata()[SHAPE], "[8,2,3]");
+        assert!(matches!(f.data_type(), DataType::FixedSizeList(_, 48)));
         let f = Rows::UpTo(8).field(SUBTOKENS, DataType::UInt8, None, Some(4));
         assert_eq!(f.metadata()[SHAPE], "[*,4]");
         assert!(matches!(f.data_type(), DataType::List(_)));

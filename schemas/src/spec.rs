@@ -12,7 +12,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::extract::{
-    Dtype, Extract, ExtractMode, Noise, NoiseCodec, NoisePrecision, Sequential, Stop, TeacherContext, TeacherSpec,
+    Dtype, Extract, ExtractMode, HiddenStates, Noise, NoiseCodec, NoisePrecision, Sequential, Stop, TeacherContext,
+    TeacherSpec,
 };
 pub use self::images::{
     Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES,

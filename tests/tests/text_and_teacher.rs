@@ -149,7 +149,7 @@ fn other_signals_of_a_teacher_are_columns() {
     let scratch = small_teacher(199);
     let signals = json!({
         "logz_temperatures": [1.0, 2.5], "entropy": true, "candidates": [5, 198], "samples": {"draws": 30, "power": 0.8},
-        "top_p": {"mass": 0.5, "most": 60}
+        "top_p": {"mass": 0.5, "most": 60}, "hidden_states": {"layers": [3, 0]}
     });
     for (out, more) in [("out", json!({})), ("again", json!({})), ("alone", json!({"noise": null}))] {
         let patch = json!({"extract": with(signals.clone(), &more), "output": {"path": out}});
@@ -162,11 +162,48 @@ fn other_signals_of_a_teacher_are_columns() {
     let bytes = |out: &str| fs::read(scratch.path(out).join(shard)).unwrap();
     assert!(bytes("out") == bytes("again"), "two runs differ");
     let shown = scratch.stillhouse(&["inspect", "out", "--row", "0"]).expect(0).stdout;
-    for part in ["mean entropy", "equally likely tokens", "ln Σ exp(l/2.5)", "candidate 198", "30 draws", "top-p"] {
+    for part in [
+        "mean entropy",
+        "equally likely tokens",
+        "ln Σ exp(l/2.5)",
+        "candidate 198",
+        "30 draws",
+        "top-p",
+        "state of layer 3",
+    ] {
         assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
     }
     let manifest: Value = serde_json::from_slice(&fs::read(scratch.path("out/manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["job"]["extract"]["samples"], json!({"draws": 30, "power": 0.8}));
+}
+
+/// Hidden states alone, in both precisions; a shard that is lost is made again, and what is derived has them too.
+#[test]
+fn hidden_states_are_kept_repaired_and_taken_along() {
+    let scratch = small_teacher(199);
+    let noise = json!({"tolerance": 1e-3, "precision": "f32"});
+    let of = |precision: &str, out: &str| {
+        let states = json!({"layers": [2, 3], "precision": precision});
+        let job = small_job(&json!({"extract": {"hidden_states": states, "noise": noise}, "output": {"path": out}}));
+        let dataset = scratch.make(&job);
+        scratch.stillhouse(&["verify", out, "--teacher"]).expect(0);
+        check(&dataset, &["--tokens", "50"]);
+        shards(&dataset)
+    };
+    let (half, single) = (of("f16", "half"), of("f32", "out"));
+    assert_ne!(half, single);
+    let columns = scratch.stillhouse(&["inspect", "out", "--json"]).expect(0).json()["columns"].to_string();
+    assert!(columns.contains("[24,2,48]"), "{columns}");
+    let lost = scratch.path("out/data").join(single.keys().next().unwrap());
+    fs::remove_file(&lost).unwrap();
+    scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
+    assert_eq!(shards(&scratch.path("out")), single);
+    let looser = json!({"version": 1, "name": "looser", "extract": {"noise": {"tolerance": 1e-2}}, "output": {"path": "looser"}});
+    scratch.job("looser.yaml", &looser);
+    scratch.stillhouse(&["derive", "out", "looser.yaml"]).expect(0);
+    scratch.stillhouse(&["verify", "looser", "--teacher"]).expect(0);
+    let shown = scratch.stillhouse(&["inspect", "looser", "--row", "0"]).expect(0).stdout;
+    assert!(shown.contains("hidden states") && shown.contains("2 of width 48"), "{shown}");
 }
 
 #[test]
@@ -183,6 +220,10 @@ fn signals_that_cannot_be_had_are_refused_when_planned() {
     refused(json!({"samples": {"draws": 9, "power": 3}}), &["extract.samples.power"]);
     refused(json!({"top_p": {"mass": 0, "most": 4}}), &["extract.top_p.mass"]);
     refused(json!({"top_p": {"mass": 0.9, "most": 0}}), &["extract.top_p.most"]);
+    refused(json!({"hidden_states": {"layers": [3, 4]}}), &["extract.hidden_states.layers[1]", "4", "0 to 3"]);
+    refused(json!({"hidden_states": {"layers": [3, 3]}}), &["extract.hidden_states.layers[1]", "stands there twice"]);
+    refused(json!({"hidden_states": {"layers": []}}), &["extract.hidden_states.layers"]);
+    refused(json!({"hidden_states": {"layers": [1], "precision": "bf16"}}), &["extract.hidden_states.precision"]);
 }
 
 /// The ids and the document offsets of the first row.

@@ -94,7 +94,7 @@ pub struct RowSignals {
     pub sampled: Vec<Sampled>,
     /// The likeliest entries with their ln p, falling, ties by lower entry.
     pub top_p: Vec<(u32, f32)>,
-    /// ln of the probability of all others; −∞ where there is none.
+    /// ln of the probability of all others; −∞ where there is none, 0 where no `top_p` is asked for.
     pub tail: f32,
 }
 
@@ -128,7 +128,7 @@ impl Signals {
             candidates: self.candidates.iter().map(logprob).collect(),
             sampled: self.sampling.map(draw).into_iter().collect(),
             top_p: self.top_p.map(|_| (token, 0.0)).into_iter().collect(),
-            tail: f32::NEG_INFINITY,
+            tail: if self.top_p.is_some() { f32::NEG_INFINITY } else { 0.0 },
         }
     }
 }
@@ -448,6 +448,6 @@ mod tests {
         assert_eq!(row.candidates, [f32::NEG_INFINITY, 0.0]);
         assert_eq!(row.sampled, [Sampled { index: 9, times: 50, ratio: 1.0 }]);
         assert_eq!((row.top_p, row.tail), (vec![(9, 0.0)], f32::NEG_INFINITY));
-        assert_eq!(Signals::default().certain(3), RowSignals { tail: f32::NEG_INFINITY, ..RowSignals::default() });
+        assert_eq!(Signals::default().certain(3), RowSignals::default());
     }
 }

@@ -16,6 +16,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
+use super::hidden::States;
 use super::pass::{Predicted, Sequence, Slice};
 use super::{ExtractConfig, NAME, Workspace, noise_error};
 use crate::operator::{Measure, Meter, OperatorError};
@@ -35,6 +36,7 @@ pub(super) struct Collector {
     topk: Option<(Vec<i32>, Vec<f32>)>,
     /// Other signals of each position; empty where none are asked for.
     signals: Vec<RowSignals>,
+    hidden: Option<States>,
     statistics: Statistics,
     meter: Arc<dyn Meter>,
 }
@@ -72,6 +74,7 @@ impl Collector {
             dense: None,
             topk: None,
             signals: Vec::new(),
+            hidden: config.hidden.clone().map(|hidden| States::new(hidden, positions)),
             statistics: Statistics::default(),
             meter: Arc::clone(meter),
             lengths,
@@ -172,8 +175,14 @@ impl Collector {
     }
 
     /// Puts what came of a slice where it belongs.
-    pub(super) fn place(&mut self, positions: &[Predicted], extracted: &Extracted) -> Result<(), OperatorError> {
+    pub(super) fn place(
+        &mut self,
+        positions: &[Predicted],
+        extracted: &Extracted,
+        states: &[f32],
+    ) -> Result<(), OperatorError> {
         let began = Instant::now();
+        self.place_states(positions, states)?;
         self.statistics.predicted_tokens += positions.len() as u64;
         let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.asked.keys.len());
         for (n, p) in positions.iter().enumerate() {
@@ -213,6 +222,18 @@ impl Collector {
         }
         self.meter.add_since(Measure::ExtractNanos, began);
         self.meter.add(Measure::TeacherTokens, positions.len() as u64);
+        Ok(())
+    }
+
+    fn place_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
+        let Some(hidden) = &mut self.hidden else { return Ok(()) };
+        for (p, states) in positions.iter().zip(states.chunks_exact(states.len() / positions.len().max(1))) {
+            hidden.place(self.starts[p.row] + p.position, states).map_err(|message| OperatorError::Data {
+                operator: NAME,
+                place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
+                message,
+            })?;
+        }
         Ok(())
     }
 
@@ -281,6 +302,9 @@ impl Collector {
             signals => lengths.map(|length| (&signals[from..from + length], from += length).0).collect(),
         };
         arrays.extend(self.config.signals.arrays(&per_row, &mut next)?);
+        if let Some(hidden) = self.hidden.take() {
+            arrays.push(hidden.array(next()?, &self.lengths)?);
+        }
         Ok((arrays, self.statistics))
     }
 }

@@ -7,7 +7,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
 
-use super::{ExtractConfig, NAME, NoiseConfig, SignalsConfig, invariants, signals};
+use super::{ExtractConfig, HiddenConfig, NAME, NoiseConfig, SignalsConfig, hidden, invariants, signals};
 use crate::declaration::{Column, Declaration, JobFacts, OperatorView, bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
@@ -160,6 +160,14 @@ impl Declaration for ExtractConfig {
             contract: "ln of the probability of all others, to 1e-5 (not 1 − Σ: a tail of 1e-9 is kept); certain: −∞",
             meaning: "natural logarithm of the probability of all tokens that are not kept",
         },
+        Column {
+            name: columns::HIDDEN_STATES,
+            dtype: "fixed list float16 / float32",
+            when: "`hidden_states`",
+            shape: "[L, layers, H]",
+            contract: "the states that each token is predicted from, of the job's layers, rounded to the type; certain: 0",
+            meaning: "hidden states of the teacher that each token is predicted from, by layer in the order of the job",
+        },
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
@@ -189,11 +197,20 @@ impl Declaration for ExtractConfig {
             };
             bytes += f64::from(noise.draws) * of_a_draw;
         }
-        bytes + self.signals.bytes_per_token(bits)
+        let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes);
+        bytes + self.signals.bytes_per_token(bits) + states as f64
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        signals::view(&self.signals, row)
+        let mut views = [signals::view(&self.signals, row)?, hidden::view(self, row)?].into_iter().flatten();
+        let Some(mut view) = views.next() else { return Ok(None) };
+        for other in views {
+            view.facts.extend(other.facts);
+            for (token, more) in view.tokens.iter_mut().zip(other.tokens) {
+                *token = format!("{token} · {more}");
+            }
+        }
+        Ok(Some(view))
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
@@ -222,6 +239,7 @@ impl ExtractConfig {
             }),
             topk: extract.topk as usize,
             signals: SignalsConfig::of(extract, facts.spec.seed),
+            hidden: extract.hidden_states.as_ref().map(HiddenConfig::of_job).transpose()?,
             rows: facts.rows(),
         }))
     }

@@ -4,7 +4,7 @@ use arrow::array::{Float32Array, Int32Array, RecordBatch};
 use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
 
-use super::{ExtractConfig, signals};
+use super::{ExtractConfig, hidden, signals};
 use crate::invariants::{Broken, float_column, unsigned_column};
 use crate::rows::ListRows;
 
@@ -12,7 +12,8 @@ pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Ve
     check_logprobs(batch, broken)?;
     check_noise(config, batch, broken)?;
     check_topk(config, batch, broken)?;
-    signals::check(config, batch, broken)
+    signals::check(config, batch, broken)?;
+    hidden::check(config, batch, broken)
 }
 
 fn check_logprobs(batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {

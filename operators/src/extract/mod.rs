@@ -7,6 +7,7 @@
 //! | `noise` | codec `dense`: ξ | \[D, L, V\] f16 or f32 |
 //! | `topk_index`, `topk_logprob` | the k largest, descending | \[L, k\] |
 //! | `logz`, `entropy`, `candidate_logprob`, `sampled_…`, `top_p_…` | see `signals` | |
+//! | `hidden_states` | states of layers, see `hidden` | \[L, layers, H\] f16 or f32 |
 //!
 //! A position that is not predicted (given, or padding) is certain: `logprob` 0, no corrections, prior noise, and for
 //! top-k the token itself with 0, other entries with −∞. Paper: Gumbel Distillation, Algorithm 1 and Theorem 4.1.
@@ -17,6 +18,7 @@
 mod collect;
 mod declaration;
 mod extractor;
+mod hidden;
 mod invariants;
 mod loosen;
 pub mod pass;
@@ -25,6 +27,7 @@ mod signals;
 mod tests;
 
 pub use extractor::Workspace;
+pub use hidden::{HiddenConfig, StoredStates};
 pub use loosen::{LOOSENED, Loosen};
 pub use pass::{Predicted, Sequence, Slice, Visit};
 pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
@@ -47,8 +50,8 @@ use collect::Collector;
 use pass::TeacherPass;
 
 const NAME: &str = "extract";
-/// Bytes of dense noise that are held at once, at least one row.
-const DENSE_BYTES: usize = 64 << 20;
+/// Bytes of dense noise and hidden states that are held at once, at least one row.
+const HELD_BYTES: usize = 64 << 20;
 
 /// Config of the operator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,6 +71,9 @@ pub struct ExtractConfig {
     /// Other signals.
     #[serde(default, skip_serializing_if = "SignalsConfig::is_none")]
     pub signals: SignalsConfig,
+    /// Hidden states, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<HiddenConfig>,
     /// Shape of the rows.
     pub rows: Rows,
 }
@@ -137,6 +143,7 @@ impl ExtractConfig {
             fields.push(self.rows.field(columns::TOPK_LOGPROB, DataType::Float32, None, k));
         }
         fields.extend(self.signals.fields(self.rows, self.vocab_size));
+        fields.extend(self.hidden.iter().map(|hidden| hidden.field(self.rows)));
         fields
     }
 
@@ -151,6 +158,10 @@ impl ExtractConfig {
                 "the teacher has {} vocabulary entries, the job {}",
                 teacher.vocab_size, self.vocab_size
             )));
+        }
+        if let Some(hidden) = self.hidden.as_ref().filter(|hidden| hidden.width != teacher.hidden_size) {
+            let (width, expected) = (teacher.hidden_size, hidden.width);
+            return Err(config(format!("the teacher's hidden states are {width} wide, the job's {expected}")));
         }
         if let Some(noise) = &self.noise {
             Tolerance::new(noise.tolerance).map_err(|e| config(e.to_string()))?;
@@ -183,14 +194,19 @@ impl ExtractConfig {
         })
     }
 
-    /// Rows that are worked on at once: all of a batch, but for dense noise only what fits 64 MB.
+    /// Rows that are worked on at once: all of a batch, but of dense noise and hidden states only what fits 64 MB.
     pub fn rows_at_once(&self) -> usize {
-        match &self.noise {
-            Some(noise) if noise.codec == NoiseCodec::Dense => {
-                (DENSE_BYTES / (noise.draws as usize * self.rows.length() * self.vocab_size * 4).max(1)).max(1)
-            }
-            _ => usize::MAX,
-        }
+        let dense = match &self.noise {
+            Some(noise) if noise.codec == NoiseCodec::Dense => noise.draws as usize * self.vocab_size * 4,
+            _ => 0,
+        };
+        let states = self.hidden.as_ref().map_or(0, |hidden| hidden.values() * 4);
+        (HELD_BYTES.checked_div((dense + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// The layers whose hidden states are kept.
+    pub fn hidden_layers(&self) -> &[usize] {
+        self.hidden.as_ref().map_or(&[], |hidden| &hidden.layers)
     }
 }
 
@@ -222,7 +238,7 @@ impl Operator for Extract {
             };
             let ran = forward.run(self.teacher.as_ref(), &mut logits, &mut |slice| {
                 let extracted = columns.extract(&slice, &mut self.workspace)?;
-                columns.place(&slice.positions, &extracted)?;
+                columns.place(&slice.positions, &extracted, &slice.states)?;
                 Ok(slice.logits)
             });
             self.logits = Some(logits);
@@ -286,6 +302,7 @@ impl Forward {
             bos: self.config.bos,
             context: self.config.context,
             batch_tokens: self.config.batch_tokens,
+            hidden_layers: self.config.hidden_layers(),
             meter: self.meter.as_ref(),
         }
     }
@@ -307,12 +324,17 @@ impl Columns {
         self.collector.extract(slice, workspace)
     }
 
-    /// Takes what was extracted at these positions.
+    /// Takes what was extracted at these positions, and their hidden states `[n, layers, H]`.
     ///
     /// # Errors
     /// When it does not fit its column.
-    pub fn place(&mut self, positions: &[Predicted], extracted: &Extracted) -> Result<(), OperatorError> {
-        self.collector.place(positions, extracted)
+    pub fn place(
+        &mut self,
+        positions: &[Predicted],
+        extracted: &Extracted,
+        states: &[f32],
+    ) -> Result<(), OperatorError> {
+        self.collector.place(positions, extracted, states)
     }
 
     /// The batch with its new columns, once all slices were taken, and what is to be added to the statistics of its split.

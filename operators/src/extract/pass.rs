@@ -8,7 +8,7 @@
 //! not begin with BOS gets one put before it, so all of its positions are predicted; a run that does begin with BOS is
 //! taken as it is, and its first position is given. Padding is never predicted.
 //!
-//! Memory: the hidden states of a batch and one slice of logits ([`Teacher::slice_rows`]), whose buffer `visit` takes and gives back (or
+//! Memory: the hidden states of a batch (of every layer that is kept) and one slice of logits ([`Teacher::slice_rows`]), whose buffer `visit` takes and gives back (or
 //! another one, where slices are worked on elsewhere); [B, L, V] never exists.
 
 use std::time::Instant;
@@ -55,6 +55,8 @@ pub struct Slice {
     pub positions: Vec<Predicted>,
     /// Their logits [n, V], where they were made.
     pub logits: Logits,
+    /// Their hidden states [n, layers, H], where the pass keeps any.
+    pub states: Vec<f32>,
 }
 
 /// Takes a slice and gives a buffer for the logits of the next one, whatever it holds.
@@ -70,6 +72,8 @@ pub struct TeacherPass<'a> {
     pub context: TeacherContext,
     /// Tokens of one forward pass.
     pub batch_tokens: usize,
+    /// The layers whose hidden states are handed out too, as [`Teacher::pass_keeping`] counts them.
+    pub hidden_layers: &'a [usize],
     /// Where the teacher's time is counted.
     pub meter: &'a dyn Meter,
 }
@@ -154,7 +158,7 @@ impl TeacherPass<'_> {
         }
         let vocab = self.teacher.info().vocab_size;
         let mut found: Option<(u32, usize, f32)> = None;
-        self.run(&[piece], &mut self.teacher.buffer()?, &mut |Slice { positions, logits }| {
+        self.run(&[piece], &mut self.teacher.buffer()?, &mut |Slice { positions, logits, .. }| {
             for (p, row) in positions.iter().zip(logits.on_host()?.chunks_exact(vocab)) {
                 if found.is_none_or(|(position, ..)| position < p.position as u32)
                     && let Some(token) = row.iter().position(|l| !l.is_finite())
@@ -201,7 +205,8 @@ impl TeacherPass<'_> {
     ) -> Result<(), OperatorError> {
         let (inputs, wanted) = self.inputs(sequences, group);
         let began = Instant::now();
-        let hidden = self.teacher.pass(&inputs)?;
+        let (hidden, kept) = self.teacher.pass_keeping(&inputs, self.hidden_layers)?;
+        let of_a_token = self.hidden_layers.len() * self.teacher.info().hidden_size;
         self.meter.add_since(Measure::TeacherNanos, began);
         for wanted in wanted.chunks(self.teacher.slice_rows().max(1)) {
             let began = Instant::now();
@@ -209,7 +214,11 @@ impl TeacherPass<'_> {
             self.teacher.slice(&hidden, &tokens, logits)?;
             self.meter.add_since(Measure::TeacherNanos, began);
             let positions = wanted.iter().map(|(_, position)| *position).collect();
-            *logits = visit(Slice { positions, logits: std::mem::take(logits) })?;
+            let states = match of_a_token {
+                0 => Vec::new(),
+                n => tokens.iter().flat_map(|token| &kept[*token as usize * n..][..n]).copied().collect(),
+            };
+            *logits = visit(Slice { positions, logits: std::mem::take(logits), states })?;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use super::*;
 use crate::invariants::{float_column, unsigned_column};
 use crate::rows::list_column;
 
+mod hidden;
 mod signals;
 
 const VOCAB: usize = 37;
@@ -173,7 +174,17 @@ fn info(vocab_size: usize) -> TeacherInfo {
 }
 
 fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: Rows) -> ExtractConfig {
-    ExtractConfig { vocab_size: VOCAB, bos: BOS, context, batch_tokens: 16, noise, topk, signals: <_>::default(), rows }
+    ExtractConfig {
+        vocab_size: VOCAB,
+        bos: BOS,
+        context,
+        batch_tokens: 16,
+        noise,
+        topk,
+        signals: <_>::default(),
+        hidden: None,
+        rows,
+    }
 }
 
 fn noise(codec: NoiseCodec, draws: u32, tolerance: f64) -> Option<NoiseConfig> {

@@ -101,7 +101,7 @@ pub(super) fn made(config: &GenerateConfig, texts: &[Text], busy: Duration) -> R
     extracted.topk = (extract.topk > 0).then_some(topk);
     // what is done was counted while it was done
     let mut columns = Forward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
-    columns.place(&positions, &extracted)?;
+    columns.place(&positions, &extracted, &[])?;
     let (batch, statistics) = columns.finish()?;
     Ok(Written { batch, statistics, busy })
 }

@@ -130,7 +130,7 @@ fn of_one_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatc
             let topk =
                 extracted.topk.as_ref().map(|(k, l)| (k[2 * n..2 * n + 2].to_vec(), l[2 * n..2 * n + 2].to_vec()));
             let one = stillhouse_noise::Extracted { logprob: vec![extracted.logprob[n]], topk, ..Default::default() };
-            columns.place(&[*p], &one)?;
+            columns.place(&[*p], &one, &[])?;
         }
         Ok(slice.logits)
     });

@@ -25,7 +25,7 @@ use crate::testing::{context, documents, drive, gpt2, repository};
 const JOB: &str = r#"{
     "version": 1, "name": "small", "seed": 7, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8, "remainder": "pad"},
     "extract": {"teacher": {"path": "t"}, "topk": 2, "noise": {"draws": 2}, "logz_temperatures": [1, 2],
-        "entropy": true, "candidates": [0, 5], "samples": {"draws": 4, "power": 0.9}, "top_p": {"mass": 0.9, "most": 8}}, "subtokens": {"length": 4}, "partitions": {"views": 2},
+        "entropy": true, "candidates": [0, 5], "samples": {"draws": 4, "power": 0.9}, "top_p": {"mass": 0.9, "most": 8}, "hidden_states": {"layers": [1, 0]}}, "subtokens": {"length": 4}, "partitions": {"views": 2},
     "orders": {"kind": "strided", "streams": [1, 2, 4]}, "output": {"path": "out"}
 }"#;
 
@@ -38,7 +38,10 @@ fn job(patch: &str) -> Vec<OperatorSpec> {
         value["pack"] = json!({"length": 8, "mode": "pad"});
         value["extract"] = json!({"teacher": {"path": "t"}, "mode": "sequential", "sequential": {"prompt_tokens": 3}});
     }
-    let spec: JobSpec = serde_json::from_value(value).unwrap();
+    let mut spec: JobSpec = serde_json::from_value(value).unwrap();
+    if let Some(states) = spec.extract.as_mut().and_then(|e| e.hidden_states.as_mut()) {
+        states.width = Some(3);
+    }
     let token = |role: &str| (role.to_owned(), SpecialToken { token: "<|endoftext|>".into(), id: 50_256 });
     let special_ids = SpecialIds::recorded(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
     of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids }).unwrap()
@@ -169,6 +172,11 @@ fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
             (names::SAMPLED_RATIO, _) => of_each(field, Arc::new(Float32Array::from(vec![1.0; n * 8])), n),
             (names::TOP_P_LOGPROB, _) => of_each(field, Arc::new(Float32Array::from(vec![0.0; n * 8])), n),
             (names::TOP_P_TAIL, _) => of_each(field, Arc::new(Float32Array::from(vec![f32::NEG_INFINITY; n * 8])), n),
+            (names::HIDDEN_STATES, DataType::FixedSizeList(_, width)) => {
+                let width = *width as usize;
+                list_column(field, Arc::new(Float16Array::from(vec![half::f16::ONE; n * width])), &vec![width; n])
+                    .unwrap()
+            }
             (_, DataType::FixedSizeList(_, width)) => {
                 let width = *width as usize;
                 list_column(field, Arc::new(Float32Array::from(vec![0.0; n * width])), &vec![width; n]).unwrap()
@@ -249,6 +257,11 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
             "extract",
             "hold 2",
             with_values(&good, names::TOP_P_TAIL, |a| Arc::new(Float32Array::from(vec![0.0; a.len()]))),
+        ),
+        (
+            "extract",
+            "hidden_states at position 0: NaN",
+            with_values(&good, names::HIDDEN_STATES, |a| Arc::new(Float16Array::from(vec![half::f16::NAN; a.len()]))),
         ),
         ("subtokens", "do not decode", with_values(&good, names::SUBTOKENS, |a| shifted::<UInt8Type>(a, 1))),
         ("partitions", "not those of the seed", with_values(&good, names::PARTITION, negated)),

@@ -214,6 +214,19 @@ pub trait Teacher: Send + Sync {
     /// When the tokens do not fit the vocabulary or the context, or the device fails.
     fn pass(&self, runs: &Runs) -> Result<Hidden>;
 
+    /// The same, and the hidden states `[tokens, layers, H]` of these layers, as transformers counts `hidden_states`: 0 for the embeddings, k
+    /// for what layer k gives, the number of layers for the final, normalised states. That of a token has seen its run up to there.
+    ///
+    /// # Errors
+    /// As [`Teacher::pass`]; when there is no such layer, and on a device that keeps none.
+    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
+        if layers.is_empty() {
+            return Ok((self.pass(runs)?, Vec::new()));
+        }
+        let (got, valid) = (self.info().device.clone(), "cpu".into());
+        Err(TeacherError::Input { what: "device of a teacher whose hidden states are kept", got, valid })
+    }
+
     /// Logits of tokens of the last [`Teacher::pass`], by their numbers, at most [`Teacher::slice_rows`] of them.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use crate::decoding::CpuDecoding;
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::model::{build, check_tokens, describe};
-use crate::net::{Arithmetic, Net, ProductScratch, Workspace, level, soft_cap};
+use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, level, soft_cap};
 use crate::weights::Read;
 use crate::{HostTeacher, Teacher, TeacherInfo};
 
@@ -47,10 +47,10 @@ impl CpuTeacher {
         Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
     }
 
-    fn states(&self, runs: &Runs) -> Result<Tensor> {
+    fn states(&self, runs: &Runs, keep: &mut Keep<'_>) -> Result<Tensor> {
         let (tokens, width) = (runs.tokens().len(), self.info.hidden_size);
         let mut states = vec![0.0; tokens * width];
-        self.net.states(runs, &mut locked(&self.work), &mut states)?;
+        self.net.states(runs, &mut locked(&self.work), &mut states, keep)?;
         Ok(Tensor::from_vec(states, (tokens, width), &Device::Cpu)?)
     }
 
@@ -93,11 +93,21 @@ impl Teacher for CpuTeacher {
     }
 
     fn pass(&self, runs: &Runs) -> Result<Hidden> {
+        Ok(self.pass_keeping(runs, &[])?.0)
+    }
+
+    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
         for run in runs.iter() {
             check_tokens(&self.info, run, 1, run.len())?;
         }
+        if let Some(layer) = layers.iter().find(|layer| **layer > self.info.layers) {
+            let (got, valid) = (layer.to_string(), format!("0 to {}", self.info.layers));
+            return Err(TeacherError::Input { what: "layer of hidden states", got, valid });
+        }
         let rows = (0..runs.tokens().len() as u32).collect();
-        Ok(Hidden::Host { states: self.states(runs)?, rows })
+        let mut kept = vec![0.0; runs.tokens().len() * layers.len() * self.info.hidden_size];
+        let states = self.states(runs, &mut Keep { layers, out: &mut kept })?;
+        Ok((Hidden::Host { states, rows }, kept))
     }
 
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
@@ -127,7 +137,7 @@ impl HostTeacher for CpuTeacher {
         check_tokens(&self.info, tokens, batch, length)?;
         let mut runs = Runs::new();
         tokens.chunks(length).for_each(|run| runs.push(run.iter().copied()));
-        Ok(self.states(&runs)?.reshape((batch, length, self.info.hidden_size))?)
+        Ok(self.states(&runs, &mut Keep::default())?.reshape((batch, length, self.info.hidden_size))?)
     }
 
     fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor> {

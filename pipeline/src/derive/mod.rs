@@ -74,6 +74,9 @@ impl Derivation {
         let positions = parsed.positions.clone();
         let numbered = parsed.into_result().and_then(|mut spec| {
             spec.subtokens = with_numbers(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
+            let numbers = spec.subtokens.as_ref().and_then(|subtokens| subtokens.numbers.clone());
+            let stored = source.manifest().job.extract.as_ref().and_then(|e| e.hidden_states.as_ref()?.width);
+            operators::fill_in(&mut spec, numbers, stored.map(|width| width as usize));
             Ok(spec)
         });
         let made = match numbered {

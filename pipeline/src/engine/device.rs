@@ -328,7 +328,9 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Los
                 has_failed.fetch_or(matches!(found, None | Some(Err(_))), Ordering::Relaxed);
                 // before the rest of the work on it: the device has the next slice to make
                 let _ = buffers.try_send(slice.logits);
-                let placed = found.map(|found| columns.as_mut().map_or(Ok(()), |c| c.place(&slice.positions, &found?)));
+                let placed = found.map(|found| {
+                    columns.as_mut().map_or(Ok(()), |c| c.place(&slice.positions, &found?, &slice.states))
+                });
                 if let Some(Err(e)) = placed {
                     columns = Err(e);
                 }

@@ -5,6 +5,7 @@ mod noise;
 mod report;
 mod shards;
 mod signals;
+mod states;
 
 use std::path::PathBuf;
 

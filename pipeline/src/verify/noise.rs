@@ -31,6 +31,7 @@ use stillhouse_teacher::Teacher;
 
 use super::report::{Comparing, StoredSide};
 use super::signals::Signals;
+use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::access::Access;
 use crate::dataset::Dataset;
@@ -222,6 +223,7 @@ struct Stored {
     /// Positions of each row that were given, where the teacher wrote the others.
     given: Vec<usize>,
     signals: Option<Signals>,
+    states: Option<States>,
 }
 
 /// What the check of one token gave: its log-probability, and the noise of every draw.
@@ -265,6 +267,7 @@ impl Recomputed<'_> {
                 None => vec![0; sequences.len()],
             },
             signals: Signals::of(self.extract, self.manifest.job.seed, batch).map_err(&arrow)?,
+            states: States::of(self.manifest, batch).map_err(&arrow)?,
         };
         let counters = Counters::default();
         let pass = TeacherPass {
@@ -272,11 +275,12 @@ impl Recomputed<'_> {
             bos: self.bos,
             context: self.extract.context,
             batch_tokens: self.extract.teacher.batch_tokens as usize,
+            hidden_layers: stored.states.as_ref().map_or(&[], States::layers),
             meter: &counters,
         };
         let mut predicted: Vec<Vec<bool>> = sequences.iter().map(|s| vec![false; s.tokens.len()]).collect();
         check.sequences += sequences.len() as u64;
-        pass.run(&sequences, &mut self.teacher.buffer()?, &mut |Slice { positions, logits }| {
+        pass.run(&sequences, &mut self.teacher.buffer()?, &mut |Slice { positions, logits, states }| {
             let vocab = self.teacher.info().vocab_size;
             let on_host = logits.on_host()?;
             let results: Result<Vec<TokenCheck>, NoiseError> = positions
@@ -301,10 +305,22 @@ impl Recomputed<'_> {
                 self.judge(*p, &result, check, variation_sum, found);
             }
             drop(on_host);
+            if let Some(stored) = &stored.states {
+                let of_a_token = states.len() / positions.len().max(1);
+                for (p, states) in positions.iter().zip(states.chunks_exact(of_a_token)) {
+                    if let Some(message) = stored.wrong(p.row, p.position, states) {
+                        found.fault(self.place_of(*p), message);
+                    }
+                }
+            }
             Ok(logits)
         })?;
         self.check_certain(&sequences, &stored, &predicted, found);
         Ok(())
+    }
+
+    fn place_of(&self, p: Predicted) -> String {
+        format!("{} row {} position {}", self.place, self.offset + p.row, p.position)
     }
 
     fn judge(
@@ -315,7 +331,7 @@ impl Recomputed<'_> {
         sum: &mut f64,
         found: &mut Verification,
     ) {
-        let place = || format!("{} row {} position {}", self.place, self.offset + p.row, p.position);
+        let place = || self.place_of(p);
         let difference = (result.logprob - result.stored_logprob).abs();
         check.logprob_difference_max = check.logprob_difference_max.max(difference);
         if difference.is_nan() || difference > logprob_limit(result.logprob) {
@@ -424,7 +440,8 @@ impl Recomputed<'_> {
                 let corrected =
                     counts.is_some_and(|c| c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0));
                 let other = stored.signals.as_ref();
-                let known = other.is_some_and(|s| !s.is_certain(row, position, sequence.tokens[position]));
+                let known = other.is_some_and(|s| !s.is_certain(row, position, sequence.tokens[position]))
+                    || stored.states.as_ref().is_some_and(|s| !s.is_certain(row, position));
                 if stored.logprob.row(row)[position] != 0.0 || corrected || known {
                     found.fault(
                         format!("{} row {} position {position}", self.place, self.offset + row),

@@ -150,6 +150,7 @@ impl Comparing {
             bos,
             context: extract.context,
             batch_tokens: extract.teacher.batch_tokens as usize,
+            hidden_layers: &[],
             meter: &counters,
         };
         let (live, other) = (Arc::clone(&self.live), Arc::clone(&self.other));
@@ -174,7 +175,7 @@ impl Comparing {
         let every = tokens.div_ceil(self.tokens_of_a_batch).max(1);
         let vocab = pass.teacher.info().vocab_size;
         let (mut kept, mut seen) = (HashMap::new(), 0);
-        pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits }| {
+        pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits, .. }| {
             let on_host = logits.on_host()?;
             for (p, logits) in positions.iter().zip(on_host.chunks_exact(vocab)) {
                 if seen % every == 0 {
@@ -231,7 +232,7 @@ fn differences(
 ) -> Result<Vec<Compared>, OperatorError> {
     let vocab = pass.teacher.info().vocab_size;
     let mut found = Vec::new();
-    pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits }| {
+    pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits, .. }| {
         let on_host = logits.on_host()?;
         let pairs: Vec<(&Predicted, &[f32])> = positions.iter().zip(on_host.chunks_exact(vocab)).collect();
         let compared: Result<Vec<Option<Compared>>, NoiseError> = pairs

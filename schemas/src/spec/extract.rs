@@ -42,6 +42,9 @@ pub struct Extract {
     /// The likeliest tokens up to a mass, so many for each position as that takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_p: Option<TopP>,
+    /// Hidden states of some of the teacher's layers, for the distillation of features. On a CPU only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden_states: Option<HiddenStates>,
 }
 
 impl Extract {
@@ -54,6 +57,7 @@ impl Extract {
             ("candidates", !self.candidates.is_empty()),
             ("samples", self.samples.is_some()),
             ("top_p", self.top_p.is_some()),
+            ("hidden_states", self.hidden_states.is_some()),
         ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(key, _)| key).collect()
     }
@@ -82,6 +86,22 @@ pub struct TopP {
     /// The most that are kept of a token.
     #[schemars(range(min = 1, max = 65_535))]
     pub most: u32,
+}
+
+/// Hidden states: at every position those that the teacher predicts its token from, which have seen the tokens before it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HiddenStates {
+    /// Which, as transformers counts its `hidden_states`: 0 for the embeddings, k for what layer k gives, the number of layers for what the
+    /// head sees, after the last norm. A different one each.
+    #[schemars(length(min = 1, max = 256), inner(range(min = 0, max = 65_535)))]
+    pub layers: Vec<u32>,
+    /// Precision of stored values. A value beyond 65,504 fails a job with `f16`.
+    #[serde(default = "default_states_precision")]
+    pub precision: NoisePrecision,
+    /// H, once the teacher is known.
+    #[serde(skip)]
+    pub width: Option<u32>,
 }
 
 /// The teacher language model.
@@ -269,7 +289,7 @@ pub enum NoiseCodec {
     Dense,
 }
 
-/// Precision of stored noise values.
+/// Precision of stored values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NoisePrecision {
@@ -281,6 +301,9 @@ pub enum NoisePrecision {
 
 fn default_device() -> String {
     "auto".into()
+}
+const fn default_states_precision() -> NoisePrecision {
+    NoisePrecision::F16
 }
 fn default_power() -> f64 {
     1.0

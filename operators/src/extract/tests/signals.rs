@@ -100,3 +100,26 @@ fn a_plan_without_signals_is_as_it_was() {
     assert_eq!(read, config);
     assert_ne!(RowSignals::default(), config.signals.asked().certain(0));
 }
+
+/// What is not asked for is the same in all of them, so that `verify` can compare whole positions.
+#[test]
+fn each_signal_alone_is_certain_where_nothing_is_predicted() {
+    let (rows, all) = (Rows::Fixed(4), asking(0.8));
+    let data = [(vec![BOS, 3, 0, 0], vec![0], 2)];
+    let none = SignalsConfig::default;
+    for alone in [
+        SignalsConfig { logz_temperatures: all.logz_temperatures.clone(), ..none() },
+        SignalsConfig { entropy: true, ..none() },
+        SignalsConfig { candidates: all.candidates.clone(), ..none() },
+        SignalsConfig { samples: all.samples.clone(), ..none() },
+        SignalsConfig { top_p: all.top_p.clone(), ..none() },
+    ] {
+        let config = with(alone, None, rows);
+        let (out, _) = run(Place::Cpu, &config, &batch(rows, &data, PackMode::Pad));
+        let (stored, _) = StoredSignals::of(&config.signals, &out).unwrap();
+        for (position, token) in data[0].0.iter().enumerate() {
+            let certain = stored.at(0, position) == config.signals.asked().certain(*token);
+            assert_eq!(certain, position != 1, "{:?}, position {position}", config.signals);
+        }
+    }
+}

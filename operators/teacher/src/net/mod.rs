@@ -133,6 +133,33 @@ pub(crate) struct Net {
     pub head: Head,
 }
 
+/// Hidden states that are kept beside the final ones: by token, those of each of these layers, as [`crate::Teacher::pass_keeping`] counts them.
+#[derive(Debug, Default)]
+pub(crate) struct Keep<'a> {
+    pub layers: &'a [usize],
+    /// `[tokens, layers, H]`.
+    pub out: &'a mut [f32],
+}
+
+impl Keep<'_> {
+    /// The part of some tokens.
+    fn of(&mut self, rows: Range<usize>, width: usize) -> Keep<'_> {
+        let of_a_token = self.layers.len() * width;
+        Keep { layers: self.layers, out: &mut self.out[rows.start * of_a_token..rows.end * of_a_token] }
+    }
+
+    /// Takes the states `[tokens, H]` that a layer gives.
+    fn take(&mut self, layer: usize, states: &[f32], width: usize) {
+        let places = self.layers.iter().enumerate().filter(|(_, kept)| **kept == layer);
+        for (place, _) in places {
+            let out = self.out.chunks_exact_mut(self.layers.len() * width);
+            for (out, states) in out.zip(states.chunks_exact(width)) {
+                out[place * width..][..width].copy_from_slice(states);
+            }
+        }
+    }
+}
+
 /// What a pass works in, kept from one to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
@@ -167,8 +194,8 @@ struct Task {
 }
 
 impl Net {
-    /// The final, normalised states `[tokens, H]` of runs.
-    pub(crate) fn states(&self, runs: &Runs, work: &mut Workspace, out: &mut [f32]) -> Result<()> {
+    /// The final, normalised states `[tokens, H]` of runs, and those of other layers.
+    pub(crate) fn states(&self, runs: &Runs, work: &mut Workspace, out: &mut [f32], keep: &mut Keep<'_>) -> Result<()> {
         let threads = rayon::current_num_threads();
         let at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * LEAST_ROWS);
         let (offsets, mut first) = (runs.offsets(), 0);
@@ -180,7 +207,7 @@ impl Net {
             if !rows.is_empty() {
                 let tokens = &runs.tokens()[rows.clone()];
                 let out = &mut out[rows.start * self.width..rows.end * self.width];
-                self.pass(tokens, &offsets[first..=last], work, out)?;
+                self.pass(tokens, &offsets[first..=last], work, out, keep.of(rows, self.width))?;
             }
             first = last;
         }
@@ -188,7 +215,14 @@ impl Net {
     }
 
     /// The same for runs that go through the net together; `offsets` begin anywhere.
-    fn pass(&self, tokens: &[u32], offsets: &[u32], work: &mut Workspace, out: &mut [f32]) -> Result<()> {
+    fn pass(
+        &self,
+        tokens: &[u32],
+        offsets: &[u32],
+        work: &mut Workspace,
+        out: &mut [f32],
+        mut keep: Keep<'_>,
+    ) -> Result<()> {
         let rows = tokens.len().div_ceil(rayon::current_num_threads()).next_multiple_of(BLOCK);
         work.divide(offsets, rows.clamp(LEAST_ROWS, TASK_ROWS));
         self.angles(work);
@@ -208,6 +242,7 @@ impl Net {
             }
         })?;
         for (i, layer) in self.layers.iter().enumerate() {
+            keep.take(i, x, width);
             (qkv, next) = (next, qkv);
             let (all, following) = (&*qkv, self.layers.get(i + 1));
             let rows = split(tasks, x, width).zip(split(tasks, next, qkv_width));
@@ -218,6 +253,7 @@ impl Net {
         }
         let rows = split(tasks, x, width).zip(split(tasks, out, width));
         rows.collect::<Vec<_>>().into_par_iter().for_each(|(x, out)| self.last.apply(x, out));
+        keep.take(self.layers.len(), out, width);
         Ok(())
     }
 

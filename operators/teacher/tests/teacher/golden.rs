@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! tests/golden/CASE.json ── config, tensors [name, shape, scale, offset] ──▶ checkpoint(): config.json + safetensors
-//!                        └─ tokens [2, L], logits [2, L, V] ───────────────▶ compared with what the crate computes
+//!                        └─ tokens [2, L], logits [2, L, V], hidden [layers + 1, 3, H] ──▶ compared with what the crate computes
 //! ```
 //!
 //! The weights are computed out of the tensors' names, here as in the script.
@@ -14,9 +14,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use stillhouse_teacher::candle_core::quantized::gguf_file::{self, Value as Metadata};
 use stillhouse_teacher::candle_core::quantized::{GgmlDType, QTensor};
-use stillhouse_teacher::check_weights;
+use stillhouse_teacher::{LoadOptions, Runs, check_weights, load};
 
 use super::*;
+
+/// The positions of the second row whose hidden states are kept.
+const KEPT: [usize; 3] = [0, 13, 28];
 
 /// A sequence beyond `max_position_embeddings`, which this crate refuses.
 const TOO_LONG: &str = "llama_dynamic_long";
@@ -430,6 +433,41 @@ fn gguf_equals_transformers() {
         if off >= 1e-4 || off.is_nan() {
             worst.push(format!("{case}: off by {off}"));
         }
+    }
+    assert!(worst.is_empty(), "{worst:#?}");
+}
+
+/// `hidden_states` of transformers: the embeddings, every layer, and the last one after the norm.
+#[test]
+fn hidden_states_equal_those_of_transformers() {
+    let mut worst: Vec<String> = Vec::new();
+    for case in cases().iter().filter(|case| *case != TOO_LONG) {
+        let golden = Golden::read(case);
+        let folder = golden.checkpoint(Spelling::Now, 1);
+        let teacher = load(folder.path(), &LoadOptions { device: DeviceChoice::Cpu, ..LoadOptions::default() });
+        let teacher = teacher.unwrap_or_else(|e| panic!("{case}: {e}"));
+        let (layers, width) = (teacher.info().layers, teacher.info().hidden_size);
+        let bytes = base64(golden.json["hidden"].as_str().unwrap());
+        let want: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(want.len(), (layers + 1) * KEPT.len() * width);
+        let mut runs = Runs::new();
+        golden.tokens.chunks(golden.length).for_each(|run| runs.push(run.iter().copied()));
+        // the last one first, to see that they come as they are asked for
+        let asked: Vec<usize> = (0..=layers).rev().collect();
+        let (_, kept) = teacher.pass_keeping(&runs, &asked).unwrap();
+        assert_eq!(kept.len(), runs.tokens().len() * asked.len() * width);
+        let largest = want.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (layer, want) in want.chunks_exact(KEPT.len() * width).enumerate() {
+            for (position, want) in KEPT.iter().zip(want.chunks_exact(width)) {
+                let at = ((golden.length + position) * asked.len() + layers - layer) * width;
+                let off = kept[at..at + width].iter().zip(want).fold(0f32, |off, (a, b)| off.max((a - b).abs()));
+                if off.is_nan() || off > 3e-5 * largest {
+                    worst.push(format!("{case}, layer {layer}, position {position}: off by {off} of {largest}"));
+                }
+            }
+        }
+        let e = teacher.pass_keeping(&runs, &[layers + 1]).unwrap_err().to_string();
+        assert!(e.contains("layer of hidden states") && e.contains(&format!("0 to {layers}")), "{e}");
     }
     assert!(worst.is_empty(), "{worst:#?}");
 }

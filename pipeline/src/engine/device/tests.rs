@@ -141,6 +141,7 @@ fn config() -> Arc<ExtractConfig> {
         noise: None,
         topk: 0,
         signals: <_>::default(),
+        hidden: None,
         rows: Rows::UpTo(8),
     })
 }

@@ -1,0 +1,204 @@
+//! The column `hidden_states` \[L, layers, H\]: at every position the states that the teacher predicts its token from, of the layers that the
+//! job names, in the job's order.
+//!
+//! ```text
+//!   teacher's input   BOS  x_0  x_1 …          (a run that begins with BOS itself: x_0 is given, and has 0 here)
+//!                      │    │    │
+//!   hidden_states[i]   0    1    2  …          has seen what `logprob[i]` has, and nothing else
+//! ```
+//!
+//! A layer is counted as transformers does (`output_hidden_states`): 0 is the embeddings, k what layer k gives, the number of layers the
+//! final state after the last norm. Positions that are certain (given, or padding) have 0.
+//!
+//! Error: that of rounding to the stored type, 2^-11 of a value in f16 (2^-25 where it is smaller than 2^-14). Cost: nothing but the copies;
+//! memory: 4 · layers · H bytes per token of a forward pass, and as many as stored per token of the rows that are made at once.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float16Array, Float32Array, RecordBatch};
+use arrow::datatypes::{DataType, Field};
+use arrow::error::ArrowError;
+use half::f16;
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{HiddenStates, NoisePrecision};
+
+use super::{ExtractConfig, NAME};
+use crate::declaration::OperatorView;
+use crate::invariants::{Broken, Widened, float_column};
+use crate::operator::OperatorError;
+use crate::rows::{ListRows, list_column};
+
+/// Which hidden states, and how they are stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HiddenConfig {
+    /// The layers, in the order of the column.
+    pub layers: Vec<usize>,
+    /// H.
+    pub width: usize,
+    /// Type of stored values.
+    pub precision: NoisePrecision,
+}
+
+impl HiddenConfig {
+    pub(super) fn of_job(states: &HiddenStates) -> Result<Self, Problem> {
+        let unknown = || Problem::missing("extract.hidden_states", "the width of the teacher's states is not known");
+        let width = states.width.ok_or_else(unknown)? as usize;
+        let layers = states.layers.iter().map(|layer| *layer as usize).collect();
+        Ok(Self { layers, width, precision: states.precision })
+    }
+
+    /// Values of a token.
+    pub(super) fn values(&self) -> usize {
+        self.layers.len() * self.width
+    }
+
+    /// Bytes of a token, as they are stored.
+    pub(super) fn bytes(&self) -> usize {
+        self.values() * if self.precision == NoisePrecision::F16 { 2 } else { 4 }
+    }
+
+    pub(super) fn field(&self, rows: Rows) -> Field {
+        let item = if self.precision == NoisePrecision::F16 { DataType::Float16 } else { DataType::Float32 };
+        rows.field_of(columns::HIDDEN_STATES, item, None, &[self.layers.len(), self.width])
+    }
+}
+
+/// The column on its way.
+pub(super) struct States {
+    config: HiddenConfig,
+    values: Values,
+}
+
+enum Values {
+    F16(Vec<f16>),
+    F32(Vec<f32>),
+}
+
+impl States {
+    /// Of so many positions, all of them certain so far.
+    pub(super) fn new(config: HiddenConfig, positions: usize) -> Self {
+        let count = positions * config.values();
+        let values = match config.precision {
+            NoisePrecision::F16 => Values::F16(vec![f16::ZERO; count]),
+            NoisePrecision::F32 => Values::F32(vec![0.0; count]),
+        };
+        Self { config, values }
+    }
+
+    /// Puts the states of a position, \[layers, H\], where they belong. Says which value its type cannot hold.
+    pub(super) fn place(&mut self, at: usize, states: &[f32]) -> Result<(), String> {
+        let values = self.config.values();
+        let range = at * values..(at + 1) * values;
+        let unfit = |i: usize, value: f32, what: &str| {
+            let (layer, component) = (self.config.layers[i / self.config.width], i % self.config.width);
+            format!("component {component} of the hidden state of layer {layer} is {value}, {what}")
+        };
+        if let Some(i) = states.iter().position(|value| !value.is_finite()) {
+            return Err(unfit(i, states[i], "no number; look for such numbers in the teacher's weights"));
+        }
+        match &mut self.values {
+            Values::F32(values) => values[range].copy_from_slice(states),
+            Values::F16(values) => {
+                for (i, (stored, value)) in values[range].iter_mut().zip(states).enumerate() {
+                    *stored = f16::from_f32(*value);
+                    if !stored.is_finite() {
+                        return Err(unfit(
+                            i,
+                            *value,
+                            "f16 holds up to 65504; set extract.hidden_states.precision: f32",
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn array(self, field: &Field, lengths: &[usize]) -> Result<ArrayRef, OperatorError> {
+        let per_row: Vec<usize> = lengths.iter().map(|length| length * self.config.values()).collect();
+        let values: ArrayRef = match self.values {
+            Values::F16(values) => Arc::new(Float16Array::from(values)),
+            Values::F32(values) => Arc::new(Float32Array::from(values)),
+        };
+        list_column(field, values, &per_row).map_err(OperatorError::arrow(NAME))
+    }
+}
+
+/// The stored states of a batch.
+pub struct StoredStates {
+    config: HiddenConfig,
+    column: Widened<f32>,
+}
+
+impl StoredStates {
+    /// Those of a batch; `None` where the job keeps none.
+    ///
+    /// # Errors
+    /// When the column is missing or has another type.
+    pub fn of(config: Option<&HiddenConfig>, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
+        let Some(config) = config else { return Ok(None) };
+        Ok(Some(Self { config: config.clone(), column: float_column(batch, columns::HIDDEN_STATES)? }))
+    }
+
+    /// What is kept.
+    #[must_use]
+    pub fn config(&self) -> &HiddenConfig {
+        &self.config
+    }
+
+    /// All of a row, \[length, layers, H\].
+    #[must_use]
+    pub fn row(&self, row: usize) -> &[f32] {
+        self.column.row(row)
+    }
+
+    /// Those of a position, \[layers, H\]; empty where the row is too short, which [`check`] says.
+    #[must_use]
+    pub fn at(&self, row: usize, position: usize) -> &[f32] {
+        let values = self.config.values();
+        self.row(row).get(position * values..(position + 1) * values).unwrap_or_default()
+    }
+}
+
+/// Checks the column of a batch.
+pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    let Some(stored) = StoredStates::of(config.hidden.as_ref(), batch)? else { return Ok(()) };
+    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    for row in 0..batch.num_rows() {
+        let (got, expected) = (stored.row(row), tokens.range(row).len() * stored.config.values());
+        if got.len() != expected {
+            let of = columns::HIDDEN_STATES;
+            broken.push(Broken::new(row, format!("{of} has {} values, valid: {expected}", got.len())));
+        } else if let Some(i) = got.iter().position(|value| !value.is_finite()) {
+            let (position, value) = (i / stored.config.values(), got[i]);
+            broken.push(Broken::new(row, format!("hidden_states at position {position}: {value}, valid: finite")));
+        }
+    }
+    Ok(())
+}
+
+/// What is shown of a row: the length of the states of each layer, as a mean and for every token.
+pub(super) fn view(config: &ExtractConfig, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
+    let Some(stored) = StoredStates::of(config.hidden.as_ref(), row)? else { return Ok(None) };
+    let length = |state: &[f32]| state.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    let (layers, width) = (&stored.config.layers, stored.config.width);
+    let tokens: Vec<Vec<f64>> = stored
+        .row(0)
+        .chunks_exact(stored.config.values())
+        .map(|states| states.chunks_exact(width).map(length).collect())
+        .collect();
+    let predicted = tokens.iter().filter(|lengths| lengths.iter().any(|l| *l > 0.0)).count().max(1) as f64;
+    let mut facts = vec![("hidden states".into(), format!("{} of width {width}", layers.len()))];
+    for (i, layer) in layers.iter().enumerate() {
+        let mean = tokens.iter().map(|lengths| lengths[i]).sum::<f64>() / predicted;
+        facts.push((format!("mean length of the state of layer {layer}"), format!("{mean:.2}")));
+    }
+    let line = |lengths: &Vec<f64>| {
+        let each = layers.iter().zip(lengths).map(|(layer, length)| format!("|h{layer}| {length:.1}"));
+        each.collect::<Vec<_>>().join(" ")
+    };
+    let tokens = tokens.iter().map(line).collect();
+    Ok(Some(OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() }))
+}
