@@ -432,7 +432,7 @@ impl Checks<'_> {
                     "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
                 self.push(Problem::new("extract.teacher.device", &spec.device, message));
             }
-            Ok(false) => self.asked_of_a_gpu(),
+            Ok(false) => self.listed_on_a_gpu(),
             Ok(true) => {}
         }
         let length = self.spec.pack.length;
@@ -474,13 +474,9 @@ impl Checks<'_> {
         Some((path, source, config))
     }
 
-    /// A GPU lists only so many of the likeliest tokens, and keeps no hidden states.
-    fn asked_of_a_gpu(&mut self) {
+    /// A GPU lists only so many of the likeliest tokens.
+    fn listed_on_a_gpu(&mut self) {
         let Some(extract) = &self.spec.extract else { return };
-        if extract.hidden_states.is_some() {
-            let message = "are kept on a CPU only in this version; leave them out, or set extract.teacher.device: cpu";
-            self.problems.push(Problem::missing("extract.hidden_states", message));
-        }
         let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
         for (field, most) in [("extract.topk", extract.topk), ("extract.top_p.most", top_p)] {
             if most as usize > MOST_LISTED_ON_A_GPU {

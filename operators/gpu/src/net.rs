@@ -13,6 +13,7 @@
 //!
 //! Cost per token and layer: 2 flops per weight, and 2 L heads · D for attention.
 
+mod kept;
 pub mod kernels;
 mod shape;
 mod upload;
@@ -23,8 +24,9 @@ use std::sync::Arc;
 pub use shape::{Kind, Shape};
 pub use weights::Source;
 
-use crate::device::{Buffer, Device, Element, Matrix, Product, Result, Stream};
+use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, Stream};
 use crate::error::GpuError;
+use kept::Kept;
 use kernels::{ITEM_BYTES, Kernels, Rotation, Scale, query_rows, work_items};
 use shape::{INPUT_BYTES, ROW_BYTES};
 use upload::{Upload, put};
@@ -81,6 +83,8 @@ pub struct Net {
     most_tokens: usize,
     /// Of the last pass.
     tokens: usize,
+    /// Memory for the states that passes keep.
+    kept: Option<Pinned>,
 }
 
 fn input(what: &'static str, got: impl ToString, valid: impl Into<String>) -> GpuError {
@@ -134,6 +138,7 @@ impl Net {
             row_upload: Upload::new(device, ROW_BYTES * most_tokens)?,
             most_tokens,
             tokens: 0,
+            kept: None,
         })
     }
 
@@ -168,6 +173,31 @@ impl Net {
     /// With tokens outside the vocabulary, runs longer than the net's positions, more tokens than there is room for, or when the device
     /// fails.
     pub fn hidden(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
+        self.pass(tokens, offsets, &mut Kept::default())
+    }
+
+    /// The same, and the states f32 `[tokens, layers, H]` of these layers: 0 is what the embeddings give, k what layer k gives, the number of
+    /// layers the normalised states. Waits for the pass. They are as the device has them, rounded to [`Net::element`].
+    ///
+    /// # Errors
+    /// As [`Net::hidden`], and with a layer that there is not.
+    pub fn hidden_keeping(&mut self, tokens: &[u32], offsets: &[u32], layers: &[usize]) -> Result<Vec<f32>> {
+        if let Some(layer) = layers.iter().find(|layer| **layer > self.shape.layers) {
+            return Err(input("layer of hidden states", layer, format!("0 to {}", self.shape.layers)));
+        }
+        let width = self.shape.width;
+        let bytes = tokens.len() * width * self.element.bytes();
+        let mut kept = Kept::new(&self.device, layers, bytes, self.kept.take())?;
+        let ran = self.pass(tokens, offsets, &mut kept);
+        // also after a failure: the stream may be at work on the memory
+        let there = self.device.record(Stream::Pass).and_then(|event| self.device.wait(event));
+        ran.and(there)?;
+        let states = kept.widened(self.element, tokens.len(), width);
+        self.kept = kept.memory;
+        Ok(states)
+    }
+
+    fn pass(&mut self, tokens: &[u32], offsets: &[u32], kept: &mut Kept<'_>) -> Result<()> {
         self.check_runs(tokens, offsets)?;
         self.tokens = 0;
         if tokens.is_empty() {
@@ -180,13 +210,16 @@ impl Net {
         let wte = self.weights.tokens.matrix(self.element).pointer;
         // SAFETY: buffers have room for `most_tokens` rows; tokens and positions were checked
         unsafe { kernels.embed([inputs.tokens, inputs.positions], wte, wpe, x, rows)? };
-        for layer in &self.weights.layers {
+        let states = |buffer| self.activations(buffer, inputs.count, width);
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            kept.take(self.device.as_ref(), i, states(&work.x))?;
             self.norm(&layer.before_attention, inputs.count)?;
             self.attention(layer, &inputs)?;
             self.norm(&layer.before_mlp, inputs.count)?;
             self.feed_forward(layer, inputs.count)?;
         }
         self.norm(&self.weights.last, inputs.count)?;
+        kept.take(self.device.as_ref(), self.shape.layers, states(&work.n))?;
         self.tokens = inputs.count;
         Ok(())
     }

@@ -154,7 +154,7 @@ impl StoredStates {
         self.column.row(row)
     }
 
-    /// Those of a position, \[layers, H\]; empty where the row is too short, which [`check`] says.
+    /// Those of a position, \[layers, H\]; empty where the row is too short, which `check` says.
     #[must_use]
     pub fn at(&self, row: usize, position: usize) -> &[f32] {
         let values = self.config.values();

@@ -224,6 +224,17 @@ impl Teacher for GpuTeacher {
         Ok(Hidden::Device)
     }
 
+    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
+        if layers.is_empty() {
+            return Ok((self.pass(runs)?, Vec::new()));
+        }
+        for run in runs.iter() {
+            check_tokens(&self.info, run, 1, run.len())?;
+        }
+        let states = self.net().hidden_keeping(runs.tokens(), runs.offsets(), layers)?;
+        Ok((Hidden::Device, states))
+    }
+
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
         let (Hidden::Device, Logits::Device(logits)) = (hidden, logits) else {
             let (got, valid) = ("those of the CPU".into(), "those of this teacher".into());

@@ -42,7 +42,7 @@ pub struct Extract {
     /// The likeliest tokens up to a mass, so many for each position as that takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_p: Option<TopP>,
-    /// Hidden states of some of the teacher's layers, for the distillation of features. On a CPU only.
+    /// Hidden states of some of the teacher's layers, for the distillation of features.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden_states: Option<HiddenStates>,
 }

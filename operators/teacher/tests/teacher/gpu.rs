@@ -57,6 +57,45 @@ fn a_device_gives_the_logits_of_transformers() {
     }
 }
 
+/// Hidden states of layers: those of the CPU, which are transformers'; the last one is what the head sees.
+#[test]
+fn a_device_keeps_the_hidden_states_of_layers() {
+    for model in MODELS {
+        let expected = expected(model);
+        let mut runs = runs_of(&expected);
+        runs.push(expected.tokens[..3].iter().copied());
+        let cpu = LoadOptions { device: DeviceChoice::Cpu, ..LoadOptions::default() };
+        let cpu = stillhouse_teacher::load(&testdata(model), &cpu).unwrap();
+        let layers: Vec<usize> = (0..=cpu.info().layers).rev().chain([1]).collect();
+        let (_, want) = cpu.pass_keeping(&runs, &layers).unwrap();
+        let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+        for (dtype, allowed) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.08), (Precision::F16, 0.01)] {
+            let teacher = on_device(model, dtype);
+            for _ in 0..2 {
+                let (hidden, got) = teacher.pass_keeping(&runs, &layers).unwrap();
+                assert_eq!(got.len(), want.len());
+                // of each layer for itself, since some are much larger than others
+                for place in 0..layers.len() {
+                    let width = cpu.info().hidden_size;
+                    let of = |all: &[f32]| -> Vec<f32> {
+                        let rows = all.chunks_exact(layers.len() * width);
+                        rows.flat_map(|row| row[place * width..(place + 1) * width].to_vec()).collect()
+                    };
+                    let (got, want) = (of(&got), of(&want));
+                    let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
+                    assert!(off < allowed, "{model} in {dtype}, layer {}: off by {off}", layers[place]);
+                }
+                // the pass is a whole one
+                let mut buffer = teacher.buffer().unwrap();
+                teacher.slice(&hidden, &[0, 5], &mut buffer).unwrap();
+            }
+            assert!(teacher.pass_keeping(&runs, &[]).unwrap().1.is_empty());
+            let e = teacher.pass_keeping(&runs, &[0, cpu.info().layers + 1]).unwrap_err().to_string();
+            assert!(e.contains("layer of hidden states") && e.contains("0 to"), "{e}");
+        }
+    }
+}
+
 #[test]
 fn sixteen_bits_stay_as_near_as_on_a_cpu() {
     let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
