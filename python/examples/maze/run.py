@@ -1,0 +1,159 @@
+"""The maze of the Gumbel paper (Table 7): success of students with and without noise, by number of passes, in one command.
+
+    python run.py --work /tmp/maze --program stillhouse --json maze.json
+    python run.py --work /tmp/maze --seeds 1 --epochs 20 --paths 500      # a small one
+
+Walks are written as text, a teacher is trained on them, a Stillhouse job extracts its noise, and for each seed students are trained on its shards:
+`mdlm` without noise; `stored 1` with the one draw of each token that most jobs keep; `stored 16` with one of 16 draws in each step; `fresh` with
+dense noise that the live teacher gives anew in each step. What is in the work folder is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grid
+import student
+import teacher
+import torch
+
+import stillhouse
+
+HERE = pathlib.Path(__file__).resolve().parent
+PASSES = [1, 2, 4, 8, 16]
+PAPER = {"mdlm": [53.0, 64.0, 69.0, 81.0, 94.0], "gumbel": [82.0, 86.0, 97.0, 99.0, 98.0]}
+"""Success rates of Table 7, in %, of 100 paths each."""
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Walks, teacher, data set: what is not there yet."""
+    work = args.work
+    work.mkdir(parents=True, exist_ok=True)
+    texts = [grid.text_of(walk) for walk in grid.walks()[: grid.PATHS]]
+    (work / "walks.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if not (work / "teacher/tokenizer.json").exists():
+        ids = {word: i for i, word in enumerate(grid.VOCABULARY)}
+        rows = torch.tensor([[grid.BOS, *(ids[word] for word in text.split()), grid.EOS] for text in texts])
+        how = grid.Training(2 * args.layers, args.width // 16, args.width, args.teacher_epochs, lr=args.lr)
+        teacher.train(rows, work / "teacher", how, seed=0)
+    shutil.copy(HERE / "job.yaml", work / "job.yaml")
+    subprocess.run([args.program, "run", work / "job.yaml"], check=True)
+
+
+def noise_of(variant: str, work: pathlib.Path, seed: int) -> student.Noise | None:
+    if variant == "mdlm":
+        return None
+    if variant.startswith("stored"):
+        return student.stored(int(variant.split()[1]), seed)
+    whole = stillhouse.open(work / "dataset")[:]
+    p = teacher.probabilities(work / "teacher", torch.from_numpy(whole["input_ids"]).long()).double()
+    place = {int(number): row for row, number in enumerate(whole["sequence_id"])}
+    return student.fresh(p, place, seed)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One student."""
+
+    work: pathlib.Path
+    variant: str
+    seed: int
+    paths: int
+    how: grid.Training
+
+    def run(self) -> dict[str, Any]:
+        """Trains it, and counts its valid paths by passes. On one thread, so that the result does not depend on the cores."""
+        torch.set_num_threads(1)
+        noise = noise_of(self.variant, self.work, self.seed)
+        model, curve = student.train(str(self.work / "dataset"), noise, self.how, self.seed)
+        hits = [success(student.generate(model, self.paths, passes, 100 + self.seed)) for passes in PASSES]
+        return {"variant": self.variant, "seed": self.seed, "hits": hits, "loss": [round(loss, 4) for loss in curve]}
+
+
+def success(rows: torch.Tensor) -> int:
+    return sum(grid.is_valid(row) for row in rows.tolist())
+
+
+def interval(of_seeds: list[float]) -> tuple[float, float]:
+    """Mean and half of the 95 % interval of a mean over seeds (Student's t)."""
+    n = len(of_seeds)
+    mean = sum(of_seeds) / n
+    if n == 1:
+        return mean, math.nan
+    quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(n, 1.96 + 2.4 / (n - 1))
+    return mean, quantile * math.sqrt(sum((x - mean) ** 2 for x in of_seeds) / (n - 1) / n)
+
+
+def experiment(args: argparse.Namespace) -> dict[str, Any]:
+    """All students of all seeds, as many at once as there are cores."""
+    began = time.monotonic()
+    # threads of small products wait for each other more than they work
+    torch.set_num_threads(args.jobs if args.width >= 128 else 1)
+    prepare(args)
+    of_teacher = success(teacher.walk(args.work / "teacher", args.paths, seed=1))
+    print(f"teacher: {of_teacher} of {args.paths} paths are valid", flush=True)
+    heads = max(1, args.width // 32)
+    how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr)
+    tasks = [Task(args.work, variant, seed, args.paths, how) for seed in range(args.seeds) for variant in args.variants]
+    students = []
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        for done in pool.map(Task.run, tasks):
+            students.append(done)
+            shown = " ".join(f"{100 * hits / args.paths:5.1f}" for hits in done["hits"])
+            print(f"seed {done['seed']}  {done['variant']:10} {shown}   {time.monotonic() - began:.0f} s", flush=True)
+    return {
+        "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": PASSES, "teacher": of_teacher,
+        "paper": PAPER, "seconds": round(time.monotonic() - began), "jobs": args.jobs, "students": students,
+    }  # fmt: skip
+
+
+def table(result: dict[str, Any]) -> str:
+    """The table of a person: success in %, mean over seeds ± 95 % interval."""
+    lines = ["student      " + "".join(f"{f'NFE {n}':>14}" for n in PASSES)]
+    for variant in dict.fromkeys(done["variant"] for done in result["students"]):
+        rates = [done["hits"] for done in result["students"] if done["variant"] == variant]
+        cells = [interval([100 * hits[i] / result["paths"] for hits in rates]) for i in range(len(PASSES))]
+        lines.append(f"{variant:13}" + "".join(f"{mean:7.1f} ± {half:4.1f}" for mean, half in cells))
+    lines += [f"paper {name:7}" + "".join(f"{rate:7.1f}       " for rate in rates) for name, rates in PAPER.items()]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--work", type=pathlib.Path, required=True, help="folder for the walks, the teacher and the data set"
+    )
+    parser.add_argument("--program", default="stillhouse", help="the stillhouse program")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--paths", type=int, default=1000, help="paths that each student generates for each number of passes"
+    )
+    parser.add_argument("--epochs", type=int, default=200, help="of the students")
+    parser.add_argument("--teacher-epochs", type=int, default=200)
+    parser.add_argument("--variants", nargs="+", default=["mdlm", "stored 1", "stored 16", "fresh"])
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4, help="of the students; the teacher has twice as many")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="students that are trained at once")
+    parser.add_argument("--json", type=pathlib.Path, help="where the raw results go")
+    args = parser.parse_args(argv)
+    result = experiment(args)
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+if __name__ == "__main__":
+    main()
