@@ -334,6 +334,7 @@ pub(super) type Meta = Arc<Vec<u8>>;
 
 #[cfg(test)]
 mod tests {
+    use super::super::sparse::tests as tests_of_sparse;
     use super::*;
 
     #[test]
@@ -347,6 +348,59 @@ mod tests {
         assert!(identifiers(1, 2, 3, &[(1.0, "dät".into())]).is_err());
         assert!(identifiers(1, 2, 3, &[(1.0, "data/".into())]).is_err());
         assert!(identifiers(1, 2, 3, &[(1.0, "a/.hidden".into())]).unwrap().contains("\".hidden\""));
+    }
+
+    fn run(micro_batch: u32, global_batch: u32, data_parallel: u32, sequence_length: Option<u32>) -> MegatronRun {
+        let identity = Identity::Hash("0".repeat(32));
+        MegatronRun { micro_batch, global_batch, data_parallel, sequence_length, iterations_per_file: 1, identity }
+    }
+
+    #[test]
+    fn ids_have_a_17th_bit_and_ranks_take_micro_batches_in_turn() {
+        let sparse = tests_of_sparse::sparse(Signal::TopK, 2, 1 << 17);
+        // two rows of three tokens: entries of position p of row r are 65,536 · (p odd) + 10r + p, and 1
+        let ids = (0..2).flat_map(|row| (0..3).flat_map(move |p| [(p & 1) << 16 | (10 * row + p + 2), 1]));
+        let batch = tests_of_sparse::topk(3, ids.collect(), (0..12).map(|n| -(n as f32)).collect());
+        let read = sparse.batch(&batch).unwrap();
+        let batches = Batches::of(&run(1, 4, 2, None), 3, &sparse, ValueType::Float32).unwrap();
+        let mut filling = Filling::new(&batches, &sparse);
+        for row in [0, 1] {
+            assert!(filling.row(&read, row).unwrap().is_none());
+        }
+        for (rank, [values, low, high]) in filling.ranks.iter().enumerate() {
+            assert_eq!((values.len(), values[0].shape), (1, [2, 1, 2]));
+            // at t stands position t + 1
+            let first = (10 * rank + 3) as u16;
+            let expected = [first, 1, first + 1, 1].into_iter().flat_map(u16::to_le_bytes).collect::<Vec<_>>();
+            assert_eq!((low[0].kind, &low[0].bytes), (Kind::UInt16, &expected));
+            assert_eq!((high[0].kind, high[0].bytes.as_slice()), (Kind::Bool, &[1, 0, 0, 0][..]));
+            let values: Vec<f32> =
+                values[0].bytes.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect();
+            let first = (6 * rank + 2) as f32;
+            assert_eq!(values, [first, first + 1.0, first + 2.0, first + 3.0].map(|v| -v));
+        }
+        // with the last position, of which nothing is known, and a row that is too short for the run
+        let whole = Batches::of(&run(1, 4, 2, Some(3)), 3, &sparse, ValueType::Float32).unwrap();
+        let mut filling = Filling::new(&whole, &sparse);
+        filling.row(&read, 0).unwrap();
+        let values: Vec<f32> =
+            filling.ranks[0][0][0].bytes.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect();
+        assert_eq!(values[4..], [-1000.0, -1000.0]);
+        let longer = Batches::of(&run(1, 4, 2, Some(3)), 4, &sparse, ValueType::Float32).unwrap();
+        assert!(Filling::new(&longer, &sparse).row(&read, 0).unwrap_err().contains("pack.remainder"));
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_is_named_by_its_option() {
+        let sparse = tests_of_sparse::sparse(Signal::TopK, 1000, 1 << 17);
+        let of = |run: &MegatronRun, row| Batches::of(run, row, &sparse, ValueType::Float32).map(|b| b.length);
+        assert_eq!(of(&run(2, 8, 2, None), 513), Ok(512));
+        assert!(of(&run(3, 8, 2, None), 513).unwrap_err().contains("--global-batch: got 8"));
+        assert!(of(&run(0, 8, 2, None), 513).unwrap_err().contains("--global-batch"));
+        assert!(of(&run(1, 8, 1, Some(510)), 512).unwrap_err().contains("--sequence-length: got 510, valid: 511"));
+        assert!(of(&run(1, 8, 1, None), 1).unwrap_err().contains("--sequence-length"));
+        assert!(of(&run(1, 4096, 1, None), 1025).unwrap_err().contains("valid up to 3221225472"));
+        assert_eq!(of(&run(1, 4096, 16, None), 1025), Ok(1024));
     }
 
     #[test]

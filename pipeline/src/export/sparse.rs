@@ -445,8 +445,120 @@ impl ValueType {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, FixedSizeListArray, ListArray};
+    use arrow::buffer::OffsetBuffer;
+    use arrow::datatypes::Field;
+
     use super::*;
+
+    fn fixed(values: ArrayRef, each: usize) -> ArrayRef {
+        let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+        Arc::new(FixedSizeListArray::new(item, each as i32, values, None))
+    }
+
+    fn ragged(values: ArrayRef, lengths: &[usize]) -> ArrayRef {
+        let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+        Arc::new(ListArray::new(item, OffsetBuffer::from_lengths(lengths.iter().copied()), values, None))
+    }
+
+    pub fn sparse(signal: Signal, width: usize, ids: u32) -> Sparse {
+        Sparse { signal, width, ids, candidates: vec![7, 3], draws: 4.0, weighted: false, masked: false, given: false }
+    }
+
+    /// Two rows of so many tokens with their likeliest entries.
+    pub fn topk(length: usize, ids: Vec<i32>, logprobs: Vec<f32>) -> RecordBatch {
+        let entries = logprobs.len();
+        let tokens: ArrayRef = Arc::new(Int32Array::from_iter_values((0..length as i32).cycle().take(length * 2)));
+        let columns = [
+            (columns::INPUT_IDS, fixed(tokens, length)),
+            (columns::TOPK_INDEX, fixed(Arc::new(Int32Array::from(ids)), entries / 2)),
+            (columns::TOPK_LOGPROB, fixed(Arc::new(Float32Array::from(logprobs)), entries / 2)),
+        ];
+        RecordBatch::try_from_iter(columns).unwrap()
+    }
+
+    fn sampled(counts: Vec<u16>, index: Vec<u16>, times: Vec<u16>, lengths: &[usize]) -> RecordBatch {
+        let rows = lengths.len();
+        let length = counts.len() / rows;
+        let tokens: ArrayRef = Arc::new(Int32Array::from(vec![1; length * rows]));
+        let columns = [
+            (columns::INPUT_IDS, fixed(tokens, length)),
+            (columns::SAMPLED_COUNT, fixed(Arc::new(UInt16Array::from(counts)), length)),
+            (columns::SAMPLED_INDEX, ragged(Arc::new(UInt16Array::from(index)), lengths)),
+            (columns::SAMPLED_TIMES, ragged(Arc::new(UInt16Array::from(times)), lengths)),
+        ];
+        RecordBatch::try_from_iter(columns).unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_is_filled_with_other_ids() {
+        let of = sparse(Signal::TopK, 4, 9);
+        let ids = vec![8, 0, 2, 1, 5, 9, 4, 6, 3, 2, 1, 0, 8, 7, 6, 5];
+        let none = f32::NEG_INFINITY;
+        let mut logprobs = vec![-1.0; 16];
+        logprobs[..8].copy_from_slice(&[-0.1, -2.0, none, f32::NAN, -0.5, -0.6, -1e9, none]);
+        let batch = topk(2, ids, logprobs);
+        let batch = of.batch(&batch).unwrap();
+        let row = batch.row(0).unwrap();
+        let mut entries = Entries::new(&of);
+        assert_eq!(entries.read(&batch, &row, 0), 4);
+        assert_eq!(
+            (entries.ids.as_slice(), entries.logprobs.as_slice()),
+            (&[8, 0, 2, 1][..], &[-0.1, -2.0, FLOOR, FLOOR][..])
+        );
+        // 9 has no token: another id takes the place, at the end
+        assert_eq!(entries.read(&batch, &row, 1), 3);
+        assert_eq!(
+            (entries.ids.as_slice(), entries.logprobs.as_slice()),
+            (&[5, 4, 6, 0][..], &[-0.5, FLOOR, FLOOR, FLOOR][..])
+        );
+        assert_eq!(entries.left_out, 1);
+        entries.nothing(4);
+        assert_eq!((entries.ids.as_slice(), entries.logprobs.as_slice()), (&[0, 1, 2, 3][..], &[FLOOR; 4][..]));
+        // behind the row there is nothing
+        assert_eq!(entries.read(&batch, &row, 2), 0);
+    }
+
+    #[test]
+    fn draws_become_estimates_the_largest_first() {
+        let of = sparse(Signal::Samples, 3, 10);
+        let batch = sampled(vec![2, 1, 3, 0], vec![4, 9, 0, 1, 2, 3], vec![1, 3, 4, 1, 2, 1], &[3, 3]);
+        let batch = of.batch(&batch).unwrap();
+        let mut entries = Entries::new(&of);
+        let rows = [batch.row(0).unwrap(), batch.row(1).unwrap()];
+        let ln = |p: f64| p.ln() as f32;
+        assert_eq!(entries.read(&batch, &rows[0], 0), 2);
+        assert_eq!(
+            (entries.ids.as_slice(), entries.logprobs.as_slice()),
+            (&[9, 4, 0][..], &[ln(0.75), ln(0.25), FLOOR][..])
+        );
+        assert_eq!(entries.read(&batch, &rows[0], 1), 1);
+        assert_eq!((entries.ids.as_slice(), entries.logprobs.as_slice()), (&[0, 1, 2][..], &[0.0, FLOOR, FLOOR][..]));
+        assert_eq!(entries.read(&batch, &rows[1], 0), 3);
+        assert_eq!(
+            (entries.ids.as_slice(), entries.logprobs.as_slice()),
+            (&[2, 1, 3][..], &[ln(0.5), ln(0.25), ln(0.25)][..])
+        );
+        assert_eq!(entries.read(&batch, &rows[1], 1), 0);
+    }
+
+    #[test]
+    fn counts_that_do_not_add_up_are_an_error() {
+        let of = sparse(Signal::Samples, 3, 10);
+        let batch = sampled(vec![2, 2], vec![4, 9, 0], vec![1, 3, 4], &[3]);
+        let error = of.batch(&batch).unwrap().row(0).err().unwrap();
+        assert!(error.contains("2 tokens, 3 entries of samples") && error.contains("4 together"), "{error}");
+        let of = sparse(Signal::TopK, 3, 10);
+        let batch = topk(2, vec![1; 8], vec![0.0; 8]);
+        assert!(of.batch(&batch).unwrap().row(0).is_err());
+        let error = sparse(Signal::TopP, 3, 10).batch(&batch).err().unwrap().to_string();
+        assert!(error.contains("top_p_logprob is missing"), "{error}");
+        let negative = topk(2, vec![-1; 8], vec![0.0; 8]);
+        assert!(sparse(Signal::TopK, 2, 10).batch(&negative).err().unwrap().to_string().contains("below 0"));
+    }
 
     #[test]
     fn values_are_rounded_to_the_nearest() {
