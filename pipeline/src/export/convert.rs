@@ -39,7 +39,7 @@ use crate::output::{CARD, MANIFEST, Output, SUCCESS};
 /// What says what an export in another format was made of.
 const RECORD: &str = "export.json";
 /// Bytes of a row group before compression.
-const ROW_GROUP_BYTES: usize = 32 << 20;
+const ROW_GROUP_BYTES: usize = 16 << 20;
 
 /// A reader that the data are for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

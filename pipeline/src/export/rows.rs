@@ -17,7 +17,7 @@ use crate::dataset::{Dataset, Selection};
 use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Bytes of entries that are read at once.
-const BATCH_BYTES: usize = 8 << 20;
+const BATCH_BYTES: usize = 1 << 20;
 
 /// L: tokens of a row, padding included.
 pub(super) fn row_length(manifest: &Manifest) -> usize {
