@@ -19,6 +19,7 @@ mod convert;
 mod distillkit;
 mod files;
 mod megatron;
+mod record;
 mod rows;
 mod sparse;
 mod torch_file;

@@ -58,7 +58,9 @@ def teacher(small: Maker) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def padded(small: Maker) -> pathlib.Path:
     """Rows with padding and documents of one token."""
-    return small("kd-padded", {"pack": {"mode": "pad"}, "extract": {"topk": 5}})
+    return small(
+        "kd-padded", {"pack": {"mode": "pad", "boundary": "none", "separator": "none"}, "extract": {"topk": 5}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +207,15 @@ def test_distillkit_has_rows_as_long_as_their_text(padded: pathlib.Path, tmp_pat
     config, expected = compressor(tmp_path / "kd"), truth(padded)
     short = [ids for ids, _ in expected if len(ids) < 2]
     left_out = json.loads(said.splitlines()[-1])["export"]["left_out"]
-    assert left_out["rows_of_one_token"] == len(short)
+    assert left_out["rows_of_one_token"] == len(short) > 0
+    # an export that goes on has counted them, too
+    whole = files(tmp_path / "kd")
+    (tmp_path / "kd/export.json").rename(tmp_path / "record.json")
+    (tmp_path / "kd/_SUCCESS").unlink()
+    mark = {"manifest_sha256": json.loads(whole["export.json"])["source"]["export_sha256"]}
+    (tmp_path / "kd/_stillhouse/export.json").write_text(json.dumps(mark))
+    call(padded, tmp_path / "kd", "--format", "distillkit")
+    assert files(tmp_path / "kd") == whole
     rows, expected = loaded(tmp_path / "kd", tmp_path / "cache"), [row for row in expected if len(row[0]) > 1]
     assert len(rows) == len(expected) and len({len(ids) for ids, _ in expected}) > 3
     for row, (ids, entries) in zip(rows, expected):

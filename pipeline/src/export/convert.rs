@@ -19,15 +19,19 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use parquet::arrow::ArrowWriter;
+use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
+use stillhouse_reader::ShardFile;
 
 use super::distillkit::{self, Rows};
 use super::files::Files;
 use super::megatron::{self, Batches, Filling, MegatronRun, Meta};
+use super::record::{FileRecord, RECORD, Record, check_destination};
 use super::rows::{RowReader, row_length, rows_of_splits};
 use super::sparse::{Entries, Signal, Sparse, ValueType};
 use super::{Counts, ExportOptions, ExportedFile, MARK, Mark, TICK, digest};
@@ -36,8 +40,8 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::output::{CARD, MANIFEST, Output, SUCCESS};
 
-/// What says what an export in another format was made of.
-const RECORD: &str = "export.json";
+/// What a file of DistillKit's says of what is not in it: key of its Parquet metadata.
+const LEFT_OUT: &str = "stillhouse.left_out";
 /// Bytes of a row group before compression.
 const ROW_GROUP_BYTES: usize = 16 << 20;
 
@@ -86,29 +90,12 @@ pub struct Converted {
     pub entries: usize,
     /// Every file. Of those that would be made, the size is an estimate before compression and there is no sha256.
     pub files: Vec<ExportedFile>,
-    /// What is not in it. Of files that were there before, what was left out is not counted again.
+    /// What is not in it.
     pub left_out: LeftOut,
     /// Whether nothing was written.
     pub dry_run: bool,
     /// Seconds it took.
     pub seconds: f64,
-}
-
-/// What is left of an export: the same one finds itself in it.
-#[derive(Serialize, Deserialize)]
-struct Record {
-    conversion: Conversion,
-    signal: Signal,
-    entries: usize,
-    source: Value,
-    left_out: LeftOut,
-    files: BTreeMap<String, FileRecord>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct FileRecord {
-    bytes: u64,
-    sha256: String,
 }
 
 /// Writes a finished data set for another reader.
@@ -164,33 +151,6 @@ pub async fn convert(
         dry_run: options.dry_run,
         seconds: began.elapsed().as_secs_f64(),
     })
-}
-
-/// The destination is empty, or has this export, or a part of it.
-async fn check_destination(destination: &Output, identity: &str) -> Result<()> {
-    let refuse = |what: &str| {
-        let message = format!("{destination}: holds {what}; choose another place, or remove it first");
-        Err(PipelineError::new(ErrorKind::Usage, message))
-    };
-    if let Some(mark) = destination.get_json::<Mark>(MARK).await? {
-        return match mark.manifest_sha256 == identity {
-            true => Ok(()),
-            false => refuse("another unfinished export"),
-        };
-    }
-    if let Some(record) = destination.get_json::<Record>(RECORD).await? {
-        return match record.source.get("export_sha256").and_then(Value::as_str) == Some(identity) {
-            true => Ok(()),
-            false => refuse("another export"),
-        };
-    }
-    if destination.exists(MANIFEST).await? {
-        return refuse("a data set");
-    }
-    if destination.is_of_a_job().await? {
-        return refuse("the unfinished data set of a job");
-    }
-    if destination.is_nothing().await? { Ok(()) } else { refuse("files that are not of this export") }
 }
 
 /// What is made at once.
@@ -429,6 +389,7 @@ impl Work {
             there.push(ExportedFile { name: name.clone(), bytes: copied.bytes, sha256, there: true });
         }
         if there.len() == unit.files.len() {
+            self.count_again(&there).await?;
             self.done.bytes.fetch_add(unit.bytes, Ordering::Relaxed);
             self.done.there.fetch_add(unit.bytes, Ordering::Relaxed);
             self.done.files.fetch_add(unit.files.len() as u64, Ordering::Relaxed);
@@ -499,10 +460,39 @@ impl Work {
                 files.put(0, std::mem::take(writer.inner_mut())).await?;
             }
         }
+        let left_out =
+            LeftOut { rows_of_one_token: short, entries_without_token: entries.left_out, ..LeftOut::default() };
+        let text = serde_json::to_string(&left_out).map_err(PipelineError::dataset(LEFT_OUT))?;
+        writer.append_key_value_metadata(KeyValue::new(LEFT_OUT.to_owned(), text));
         writer.finish().map_err(failed)?;
         files.put(0, std::mem::take(writer.inner_mut())).await?;
-        self.short.fetch_add(short, Ordering::Relaxed);
-        self.without_token.fetch_add(entries.left_out, Ordering::Relaxed);
+        self.count(&left_out);
+        Ok(())
+    }
+
+    fn count(&self, left_out: &LeftOut) {
+        self.short.fetch_add(left_out.rows_of_one_token, Ordering::Relaxed);
+        self.without_token.fetch_add(left_out.entries_without_token, Ordering::Relaxed);
+    }
+
+    /// What was left out of files that are there: they say it, so that an export that was interrupted ends as one that was not.
+    async fn count_again(&self, there: &[ExportedFile]) -> Result<()> {
+        if !matches!(self.target, Target::DistillKit { .. }) {
+            return Ok(());
+        }
+        for file in there {
+            let shown = self.destination.shown(&file.name);
+            let reader = ShardFile::new(self.destination.store(), &file.name, file.bytes, None);
+            let opened = ParquetRecordBatchStreamBuilder::new(reader).await;
+            let opened = opened.map_err(PipelineError::dataset(shown.clone()))?;
+            let entries = opened.metadata().file_metadata().key_value_metadata();
+            let said = entries.and_then(|entries| entries.iter().find(|entry| entry.key == LEFT_OUT));
+            let Some(text) = said.and_then(|entry| entry.value.as_ref()) else {
+                let message = format!("{shown}: is there with other content; remove it first");
+                return Err(PipelineError::new(ErrorKind::Output, message));
+            };
+            self.count(&serde_json::from_str(text).map_err(PipelineError::dataset(shown))?);
+        }
         Ok(())
     }
 
