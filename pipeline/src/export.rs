@@ -10,8 +10,19 @@
 //! `_SUCCESS` before everything is there.
 //!
 //! Memory: per file under way two ranges read ahead and the parts of its upload (`storage.parts_at_once` + 1).
+//!
+//! [`convert()`] writes the teacher's log-probabilities in the files of other projects' readers instead.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod convert;
+mod distillkit;
+mod files;
+mod megatron;
+mod record;
+mod rows;
+mod sparse;
+mod torch_file;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +33,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::declaration::BESIDE;
 
+pub use self::convert::{Conversion, Converted, Format, LeftOut, convert};
+pub use self::megatron::{Identity, MegatronRun};
+pub use self::sparse::{Signal, ValueType};
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
@@ -186,6 +200,19 @@ struct Counts {
     there: AtomicU64,
 }
 
+impl Counts {
+    fn report(&self, files: u64, bytes: u64, observer: &dyn Observer) {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        observer.event(&Event::ExportProgress {
+            files_done: get(&self.files),
+            files,
+            bytes_done: get(&self.bytes),
+            bytes,
+            bytes_there: get(&self.there),
+        });
+    }
+}
+
 struct Copying<'a> {
     dataset: &'a Dataset,
     destination: &'a Output,
@@ -234,17 +261,9 @@ impl Copying<'_> {
     }
 
     fn report_progress(&self, files: u64, bytes: u64) {
-        if self.options.dry_run {
-            return;
+        if !self.options.dry_run {
+            self.done.report(files, bytes, self.observer);
         }
-        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        self.observer.event(&Event::ExportProgress {
-            files_done: get(&self.done.files),
-            files,
-            bytes_done: get(&self.done.bytes),
-            bytes,
-            bytes_there: get(&self.done.there),
-        });
     }
 
     async fn shard(&self, name: &str, bytes: u64, sha256: &str) -> Result<ExportedFile> {
@@ -274,7 +293,7 @@ impl Copying<'_> {
     }
 
     async fn copy(&self, name: &str, bytes: u64, sha256: &str) -> Result<()> {
-        let mut upload = Some(self.destination.upload_copy(name, bytes, sha256).await?);
+        let mut upload = Some(self.destination.upload_copy(name, bytes, Some(sha256)).await?);
         let pieces = self.dataset.output().pieces(name, bytes);
         tokio::pin!(pieces);
         let sent: Result<()> = async {

@@ -7,6 +7,7 @@ mod corrupt;
 mod derive;
 mod digits;
 mod engine;
+mod exports;
 mod features;
 mod images;
 mod input;

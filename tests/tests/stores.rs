@@ -9,7 +9,9 @@ use stillhouse_tests::proxy::{FaultProxy, Plan};
 use stillhouse_tests::rclone::Rclone;
 use stillhouse_tests::s3::{self, ADMIN, Keys, S3};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Ran, Scratch, corpus, job, nano_teacher, ran, shards, with};
+use stillhouse_tests::{Ran, Scratch, corpus, files, job, nano_teacher, ran, shards, with};
+
+use crate::exports::{DISTILLKIT, MEGATRON};
 
 /// A job without a teacher: fast, with everything that stores see.
 pub(crate) fn packing_job() -> Value {
@@ -282,6 +284,20 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     user.run(&["verify", "back"]).expect(0);
     let manifest = |path: &str| fs::read(scratch.path(path).join("manifest.json")).unwrap();
     assert_eq!(manifest("back"), manifest("out"));
+
+    // for other readers: in a bucket the same files as on a disk
+    for how in [DISTILLKIT.as_slice(), MEGATRON.as_slice()] {
+        user.run(&[["export", "out", "kd", "-q"].as_slice(), how].concat()).expect(0);
+        user.run(&[["export", "s3://shards/copy", "s3://shards/kd", "-q"].as_slice(), how].concat()).expect(0);
+        let there = s3.files("shards", "kd/").into_iter().filter(|(key, _)| !key.contains("/_stillhouse/"));
+        let there: BTreeMap<_, _> = there.map(|(key, sum)| (key.strip_prefix("kd/").unwrap().into(), sum)).collect();
+        let mut here = files(&scratch.path("kd"));
+        here.retain(|name, _| !name.starts_with("_stillhouse"));
+        assert_eq!(there, here);
+        assert_eq!(s3.list_multipart_uploads("shards"), []);
+        fs::remove_dir_all(scratch.path("kd")).unwrap();
+        s3.files("shards", "kd/").keys().for_each(|key| s3.delete("shards", key));
+    }
 
     // a damaged shard is not copied; another data set is not overwritten
     let damaged = scratch.path("back/data").join(lost);

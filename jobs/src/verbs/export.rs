@@ -1,10 +1,13 @@
-//! `stillhouse export DATASET PLACE`: copies a finished data set, every byte checked.
+//! `stillhouse export DATASET PLACE`: copies a finished data set, every byte checked, or writes its log-probabilities for another reader.
+
+mod format;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde_json::json;
-use stillhouse_pipeline::export::{Export, ExportOptions, export};
+use stillhouse_pipeline::export::{Converted, Export, ExportOptions, convert, export};
 use stillhouse_schemas::storage::Storage;
 
 use crate::cli::Failure;
@@ -23,11 +26,16 @@ Examples:
   stillhouse export s3://shards/owt /mnt/scratch/owt           to a disk
   stillhouse export s3://shards/owt gs://other/owt             from store to store, through this machine
   stillhouse export out/owt s3://shards/owt --endpoint http://127.0.0.1:9000
+  stillhouse export out/owt kd/owt --format distillkit --dtype float16
+  stillhouse export out/owt kd/owt --format megatron-kd --global-batch 256 --data-parallel 8 --blend data/owt_text_document
 
 A file is copied unless the destination has it with the same size and sha256. `_SUCCESS` comes last.
-Where source and destination are at different endpoints, --source-endpoint names the source's.";
+Where source and destination are at different endpoints, --source-endpoint names the source's.
 
-/// Copy a finished data set to a store or a disk; resumable, every file checked by sha256
+--format writes what the teacher said of token t + 1 at t, where these readers look for it; an ln p below -1000 becomes -1000 (p is 0).
+Their formats have no place for the probability of the rest: they take 1 minus the sum. Megatron-LM's samples have the order of the rows.";
+
+/// Copy a finished data set to a store or a disk, or write its log-probabilities for another reader; resumable, every file checked by sha256
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -54,6 +62,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     source_region: Option<String>,
     #[command(flatten)]
+    format: format::FormatArgs,
+    #[command(flatten)]
     store: StoreOptions,
     /// Write one JSON event per line to stdout, and last the list of files
     #[arg(long)]
@@ -67,6 +77,7 @@ const RESUME: &str = "interrupted; what is copied stays: run the same command ag
 
 /// Copies it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let conversion = args.format.conversion()?;
     let runtime = Threads::default().runtime()?;
     let mode = match (args.json, args.quiet || args.dry_run) {
         (true, _) => Mode::Json,
@@ -84,7 +95,12 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let destination = args.store.output(&args.destination, &to)?;
     let options = ExportOptions { at_once: args.parallel.get(), dry_run: args.dry_run };
     let watch = Watch::new(printer, mode);
-    let work = async { export(source, destination, options, &watch).await.map_err(Failure::from) };
+    let work = async {
+        Ok(match conversion {
+            None => Done::Copied(export(source, destination, options, &watch).await?),
+            Some(conversion) => Done::Converted(convert(source, destination, conversion, options, &watch).await?),
+        })
+    };
     let result = runtime.block_on(until_signalled(printer, || RESUME.into(), work));
     watch.close();
     runtime.shutdown_background();
@@ -92,9 +108,20 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if args.json {
         printer.json_line(&json!({"event": "exported", "export": done}))?;
     } else if !args.quiet {
-        printer.page(&render(&done, printer.view()))?;
+        let page = match &done {
+            Done::Copied(done) => render(done, printer.view()),
+            Done::Converted(done) => format::render(done, printer.view()),
+        };
+        printer.page(&page)?;
     }
     Ok(())
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Done {
+    Copied(Export),
+    Converted(Converted),
 }
 
 fn render(done: &Export, view: View) -> Page {

@@ -16,11 +16,11 @@ use crate::error::{ErrorKind, PipelineError, Result};
 pub const SHA256: &str = "sha256";
 
 impl Output {
-    /// Begins to write a file of which size and checksum are known; readers see nothing of it before [`Output::place`].
+    /// Begins to write a file of about so many bytes, with its checksum where that is known; readers see nothing of it before [`Output::place`].
     ///
     /// # Errors
     /// When the store does not take it.
-    pub async fn upload_copy(&self, name: &str, bytes: u64, sha256: &str) -> Result<ShardUpload> {
+    pub async fn upload_copy(&self, name: &str, bytes: u64, sha256: Option<&str>) -> Result<ShardUpload> {
         let bucket = match &self.backend {
             Backend::Disk(_) => {
                 let staged = Path::from(format!("{STATE}/staging/{}", name.replace('/', "_")));
@@ -31,7 +31,10 @@ impl Output {
         };
         let path = bucket.full(name);
         let id = match &bucket.uploads {
-            Some(uploads) => uploads.create(&path, &[(SHA256, sha256)]).await,
+            Some(uploads) => {
+                let known: Vec<_> = sha256.map(|sha256| (SHA256, sha256)).into_iter().collect();
+                uploads.create(&path, &known).await
+            }
             // no way to give metadata to an upload of parts: the size is all that tells then
             None => bucket.multipart.create_multipart(&path).await,
         };

@@ -1,0 +1,59 @@
+//! Files of an export on their way.
+
+use bytes::Bytes;
+
+use super::ExportedFile;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::{Output, ShardUpload};
+
+/// The files of a unit on their way; invisible until they are placed.
+pub(super) struct Files {
+    uploads: Vec<(String, ShardUpload)>,
+    destination: Output,
+}
+
+impl Files {
+    /// Begins to write them, of about so many bytes each.
+    pub async fn begin(destination: &Output, names: &[String], bytes: u64) -> Result<Self> {
+        let mut files = Self { uploads: Vec::new(), destination: destination.clone() };
+        for name in names {
+            match destination.upload_copy(name, bytes, None).await {
+                Ok(upload) => files.uploads.push((name.clone(), upload)),
+                Err(e) => {
+                    files.abort().await;
+                    return Err(e);
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Appends to one of them.
+    pub async fn put(&mut self, file: usize, bytes: Vec<u8>) -> Result<()> {
+        let Some((name, upload)) = self.uploads.get_mut(file) else { return Ok(()) };
+        let shown = self.destination.shown(name);
+        upload.put(Bytes::from(bytes)).await.map_err(|e| PipelineError::store(ErrorKind::Output, &e, "write", &shown))
+    }
+
+    /// Makes them visible, one after the other.
+    pub async fn place(self) -> Result<Vec<ExportedFile>> {
+        let mut made = Vec::new();
+        for (name, upload) in self.uploads {
+            let shown = self.destination.shown(&name);
+            let staged =
+                upload.finish().await.map_err(|e| PipelineError::store(ErrorKind::Output, &e, "write", &shown))?;
+            let file =
+                ExportedFile { name: name.clone(), bytes: staged.bytes, sha256: staged.sha256.clone(), there: false };
+            self.destination.place(staged, &name).await?;
+            made.push(file);
+        }
+        Ok(made)
+    }
+
+    /// Takes them back.
+    pub async fn abort(self) {
+        for (_, upload) in self.uploads {
+            upload.abort().await;
+        }
+    }
+}

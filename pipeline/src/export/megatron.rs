@@ -1,0 +1,414 @@
+//! Rows as Megatron-LM's cached-logits distillation reads them (`megatron/training/distillation`): tars of compressed iterations.
+//!
+//! ```text
+//!   data/<split>/cp0_dp{rank}__{last iteration}.tar      a file for each rank and every so many iterations
+//!     _meta.json                                         {"hash": …}: the reader compares it with its run's
+//!     {iteration}.pt.zst                                 zstd of torch.save({"values": […], "indices_low": […], "bit_17": […]})
+//!                                                        a tensor for each micro-batch in each list: [S, batch, K]
+//!
+//!   row r of iteration i is row i·G + r of the split:   micro-batch r div (m·D), rank (r mod m·D) div m, place r mod m
+//! ```
+//!
+//! G, m and D are the sizes of global and micro-batch and the ranks of data parallelism: the order in which Megatron's sequential sampler gives
+//! samples out. `values` are ln p in `dtype`, ids are split into 16 low bits (uint16) and the 17th (bool). At t stands what the teacher said of
+//! x_{t+1}, as the student's logits at t are of it. A position without one (the last where S = L, padding, text that was given) has −1000 everywhere,
+//! which is the reader's sign for no entry: its loss is 0 there, also that of the token that it makes of the rest.
+//!
+//! Memory: an iteration of all ranks, as values, as the file and compressed.
+
+use std::sync::Arc;
+
+use md5::{Digest, Md5};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
+use super::torch_file::{Kind, Tensor, encode};
+
+/// Ids have 17 bits there.
+pub(super) const MOST_IDS: u64 = 1 << 17;
+/// Most bytes of an iteration of a rank, before compression: the sizes in a zip have 32 bits.
+const MOST_BYTES: u64 = 3 << 30;
+/// As Megatron's own writer compresses.
+const ZSTD_LEVEL: i32 = 3;
+const BLOCK: usize = 512;
+
+/// What decides how a run of Megatron reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MegatronRun {
+    /// `--micro-batch-size`.
+    pub micro_batch: u32,
+    /// `--global-batch-size`.
+    pub global_batch: u32,
+    /// Ranks of data parallelism.
+    pub data_parallel: u32,
+    /// `--seq-length`; one less than a row where nobody says.
+    pub sequence_length: Option<u32>,
+    /// Iterations of a file.
+    pub iterations_per_file: u32,
+    /// By what the reader knows its run.
+    pub identity: Identity,
+}
+
+/// By what the reader knows that the data are its run's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Identity {
+    /// The hash that the run would say.
+    Hash(String),
+    /// What it is made of.
+    Of {
+        /// `--seed`.
+        seed: i64,
+        /// `--train-samples`, or `--train-iters` times the global batch; of what is exported where nobody says.
+        train_samples: Option<u64>,
+        /// The data sets of `--data-path`, by the last part of their path, with their weights.
+        blend: Vec<(f64, String)>,
+    },
+}
+
+/// The run, with what the data set decides.
+#[derive(Debug, Clone)]
+pub(super) struct Batches {
+    pub run: MegatronRun,
+    /// S.
+    pub length: usize,
+    /// Tokens of a row.
+    pub row: usize,
+    pub dtype: ValueType,
+}
+
+impl Batches {
+    /// Checks a run against the data set.
+    ///
+    /// # Errors
+    /// In words, naming the option.
+    pub fn of(run: &MegatronRun, row: usize, sparse: &Sparse, dtype: ValueType) -> Result<Self, String> {
+        let together = u64::from(run.micro_batch) * u64::from(run.data_parallel);
+        if together == 0 || run.global_batch == 0 || !u64::from(run.global_batch).is_multiple_of(together) {
+            return Err(format!(
+                "--global-batch: got {}, valid: a multiple of --micro-batch {} times --data-parallel {}",
+                run.global_batch, run.micro_batch, run.data_parallel
+            ));
+        }
+        let length = run.sequence_length.map_or(row.saturating_sub(1), |length| length as usize);
+        if length == 0 || (length != row && length + 1 != row) {
+            return Err(format!(
+                "--sequence-length: got {length}, valid: {} (the last token of a row is a target only) or {row} (of the last position nothing is known)",
+                row.saturating_sub(1)
+            ));
+        }
+        if let Identity::Hash(hash) = &run.identity
+            && !(hash.len() == 32 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
+        {
+            return Err(format!("--hash: got {hash:?}, valid: 32 hexadecimal digits, as the run says them"));
+        }
+        let batches = Self { run: run.clone(), length, row, dtype };
+        let bytes = batches.iteration_bytes(sparse) / u64::from(run.data_parallel);
+        if bytes > MOST_BYTES {
+            return Err(format!(
+                "an iteration of a rank has {bytes} bytes before compression, valid up to {MOST_BYTES}: more --data-parallel, a smaller --global-batch, \
+                 or a shorter --dtype"
+            ));
+        }
+        batches.hash(1)?;
+        Ok(batches)
+    }
+
+    /// Bytes of an iteration of all ranks before compression.
+    pub fn iteration_bytes(&self, sparse: &Sparse) -> u64 {
+        u64::from(self.run.global_batch) * (self.length * sparse.width * (self.dtype.bytes() + 3)) as u64
+    }
+
+    /// Files of the iterations `first` to `first + count - 1`.
+    pub fn names(&self, split: &str, first: u64, count: u64) -> Vec<String> {
+        let last = first + count - 1;
+        (0..self.run.data_parallel).map(|rank| format!("data/{split}/cp0_dp{rank}__{last}.tar")).collect()
+    }
+
+    /// The hash of the run of so many iterations, and what it is of.
+    fn hash(&self, iterations: u64) -> Result<(String, Value), String> {
+        match &self.run.identity {
+            Identity::Hash(hash) => Ok((hash.clone(), Value::Null)),
+            Identity::Of { seed, train_samples, blend } => {
+                let samples = train_samples.unwrap_or(iterations * u64::from(self.run.global_batch));
+                let text = identifiers(*seed, self.length, samples, blend)?;
+                let hash = Md5::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
+                Ok((hash, serde_json::from_str(&text).map_err(|e| e.to_string())?))
+            }
+        }
+    }
+
+    /// The first member of every file.
+    ///
+    /// # Errors
+    /// In words, when a name or weight of the blend cannot be.
+    pub fn meta(&self, iterations: u64, sparse: &Sparse) -> Result<Vec<u8>, String> {
+        let (hash, identifiers) = self.hash(iterations)?;
+        let dtype = match self.dtype {
+            ValueType::Float32 => "fp32",
+            ValueType::Float16 => "fp16",
+            ValueType::Bfloat16 => "bf16",
+        };
+        let saver = json!({"k": sparse.width, "p": null, "min_k": 1, "save_dtype": dtype});
+        let meta = json!({"hash": hash, "identifiers": identifiers, "saver": saver});
+        Ok(meta.to_string().into_bytes())
+    }
+}
+
+/// What Megatron's hash is of, in its spelling: that of Python's `json.dumps` without spaces.
+fn identifiers(seed: i64, length: usize, samples: u64, blend: &[(f64, String)]) -> Result<String, String> {
+    let mut parts = Vec::new();
+    for (weight, path) in blend {
+        // where Python and Rust write a number alike
+        if !(1e-4..1e15).contains(weight) {
+            return Err(format!("--blend: got the weight {weight}, valid: from 0.0001 to 1e15"));
+        }
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let stem = match name.trim_start_matches('.').rfind('.') {
+            Some(at) => &name[..at + name.len() - name.trim_start_matches('.').len()],
+            None => name,
+        };
+        if stem.is_empty() || !stem.bytes().all(|b| (b' '..0x7f).contains(&b)) {
+            return Err(format!("--blend: got {path:?}, valid: the path of a data set in ASCII; else --hash"));
+        }
+        parts.push(format!("[{weight:?},{}]", Value::from(stem)));
+    }
+    let blend = format!("{{\"kind\":\"blend\",\"blend\":[{}]}}", parts.join(","));
+    Ok(format!("{{\"seed\":{seed},\"sequence_length\":{length},\"train_samples\":{samples},\"blend\":{blend}}}"))
+}
+
+/// Iterations that are being filled, row by row.
+pub(super) struct Filling<'a> {
+    batches: &'a Batches,
+    sparse: &'a Sparse,
+    entries: Entries,
+    /// Row in the iteration.
+    row: usize,
+    micro: Micro,
+    /// The micro-batches of each rank.
+    ranks: Vec<[Vec<Tensor>; 3]>,
+}
+
+/// A micro-batch: entries [S, batch, k] and the most that a position has.
+struct Micro {
+    ids: Vec<u32>,
+    logprobs: Vec<f32>,
+    most: usize,
+}
+
+impl<'a> Filling<'a> {
+    pub fn new(batches: &'a Batches, sparse: &'a Sparse) -> Self {
+        let size = batches.length * batches.run.micro_batch as usize * sparse.width;
+        let ranks = (0..batches.run.data_parallel).map(|_| [Vec::new(), Vec::new(), Vec::new()]).collect();
+        let micro = Micro { ids: vec![0; size], logprobs: vec![0.0; size], most: 1 };
+        Self { batches, sparse, entries: Entries::new(sparse), row: 0, micro, ranks }
+    }
+
+    /// Takes a row; gives the iteration that it completes, the compressed file of each rank.
+    ///
+    /// # Errors
+    /// In words, when the row is not what it should be.
+    pub fn row(&mut self, batch: &SparseBatch<'_>, number: usize) -> Result<Option<Vec<Vec<u8>>>, String> {
+        let row = batch.row(number)?;
+        if row.tokens.len() != self.batches.row {
+            return Err(format!(
+                "has {} tokens, others {}: Megatron-LM takes rows of one length (`pack.remainder: keep` makes others)",
+                row.tokens.len(),
+                self.batches.row
+            ));
+        }
+        let (rows, ranks) = (self.batches.run.micro_batch as usize, self.batches.run.data_parallel as usize);
+        let (place, rank) = (self.row % rows, self.row / rows % ranks);
+        let width = self.sparse.width;
+        for t in 0..self.batches.length {
+            let known = t + 1 < row.length && t + 1 >= row.given;
+            if known {
+                self.micro.most = self.micro.most.max(self.entries.read(batch, &row, t + 1));
+            } else {
+                self.entries.nothing(width);
+            }
+            let at = (t * rows + place) * width;
+            self.micro.ids[at..at + width].copy_from_slice(&self.entries.ids);
+            self.micro.logprobs[at..at + width].copy_from_slice(&self.entries.logprobs);
+        }
+        self.row += 1;
+        if place + 1 == rows {
+            self.micro_batch(rank);
+        }
+        if self.row < self.batches.run.global_batch as usize {
+            return Ok(None);
+        }
+        self.row = 0;
+        let files = self.ranks.iter_mut().map(|lists| {
+            let [values, low, high] = lists;
+            let file = encode(&[("values", values), ("indices_low", low), ("bit_17", high)]);
+            lists.iter_mut().for_each(Vec::clear);
+            // with its size, without which the reader cannot decompress it
+            zstd::bulk::compress(&file.map_err(|e| e.to_string())?, ZSTD_LEVEL).map_err(|e| e.to_string())
+        });
+        files.collect::<Result<_, String>>().map(Some)
+    }
+
+    /// Ends a micro-batch: three tensors, as wide as its fullest position.
+    fn micro_batch(&mut self, rank: usize) {
+        let (width, kept) = (self.sparse.width, self.micro.most);
+        let shape = [self.batches.length, self.batches.run.micro_batch as usize, kept];
+        let size = shape.iter().product::<usize>();
+        let (mut values, mut low, mut high) = (
+            Vec::with_capacity(size * self.batches.dtype.bytes()),
+            Vec::with_capacity(size * 2),
+            Vec::with_capacity(size),
+        );
+        for (ids, logprobs) in self.micro.ids.chunks(width).zip(self.micro.logprobs.chunks(width)) {
+            self.batches.dtype.put(&logprobs[..kept], &mut values);
+            low.extend(ids[..kept].iter().flat_map(|id| (*id as u16).to_le_bytes()));
+            high.extend(ids[..kept].iter().map(|id| u8::from(id >> 16 & 1 == 1)));
+        }
+        let kind = match self.batches.dtype {
+            ValueType::Float32 => Kind::Float32,
+            ValueType::Float16 => Kind::Float16,
+            ValueType::Bfloat16 => Kind::Bfloat16,
+        };
+        let parts = [(kind, values), (Kind::UInt16, low), (Kind::Bool, high)];
+        for (list, (kind, bytes)) in self.ranks[rank].iter_mut().zip(parts) {
+            list.push(Tensor { kind, shape, bytes });
+        }
+        self.micro.most = 1;
+    }
+}
+
+/// Name of an iteration in its file.
+pub(super) fn member(iteration: u64) -> String {
+    format!("{iteration}.pt.zst")
+}
+
+/// Name of the first member.
+pub(super) const META: &str = "_meta.json";
+
+/// A member of a tar: header, content, zeros up to the block.
+pub(super) fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut header = [0u8; BLOCK];
+    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, name.as_bytes());
+    put(100, b"0000644\0");
+    put(108, b"0000000\0");
+    put(116, b"0000000\0");
+    put(124, format!("{:011o}\0", content.len()).as_bytes());
+    put(136, b"00000000000\0");
+    // the sum is over the header with spaces for itself
+    put(148, b"        ");
+    put(156, b"0");
+    put(257, b"ustar\x0000");
+    let sum: u32 = header.iter().map(|b| u32::from(*b)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut member = Vec::with_capacity(BLOCK + content.len().next_multiple_of(BLOCK));
+    member.extend(header);
+    member.extend(content);
+    member.resize(member.len().next_multiple_of(BLOCK), 0);
+    member
+}
+
+/// What ends a tar.
+pub(super) const TAR_END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
+
+/// The card: which options the run must have.
+pub(super) fn card(batches: &Batches, signal: Signal, iterations: &[(String, u64)]) -> String {
+    let MegatronRun { micro_batch, global_batch, data_parallel, .. } = batches.run;
+    let splits: String = iterations
+        .iter()
+        .map(|(split, n)| format!("    data/{split}    iterations 0 to {}\n", n.max(&1) - 1))
+        .collect();
+    format!(
+        "Log-probabilities of a teacher (`{}`), written by `stillhouse export --format megatron-kd` for Megatron-LM's cached-logits distillation; \
+         `export.json` says from what.\n\n{splits}\nThe run: `--seq-length {} --micro-batch-size {micro_batch} --global-batch-size {global_batch}`, data parallel \
+         {data_parallel} (or a multiple or part of it), no context parallelism, and samples in the order of the rows: sample n is row n of \
+         the split, from iteration 0 on. Its hash must be the one in `_meta.json`.\n",
+        signal.name(),
+        batches.length,
+    )
+}
+
+/// Shared by the files of a split.
+pub(super) type Meta = Arc<Vec<u8>>;
+
+#[cfg(test)]
+mod tests {
+    use super::super::sparse::tests as tests_of_sparse;
+    use super::*;
+
+    #[test]
+    fn the_hash_is_that_of_pythons_json() {
+        // python: hashlib.md5(json.dumps({...}, separators=(",", ":")).encode()).hexdigest()
+        let text =
+            identifiers(1234, 4096, 512_000, &[(1.0, "/data/owt_text_document".into()), (0.25, "x.y.bin".into())]);
+        let expected = r#"{"seed":1234,"sequence_length":4096,"train_samples":512000,"blend":{"kind":"blend","blend":[[1.0,"owt_text_document"],[0.25,"x.y"]]}}"#;
+        assert_eq!(text.as_deref(), Ok(expected));
+        assert!(identifiers(1, 2, 3, &[(1e-7, "a".into())]).is_err());
+        assert!(identifiers(1, 2, 3, &[(1.0, "dät".into())]).is_err());
+        assert!(identifiers(1, 2, 3, &[(1.0, "data/".into())]).is_err());
+        assert!(identifiers(1, 2, 3, &[(1.0, "a/.hidden".into())]).unwrap().contains("\".hidden\""));
+    }
+
+    fn run(micro_batch: u32, global_batch: u32, data_parallel: u32, sequence_length: Option<u32>) -> MegatronRun {
+        let identity = Identity::Hash("0".repeat(32));
+        MegatronRun { micro_batch, global_batch, data_parallel, sequence_length, iterations_per_file: 1, identity }
+    }
+
+    #[test]
+    fn ids_have_a_17th_bit_and_ranks_take_micro_batches_in_turn() {
+        let sparse = tests_of_sparse::sparse(Signal::TopK, 2, 1 << 17);
+        // two rows of three tokens: entries of position p of row r are 65,536 · (p odd) + 10r + p, and 1
+        let ids = (0..2).flat_map(|row| (0..3).flat_map(move |p| [(p & 1) << 16 | (10 * row + p + 2), 1]));
+        let batch = tests_of_sparse::topk(3, ids.collect(), (0..12).map(|n| -(n as f32)).collect());
+        let read = sparse.batch(&batch).unwrap();
+        let batches = Batches::of(&run(1, 4, 2, None), 3, &sparse, ValueType::Float32).unwrap();
+        let mut filling = Filling::new(&batches, &sparse);
+        for row in [0, 1] {
+            assert!(filling.row(&read, row).unwrap().is_none());
+        }
+        for (rank, [values, low, high]) in filling.ranks.iter().enumerate() {
+            assert_eq!((values.len(), values[0].shape), (1, [2, 1, 2]));
+            // at t stands position t + 1
+            let first = (10 * rank + 3) as u16;
+            let expected = [first, 1, first + 1, 1].into_iter().flat_map(u16::to_le_bytes).collect::<Vec<_>>();
+            assert_eq!((low[0].kind, &low[0].bytes), (Kind::UInt16, &expected));
+            assert_eq!((high[0].kind, high[0].bytes.as_slice()), (Kind::Bool, &[1, 0, 0, 0][..]));
+            let values: Vec<f32> =
+                values[0].bytes.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect();
+            let first = (6 * rank + 2) as f32;
+            assert_eq!(values, [first, first + 1.0, first + 2.0, first + 3.0].map(|v| -v));
+        }
+        // with the last position, of which nothing is known, and a row that is too short for the run
+        let whole = Batches::of(&run(1, 4, 2, Some(3)), 3, &sparse, ValueType::Float32).unwrap();
+        let mut filling = Filling::new(&whole, &sparse);
+        filling.row(&read, 0).unwrap();
+        let values: Vec<f32> =
+            filling.ranks[0][0][0].bytes.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect();
+        assert_eq!(values[4..], [-1000.0, -1000.0]);
+        let longer = Batches::of(&run(1, 4, 2, Some(3)), 4, &sparse, ValueType::Float32).unwrap();
+        assert!(Filling::new(&longer, &sparse).row(&read, 0).unwrap_err().contains("pack.remainder"));
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_is_named_by_its_option() {
+        let sparse = tests_of_sparse::sparse(Signal::TopK, 1000, 1 << 17);
+        let of = |run: &MegatronRun, row| Batches::of(run, row, &sparse, ValueType::Float32).map(|b| b.length);
+        assert_eq!(of(&run(2, 8, 2, None), 513), Ok(512));
+        assert!(of(&run(3, 8, 2, None), 513).unwrap_err().contains("--global-batch: got 8"));
+        assert!(of(&run(0, 8, 2, None), 513).unwrap_err().contains("--global-batch"));
+        assert!(of(&run(1, 8, 1, Some(510)), 512).unwrap_err().contains("--sequence-length: got 510, valid: 511"));
+        assert!(of(&run(1, 8, 1, None), 1).unwrap_err().contains("--sequence-length"));
+        assert!(of(&run(1, 4096, 1, None), 1025).unwrap_err().contains("valid up to 3221225472"));
+        assert_eq!(of(&run(1, 4096, 16, None), 1025), Ok(1024));
+    }
+
+    #[test]
+    fn a_member_of_a_tar_is_whole_blocks() {
+        let member = tar_member("12.pt.zst", b"abc");
+        assert_eq!(member.len(), 1024);
+        assert_eq!(&member[..9], b"12.pt.zst");
+        assert_eq!(&member[124..135], b"00000000003");
+        assert_eq!(&member[512..516], b"abc\0");
+    }
+}

@@ -1,0 +1,59 @@
+//! What an export for another reader leaves behind of itself, and where it may go.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::convert::{Conversion, LeftOut};
+use super::sparse::Signal;
+use super::{MARK, Mark};
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::{MANIFEST, Output};
+
+/// What says what an export for another reader was made of.
+pub(super) const RECORD: &str = "export.json";
+
+/// What is left of an export: the same one finds itself in it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Record {
+    pub conversion: Conversion,
+    pub signal: Signal,
+    pub entries: usize,
+    pub source: Value,
+    pub left_out: LeftOut,
+    pub files: BTreeMap<String, FileRecord>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct FileRecord {
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+/// The destination is empty, or has this export, or a part of it.
+pub(super) async fn check_destination(destination: &Output, identity: &str) -> Result<()> {
+    let refuse = |what: &str| {
+        let message = format!("{destination}: holds {what}; choose another place, or remove it first");
+        Err(PipelineError::new(ErrorKind::Usage, message))
+    };
+    if let Some(mark) = destination.get_json::<Mark>(MARK).await? {
+        return match mark.manifest_sha256 == identity {
+            true => Ok(()),
+            false => refuse("another unfinished export"),
+        };
+    }
+    if let Some(record) = destination.get_json::<Record>(RECORD).await? {
+        return match record.source.get("export_sha256").and_then(Value::as_str) == Some(identity) {
+            true => Ok(()),
+            false => refuse("another export"),
+        };
+    }
+    if destination.exists(MANIFEST).await? {
+        return refuse("a data set");
+    }
+    if destination.is_of_a_job().await? {
+        return refuse("the unfinished data set of a job");
+    }
+    if destination.is_nothing().await? { Ok(()) } else { refuse("files that are not of this export") }
+}
