@@ -15,7 +15,7 @@ use crate::storage::{endpoint_problem, split_url};
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
     let checks: [fn(&JobSpec, &mut Vec<Problem>); 15] = [
-        later_capabilities,
+        engine_combinations,
         written_paths,
         store_urls,
         endpoints,
@@ -38,13 +38,28 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
     problems
 }
 
-fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let mut later = |field: &str, got: &str, valid: &str| {
-        problems.push(Problem::new(field, got, format!("not in this version of stillhouse yet; valid now: {valid}")));
+/// A cluster is one whose scheduler is named.
+fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let problem = match (job.engine.kind, job.engine.scheduler.as_deref()) {
+        (EngineKind::Ballista, None) => {
+            Problem::missing("engine.scheduler", "is required for kind ballista and missing; valid: host:port")
+        }
+        (EngineKind::Local, Some(_)) => {
+            Problem::missing("engine.scheduler", "is for kind ballista, and engine.kind is local")
+        }
+        (EngineKind::Ballista, Some(address)) if !is_host_and_port(address) => {
+            Problem::new("engine.scheduler", format!("{address:?}"), "valid: host:port, such as 127.0.0.1:50050")
+        }
+        _ => return,
     };
-    if job.engine.kind == EngineKind::Ballista {
-        later("engine.kind", "ballista", "local");
-    }
+    problems.push(problem);
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    let Some((host, port)) = address.rsplit_once(':') else { return false };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let in_host = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
+    !host.is_empty() && host.chars().all(in_host) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Which keys belong to which kind of order.

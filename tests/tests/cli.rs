@@ -19,7 +19,7 @@ extract: {teacher: {path: nowhere, device: tpu, dtype: f64}, noise: {tolerance: 
 subtokens: {length: 0}
 orders: {kind: zigzag}
 output: {path: out, zstd_level: 99}
-engine: {kind: ballista}
+engine: {kind: cluster}
 "#;
     scratch.write("job.yaml", bad);
     for verb in ["run", "plan"] {
@@ -47,7 +47,7 @@ engine: {kind: ballista}
             ("subtokens.length", "0", "1 or more"),
             ("orders.kind", "\"zigzag\"", "\"none\", \"progressive\", \"strided\", \"random\""),
             ("output.zstd_level", "99", "22 or less"),
-            ("engine.kind", "ballista", "not in this version"),
+            ("engine.kind", "\"cluster\"", "\"local\", \"ballista\""),
         ] {
             let line = said.stderr.lines().find(|line| line.contains(&format!(": {field}: got {got}: ")));
             let line = line.unwrap_or_else(|| panic!("no line on {field}, {got}:\n{}", said.stderr));

@@ -79,6 +79,7 @@ impl Output {
     }
 
     async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
+        let _held = self.hold_commits().await?;
         self.still_ours().await?;
         let name = split_record(shard.split);
         self.sync(staged.as_ref()).await?;
@@ -92,10 +93,18 @@ impl Output {
             Err(object_store::Error::AlreadyExists { .. }) => {
                 self.delete(staged.as_ref()).await?;
                 for _ in 0..WAITS {
-                    if let Some(winner) = self.get_json::<CommitRecord>(&name).await? {
-                        return Ok(winner.shard);
+                    match self.get_json::<CommitRecord>(&name).await? {
+                        Some(winner) if self.is_own(&winner) => return Ok(winner.shard),
+                        Some(_) => break,
+                        None => tokio::time::sleep(WAIT).await,
                     }
-                    tokio::time::sleep(WAIT).await;
+                }
+                // whoever put it there was killed before it could say so: it is this shard if it has these bytes
+                if self.read_whole(&shard.path, |_| {}).await? == (shard.sha256.clone(), shard.bytes) {
+                    self.sync_name(&shard.path).await?;
+                    let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: None };
+                    self.put_json(&name, &record).await?;
+                    return Ok(record.shard);
                 }
                 let message = format!("{}: is there, but nobody says that it is committed", self.shown(&shard.path));
                 Err(PipelineError::new(ErrorKind::Output, message).retryable())
