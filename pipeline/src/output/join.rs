@@ -122,6 +122,16 @@ impl Output {
         Ok(is_there.then_some(record.shard))
     }
 
+    /// The same, for who only looks on: one whose upload is not complete yet is not there.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn seen(&self, split: SplitId) -> Result<Option<ShardRecord>> {
+        let Some(record) = self.get_json::<CommitRecord>(&split_record(split)).await? else { return Ok(None) };
+        let is_there = self.is_own(&record) && self.size(&record.shard.path).await? == Some(record.shard.bytes);
+        Ok(is_there.then_some(record.shard))
+    }
+
     /// Splits that this job has committed, by the names of their records: one listing.
     ///
     /// # Errors

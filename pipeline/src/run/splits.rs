@@ -129,7 +129,9 @@ impl Job {
     fn order(&self) -> Result<Order> {
         let spec = serde_json::to_string(&self.prepared.spec)
             .map_err(|e| PipelineError::caused(ErrorKind::Usage, "the job cannot be sent", e))?;
-        let (base, teacher) = (self.prepared.base.clone(), self.arithmetic.clone());
+        // those who get it are in other folders
+        let base = std::path::absolute(&self.prepared.base).unwrap_or_else(|_| self.prepared.base.clone());
+        let teacher = self.arithmetic.clone();
         Ok(Order { spec, base, ticket: self.output.ticket(), teacher })
     }
 
