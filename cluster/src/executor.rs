@@ -60,6 +60,9 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let signer = token.clone();
     let config = ExecutorProcessConfig {
         external_host: Some(host),
+        // nobody can call it
+        port: 0,
+        grpc_port: 0,
         scheduler_host: scheduler_host.into(),
         scheduler_port: port.parse().map_err(|e| failed(&e))?,
         vcores: slots,

@@ -46,6 +46,7 @@ impl Workplace {
         let mut task = Waited(self.handle.spawn(async move { this.made(&order, &wanted).await }));
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
         made.map_err(|e| {
+            tracing::warn!("{e}");
             let said = PipelineError::new(e.kind, format!("{e} (executor {})", self.name));
             let said = if e.retryable { said.retryable() } else { said };
             match e.split {

@@ -21,10 +21,8 @@ use crate::codec::Codec;
 use crate::token::Token;
 use crate::wire;
 
-/// An executor that has not asked for so long is dead, and its splits are given to others.
-const DEAD_SECONDS: u64 = 20;
-/// How often the dead are looked for.
-const LOOKS_SECONDS: u64 = 5;
+/// The dead are looked for so often within the time that tells them.
+const LOOKS: u64 = 4;
 /// Jobs wait so long for an executor when the last one is gone.
 const WAITS_SECONDS: u64 = 300;
 
@@ -34,6 +32,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// The user's word that strangers cannot listen in on an address that is not of this machine alone.
     pub trusted_network: bool,
+    /// An executor that has not asked for so many seconds is dead, and its splits are given to others. One at work asks every five.
+    pub dead_after: u64,
     /// The cluster's token.
     pub token: Token,
 }
@@ -43,7 +43,7 @@ pub struct Options {
 /// # Errors
 /// When the address cannot be listened on, or must not be.
 pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Result<()> {
-    let Options { listen, trusted_network, token } = options;
+    let Options { listen, trusted_network, dead_after, token } = options;
     if !listen.ip().is_loopback() && !trusted_network {
         let message = format!(
             "--listen {listen}: other machines reach this address, and what is said there is not encrypted; valid: a loopback address, \
@@ -59,9 +59,9 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
         bind_host: listen.ip().to_string(),
         bind_port: listen.port(),
         scheduling_policy: TaskSchedulingPolicy::PullStaged,
-        executor_timeout_seconds: DEAD_SECONDS,
-        expire_dead_executor_interval_seconds: LOOKS_SECONDS,
-        no_executors_grace_period_seconds: WAITS_SECONDS,
+        executor_timeout_seconds: dead_after,
+        expire_dead_executor_interval_seconds: (dead_after / LOOKS).max(1),
+        no_executors_grace_period_seconds: WAITS_SECONDS.max(dead_after),
         grpc_server_max_decoding_message_size: largest,
         grpc_server_max_encoding_message_size: largest,
         override_physical_codec: Some(Arc::new(Codec::new(token.clone(), None))),

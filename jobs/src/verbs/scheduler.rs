@@ -32,6 +32,9 @@ pub struct Args {
     /// Listen on an address that other machines reach, though nothing is encrypted: nobody else is on that network
     #[arg(long)]
     trusted_network: bool,
+    /// Seconds after which an executor that does not ask any more is dead, and its splits are given to others
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(7..=86_400))]
+    dead_after: u64,
     /// File with the cluster's token [default: STILLHOUSE_CLUSTER_TOKEN_FILE, or the token in STILLHOUSE_CLUSTER_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -45,7 +48,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     stillhouse_cluster::log::take();
     let token = Token::find(args.token_file.as_deref())?;
     let runtime = requests_runtime(THREADS).map_err(|e| Failure::System(format!("cannot start threads: {e}")))?;
-    let options = scheduler::Options { listen: args.listen, trusted_network: args.trusted_network, token };
+    let Args { listen, trusted_network, dead_after, .. } = *args;
+    let options = scheduler::Options { listen, trusted_network, dead_after, token };
     let listening = |address: SocketAddr| {
         let mut page = Page::new();
         page.line(Line::plain(&format!("the scheduler listens on {address}")));

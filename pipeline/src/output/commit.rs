@@ -69,6 +69,10 @@ impl Output {
     /// # Errors
     /// When the store does not take it, or when another run has taken the output over.
     pub async fn commit(&self, staged: Staged, shard: ShardRecord) -> Result<ShardRecord> {
+        #[cfg(debug_assertions)]
+        if self.joined {
+            hold().await;
+        }
         match staged.kind {
             StagedKind::Disk(staged) => self.commit_file(&staged, shard).await,
             StagedKind::Store { path, upload } => {
@@ -295,6 +299,20 @@ impl Output {
                 ),
             )),
         }
+    }
+}
+
+/// A worker that is about to commit and stopped just then, for a test. Says so by a file beside the one that the variable names, and goes on
+/// when that one is gone.
+#[cfg(debug_assertions)]
+async fn hold() {
+    let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_COMMIT").map(std::path::PathBuf::from) else { return };
+    let exists = async || tokio::fs::try_exists(&path).await.unwrap_or(false);
+    if exists().await {
+        let _ = tokio::fs::write(path.with_extension("reached"), "").await;
+    }
+    while exists().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -157,7 +157,10 @@ fn open_lock(path: &Path) -> io::Result<File> {
 /// Who has a lock; `None` where nobody has.
 pub(super) async fn lock_holder(path: PathBuf) -> io::Result<Option<String>> {
     blocking(move || {
-        let mut file = File::open(path)?;
+        let mut file = match File::open(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
         match file.try_lock_shared() {
             Ok(()) => Ok(None),
             Err(fs::TryLockError::WouldBlock) => {

@@ -76,6 +76,8 @@ impl Output {
     pub(super) async fn hold_commits(&self) -> Result<Option<File>> {
         match &self.backend {
             Backend::Disk(root) if self.joined => {
+                // else one that comes late would leave the file behind
+                self.is_locked().await?;
                 let path = root.join(STATE).join(COMMITS);
                 let context = format!("cannot lock {}", path.display());
                 disk::hold(path).await.map(Some).map_err(PipelineError::output(context))
