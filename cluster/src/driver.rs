@@ -99,9 +99,8 @@ impl Cluster {
     async fn submit(&self, work: &Work) -> Result<Submitted<'_>> {
         let channel = wire::connect(&self.scheduler, &self.token).await?;
         let client = SchedulerGrpcClient::new(channel);
-        let mut client = client
-            .max_encoding_message_size(wire::LARGEST_MESSAGE)
-            .max_decoding_message_size(wire::LARGEST_MESSAGE);
+        let mut client =
+            client.max_encoding_message_size(wire::LARGEST_MESSAGE).max_decoding_message_size(wire::LARGEST_MESSAGE);
         let plan = self.plan(work).map_err(PipelineError::of_plan)?;
         let setting = |key: &str, value: &str| KeyValuePair { key: key.into(), value: Some(value.into()) };
         let (session, operation) = (uuid::Uuid::new_v4().to_string(), uuid::Uuid::new_v4().to_string());

@@ -72,10 +72,8 @@ pub fn plan(job: Job, splits: &[Wanted]) -> Result<Arc<dyn ExecutionPlan>> {
     let partition = |wanted: &Wanted| {
         let text = wanted_to_text(wanted).map_err(|e| DataFusionError::External(e.into()))?;
         let seal = seal_of(&job.bytes, &text, &job.token);
-        let columns: Vec<Arc<dyn Array>> = vec![
-            Arc::new(StringArray::from(vec![text])),
-            Arc::new(BinaryArray::from_vec(vec![seal.as_slice()])),
-        ];
+        let columns: Vec<Arc<dyn Array>> =
+            vec![Arc::new(StringArray::from(vec![text])), Arc::new(BinaryArray::from_vec(vec![seal.as_slice()]))];
         Ok(vec![RecordBatch::try_new(wanted_schema(), columns)?])
     };
     let rows = splits.iter().map(partition).collect::<Result<Vec<_>>>()?;

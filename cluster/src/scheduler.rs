@@ -51,8 +51,10 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
         );
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
-    let failed = |what: &'static str| move |e: ballista_core::error::BallistaError| {
-        PipelineError::new(ErrorKind::Output, format!("the scheduler cannot {what}: {e}"))
+    let failed = |what: &'static str| {
+        move |e: ballista_core::error::BallistaError| {
+            PipelineError::new(ErrorKind::Output, format!("the scheduler cannot {what}: {e}"))
+        }
     };
     let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);
     let config = SchedulerConfig {

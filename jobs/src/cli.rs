@@ -12,12 +12,12 @@ use stillhouse_schemas::problems::Problems;
 
 use crate::printer::{Color, Printer};
 use crate::verbs::signals::StopSignal;
-#[cfg(feature = "distributed")]
-use crate::verbs::{executor, scheduler};
 use crate::verbs::{
     clean, completions, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify,
     work,
 };
+#[cfg(feature = "distributed")]
+use crate::verbs::{executor, scheduler};
 
 const EXAMPLES: &str = "\
 Examples:

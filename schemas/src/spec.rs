@@ -448,7 +448,13 @@ pub struct Engine {
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { kind: EngineKind::Local, scheduler: None, parallel_splits: None, memory_megabytes: None, sql_memory_megabytes: 1024 }
+        Self {
+            kind: EngineKind::Local,
+            scheduler: None,
+            parallel_splits: None,
+            memory_megabytes: None,
+            sql_memory_megabytes: 1024,
+        }
     }
 }
 

@@ -47,7 +47,8 @@ impl<'a> Cluster<'a> {
         self.started += 1;
         let log = self.scratch.path(&format!("executor-{}.log", self.started));
         let address = self.address();
-        let mut command = command(self.scratch, &["executor", "--scheduler", &address, "--slots", "1", "--threads", "1"]);
+        let mut command =
+            command(self.scratch, &["executor", "--scheduler", &address, "--slots", "1", "--threads", "1"]);
         set(&mut command);
         let mut server = Server::start(command, &log);
         let wanted = log.clone();

@@ -100,7 +100,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let options = executor::Options { scheduler, slots, patience, place, token };
     let ready = |name: &str| {
         let mut page = Page::new();
-        page.line(Line::plain(&format!("executor {name} asks {} for splits, {slots} at once", args.scheduler)));
+        page.line(Line::plain(format!("executor {name} asks {} for splits, {slots} at once", args.scheduler)));
         printer.note(&page);
     };
     let ended = runtime.block_on(executor::work(options, ready));

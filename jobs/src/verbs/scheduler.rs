@@ -52,7 +52,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let options = scheduler::Options { listen, trusted_network, dead_after, token };
     let listening = |address: SocketAddr| {
         let mut page = Page::new();
-        page.line(Line::plain(&format!("the scheduler listens on {address}")));
+        page.line(Line::plain(format!("the scheduler listens on {address}")));
         printer.note(&page);
     };
     let serving = async { scheduler::serve(options, listening).await.map_err(Failure::from) };

@@ -98,8 +98,9 @@ impl Output {
             }
             tokio::time::sleep(WAIT).await;
         }
-        let message =
-            format!("{self}: a worker of an earlier run is in the middle of a commit and does not move; stop it and run again");
+        let message = format!(
+            "{self}: a worker of an earlier run is in the middle of a commit and does not move; stop it and run again"
+        );
         Err(PipelineError::new(ErrorKind::Output, message).retryable())
     }
 

@@ -209,7 +209,9 @@ async fn planned(
     observer: &Arc<dyn Observer>,
 ) -> Result<Planned> {
     let Some(plan) = output.plan().await? else {
-        let message = format!("{output}: no plan is there as this machine sees it; valid: a place that all executors and the run share");
+        let message = format!(
+            "{output}: no plan is there as this machine sees it; valid: a place that all executors and the run share"
+        );
         return Err(PipelineError::new(ErrorKind::Output, message));
     };
     if hash.hash != order.ticket.job_hash || plan.job_hash != order.ticket.job_hash {
