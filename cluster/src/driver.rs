@@ -45,8 +45,8 @@ const ASKS: Duration = Duration::from_millis(250);
 const GONE: Duration = Duration::from_secs(20);
 /// The output is looked at so often at most.
 const LOOKS: Duration = Duration::from_secs(1);
-/// Looks take at most this share of the time.
-const SHARE: u32 = 10;
+/// One part of the time is for looks, so many are for waiting.
+const SHARE: u32 = 3;
 /// Records that are read at once.
 const RECORDS: usize = 16;
 /// After so long without a commit it is told what could be the reason.

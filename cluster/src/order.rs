@@ -1,7 +1,7 @@
 //! An order on its way: the job that a run is of, sealed with the cluster's token, and the version of the program that sent it.
 //!
 //! ```text
-//!   magic │ CBOR { body: CBOR { version, order }, seal: HMAC(token, body) }
+//!   magic │ seal: HMAC(token, body), 32 bytes │ body: CBOR { version, order }
 //! ```
 
 use ciborium::{from_reader, into_writer};
@@ -17,13 +17,6 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 const MAGIC: &[u8] = b"\0stillhouse job 1\0";
 
 #[derive(Serialize, Deserialize)]
-struct Envelope {
-    #[serde(with = "bytes")]
-    body: Vec<u8>,
-    seal: Seal,
-}
-
-#[derive(Serialize, Deserialize)]
 struct Body {
     version: String,
     order: Order,
@@ -33,10 +26,7 @@ struct Body {
 pub fn to_bytes(order: &Order, token: &Token) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
     into_writer(&Body { version: VERSION.into(), order: order.clone() }, &mut body).map_err(|e| e.to_string())?;
-    let seal = token.seal(&[&body]);
-    let mut bytes = MAGIC.to_vec();
-    into_writer(&Envelope { body, seal }, &mut bytes).map_err(|e| e.to_string())?;
-    Ok(bytes)
+    Ok([MAGIC, &token.seal(&[&body]), &body].concat())
 }
 
 /// Whether bytes are those of an order.
@@ -47,17 +37,17 @@ pub fn is_order(bytes: &[u8]) -> bool {
 /// The order in them, where it was sealed with this token, by this version. Nothing of it is looked into before.
 pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<Order, String> {
     let refused = |why: String| format!("{why}; it is not executed");
-    let envelope = bytes.strip_prefix(MAGIC).ok_or_else(|| refused("this is no job of Stillhouse".into()))?;
+    let sealed = bytes.strip_prefix(MAGIC).ok_or_else(|| refused("this is no job of Stillhouse".into()))?;
     let damaged = |e: &dyn std::fmt::Display| refused(format!("the job's bytes are damaged: {e}"));
-    let Envelope { body, seal } = from_reader(envelope).map_err(|e| damaged(&e))?;
-    if !token.sealed(&[&body], &seal) {
+    let (seal, body) = sealed.split_first_chunk::<{ size_of::<Seal>() }>().ok_or_else(|| damaged(&"too few"))?;
+    if !token.sealed(&[body], seal) {
         return Err(refused("the job was not sent by somebody with this cluster's token".into()));
     }
-    let version: Version = from_reader(body.as_slice()).map_err(|e| damaged(&e))?;
+    let version: Version = from_reader(body).map_err(|e| damaged(&e))?;
     if version.version != VERSION {
         return Err(refused(format!("the job comes from stillhouse {}, this is {VERSION}", version.version)));
     }
-    let body: Body = from_reader(body.as_slice()).map_err(|e| damaged(&e))?;
+    let body: Body = from_reader(body).map_err(|e| damaged(&e))?;
     Ok(body.order)
 }
 
@@ -75,31 +65,6 @@ pub fn seal_of(order: &[u8], wanted: &str, token: &Token) -> Seal {
 /// A split as JSON, for the row of its task.
 pub fn wanted_to_text(wanted: &Wanted) -> Result<String, String> {
     serde_json::to_string(wanted).map_err(|e| e.to_string())
-}
-
-/// Bytes as CBOR's bytes, not as a list of numbers.
-mod bytes {
-    use serde::{Deserializer, Serializer, de};
-
-    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(bytes)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Vec<u8>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("bytes")
-            }
-
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
-                Ok(bytes.to_vec())
-            }
-        }
-        deserializer.deserialize_byte_buf(Visitor)
-    }
 }
 
 #[cfg(test)]
@@ -130,7 +95,7 @@ pub(crate) mod tests {
         };
         says(&sent, &token("b"), "not sent by somebody with this cluster's token");
         says(b"select 1", &token("a"), "no job of Stillhouse");
-        says(&sent[..sent.len() - 1], &token("a"), "damaged");
+        says(&sent[..sent.len() - 1], &token("a"), "not sent by somebody");
         says(MAGIC, &token("a"), "damaged");
         for at in MAGIC.len()..sent.len() {
             let mut other = sent.clone();
@@ -143,9 +108,7 @@ pub(crate) mod tests {
     fn another_version_is_named_before_its_order_is_looked_into() {
         let mut body = Vec::new();
         into_writer(&serde_json::json!({"version": "9.9.9", "order": "of another kind"}), &mut body).unwrap();
-        let seal = token("a").seal(&[&body]);
-        let mut bytes = MAGIC.to_vec();
-        into_writer(&Envelope { body, seal }, &mut bytes).unwrap();
+        let bytes = [MAGIC, &token("a").seal(&[&body]), &body].concat();
         let refused = from_bytes(&bytes, &token("a")).unwrap_err();
         assert!(refused.contains("comes from stillhouse 9.9.9, this is "), "{refused}");
     }
