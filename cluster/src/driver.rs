@@ -9,7 +9,7 @@
 //! What tasks give Ballista stays with the executors and is never fetched: a record is at the output before a task ends, and an executor that
 //! dies afterwards takes nothing along.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -208,6 +208,9 @@ impl Submitted<'_> {
 /// What of a run is committed, as the output shows it.
 struct Commits {
     left: BTreeSet<SplitId>,
+    /// Splits of which it was told that they began, and the data set split of each.
+    begun: BTreeSet<SplitId>,
+    of: BTreeMap<SplitId, String>,
     looked: Instant,
     /// How long the last look took.
     took: Duration,
@@ -220,7 +223,8 @@ impl Commits {
         let fresh = work.splits.iter().filter(|wanted| wanted.was.is_none());
         let now = Instant::now();
         let left = fresh.map(|wanted| wanted.split).collect();
-        Self { left, looked: now, took: Duration::ZERO, moved: now, patience: QUIET }
+        let of = work.splits.iter().map(|wanted| (wanted.split, wanted.dataset_split.clone())).collect();
+        Self { left, begun: BTreeSet::new(), of, looked: now, took: Duration::ZERO, moved: now, patience: QUIET }
     }
 
     async fn look_if_due(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
@@ -237,9 +241,24 @@ impl Commits {
         Ok(())
     }
 
-    /// Cost: one listing, and two small requests for each new commit.
+    /// Tells once that a split began.
+    fn begins(&mut self, split: SplitId, executor: Option<String>, tell: Tell<'_>) -> Result<()> {
+        match self.of.get(&split) {
+            Some(dataset_split) if self.begun.insert(split) => {
+                tell(Step::Begun { split, dataset_split: dataset_split.clone(), executor })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Cost: two listings, a small request for each executor, and two for each new commit.
     async fn look(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
         let began = Instant::now();
+        for at in work.output.reports().await? {
+            for split in at.splits {
+                self.begins(split, Some(at.worker.clone()), tell)?;
+            }
+        }
         let there = work.output.committed_splits().await?;
         let new: Vec<SplitId> = self.left.intersection(&there).copied().collect();
         let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(RECORDS);
@@ -247,6 +266,7 @@ impl Commits {
             // one whose upload is being completed shows at the next look
             let Some(record) = record? else { continue };
             self.left.remove(&record.split);
+            self.begins(record.split, None, tell)?;
             (self.moved, self.patience) = (Instant::now(), QUIET);
             tell(Step::Made(Box::new(record)))?;
         }

@@ -37,7 +37,7 @@ pub struct Options {
     pub slots: usize,
     /// How long it waits for a scheduler that is not there yet.
     pub patience: Duration,
-    /// Its rules and its device.
+    /// Its name, its rules and its device.
     pub place: Place,
     /// The cluster's token.
     pub token: Token,
@@ -51,8 +51,8 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let Options { scheduler, slots, patience, place, token } = options;
     greet(&scheduler, &token, patience).await?;
     let host = hostname();
-    let name = format!("{host} process {}", std::process::id());
-    let workplace = Workplace::new(name.clone(), place);
+    let name = place.name.clone();
+    let workplace = Workplace::new(place);
     let work_dir = tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the executor"))?;
     let (scheduler_host, port) = scheduler.rsplit_once(':').unwrap_or((&scheduler, ""));
     let failed = |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
@@ -103,6 +103,11 @@ async fn greet(scheduler: &str, token: &Token, patience: Duration) -> Result<()>
             Err(e) => return Err(e),
         }
     }
+}
+
+/// How an executor is named where nobody says: by its machine and process.
+pub fn usual_name() -> String {
+    format!("{} process {}", hostname(), std::process::id())
 }
 
 fn hostname() -> String {

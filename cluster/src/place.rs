@@ -16,8 +16,6 @@ use tokio::sync::OnceCell;
 pub struct Workplace {
     /// The runtime that serves requests and files.
     handle: Handle,
-    /// How this executor is named in what it tells.
-    name: String,
     place: Place,
     jobs: Mutex<HashMap<String, Arc<OnceCell<Worker>>>>,
 }
@@ -33,8 +31,8 @@ impl<T> Drop for Waited<T> {
 
 impl Workplace {
     /// In the runtime that this is called in.
-    pub fn new(name: String, place: Place) -> Arc<Self> {
-        Arc::new(Self { handle: Handle::current(), name, place, jobs: Mutex::default() })
+    pub fn new(place: Place) -> Arc<Self> {
+        Arc::new(Self { handle: Handle::current(), place, jobs: Mutex::default() })
     }
 
     /// Makes a split of a job, on the runtime of this place, whatever runtime waits for it.
@@ -47,7 +45,7 @@ impl Workplace {
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
         made.map_err(|e| {
             tracing::warn!("{e}");
-            let said = PipelineError::new(e.kind, format!("{e} (executor {})", self.name));
+            let said = PipelineError::new(e.kind, format!("{e} (executor {})", self.place.name));
             let said = if e.retryable { said.retryable() } else { said };
             match e.split {
                 Some(split) => said.of_split(split),
@@ -77,7 +75,7 @@ impl Workplace {
 
 impl fmt::Debug for Workplace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Workplace").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Workplace").field("name", &self.place.name).finish_non_exhaustive()
     }
 }
 

@@ -619,7 +619,31 @@ mod tests {
     }
 
     #[test]
-    fn later_capabilities_are_named() {}
+    fn a_cluster_is_named_by_its_scheduler_and_nothing_else_is() {
+        let engine = |engine: &str| {
+            let job = "version: 1\nname: a\ninput: {format: jsonl, paths: [x]}\ntokenizer: {path: t}\npack: {length: 8}\noutput: {path: o}\n";
+            format().parse(&format!("{job}engine: {engine}\n")).problems.to_string()
+        };
+        for good in ["here:1", "10.0.0.5:50050", "a.b-c.example.org:65535", "[::1]:50050"] {
+            let text = engine(&format!("{{kind: ballista, scheduler: \"{good}\"}}"));
+            assert!(text.contains("has 0 problems"), "{good}: {text}");
+        }
+        for (written, says) in [
+            ("{kind: ballista}", "engine.scheduler: is required for kind ballista and missing; valid: host:port"),
+            ("{scheduler: 'a:1'}", "engine.scheduler: is for kind ballista, and engine.kind is local"),
+            ("{kind: ballista, scheduler: a}", "engine.scheduler: got \"a\": valid: host:port"),
+            ("{kind: ballista, scheduler: ''}", "engine.scheduler: got \"\": valid: host:port"),
+            ("{kind: ballista, scheduler: ':1'}", "engine.scheduler: got \":1\": valid: host:port"),
+            ("{kind: ballista, scheduler: 'a:0'}", "engine.scheduler: got \"a:0\": valid: host:port"),
+            ("{kind: ballista, scheduler: 'a:65536'}", "valid: host:port"),
+            ("{kind: ballista, scheduler: 'http://a:1'}", "valid: host:port"),
+            ("{kind: ballista, scheduler: 'a b:1'}", "valid: host:port"),
+            ("{kind: ballista, scheduler: 'u@a:1'}", "valid: host:port"),
+        ] {
+            let text = engine(written);
+            assert!(text.contains(says) && text.contains("has 1 problem\n"), "{written}: {text}");
+        }
+    }
 
     fn written(input: &str, pack: &str, extract: &str) -> String {
         format()

@@ -248,7 +248,7 @@ impl Held {
     fn start(cluster: &mut Cluster<'_>, set: &dyn Fn(&mut Command)) -> Self {
         let hold = cluster.scratch.write(&format!("hold-{}", cluster.started), "");
         let executor = cluster.executor(&|command: &mut Command| {
-            command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold);
+            command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold).args(["--name", "the sleeper"]);
             set(command);
         });
         Self { executor, hold }
@@ -278,10 +278,13 @@ fn who_comes_late_on_a_disk_harms_nothing() {
     // after its split was given to another one, and the run has ended
     let mut late = Held::start(&mut cluster, &|_| {});
     let run = cluster.begin(&job, "late");
+    let told = scratch.path("late/_stillhouse/workers");
+    late.executor.server.wait_until("its report", || fs::read_dir(&told).is_ok_and(|reports| reports.count() > 0));
     late.sleeps();
     let _other = cluster.executors(1);
     let ended = run.wait_with_output().unwrap();
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && told.contains("is made by the sleeper"), "{told}");
     assert_finished(&scratch.path("late"), &expected);
     late.wakes("the run that this worker works for has ended");
     assert_finished(&scratch.path("late"), &expected);

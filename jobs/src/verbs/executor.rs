@@ -38,6 +38,9 @@ pub struct Args {
     /// Device of the teachers, whatever a job says: cpu, cuda:N
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
+    /// Its name in progress and errors [default: machine and process]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
     /// A folder or store (s3://bucket/prefix) that jobs may read and write, and nothing else; may be given again
     #[arg(long, value_name = "PLACE")]
     allow: Vec<String>,
@@ -92,7 +95,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if args.scheduler.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
         return Err(Failure::Usage(format!("--scheduler: got {:?}; valid: host:port", args.scheduler)));
     }
-    let place = Place { access: args.allowed()?, device: args.device.clone() };
+    let name = args.name.clone().unwrap_or_else(executor::usual_name);
+    let place = Place { name, access: args.allowed()?, device: args.device.clone() };
     let runtime = args.threads.requests_runtime()?;
     let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
     let slots = args.slots.map_or(usual, NonZeroUsize::get);

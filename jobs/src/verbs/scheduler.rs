@@ -10,7 +10,7 @@ use crate::cli::Failure;
 use crate::page::{Line, Page};
 use crate::printer::Printer;
 use crate::verbs::requests_runtime;
-use crate::verbs::signals::until_signalled;
+use crate::verbs::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,8 +55,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         page.line(Line::plain(format!("the scheduler listens on {address}")));
         printer.note(&page);
     };
-    let serving = async { scheduler::serve(options, listening).await.map_err(Failure::from) };
-    let ended = runtime.block_on(until_signalled(printer, || "the scheduler has stopped".into(), serving));
+    let ended = runtime.block_on(async {
+        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
+        tokio::select! {
+            ended = scheduler::serve(options, listening) => ended.map_err(Failure::from),
+            _ = signals.received() => Ok(()),
+        }
+    });
     runtime.shutdown_background();
     ended
 }

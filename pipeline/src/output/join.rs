@@ -17,15 +17,18 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
-use super::{Backend, Output, STATE, disk};
+use super::{Backend, Output, REQUESTS, STATE, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 
+/// What the workers are at.
+pub(super) const WORKERS: &str = "_stillhouse/workers";
 /// Locked, shared, by workers that commit on a disk.
 const COMMITS: &str = "commits";
 /// How long a run waits for the commits of others: each takes the time of a few system calls.
@@ -42,7 +45,40 @@ pub struct Ticket {
     pub holder: Option<String>,
 }
 
+/// What a worker is at, for whoever looks on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AtWork {
+    /// Its name, for a person.
+    pub worker: String,
+    /// The splits that it makes.
+    pub splits: BTreeSet<SplitId>,
+}
+
 impl Output {
+    /// Tells what a worker is at.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub(crate) async fn report(&self, id: &str, at: &AtWork) -> Result<()> {
+        self.put_json(&format!("{WORKERS}/{id}.json"), at).await
+    }
+
+    /// What the workers of the run are at; those that have died since are among them. One listing, and a request for each.
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn reports(&self) -> Result<Vec<AtWork>> {
+        let names = self.list(WORKERS).await?.into_keys();
+        let mut reports =
+            futures::stream::iter(names).map(|name| async move { self.get(&name).await }).buffered(REQUESTS);
+        let mut all = Vec::new();
+        while let Some(report) = reports.next().await {
+            // what is there and no report says nothing
+            all.extend(report?.and_then(|bytes| serde_json::from_slice(&bytes).ok()));
+        }
+        Ok(all)
+    }
+
     /// For the workers of the run that holds this output.
     pub fn ticket(&self) -> Ticket {
         Ticket { job_hash: self.job_hash.clone(), holder: self.holder.get().cloned() }

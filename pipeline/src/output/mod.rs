@@ -55,7 +55,7 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
-pub use self::join::Ticket;
+pub use self::join::{AtWork, Ticket};
 pub use self::lease::Lock;
 use self::lease::{Lease, LockKind, Timing};
 pub use self::look::Differs;
@@ -495,6 +495,9 @@ impl Output {
         for folder in folders {
             self.remove_under(&format!("{STATE}/{folder}")).await?;
         }
+        self.remove_under(join::WORKERS).await?;
+        // what workers began to put and were killed over
+        self.remove_unfinished().await?;
         self.forget_commits().await;
         Ok(())
     }

@@ -64,8 +64,15 @@ pub struct Work {
 /// Something that happened.
 #[derive(Debug)]
 pub enum Step {
-    /// Work on a split of this data set split began.
-    Begun(SplitId, String),
+    /// Work on a split began.
+    Begun {
+        /// Which.
+        split: SplitId,
+        /// Its data set split.
+        dataset_split: String,
+        /// Who makes it, where that is not this process.
+        executor: Option<String>,
+    },
     /// A shard is committed.
     Made(Box<ShardRecord>),
     /// Something that its user should know of.

@@ -189,7 +189,9 @@ impl Job {
     /// What has happened; an error where the job is to stop for it.
     fn take(&self, step: Step, tally: &Tally<'_>) -> Result<()> {
         match step {
-            Step::Begun(split, dataset_split) => self.observer.event(&Event::SplitStarted { split, dataset_split }),
+            Step::Begun { split, dataset_split, executor } => {
+                self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
+            }
             Step::Warning(message) => self.observer.event(&Event::Warning { message }),
             Step::Made(record) => {
                 self.committed(&record)?;
@@ -284,8 +286,8 @@ impl Here<'_> {
         if work.stop.load(Ordering::Relaxed) || self.session.resources.has_failed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let split = &work.splits[partition];
-        tell(Step::Begun(split.split, split.dataset_split.clone()))?;
+        let Wanted { split, dataset_split, .. } = work.splits[partition].clone();
+        tell(Step::Begun { split, dataset_split, executor: None })?;
         let warn = |message| drop(tell(Step::Warning(message)));
         for record in self.session.execute(partition, &warn).await? {
             tell(Step::Made(Box::new(record)))?;

@@ -10,9 +10,10 @@
 //! worker that sees another input, another tokenizer, other weights or computes in another arithmetic refuses, and says in what it differs.
 //!
 //! Every two seconds a worker looks whether its run still holds the output; when it does not, what is at work ends at its next batch. That
-//! is how a cancelled or dead run is told, and costs one small request.
+//! is how a cancelled or dead run is told, and costs one small request. With it goes what it is at (`_stillhouse/workers`), where that is another
+//! split than two seconds before.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -34,7 +35,7 @@ use crate::events::Observer;
 use crate::holdouts::Holdouts;
 use crate::job::{Prepared, chain, prepare_parsed};
 use crate::operators::job_format;
-use crate::output::Output;
+use crate::output::{AtWork, Output};
 use crate::plan;
 use crate::teacher::{self, JobInput, Loaded};
 
@@ -51,14 +52,33 @@ pub struct Worker {
     partitions: HashMap<SplitId, usize>,
     /// A split is worked on once at a time, however often it is asked for.
     turns: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
+    at_work: Arc<Mutex<BTreeSet<SplitId>>>,
     stop: Arc<AtomicBool>,
     watching: tokio::task::JoinHandle<()>,
     pool: Pool,
 }
 
+/// A split that is at work as long as this lives.
+struct Working<'a>(&'a Mutex<BTreeSet<SplitId>>, SplitId);
+
+impl<'a> Working<'a> {
+    fn on(at_work: &'a Mutex<BTreeSet<SplitId>>, split: SplitId) -> Self {
+        at_work.lock().unwrap_or_else(PoisonError::into_inner).insert(split);
+        Self(at_work, split)
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+    }
+}
+
 /// What an order may do here.
 #[derive(Debug, Clone)]
 pub struct Place {
+    /// How this process is named to people.
+    pub name: String,
     /// What jobs may touch.
     pub access: Access,
     /// The device of teachers, where it is not as the job says.
@@ -112,8 +132,9 @@ impl Worker {
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
         let session = job.session(splits, pool.spawner().map_err(PipelineError::output("the splits"))?)?;
         let partitions = session.partitions();
-        let watching = tokio::spawn(watch(output, Arc::clone(&stop)));
-        Ok(Self { job, session, partitions, turns: Mutex::default(), stop, watching, pool })
+        let at_work = Arc::default();
+        let watching = tokio::spawn(watch(output, place.name.clone(), Arc::clone(&at_work), Arc::clone(&stop)));
+        Ok(Self { job, session, partitions, turns: Mutex::default(), at_work, stop, watching, pool })
     }
 
     /// Whether its run is gone: nothing more is made for it.
@@ -142,6 +163,7 @@ impl Worker {
             let message = format!("{}: the plan has no split {}", self.job.output, wanted.split.0);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
+        let _working = Working::on(&self.at_work, wanted.split);
         let warn = |message: String| tracing::warn!("{message}");
         let made = match &wanted.was {
             None => self.session.execute(partition, &warn).await?,
@@ -168,16 +190,26 @@ impl Drop for Worker {
     }
 }
 
-/// Sets `stop` once the run has gone; a store that does not answer says nothing.
-async fn watch(output: Output, stop: Arc<AtomicBool>) {
+/// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output what is at work, where that has changed.
+async fn watch(output: Output, worker: String, at_work: Arc<Mutex<BTreeSet<SplitId>>>, stop: Arc<AtomicBool>) {
+    let (id, mut told) = (uuid::Uuid::new_v4().simple().to_string(), BTreeSet::new());
     loop {
         tokio::time::sleep(LOOKS).await;
-        if let Err(e) = output.still_ours().await
-            && !e.retryable
-        {
-            tracing::info!("{e}");
-            stop.store(true, Ordering::Relaxed);
-            return;
+        match output.still_ours().await {
+            Err(e) if e.retryable => continue,
+            Err(e) => {
+                tracing::info!("{e}");
+                stop.store(true, Ordering::Relaxed);
+                return;
+            }
+            Ok(()) => {}
+        }
+        let splits = at_work.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if splits != told {
+            match output.report(&id, &AtWork { worker: worker.clone(), splits: splits.clone() }).await {
+                Ok(()) => told = splits,
+                Err(e) => tracing::debug!("{e}"),
+            }
         }
     }
 }
