@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint
+.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -16,15 +16,31 @@ demo-smollm2: build
 	$(STILLHOUSE) run jobs/examples/demo-smollm2.yaml
 	$(STILLHOUSE) inspect demo-out/demo-smollm2
 
+# A cluster on this machine: a scheduler and two executors on loopback, until Ctrl-C.
+cluster: cluster-program
+	scripts/cluster
+
+# The program with Ballista, which asks for more of DataFusion: that is compiled once more.
+CLUSTER := -p stillhouse -p stillhouse-cluster --features stillhouse/distributed
+
+cluster-program:
+	cargo build $(CLUSTER)
+	mkdir -p target/cluster && ln -f $(STILLHOUSE) target/cluster/stillhouse
+
+cluster-test: setup cluster-program
+	cargo nextest run $(CLUSTER) -E 'package(stillhouse-cluster)'
+	STILLHOUSE_BIN=$(CURDIR)/target/cluster/stillhouse cargo nextest run -p stillhouse-tests --features distributed -E 'test(/^cluster::/)'
+
 # Tools and data that the tests need: cargo-nextest, a Python environment, BERT's tokenizer, SmolLM2, vocabularies of real models.
 setup:
 	scripts/setup
 
-# Everything: the program, the service, the package. One after the other, whatever make's -j says: they share two cores and one target folder.
+# Everything: the program, the service, the package, the cluster. One after the other, whatever make's -j says: they share two cores and one target folder.
 test:
 	$(MAKE) rust-test
 	$(MAKE) service-test
 	$(MAKE) python-test
+	$(MAKE) cluster-test
 
 rust-test: setup
 	cargo nextest run --workspace
@@ -36,6 +52,7 @@ rust-test: setup
 # What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests.
 soak: setup python
 	STILLHOUSE_SOAK=1 cargo nextest run --workspace
+	STILLHOUSE_SOAK=1 $(MAKE) cluster-test
 	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py tests/test_frameworks.py tests/test_damage.py
 
 # The service: attacks, schemathesis, and its page in Chromium. With the selection of the Rust tests, so that the program is built once.
@@ -82,4 +99,5 @@ docs:
 lint:
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy $(CLUSTER) --all-targets -- -D warnings
 	cargo clippy -p stillhouse-teacher --features cuda --all-targets -- -D warnings

@@ -16,6 +16,8 @@ use crate::verbs::{
     clean, completions, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify,
     work,
 };
+#[cfg(feature = "distributed")]
+use crate::verbs::{executor, scheduler};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,6 +62,10 @@ enum Verb {
     Jobs(jobs::Args),
     Token(token::Args),
     Work(work::Args),
+    #[cfg(feature = "distributed")]
+    Scheduler(scheduler::Args),
+    #[cfg(feature = "distributed")]
+    Executor(executor::Args),
     Schema(schema::Args),
     Completions(completions::Args),
 }
@@ -81,6 +87,8 @@ impl Verb {
             Self::Jobs(args) => args.json(),
             Self::Token(args) => args.json,
             Self::Work(_) | Self::Schema(_) | Self::Completions(_) => false,
+            #[cfg(feature = "distributed")]
+            Self::Scheduler(_) | Self::Executor(_) => false,
         }
     }
 
@@ -92,6 +100,8 @@ impl Verb {
                 (args.log_format.unwrap_or(usual), "info")
             }
             Self::Work(_) => (serve::LogFormat::Bare, "warn"),
+            #[cfg(feature = "distributed")]
+            Self::Scheduler(_) | Self::Executor(_) => (serve::LogFormat::Text, "warn,stillhouse_cluster=info"),
             _ => (serve::LogFormat::Text, "error"),
         }
     }
@@ -112,6 +122,10 @@ impl Verb {
             Self::Jobs(args) => jobs::call(&args, printer),
             Self::Token(args) => token::call(&args, printer),
             Self::Work(args) => work::call(&args, printer),
+            #[cfg(feature = "distributed")]
+            Self::Scheduler(args) => scheduler::call(&args, printer),
+            #[cfg(feature = "distributed")]
+            Self::Executor(args) => executor::call(&args, printer),
             Self::Schema(args) => schema::call(&args, printer),
             Self::Completions(args) => completions::call(&args, printer),
         }

@@ -9,6 +9,7 @@ use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::{self, Prepared};
 use stillhouse_pipeline::operators::job_format;
+use stillhouse_schemas::spec::EngineKind;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
@@ -32,6 +33,8 @@ pub struct JobFile {
     pub folder: PathBuf,
     /// Where it lies, where it has not come on stdin.
     path: Option<PathBuf>,
+    /// The scheduler of a cluster, where the command line names one: in place of the job's own engine.
+    scheduler: Option<String>,
 }
 
 impl JobFile {
@@ -63,13 +66,22 @@ impl JobFile {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !is_stdin);
         let json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
         let path = (!is_stdin).then(|| path.to_owned());
-        Ok(Self { text, json, folder: folder.unwrap_or(Path::new(".")).to_path_buf(), name, path })
+        Ok(Self { text, json, folder: folder.unwrap_or(Path::new(".")).to_path_buf(), name, path, scheduler: None })
+    }
+
+    /// The same job, made on this cluster.
+    pub fn on_cluster(self, scheduler: Option<&str>) -> Self {
+        Self { scheduler: scheduler.map(str::to_owned).or(self.scheduler), ..self }
     }
 
     /// Checks it with everything that it names, as a person's own job.
     pub fn prepare(&self, observer: &dyn Observer) -> Result<Prepared, Failure> {
         let format = job_format();
-        let parsed = if self.json { format.parse_json(&self.text) } else { format.parse(&self.text) };
+        let mut parsed = if self.json { format.parse_json(&self.text) } else { format.parse(&self.text) };
+        if let (Some(spec), Some(scheduler)) = (&mut parsed.spec, &self.scheduler) {
+            spec.engine.kind = EngineKind::Ballista;
+            spec.engine.scheduler = Some(scheduler.clone());
+        }
         let prepared = job::prepare_parsed(parsed, &self.folder, &Access::everything(), observer);
         let mut prepared = prepared.map_err(|e| self.failure(e))?;
         prepared.file.clone_from(&self.path);

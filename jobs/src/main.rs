@@ -13,5 +13,7 @@ mod verbs;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "distributed")]
+    stillhouse_pipeline::run::driver::add_cluster(stillhouse_cluster::connect);
     cli::main()
 }

@@ -46,6 +46,9 @@ pub enum Event {
         split: SplitId,
         /// Its data set split.
         dataset_split: String,
+        /// On a cluster: the executor, where it has said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        executor: Option<String>,
     },
     /// A shard is complete, checked and visible.
     SplitCommitted {

@@ -29,6 +29,7 @@ use crate::hub::{self, HubRef, Wanted};
 use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
+use crate::run::driver;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
 
@@ -119,6 +120,9 @@ fn checked(
     observer: &dyn Observer,
 ) -> Result<Prepared> {
     let gate = Gate::new(access);
+    if let Some(missing) = driver::missing(&spec.engine) {
+        problems.push(Problem::new("engine.kind", "ballista", missing));
+    }
     for problem in access.problems(&spec, base) {
         if !problems.touches(&problem.field) {
             problems.push(problem);

@@ -11,7 +11,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod driver;
 pub(crate) mod splits;
+pub mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -39,6 +41,7 @@ use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
+use crate::run::driver::Driver;
 use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, JobInput, Loaded};
@@ -252,6 +255,18 @@ pub(crate) struct Job {
     /// Set when a split has failed: the others end at their next batch.
     stop: Arc<AtomicBool>,
     observer: Arc<dyn Observer>,
+    /// Who makes the splits, where that is not this process.
+    driver: Option<Arc<dyn Driver>>,
+    /// What came out of splits that others made.
+    made_elsewhere: Mutex<MadeElsewhere>,
+}
+
+/// Sums over the shards that others have committed for this run.
+#[derive(Debug, Default)]
+struct MadeElsewhere {
+    documents: u64,
+    sequences: u64,
+    tokens: u64,
 }
 
 impl Job {
@@ -270,6 +285,7 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
+        let driver = driver::elsewhere(&prepared.spec.engine)?;
         let Planned { splits, files, skipped, record } = planned(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let files = Arc::new(files);
@@ -309,7 +325,9 @@ impl Job {
             job_hash: hash.hash.clone(),
         });
         let info = teachers.first().map(|teacher| teacher.info().clone());
-        let devices: Result<Vec<_>, _> = teachers.into_iter().map(DeviceQueue::start).collect();
+        // others load it themselves; here it has told what it computes in
+        let own = teachers.into_iter().filter(|_| driver.is_none());
+        let devices: Result<Vec<_>, _> = own.map(DeviceQueue::start).collect();
         let failed = |e: OperatorError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         let devices = devices.map_err(failed)?;
         Ok(Self {
@@ -331,6 +349,8 @@ impl Job {
             devices,
             stop: Arc::default(),
             observer,
+            driver,
+            made_elsewhere: Mutex::default(),
         })
     }
 

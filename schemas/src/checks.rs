@@ -15,7 +15,7 @@ use crate::storage::{endpoint_problem, split_url};
 /// Runs every check.
 pub fn all(job: &JobSpec) -> Vec<Problem> {
     let checks: [fn(&JobSpec, &mut Vec<Problem>); 15] = [
-        later_capabilities,
+        engine_combinations,
         written_paths,
         store_urls,
         endpoints,
@@ -38,13 +38,28 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
     problems
 }
 
-fn later_capabilities(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let mut later = |field: &str, got: &str, valid: &str| {
-        problems.push(Problem::new(field, got, format!("not in this version of stillhouse yet; valid now: {valid}")));
+/// A cluster is one whose scheduler is named.
+fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let problem = match (job.engine.kind, job.engine.scheduler.as_deref()) {
+        (EngineKind::Ballista, None) => {
+            Problem::missing("engine.scheduler", "is required for kind ballista and missing; valid: host:port")
+        }
+        (EngineKind::Local, Some(_)) => {
+            Problem::missing("engine.scheduler", "is for kind ballista, and engine.kind is local")
+        }
+        (EngineKind::Ballista, Some(address)) if !is_host_and_port(address) => {
+            Problem::new("engine.scheduler", format!("{address:?}"), "valid: host:port, such as 127.0.0.1:50050")
+        }
+        _ => return,
     };
-    if job.engine.kind == EngineKind::Ballista {
-        later("engine.kind", "ballista", "local");
-    }
+    problems.push(problem);
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    let Some((host, port)) = address.rsplit_once(':') else { return false };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let in_host = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
+    !host.is_empty() && host.chars().all(in_host) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Which keys belong to which kind of order.
@@ -606,7 +621,31 @@ mod tests {
     }
 
     #[test]
-    fn later_capabilities_are_named() {}
+    fn a_cluster_is_named_by_its_scheduler_and_nothing_else_is() {
+        let engine = |engine: &str| {
+            let job = "version: 1\nname: a\ninput: {format: jsonl, paths: [x]}\ntokenizer: {path: t}\npack: {length: 8}\noutput: {path: o}\n";
+            format().parse(&format!("{job}engine: {engine}\n")).problems.to_string()
+        };
+        for good in ["here:1", "10.0.0.5:50050", "a.b-c.example.org:65535", "[::1]:50050"] {
+            let text = engine(&format!("{{kind: ballista, scheduler: \"{good}\"}}"));
+            assert!(text.contains("has 0 problems"), "{good}: {text}");
+        }
+        for (written, says) in [
+            ("{kind: ballista}", "engine.scheduler: is required for kind ballista and missing; valid: host:port"),
+            ("{scheduler: 'a:1'}", "engine.scheduler: is for kind ballista, and engine.kind is local"),
+            ("{kind: ballista, scheduler: a}", "engine.scheduler: got \"a\": valid: host:port"),
+            ("{kind: ballista, scheduler: ''}", "engine.scheduler: got \"\": valid: host:port"),
+            ("{kind: ballista, scheduler: ':1'}", "engine.scheduler: got \":1\": valid: host:port"),
+            ("{kind: ballista, scheduler: 'a:0'}", "engine.scheduler: got \"a:0\": valid: host:port"),
+            ("{kind: ballista, scheduler: 'a:65536'}", "valid: host:port"),
+            ("{kind: ballista, scheduler: 'http://a:1'}", "valid: host:port"),
+            ("{kind: ballista, scheduler: 'a b:1'}", "valid: host:port"),
+            ("{kind: ballista, scheduler: 'u@a:1'}", "valid: host:port"),
+        ] {
+            let text = engine(written);
+            assert!(text.contains(says) && text.contains("has 1 problem\n"), "{written}: {text}");
+        }
+    }
 
     fn written(input: &str, pack: &str, extract: &str) -> String {
         format()

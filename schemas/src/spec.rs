@@ -428,8 +428,11 @@ impl Card {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
-    /// `local`: this process. `ballista`: a cluster.
+    /// `local`: this process. `ballista`: a cluster, in a program that was built with it.
     pub kind: EngineKind,
+    /// Kind `ballista`: where the scheduler listens (`stillhouse scheduler`), as `host:port`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
     /// Splits worked on at once. Default: 2 with a teacher, else one per processor; fewer where `memory_megabytes` has no room for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
@@ -446,7 +449,13 @@ pub struct Engine {
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { kind: EngineKind::Local, parallel_splits: None, memory_megabytes: None, sql_memory_megabytes: 1024 }
+        Self {
+            kind: EngineKind::Local,
+            scheduler: None,
+            parallel_splits: None,
+            memory_megabytes: None,
+            sql_memory_megabytes: 1024,
+        }
     }
 }
 
@@ -457,7 +466,7 @@ pub enum EngineKind {
     /// This process.
     #[default]
     Local,
-    /// A Ballista cluster (not in this version).
+    /// A Ballista cluster.
     Ballista,
 }
 

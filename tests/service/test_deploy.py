@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from conftest import BINARY, REPO, free_port, job_file
 
 DEPLOY = REPO / "deploy"
@@ -174,6 +175,23 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path):
     config = json.loads(run(BINARY, "serve", "--config", REPO / "jobs/service.yaml", "--check", "--json").stdout)["configuration"]
     assert config["data"] == "/var/lib/stillhouse" and "StateDirectory=stillhouse\n" in text
     assert config["shutdown_seconds"] < int(text.partition("TimeoutStopSec=")[2].split()[0])
+
+
+def test_the_cluster_on_kubernetes_is_valid():
+    validated = run(tool("kubernetes-validate"), "--strict", DEPLOY / "cluster.yaml")
+    assert validated.returncode == 0, validated.stdout
+    kinds = [part["kind"] for part in yaml.safe_load_all((DEPLOY / "cluster.yaml").read_text())]
+    assert kinds == ["Deployment", "Service", "NetworkPolicy", "Deployment", "Job"], kinds
+    assert validated.stdout.count("passed") == len(kinds), validated.stdout
+
+
+def test_the_cluster_under_slurm_is_a_sound_script():
+    for script in (DEPLOY / "cluster.sbatch", REPO / "scripts/cluster"):
+        read = run("bash", "-n", script)
+        assert read.returncode == 0, read.stdout
+        if shutil.which("shellcheck"):
+            linted = run("shellcheck", script)
+            assert linted.returncode == 0, linted.stdout
 
 
 def test_the_dockerfile_is_sound(tmp_path):

@@ -19,7 +19,7 @@ extract: {teacher: {path: nowhere, device: tpu, dtype: f64}, noise: {tolerance: 
 subtokens: {length: 0}
 orders: {kind: zigzag}
 output: {path: out, zstd_level: 99}
-engine: {kind: ballista}
+engine: {kind: cluster}
 "#;
     scratch.write("job.yaml", bad);
     for verb in ["run", "plan"] {
@@ -47,7 +47,7 @@ engine: {kind: ballista}
             ("subtokens.length", "0", "1 or more"),
             ("orders.kind", "\"zigzag\"", "\"none\", \"progressive\", \"strided\", \"random\""),
             ("output.zstd_level", "99", "22 or less"),
-            ("engine.kind", "ballista", "not in this version"),
+            ("engine.kind", "\"cluster\"", "\"local\", \"ballista\""),
         ] {
             let line = said.stderr.lines().find(|line| line.contains(&format!(": {field}: got {got}: ")));
             let line = line.unwrap_or_else(|| panic!("no line on {field}, {got}:\n{}", said.stderr));
@@ -101,6 +101,19 @@ fn what_does_not_fit_together_is_refused() {
     scratch.write("job.yaml", "version: [1");
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["job.yaml"]);
     scratch.stillhouse(&["distil"]).expect(2).says(&["distil"]);
+}
+
+#[test]
+fn a_program_without_the_cluster_says_which_one_has_it() {
+    let scratch = Scratch::with_corpus(1, 200);
+    scratch.job("job.yaml", &with(job(), &json!({"engine": {"kind": "ballista", "scheduler": "127.0.0.1:9"}})));
+    for verb in ["run", "plan"] {
+        let said = scratch.stillhouse(&[verb, "job.yaml"]).expect(2);
+        said.says(&["engine.kind: got ballista: this program was built without it", "--features distributed"]);
+    }
+    scratch.job("job.yaml", &job());
+    scratch.stillhouse(&["run", "job.yaml", "--scheduler", "127.0.0.1:9"]).expect(2).says(&["built without it"]);
+    assert!(!scratch.path("out").exists());
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 mod append;
 mod cli;
+#[cfg(feature = "distributed")]
+mod cluster;
 mod corrupt;
 mod derive;
 mod digits;

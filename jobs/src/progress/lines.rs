@@ -83,6 +83,9 @@ impl State {
             Event::Stalled { seconds, at_work, splits } => {
                 self.say(&format!("warning: {}", stalled_words(*seconds, *at_work, splits)));
             }
+            Event::SplitStarted { split, executor: Some(executor), .. } => {
+                self.say(&format!("split {} is made by {executor}", split.0));
+            }
             Event::SplitStarted { .. } => {}
             Event::SplitCommitted { shard, rows, tokens, bytes, .. } => self.say(&format!(
                 "{shard}: {}, {}, {}",

@@ -3,12 +3,16 @@
 pub mod clean;
 pub mod completions;
 pub mod derive;
+#[cfg(feature = "distributed")]
+pub mod executor;
 pub mod export;
 pub mod inspect;
 pub mod jobs;
 pub mod plan;
 pub mod repair;
 pub mod run;
+#[cfg(feature = "distributed")]
+pub mod scheduler;
 pub mod schema;
 pub mod score;
 pub mod serve;

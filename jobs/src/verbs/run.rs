@@ -44,6 +44,9 @@ pub struct Args {
     /// Where the data set is finished already: read every byte of it before it is called complete
     #[arg(long)]
     check: bool,
+    /// Make the splits on the cluster of this scheduler, as `engine: {kind: ballista, …}` in the job file says it
+    #[arg(long, value_name = "HOST:PORT")]
+    scheduler: Option<String>,
     #[command(flatten)]
     threads: Threads,
     /// Write one JSON event per line to stdout
@@ -78,7 +81,7 @@ fn how_to_go_on(watch: &Watch) -> String {
 
 /// Runs it.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    let file = JobFile::read(&args.job, printer)?;
+    let file = JobFile::read(&args.job, printer)?.on_cluster(args.scheduler.as_deref());
     let runtime = args.threads.requests_runtime()?;
     let mode = match (args.json, args.quiet) {
         (true, _) => Mode::Json,

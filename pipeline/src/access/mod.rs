@@ -48,6 +48,8 @@ pub struct Access {
     pub endpoints: Vec<String>,
     /// Repositories of the hub that models may come from: `org/name`, `org/*`, `*`. They are read with the server's token.
     pub hub: Vec<String>,
+    /// Values of `engine.scheduler` that a job may name, as `host:port`: what can be done with the cluster's token is done there. `*`: any.
+    pub schedulers: Vec<String>,
     /// Whether `http` and `https` inputs may be at addresses that are not of the public internet: private, loopback, link-local, ….
     /// Without it such inputs are read through no proxy.
     pub private_networks: bool,
@@ -90,6 +92,7 @@ impl Access {
             write: any(),
             endpoints: any(),
             hub: any(),
+            schedulers: any(),
             private_networks: true,
             deny: Vec::new(),
             environment: true,
@@ -100,7 +103,7 @@ impl Access {
         let any = |list: &[String]| list.iter().any(|entry| entry == ANY);
         self.private_networks
             && self.deny.is_empty()
-            && [&self.read, &self.write, &self.endpoints, &self.hub].into_iter().all(|list| any(list))
+            && [&self.read, &self.write, &self.endpoints, &self.hub, &self.schedulers].into_iter().all(|list| any(list))
     }
 
     /// What is wrong with the configuration itself. Looks at the disk: folders must be there.
@@ -313,6 +316,13 @@ impl<'a> Gate<'a> {
             if !self.access.allows_endpoint(endpoint) {
                 problems.push(self.endpoint_refused(format!("{field}.endpoint"), endpoint));
             }
+        }
+        if let Some(scheduler) = &spec.engine.scheduler
+            && !self.access.schedulers.iter().any(|allowed| allowed == ANY || allowed == scheduler)
+        {
+            let allowed = list(self.access.schedulers.iter().map(String::as_str));
+            let message = format!("{NOT_ALLOWED} this scheduler; {allowed}");
+            problems.push(Problem::new("engine.scheduler", format!("{scheduler:?}"), message));
         }
         Some(problems)
     }

@@ -124,6 +124,21 @@ fn what_is_inside_may_be_read() {
 }
 
 #[test]
+fn a_cluster_is_one_that_the_server_names() {
+    let mut world = World::new();
+    let of = |world: &World, scheduler: &str| {
+        let problems = world.problems(json!({"engine": {"kind": "ballista", "scheduler": scheduler}}));
+        problems.into_iter().find(|p| p.field == "engine.scheduler").map(|p| p.to_string())
+    };
+    assert!(of(&world, "10.0.0.5:50050").unwrap().contains("does not allow this scheduler; allowed: nothing"));
+    world.access.schedulers = vec!["10.0.0.5:50050".into()];
+    assert_eq!(of(&world, "10.0.0.5:50050"), None);
+    assert!(of(&world, "10.0.0.5:22").unwrap().contains("allowed: 10.0.0.5:50050"));
+    world.access.schedulers = vec!["*".into()];
+    assert_eq!(of(&world, "10.0.0.5:22"), None);
+}
+
+#[test]
 fn a_folder_elsewhere_does_not_report_what_it_is() {
     let world = World::new();
     symlink("../data/deep", world.dir.path().join("secret/away")).unwrap();
@@ -388,6 +403,7 @@ fn configurations_are_checked() {
         write: vec!["https://h/x".into()],
         endpoints: vec!["http://k:SECRET@h".into(), "h:9000".into(), "http://h".into()],
         hub: ["org", "org/", "a/b/c", "org/*", "../x", "*/x"].map(String::from).to_vec(),
+        schedulers: Vec::new(),
         private_networks: false,
         deny: vec!["relative".into(), "/nobody/has/this".into()],
         environment: false,

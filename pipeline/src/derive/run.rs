@@ -251,7 +251,8 @@ impl Work {
         if self.stop.load(Ordering::Relaxed) {
             return Err(PipelineError::new(ErrorKind::Output, format!("split {} was stopped", from.split.0)));
         }
-        self.observer.event(&Event::SplitStarted { split: from.split, dataset_split: from.dataset_split.clone() });
+        let (split, dataset_split) = (from.split, from.dataset_split.clone());
+        self.observer.event(&Event::SplitStarted { split, dataset_split, executor: None });
         let shown = source.shown(&from.path);
         let (sha256, bytes) = source.output().read_whole(&from.path, |_| {}).await?;
         if (&sha256, bytes) != (&from.sha256, from.bytes) {

@@ -271,7 +271,7 @@ async fn a_decoded_plan_makes_the_same_shards_in_other_processes() {
     let lock = output.lock(&Silent).await.unwrap();
     let job = Job::start(Arc::clone(&there), hash, output.clone(), BTreeMap::new(), Arc::new(Silent)).await.unwrap();
     let pool = Pool::new(1).unwrap();
-    let plan = Arc::clone(&job.start_plan(job.all_splits(), pool.spawner().unwrap()).unwrap().plan);
+    let plan = Arc::clone(&job.session(job.all_splits(), pool.spawner().unwrap()).unwrap().plan);
     let splits = splits_of(plan.as_ref()).unwrap().len();
     assert!(splits >= 4, "{splits} splits");
     fs::write(folder.join("plan"), to_bytes(&plan).unwrap()).unwrap();

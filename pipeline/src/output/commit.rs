@@ -69,6 +69,10 @@ impl Output {
     /// # Errors
     /// When the store does not take it, or when another run has taken the output over.
     pub async fn commit(&self, staged: Staged, shard: ShardRecord) -> Result<ShardRecord> {
+        #[cfg(debug_assertions)]
+        if self.joined {
+            hold().await;
+        }
         match staged.kind {
             StagedKind::Disk(staged) => self.commit_file(&staged, shard).await,
             StagedKind::Store { path, upload } => {
@@ -79,6 +83,7 @@ impl Output {
     }
 
     async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
+        let _held = self.hold_commits().await?;
         self.still_ours().await?;
         let name = split_record(shard.split);
         self.sync(staged.as_ref()).await?;
@@ -92,10 +97,18 @@ impl Output {
             Err(object_store::Error::AlreadyExists { .. }) => {
                 self.delete(staged.as_ref()).await?;
                 for _ in 0..WAITS {
-                    if let Some(winner) = self.get_json::<CommitRecord>(&name).await? {
-                        return Ok(winner.shard);
+                    match self.get_json::<CommitRecord>(&name).await? {
+                        Some(winner) if self.is_own(&winner) => return Ok(winner.shard),
+                        Some(_) => break,
+                        None => tokio::time::sleep(WAIT).await,
                     }
-                    tokio::time::sleep(WAIT).await;
+                }
+                // whoever put it there was killed before it could say so: it is this shard if it has these bytes
+                if self.read_whole(&shard.path, |_| {}).await? == (shard.sha256.clone(), shard.bytes) {
+                    self.sync_name(&shard.path).await?;
+                    let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: None };
+                    self.put_json(&name, &record).await?;
+                    return Ok(record.shard);
                 }
                 let message = format!("{}: is there, but nobody says that it is committed", self.shown(&shard.path));
                 Err(PipelineError::new(ErrorKind::Output, message).retryable())
@@ -286,6 +299,20 @@ impl Output {
                 ),
             )),
         }
+    }
+}
+
+/// A worker that is about to commit and stopped just then, for a test. Says so by a file beside the one that the variable names, and goes on
+/// when that one is gone.
+#[cfg(debug_assertions)]
+async fn hold() {
+    let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_COMMIT").map(std::path::PathBuf::from) else { return };
+    let exists = async || tokio::fs::try_exists(&path).await.unwrap_or(false);
+    if exists().await {
+        let _ = tokio::fs::write(path.with_extension("reached"), "").await;
+    }
+    while exists().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

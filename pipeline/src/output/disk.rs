@@ -132,13 +132,69 @@ pub(super) async fn tidy(file: Option<PathBuf>, folders: Vec<PathBuf>) {
     }
 }
 
-/// Locks a file, which is made where it is not there; `None` where another process has it.
-pub(super) async fn lock(path: PathBuf) -> io::Result<Option<File>> {
+/// Locks a file, which is made where it is not there, and writes into it who has it; `None` where another process has it.
+pub(super) async fn lock(path: PathBuf, holder: String) -> io::Result<Option<File>> {
     blocking(move || {
-        let file = File::create(path)?;
+        let mut file = open_lock(&path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
+            Ok(()) => {
+                file.set_len(0)?;
+                io::Write::write_all(&mut file, holder.as_bytes())?;
+                Ok(Some(file))
+            }
             Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(e)) => Err(e),
+        }
+    })
+    .await
+}
+
+/// What is in it stays: it may be another's.
+fn open_lock(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+/// Who has a lock; `None` where nobody has.
+pub(super) async fn lock_holder(path: PathBuf) -> io::Result<Option<String>> {
+    blocking(move || {
+        let mut file = match File::open(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(None),
+            Err(fs::TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                io::Read::read_to_string(&mut file, &mut holder)?;
+                Ok(Some(holder))
+            }
+            Err(fs::TryLockError::Error(e)) => Err(e),
+        }
+    })
+    .await
+}
+
+/// Keeps others from passing [`all_let_go`] as long as the file is open.
+pub(super) async fn hold(path: PathBuf) -> io::Result<File> {
+    blocking(move || {
+        let file = open_lock(&path)?;
+        file.lock_shared()?;
+        Ok(file)
+    })
+    .await
+}
+
+/// Whether nobody holds a file ([`hold`]), or it is not there. With `remove` it goes then.
+pub(super) async fn all_let_go(path: PathBuf, remove: bool) -> io::Result<bool> {
+    blocking(move || {
+        let file = match File::options().read(true).write(true).open(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(true),
+            opened => opened?,
+        };
+        match file.try_lock() {
+            Ok(()) if remove => fs::remove_file(&path).map(|()| true),
+            Ok(()) => Ok(true),
+            Err(fs::TryLockError::WouldBlock) => Ok(false),
             Err(fs::TryLockError::Error(e)) => Err(e),
         }
     })

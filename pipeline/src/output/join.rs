@@ -6,27 +6,79 @@
 //! ```
 //!
 //! A worker takes no lock of its own. Before each commit it makes sure that the run it works for still holds the output: on a disk its lock, in
-//! a store its lease. So two jobs on one output stay impossible, and a split that two workers made is committed once, as ever.
+//! a store its lease; each names its holder. So two jobs on one output stay impossible, and a split that two workers made is committed once,
+//! as ever.
+//!
+//! A worker may sleep between the look and the commit, for as long as it likes. In a store the commit itself is conditional. On a disk a
+//! worker holds `_stillhouse/commits` (shared) around both, and a run that takes the output over waits, once its name is in the lock, until
+//! nobody holds it: who comes later sees the new name.
 
-use std::fs::{File, TryLockError};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::time::Duration;
 
+use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
-use super::{Backend, Output, STATE};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::ShardRecord;
+
+use super::commit::{CommitRecord, split_record};
+use super::{Backend, Output, REQUESTS, STATE, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::storage::blocking;
+
+/// What the workers are at.
+pub(super) const WORKERS: &str = "_stillhouse/workers";
+/// Locked, shared, by workers that commit on a disk.
+const COMMITS: &str = "commits";
+/// How long a run waits for the commits of others: each takes the time of a few system calls.
+const WAIT: Duration = Duration::from_millis(50);
+const WAITS: u32 = 200;
 
 /// What a worker needs to work for the run that holds an output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     /// Hash of the job.
     pub job_hash: String,
-    /// Who holds the lease, in a store.
+    /// Who holds the output: the lease in a store, the lock on a disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
 
+/// What a worker is at, for whoever looks on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AtWork {
+    /// Its name, for a person.
+    pub worker: String,
+    /// The splits that it makes.
+    pub splits: BTreeSet<SplitId>,
+}
+
 impl Output {
+    /// Tells what a worker is at.
+    ///
+    /// # Errors
+    /// When the store does not take it.
+    pub(crate) async fn report(&self, id: &str, at: &AtWork) -> Result<()> {
+        self.put_json(&format!("{WORKERS}/{id}.json"), at).await
+    }
+
+    /// What the workers of the run are at; those that have died since are among them. One listing, and a request for each.
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn reports(&self) -> Result<Vec<AtWork>> {
+        let names = self.list(WORKERS).await?.into_keys();
+        let mut reports =
+            futures::stream::iter(names).map(|name| async move { self.get(&name).await }).buffered(REQUESTS);
+        let mut all = Vec::new();
+        while let Some(report) = reports.next().await {
+            // what is there and no report says nothing
+            all.extend(report?.and_then(|bytes| serde_json::from_slice(&bytes).ok()));
+        }
+        Ok(all)
+    }
+
     /// For the workers of the run that holds this output.
     pub fn ticket(&self) -> Ticket {
         Ticket { job_hash: self.job_hash.clone(), holder: self.holder.get().cloned() }
@@ -45,28 +97,88 @@ impl Output {
     pub(super) async fn is_locked(&self) -> Result<()> {
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let path = root.join(STATE).join("lock");
-        let shown = self.to_string();
-        blocking(move || {
-            let failed = |e| PipelineError::caused(ErrorKind::Output, format!("cannot look at {}", path.display()), e);
-            match look(&path) {
-                Ok(true) => Ok(()),
-                Ok(false) => {
-                    let message = format!("{shown}: the run that this worker works for has ended; this one stops");
-                    Err(PipelineError::new(ErrorKind::Output, message))
-                }
-                Err(e) => Err(failed(e)),
-            }
-        })
-        .await
+        let context = format!("cannot look at {}", path.display());
+        let holder = disk::lock_holder(path).await;
+        let holder = holder.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
+        let why = match (holder, self.holder.get()) {
+            (None, _) => "the run that this worker works for has ended",
+            (Some(now), Some(ours)) if now != *ours => "another run has taken this output over",
+            (Some(_), _) => return Ok(()),
+        };
+        Err(PipelineError::new(ErrorKind::Output, format!("{self}: {why}; this one stops")))
     }
-}
 
-#[expect(clippy::disallowed_methods, reason = "called where it may block")]
-fn look(lock: &std::path::Path) -> std::io::Result<bool> {
-    match File::open(lock)?.try_lock_shared() {
-        Ok(()) => Ok(false),
-        Err(TryLockError::WouldBlock) => Ok(true),
-        Err(TryLockError::Error(e)) => Err(e),
+    /// On a disk: held by a worker around its look at the lock and its commit.
+    pub(super) async fn hold_commits(&self) -> Result<Option<File>> {
+        match &self.backend {
+            Backend::Disk(root) if self.joined => {
+                // else one that comes late would leave the file behind
+                self.is_locked().await?;
+                let path = root.join(STATE).join(COMMITS);
+                let context = format!("cannot lock {}", path.display());
+                disk::hold(path).await.map(Some).map_err(PipelineError::output(context))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits until no worker of an earlier run is between its look and its commit.
+    pub(super) async fn others_have_committed(&self) -> Result<()> {
+        let Backend::Disk(root) = &self.backend else { return Ok(()) };
+        let path = root.join(STATE).join(COMMITS);
+        let context = format!("cannot lock {}", path.display());
+        for _ in 0..WAITS {
+            let free = disk::all_let_go(path.clone(), false).await;
+            if free.map_err(PipelineError::output(context.clone()))? {
+                return Ok(());
+            }
+            tokio::time::sleep(WAIT).await;
+        }
+        let message = format!(
+            "{self}: a worker of an earlier run is in the middle of a commit and does not move; stop it and run again"
+        );
+        Err(PipelineError::new(ErrorKind::Output, message).retryable())
+    }
+
+    /// Takes the file away that workers held, unless one still does.
+    pub(super) async fn forget_commits(&self) {
+        let Backend::Disk(root) = &self.backend else { return };
+        if let Err(e) = disk::all_let_go(root.join(STATE).join(COMMITS), true).await {
+            tracing::debug!("{self}: {e}");
+        }
+    }
+
+    /// The record of a split that this job has committed; its shard is there. `None` where there is none, or where its upload is gone.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn committed(&self, split: SplitId) -> Result<Option<ShardRecord>> {
+        let Some(record) = self.get_json::<CommitRecord>(&split_record(split)).await? else { return Ok(None) };
+        if !self.is_own(&record) {
+            return Ok(None);
+        }
+        let is_there = self.size(&record.shard.path).await? == Some(record.shard.bytes) || self.settle(&record).await?;
+        Ok(is_there.then_some(record.shard))
+    }
+
+    /// The same, for who only looks on: one whose upload is not complete yet is not there.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn seen(&self, split: SplitId) -> Result<Option<ShardRecord>> {
+        let Some(record) = self.get_json::<CommitRecord>(&split_record(split)).await? else { return Ok(None) };
+        let is_there = self.is_own(&record) && self.size(&record.shard.path).await? == Some(record.shard.bytes);
+        Ok(is_there.then_some(record.shard))
+    }
+
+    /// Splits that this job has committed, by the names of their records: one listing.
+    ///
+    /// # Errors
+    /// When the store cannot list them.
+    pub async fn committed_splits(&self) -> Result<BTreeSet<SplitId>> {
+        let names = self.list(&format!("{STATE}/splits")).await?;
+        let number = |name: String| Some(SplitId(name.rsplit_once('/')?.1.strip_suffix(".json")?.parse().ok()?));
+        Ok(names.into_keys().filter_map(number).collect())
     }
 }
 
@@ -87,7 +199,24 @@ mod tests {
         // another run is refused meanwhile, of the same job too
         assert!(Output::on_disk(folder.path()).unwrap().for_job("abc").lock(&Silent).await.is_err());
         lock.release().await;
+        let ended = worker.still_ours().await.unwrap_err().to_string();
+        assert!(ended.ends_with("the run that this worker works for has ended; this one stops"), "{ended}");
+        // and when another one holds the same lock
+        let next = Output::on_disk(folder.path()).unwrap().for_job("abc");
+        let lock = next.lock(&Silent).await.unwrap();
         let refused = worker.still_ours().await.unwrap_err().to_string();
-        assert!(refused.ends_with("the run that this worker works for has ended; this one stops"), "{refused}");
+        assert!(refused.ends_with("another run has taken this output over; this one stops"), "{refused}");
+        let (ticket, worker) = (next.ticket(), Output::on_disk(folder.path()).unwrap());
+        let worker = worker.joined(&ticket);
+        worker.still_ours().await.unwrap();
+        // one in the middle of its commit is waited for
+        let held = worker.hold_commits().await.unwrap();
+        lock.release().await;
+        let third = Output::on_disk(folder.path()).unwrap().for_job("other");
+        let taking = third.lock(&Silent);
+        tokio::pin!(taking);
+        assert!(tokio::time::timeout(Duration::from_millis(300), &mut taking).await.is_err());
+        drop(held);
+        taking.await.unwrap().release().await;
     }
 }

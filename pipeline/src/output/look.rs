@@ -261,15 +261,18 @@ impl Output {
     /// # Errors
     /// When the store refuses.
     pub async fn remove_leftovers(&self) -> Result<()> {
-        if let Some(root) = self.folder() {
-            let unfinished = self.unfinished(root).await?;
-            let removed = disk::remove_files(unfinished).await;
-            removed.map_err(PipelineError::output(format!("cannot clean {self}")))?;
-        }
+        self.remove_unfinished().await?;
         for name in self.leftovers().await? {
             self.delete(&name).await?;
         }
         self.remove_under(&format!("{STATE}/staging")).await
+    }
+
+    /// Removes what was being put on a disk when its process was killed.
+    pub(super) async fn remove_unfinished(&self) -> Result<()> {
+        let Some(root) = self.folder() else { return Ok(()) };
+        let removed = disk::remove_files(self.unfinished(root).await?).await;
+        removed.map_err(PipelineError::output(format!("cannot clean {self}")))
     }
 
     /// Lists hide these: under its final name each was never there.

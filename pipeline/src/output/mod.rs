@@ -55,7 +55,7 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
-pub use self::join::Ticket;
+pub use self::join::{AtWork, Ticket};
 pub use self::lease::Lock;
 use self::lease::{Lease, LockKind, Timing};
 pub use self::look::Differs;
@@ -123,7 +123,7 @@ pub struct Output {
     conditional: bool,
     /// Set when another run has taken the output over.
     lost: Arc<AtomicBool>,
-    /// Who holds the lease for this process, once it is taken.
+    /// Who holds the lease or the lock for this process, once it is taken.
     holder: Arc<OnceLock<String>>,
     /// Whether this is a worker's, of a run in another process that holds the output.
     joined: bool,
@@ -371,8 +371,12 @@ impl Output {
         };
         let path = root.join(STATE).join("lock");
         let context = format!("cannot lock {}", path.display());
-        let locked = disk::lock(path).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
-        locked.map(|file| Lock(LockKind::File(file))).ok_or_else(|| self.busy())
+        let holder = self.holder.get_or_init(lease::unique).clone();
+        let locked =
+            disk::lock(path, holder).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
+        let lock = locked.map(|file| Lock(LockKind::File(file))).ok_or_else(|| self.busy())?;
+        self.others_have_committed().await?;
+        Ok(lock)
     }
 
     /// What is told where another process holds the lock.
@@ -390,7 +394,7 @@ impl Output {
         if self.joined {
             self.is_locked().await?;
         }
-        let Some(holder) = self.holder.get() else { return Ok(()) };
+        let Some(holder) = self.holder.get().filter(|_| self.folder().is_none()) else { return Ok(()) };
         let held = !self.lost.load(Ordering::Relaxed)
             && lease::is_held_by(&self.store, holder).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
         if held {
@@ -438,7 +442,9 @@ impl Output {
     pub async fn upload(&self, shard: &str) -> Result<ShardUpload> {
         match &self.backend {
             Backend::Disk(_) => {
-                let staged = Path::from(format!("{STATE}/staging/{shard}"));
+                // of two workers at one split each has its own
+                let own = if self.joined { format!(".{}", lease::unique()) } else { String::new() };
+                let staged = Path::from(format!("{STATE}/staging/{shard}{own}"));
                 Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged))
             }
             Backend::Web(_) => Err(self.read_only()),
@@ -489,6 +495,10 @@ impl Output {
         for folder in folders {
             self.remove_under(&format!("{STATE}/{folder}")).await?;
         }
+        self.remove_under(join::WORKERS).await?;
+        // what workers began to put and were killed over
+        self.remove_unfinished().await?;
+        self.forget_commits().await;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The splits of a job at work: the partitions of one plan, so many at once, each read, worked on, written and committed by itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -10,12 +10,14 @@ use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::physical_plan::ExecutionPlan;
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::{Engine, JobSpec};
 
 use super::Job;
+use super::driver::{Driver, Order, Step, Tell, Wanted, Work};
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::{Pool, Spawner};
 use crate::engine::session::{JobResources, SplitsAtWork, stages};
@@ -40,13 +42,12 @@ const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
 /// Who has most of the memory, where there is not enough.
 const CONSUMERS_LISTED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
 
-/// A plan at work.
-pub(crate) struct Running<'a> {
+/// A plan in a session of this process.
+pub(crate) struct Session {
     pub plan: Arc<dyn ExecutionPlan>,
     splits: Arc<Vec<SplitRecord>>,
     context: Arc<TaskContext>,
-    resources: Arc<JobResources>,
-    tally: Tally<'a>,
+    pub resources: Arc<JobResources>,
 }
 
 impl Job {
@@ -55,11 +56,21 @@ impl Job {
         let pool = Pool::new(rayon::current_num_threads());
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
         let spawner = pool.spawner().map_err(PipelineError::output("the splits"))?;
-        let running = self.start_plan(pending, spawner)?;
-        let splits = futures::stream::iter(0..running.splits.len())
-            .map(|partition| self.run_split(&running, partition))
-            .buffer_unordered(splits_at_once(&self.prepared.spec, self.devices.len()));
-        let work = self.until_one_fails(splits);
+        let session = self.session(pending, spawner)?;
+        let tally = Tally::new(&self.prepared.spec, &self.splits, &self.done);
+        let here = Here { session: &session, at_once: splits_at_once(&self.prepared.spec, self.devices.len()) };
+        let driver: &dyn Driver = match &self.driver {
+            Some(elsewhere) => elsewhere.as_ref(),
+            None => &here,
+        };
+        let work = Work {
+            order: self.order()?,
+            splits: session.splits.iter().map(|split| self.wanted(split)).collect(),
+            output: self.output.clone(),
+            stop: Arc::clone(&self.stop),
+        };
+        let tell = |step| self.take(step, &tally);
+        let work = driver.drive(&work, &tell);
         tokio::pin!(work);
         let mut ticks = tokio::time::interval(TICK);
         let mut watch = StallWatch::new(stall::PATIENCE, Instant::now());
@@ -67,14 +78,16 @@ impl Job {
             tokio::select! {
                 result = &mut work => {
                     self.observer.event(&Event::Progress(self.progress(began)));
-                    if result.is_err() && running.tally.is_fruitless() {
+                    if result.is_err() && tally.is_fruitless() {
                         self.output.remove().await?;
                     }
                     return result;
                 }
                 _ = ticks.tick() => {
                     let progress = self.progress(began);
-                    self.look_for_a_stall(&mut watch, &progress, &running.resources.at_work);
+                    if self.driver.is_none() {
+                        self.look_for_a_stall(&mut watch, &progress, &session.resources.at_work);
+                    }
                     self.observer.event(&Event::Progress(progress));
                 }
             }
@@ -82,24 +95,49 @@ impl Job {
     }
 
     /// The plan over these splits, in a session with what this job works with.
-    pub(crate) fn start_plan(&self, mut pending: Vec<SplitRecord>, spawner: Spawner) -> Result<Running<'_>> {
+    pub(crate) fn session(&self, pending: Vec<SplitRecord>, spawner: Spawner) -> Result<Session> {
+        let session = self.session_of(pending, &self.remade, spawner)?;
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&session.plan));
+        Ok(session)
+    }
+
+    /// The same, of which some shards must come out as they were; its metrics are nobody's.
+    pub(super) fn session_of(
+        &self,
+        mut pending: Vec<SplitRecord>,
+        remade: &BTreeMap<SplitId, ShardRecord>,
+        spawner: Spawner,
+    ) -> Result<Session> {
         // a holdout that comes out empty is told before the work on all the rest
         pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
         let prepared = &self.prepared;
         let (names, splits) = (shard_names(&self.splits), Arc::new(pending));
         let query_skipped = self.splits.first().map(|first| (first.split, self.skipped.clone()));
         let corpus = Corpus { query_skipped, ..corpus(prepared, &self.files, &splits) };
-        let plan = engine::job_plan(corpus, &prepared.operators, shards(prepared, &splits, &names, &self.remade));
+        let plan = engine::job_plan(corpus, &prepared.operators, shards(prepared, &splits, &names, remade));
         let plan = plan.map_err(PipelineError::of_plan)?;
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&plan));
         let mut resources = resources(prepared, &self.output, &self.devices, spawner, &self.stop);
         let at_once = splits_at_once(&prepared.spec, self.devices.len());
         resources.operators_overlap = at_once.min(splits.len()) < rayon::current_num_threads();
         let resources = Arc::new(resources);
         let session = resources.session(runtime(&prepared.spec.engine)?).map_err(PipelineError::of_plan)?;
         let context = session.task_ctx();
-        let tally = Tally::new(&prepared.spec, &self.splits, &self.done);
-        Ok(Running { plan, splits, context, resources, tally })
+        Ok(Session { plan, splits, context, resources })
+    }
+
+    /// What another process has to know to work for this run.
+    fn order(&self) -> Result<Order> {
+        let spec = serde_json::to_string(&self.prepared.spec)
+            .map_err(|e| PipelineError::caused(ErrorKind::Usage, "the job cannot be sent", e))?;
+        // those who get it are in other folders
+        let base = std::path::absolute(&self.prepared.base).unwrap_or_else(|_| self.prepared.base.clone());
+        let teacher = self.arithmetic.clone();
+        Ok(Order { spec, base, ticket: self.output.ticket(), teacher })
+    }
+
+    fn wanted(&self, split: &SplitRecord) -> Wanted {
+        let (dataset_split, was) = (split.dataset_split.clone(), self.remade.get(&split.split).cloned());
+        Wanted { split: split.split, dataset_split, was }
     }
 
     /// Tells where everything stands when nothing has moved for a while.
@@ -124,21 +162,6 @@ impl Job {
         });
     }
 
-    /// Runs the splits; after a failure the others are told to stop and waited for, so that nothing is written once
-    /// this returns.
-    async fn until_one_fails(&self, splits: impl Stream<Item = Result<()>>) -> Result<()> {
-        tokio::pin!(splits);
-        let mut failure = None;
-        while let Some(result) = splits.next().await {
-            if let Err(e) = result {
-                self.stop.store(true, Ordering::Relaxed);
-                // what the others say afterwards is that they were stopped
-                failure.get_or_insert(e);
-            }
-        }
-        failure.map_or(Ok(()), Err)
-    }
-
     /// What the metrics of the plan say now.
     fn progress(&self, began: Instant) -> Progress {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
@@ -155,44 +178,24 @@ impl Job {
         };
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner).clone();
         plans.iter().for_each(|plan| engine::add_progress(plan.as_ref(), &mut progress));
+        if self.driver.is_some() {
+            // the plan is executed elsewhere: what is known is what was committed
+            let made = self.made_elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
+            (progress.documents, progress.sequences, progress.tokens) = (made.documents, made.sequences, made.tokens);
+        }
         progress
     }
 
-    /// One split from its piece of the input to its committed shard.
-    async fn run_split(&self, running: &Running<'_>, partition: usize) -> Result<()> {
-        let resources = Arc::clone(&running.resources);
-        if self.stop.load(Ordering::Relaxed) || resources.has_failed.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let split = &running.splits[partition];
-        self.observer.event(&Event::SplitStarted { split: split.split, dataset_split: split.dataset_split.clone() });
-        let (plan, context) = (Arc::clone(&running.plan), Arc::clone(&running.context));
-        let chain = async move {
-            loop {
-                let lost = resources.lost_devices();
-                let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
-                // a device that is gone takes nothing along: what it had of a split is made again by another one
-                let now_lost = resources.lost_devices();
-                if made.is_err() && now_lost > lost && now_lost < resources.devices.len() {
-                    continue;
-                }
-                resources.has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
-                return made;
+    /// What has happened; an error where the job is to stop for it.
+    fn take(&self, step: Step, tally: &Tally<'_>) -> Result<()> {
+        match step {
+            Step::Begun { split, dataset_split, executor } => {
+                self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
             }
-        };
-        let stopped = || format!("{} stopped: a fault of this program", describe(split));
-        let made = running.resources.spawner.chain(chain).wait().await;
-        for device in running.resources.devices.iter().filter_map(DeviceQueue::newly_lost) {
-            let message = format!("{device} is lost; its splits go to the other devices");
-            self.observer.event(&Event::Warning { message });
-        }
-        let batches = made
-            .map_err(|e| PipelineError::caused(ErrorKind::Output, stopped(), e))?
-            .map_err(PipelineError::of_plan)?;
-        for batch in &batches {
-            for record in records(batch).map_err(PipelineError::of_plan)? {
+            Step::Warning(message) => self.observer.event(&Event::Warning { message }),
+            Step::Made(record) => {
                 self.committed(&record)?;
-                if let Some(message) = running.tally.committed(&record)? {
+                if let Some(message) = tally.committed(&record)? {
                     self.observer.event(&Event::Warning { message });
                 }
             }
@@ -207,6 +210,12 @@ impl Job {
             self.committed.fetch_add(1, Ordering::Relaxed);
         }
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
+        if self.driver.is_some() {
+            let mut made = self.made_elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
+            made.documents += record.statistics.documents;
+            made.sequences += record.rows;
+            made.tokens += record.tokens;
+        }
         self.holdouts.committed(record)?;
         self.observer.event(&Event::SplitCommitted {
             split: record.split,
@@ -216,6 +225,96 @@ impl Job {
             bytes: record.bytes,
         });
         Ok(())
+    }
+}
+
+impl Session {
+    /// The partition of each split.
+    pub fn partitions(&self) -> HashMap<SplitId, usize> {
+        self.splits.iter().enumerate().map(|(partition, split)| (split.split, partition)).collect()
+    }
+
+    /// The split of a partition.
+    pub fn split(&self, partition: usize) -> Option<SplitRecord> {
+        self.splits.get(partition).cloned()
+    }
+
+    /// One split from its piece of the input to its committed shard; tells of devices that were lost meanwhile.
+    pub async fn execute(&self, partition: usize, lost: &(dyn Fn(String) + Send + Sync)) -> Result<Vec<ShardRecord>> {
+        let resources = Arc::clone(&self.resources);
+        let (plan, context) = (Arc::clone(&self.plan), Arc::clone(&self.context));
+        let chain = async move {
+            loop {
+                let lost = resources.lost_devices();
+                let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
+                // a device that is gone takes nothing along: what it had of a split is made again by another one
+                let now_lost = resources.lost_devices();
+                if made.is_err() && now_lost > lost && now_lost < resources.devices.len() {
+                    continue;
+                }
+                resources.has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
+                return made;
+            }
+        };
+        let stopped = || match self.splits.get(partition) {
+            Some(split) => format!("{} stopped: a fault of this program", describe(split)),
+            None => format!("the plan has no partition {partition}"),
+        };
+        let made = self.resources.spawner.chain(chain).wait().await;
+        for device in self.resources.devices.iter().filter_map(DeviceQueue::newly_lost) {
+            lost(format!("{device} is lost; its splits go to the other devices"));
+        }
+        let batches = made
+            .map_err(|e| PipelineError::caused(ErrorKind::Output, stopped(), e))?
+            .map_err(PipelineError::of_plan)?;
+        let mut made = Vec::new();
+        for batch in &batches {
+            made.append(&mut records(batch).map_err(PipelineError::of_plan)?);
+        }
+        Ok(made)
+    }
+}
+
+/// This process: so many splits at once.
+struct Here<'a> {
+    session: &'a Session,
+    at_once: usize,
+}
+
+impl Here<'_> {
+    async fn run_split(&self, work: &Work, partition: usize, tell: Tell<'_>) -> Result<()> {
+        if work.stop.load(Ordering::Relaxed) || self.session.resources.has_failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let Wanted { split, dataset_split, .. } = work.splits[partition].clone();
+        tell(Step::Begun { split, dataset_split, executor: None })?;
+        let warn = |message| drop(tell(Step::Warning(message)));
+        for record in self.session.execute(partition, &warn).await? {
+            tell(Step::Made(Box::new(record)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Driver for Here<'_> {
+    /// After a failure the others are told to stop and waited for, so that nothing is written once this returns.
+    fn drive<'a>(&'a self, work: &'a Work, tell: Tell<'a>) -> BoxFuture<'a, Result<()>> {
+        let splits = futures::stream::iter(0..work.splits.len())
+            .map(move |partition| self.run_split(work, partition, tell))
+            .buffer_unordered(self.at_once);
+        let until_one_fails = async move {
+            tokio::pin!(splits);
+            let mut failure = None;
+            while let Some(result) = splits.next().await {
+                if let Err(e) = result {
+                    work.stop.store(true, Ordering::Relaxed);
+                    // what the others say afterwards is that they were stopped
+                    failure.get_or_insert(e);
+                }
+            }
+            failure.map_or(Ok(()), Err)
+        };
+        until_one_fails.boxed()
     }
 }
 

@@ -76,7 +76,7 @@ fn every_problem_is_reported_at_once() {
         "extract.noise.drawz: got 3: unknown key",
         "subtokens.length: got 99",
         "orders.streams: is required for kind strided and missing",
-        "engine.kind: got ballista",
+        "engine.scheduler: is required for kind ballista and missing",
         "output: is required",
     ] {
         assert!(shown.contains(field), "{field} not in:\n{shown}");

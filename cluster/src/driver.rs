@@ -1,0 +1,289 @@
+//! A run on a cluster: submits the job, watches the output for commits, and asks the scheduler how it stands.
+//!
+//! ```text
+//!   submit ─► every 250 ms: status ─► running ─► list the records of commits now and then; tell those that are new
+//!                                  ├► done    ─► the last look: every split has its record, or it was no end
+//!                                  └► failed  ─► the task's own error
+//! ```
+//!
+//! What tasks give Ballista stays with the executors and is never fetched: a record is at the output before a task ends, and an executor that
+//! dies afterwards takes nothing along.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ballista_core::config::{BALLISTA_ADAPTIVE_PLANNER_ENABLED, BALLISTA_JOB_NAME};
+use ballista_core::serde::protobuf::execute_query_params::Query;
+use ballista_core::serde::protobuf::job_status::Status as JobState;
+use ballista_core::serde::protobuf::scheduler_grpc_client::SchedulerGrpcClient;
+use ballista_core::serde::protobuf::{
+    CancelJobParams, ExecuteQueryParams, GetJobStatusParams, KeyValuePair, execute_query_result,
+};
+use ballista_core::version::insert_version_header;
+use datafusion::common::DataFusionError;
+use datafusion_proto::physical_plan::AsExecutionPlan;
+use datafusion_proto::protobuf::PhysicalPlanNode;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
+use stillhouse_pipeline::run::driver::{Driver, Step, Tell, Wanted, Work};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::spec::Engine;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use crate::codec::Codec;
+use crate::node::{self, Job};
+use crate::token::Token;
+use crate::{failure, order, wire};
+
+/// How often the scheduler is asked.
+const ASKS: Duration = Duration::from_millis(250);
+/// A scheduler that does not answer for so long is gone.
+const GONE: Duration = Duration::from_secs(20);
+/// The output is looked at so often at most.
+const LOOKS: Duration = Duration::from_secs(1);
+/// One part of the time is for looks, so many are for waiting.
+const SHARE: u32 = 3;
+/// Records that are read at once.
+const RECORDS: usize = 16;
+/// After so long without a commit it is told what could be the reason.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// The cluster of a scheduler.
+struct Cluster {
+    scheduler: String,
+    token: Token,
+}
+
+/// Opens the engine of a job.
+///
+/// # Errors
+/// When no scheduler is named, or this environment has no token.
+pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
+    let missing = || PipelineError::new(ErrorKind::Usage, "engine.scheduler: is required and missing");
+    let scheduler = engine.scheduler.clone().ok_or_else(missing)?;
+    Ok(Arc::new(Cluster { scheduler, token: Token::find(None)? }))
+}
+
+impl Driver for Cluster {
+    fn drive<'a>(&'a self, work: &'a Work, tell: Tell<'a>) -> BoxFuture<'a, Result<()>> {
+        async move {
+            if work.splits.is_empty() {
+                return Ok(());
+            }
+            let mut submitted = self.submit(work).await?;
+            let ended = submitted.watch(work, tell).await;
+            if ended.is_err() {
+                work.stop.store(true, Ordering::Relaxed);
+                submitted.cancel().await;
+            }
+            ended
+        }
+        .boxed()
+    }
+}
+
+type Client = SchedulerGrpcClient<Channel>;
+
+/// A job at a scheduler.
+struct Submitted<'a> {
+    scheduler: &'a str,
+    client: Client,
+    job: String,
+}
+
+impl Cluster {
+    async fn submit(&self, work: &Work) -> Result<Submitted<'_>> {
+        let channel = wire::connect(&self.scheduler, &self.token).await?;
+        let client = SchedulerGrpcClient::new(channel);
+        let mut client =
+            client.max_encoding_message_size(wire::LARGEST_MESSAGE).max_decoding_message_size(wire::LARGEST_MESSAGE);
+        let plan = self.plan(work).map_err(PipelineError::of_plan)?;
+        let setting = |key: &str, value: &str| KeyValuePair { key: key.into(), value: Some(value.into()) };
+        let (session, operation) = (uuid::Uuid::new_v4().to_string(), uuid::Uuid::new_v4().to_string());
+        let query = ExecuteQueryParams {
+            query: Some(Query::PhysicalPlan(plan)),
+            settings: vec![
+                // a split is a task: else one of them takes as many splits as its executor has slots, and ends with the last
+                setting("ballista.scheduler.max_partitions_per_task", "1"),
+                // there is nothing to adapt
+                setting(BALLISTA_ADAPTIVE_PLANNER_ENABLED, "false"),
+                setting(BALLISTA_JOB_NAME, &work.order.ticket.job_hash),
+            ],
+            session_id: session,
+            operation_id: operation,
+        };
+        let mut request = Request::new(query);
+        insert_version_header(request.metadata_mut());
+        let answer = client.execute_query(request).await.map_err(|e| self.refused(&e))?.into_inner();
+        match answer.result {
+            Some(execute_query_result::Result::Success(success)) => {
+                Ok(Submitted { scheduler: &self.scheduler, client, job: success.job_id })
+            }
+            Some(execute_query_result::Result::Failure(failed)) => Err(failure::of_job(&format!("{failed:?}"))),
+            None => Err(failure::of_job("the scheduler has answered nothing")),
+        }
+    }
+
+    fn plan(&self, work: &Work) -> Result<Vec<u8>, DataFusionError> {
+        let other = |e: String| DataFusionError::Internal(e);
+        let bytes = order::to_bytes(&work.order, &self.token).map_err(other)?;
+        let job = Job { bytes, order: work.order.clone(), token: self.token.clone(), place: None };
+        let plan = node::plan(job, &work.splits)?;
+        let codec = Codec::new(self.token.clone(), None);
+        let mut encoded = Vec::new();
+        PhysicalPlanNode::try_from_physical_plan(plan, &codec)?.try_encode(&mut encoded)?;
+        Ok(encoded)
+    }
+
+    fn refused(&self, status: &Status) -> PipelineError {
+        refused(&self.scheduler, status)
+    }
+}
+
+/// What a scheduler said, in words: one without our token or of another version has said so itself.
+pub(crate) fn refused(scheduler: &str, status: &Status) -> PipelineError {
+    let (kind, retryable) = match status.code() {
+        Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => (ErrorKind::Usage, false),
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => (ErrorKind::Output, true),
+        _ => (ErrorKind::Output, false),
+    };
+    let error = PipelineError::new(kind, format!("the scheduler at {scheduler}: {}", status.message()));
+    if retryable { error.retryable() } else { error }
+}
+
+impl Submitted<'_> {
+    async fn watch(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
+        let mut commits = Commits::new(work);
+        let mut answered = Instant::now();
+        loop {
+            tokio::time::sleep(ASKS).await;
+            let asked = GetJobStatusParams { job_id: self.job.clone() };
+            let state = match self.client.get_job_status(asked).await {
+                Ok(answer) => answer.into_inner().status.and_then(|status| status.status),
+                Err(e) if answered.elapsed() < GONE => {
+                    tracing::debug!("{e}");
+                    continue;
+                }
+                Err(e) => return Err(self.gone(e.message())),
+            };
+            answered = Instant::now();
+            match state {
+                Some(JobState::Successful(_)) => {
+                    commits.look(work, tell).await?;
+                    return commits.all_there(work, tell);
+                }
+                Some(JobState::Failed(failed)) => {
+                    // what was committed before is told before it ends
+                    commits.look(work, tell).await?;
+                    return Err(failure::of_job(&failed.error));
+                }
+                Some(JobState::Queued(_) | JobState::Running(_)) => commits.look_if_due(work, tell).await?,
+                // it was started anew, and Ballista's keeps nothing on a disk
+                None => return Err(self.gone("it does not know this job any more")),
+            }
+        }
+    }
+
+    fn gone(&self, why: &str) -> PipelineError {
+        let message = format!(
+            "the scheduler at {} was lost: {why}; what is committed stays: run the same command again to go on",
+            self.scheduler
+        );
+        PipelineError::new(ErrorKind::Output, message).retryable()
+    }
+
+    async fn cancel(&mut self) {
+        let asked = CancelJobParams { job_id: self.job.clone() };
+        if let Err(e) = self.client.cancel_job(asked).await {
+            // the executors see it by themselves: the run gives the output free
+            tracing::debug!("the job at the scheduler was not cancelled: {e}");
+        }
+    }
+}
+
+/// What of a run is committed, as the output shows it.
+struct Commits {
+    left: BTreeSet<SplitId>,
+    /// Splits of which it was told that they began, and the data set split of each.
+    begun: BTreeSet<SplitId>,
+    of: BTreeMap<SplitId, String>,
+    looked: Instant,
+    /// How long the last look took.
+    took: Duration,
+    moved: Instant,
+    patience: Duration,
+}
+
+impl Commits {
+    fn new(work: &Work) -> Self {
+        let fresh = work.splits.iter().filter(|wanted| wanted.was.is_none());
+        let now = Instant::now();
+        let left = fresh.map(|wanted| wanted.split).collect();
+        let of = work.splits.iter().map(|wanted| (wanted.split, wanted.dataset_split.clone())).collect();
+        Self { left, begun: BTreeSet::new(), of, looked: now, took: Duration::ZERO, moved: now, patience: QUIET }
+    }
+
+    async fn look_if_due(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
+        if self.looked.elapsed() >= LOOKS.max(self.took * SHARE) {
+            self.look(work, tell).await?;
+        }
+        if self.moved.elapsed() >= self.patience {
+            let seconds = self.moved.elapsed().as_secs();
+            tell(Step::Warning(format!(
+                "nothing was committed for {seconds} s: splits may be long, or no executor has a free slot (`stillhouse executor` starts one)"
+            )))?;
+            self.patience *= 2;
+        }
+        Ok(())
+    }
+
+    /// Tells once that a split began.
+    fn begins(&mut self, split: SplitId, executor: Option<String>, tell: Tell<'_>) -> Result<()> {
+        match self.of.get(&split) {
+            Some(dataset_split) if self.begun.insert(split) => {
+                tell(Step::Begun { split, dataset_split: dataset_split.clone(), executor })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Cost: two listings, a small request for each executor, and two for each new commit.
+    async fn look(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
+        let began = Instant::now();
+        for at in work.output.reports().await? {
+            for split in at.splits {
+                self.begins(split, Some(at.worker.clone()), tell)?;
+            }
+        }
+        let there = work.output.committed_splits().await?;
+        let new: Vec<SplitId> = self.left.intersection(&there).copied().collect();
+        let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(RECORDS);
+        while let Some(record) = records.next().await {
+            // one whose upload is being completed shows at the next look
+            let Some(record) = record? else { continue };
+            self.left.remove(&record.split);
+            self.begins(record.split, None, tell)?;
+            (self.moved, self.patience) = (Instant::now(), QUIET);
+            tell(Step::Made(Box::new(record)))?;
+        }
+        (self.looked, self.took) = (Instant::now(), began.elapsed());
+        Ok(())
+    }
+
+    /// The end: nothing may be missing.
+    fn all_there(&self, work: &Work, tell: Tell<'_>) -> Result<()> {
+        if let Some(split) = self.left.first() {
+            let message = format!(
+                "{}: the cluster says that all is done, and split {} is not there; valid: an output that all executors and this machine share",
+                work.output, split.0
+            );
+            return Err(PipelineError::new(ErrorKind::Output, message));
+        }
+        let made_again = |wanted: &Wanted| wanted.was.clone();
+        work.splits.iter().filter_map(made_again).try_for_each(|record| tell(Step::Made(Box::new(record))))
+    }
+}

@@ -1,0 +1,53 @@
+//! Errors of the pipeline through Ballista, which knows them as text: what kind it was, and whether again can help, comes back.
+//!
+//! In hexadecimal between two marks, because the text is quoted on its way, several times over.
+
+use std::io;
+
+use datafusion::common::DataFusionError;
+use stillhouse_pipeline::error::{ErrorKind, Failure, PipelineError};
+
+use crate::token::{hex, unhex};
+
+const BEGIN: &str = "[stillhouse failure ";
+const END: char = ']';
+
+/// An error of a task. What a later attempt may do better is told as one of input and output: Ballista tries it again, up to four times.
+pub fn of_task(error: &PipelineError) -> DataFusionError {
+    let failure = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
+    let text = format!("{BEGIN}{}{END} {error}", hex(&failure));
+    match error.retryable {
+        true => DataFusionError::IoError(io::Error::other(text)),
+        false => DataFusionError::Execution(text),
+    }
+}
+
+/// What Ballista says of a job that failed, as the task has told it where it was one that did.
+pub fn of_job(text: &str) -> PipelineError {
+    let told = text.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
+    let failure = told.and_then(|(digits, _)| serde_json::from_slice::<Failure>(&unhex(digits)?).ok());
+    match failure {
+        Some(failure) => failure.into(),
+        None => PipelineError::new(ErrorKind::Output, format!("the cluster: {text}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_keeps_its_kind_however_it_is_quoted() {
+        for retryable in [false, true] {
+            let error = PipelineError::new(ErrorKind::Model, "teacher: \"x\" computes\n [f32], not bf16");
+            let error = if retryable { error.retryable() } else { error };
+            let told = of_task(&error);
+            assert_eq!(matches!(told, DataFusionError::IoError(_)), retryable);
+            let quoted = format!("Job x failed: {:?}", format!("Task failed: {told:?}"));
+            let back = of_job(&quoted);
+            assert_eq!((back.kind, back.retryable, back.to_string()), (error.kind, retryable, error.to_string()));
+        }
+        let other = of_job("no such job");
+        assert_eq!((other.kind, other.to_string().as_str()), (ErrorKind::Output, "the cluster: no such job"));
+    }
+}

@@ -1,0 +1,193 @@
+//! The one node of this house in a plan of Ballista: a job, over a row for each split.
+//!
+//! ```text
+//!   JobExec { order }                       column record: the record of the shard, JSON
+//!     DataSourceExec (rows in memory)       columns wanted (JSON), seal; one partition and one row for each split
+//! ```
+//!
+//! Ballista cuts a plan into tasks by cutting the leaves that it knows, and rows in memory are one. So a task carries the order and its own
+//! row, whatever the number of splits; the plan of the pipeline with all of them is made by each executor once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, BinaryArray, RecordBatch, StringArray};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::catalog::memory::MemorySourceConfig;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::{DataFusionError, Result, internal_err};
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+};
+use futures::{StreamExt, TryStreamExt};
+use stillhouse_pipeline::error::{ErrorKind, PipelineError};
+use stillhouse_pipeline::run::driver::{Order, Wanted};
+
+use crate::failure;
+use crate::order::{seal_of, wanted_to_text};
+use crate::place::Workplace;
+use crate::token::Token;
+
+/// A job over its splits.
+#[derive(Debug, Clone)]
+pub struct JobExec {
+    job: Arc<Job>,
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+}
+
+/// What is the same for every split.
+#[derive(Debug)]
+pub struct Job {
+    /// As it is sent.
+    pub bytes: Vec<u8>,
+    /// What is in them.
+    pub order: Order,
+    /// The token that it was sealed with.
+    pub token: Token,
+    /// Where it is executed; only an executor has a place.
+    pub place: Option<Arc<Workplace>>,
+}
+
+fn wanted_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("wanted", DataType::Utf8, false),
+        Field::new("seal", DataType::Binary, false),
+    ]))
+}
+
+fn record_schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new("record", DataType::Utf8, false)]))
+}
+
+/// The plan of a job, a partition for each split.
+pub fn plan(job: Job, splits: &[Wanted]) -> Result<Arc<dyn ExecutionPlan>> {
+    let partition = |wanted: &Wanted| {
+        let text = wanted_to_text(wanted).map_err(|e| DataFusionError::External(e.into()))?;
+        let seal = seal_of(&job.bytes, &text, &job.token);
+        let columns: Vec<Arc<dyn Array>> =
+            vec![Arc::new(StringArray::from(vec![text])), Arc::new(BinaryArray::from_vec(vec![seal.as_slice()]))];
+        Ok(vec![RecordBatch::try_new(wanted_schema(), columns)?])
+    };
+    let rows = splits.iter().map(partition).collect::<Result<Vec<_>>>()?;
+    let rows = DataSourceExec::from_data_source(MemorySourceConfig::try_new(&rows, wanted_schema(), None)?);
+    Ok(Arc::new(JobExec::new(Arc::new(job), rows)))
+}
+
+impl JobExec {
+    /// Over these rows.
+    pub fn new(job: Arc<Job>, input: Arc<dyn ExecutionPlan>) -> Self {
+        let partitions = input.output_partitioning().partition_count();
+        let properties = Arc::new(PlanProperties::new(
+            EquivalenceProperties::new(record_schema()),
+            Partitioning::UnknownPartitioning(partitions),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        ));
+        Self { job, input, properties }
+    }
+
+    /// The order as it is sent.
+    pub fn bytes(&self) -> &[u8] {
+        &self.job.bytes
+    }
+
+    /// Whether it is over rows in memory, which is all that it is ever over.
+    pub fn is_whole(&self) -> bool {
+        let rows = self.input.downcast_ref::<DataSourceExec>();
+        rows.is_some_and(|rows| {
+            let source: &dyn std::any::Any = rows.data_source().as_ref();
+            source.is::<MemorySourceConfig>()
+        }) && self.input.schema() == wanted_schema()
+    }
+}
+
+impl DisplayAs for JobExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hash = &self.job.order.ticket.job_hash;
+        write!(f, "JobExec: job={}", &hash[..12.min(hash.len())])
+    }
+}
+
+/// The splits of a batch, where each has its seal.
+fn wanted(batch: &RecordBatch, job: &Job) -> Result<Vec<Wanted>> {
+    let texts = batch.column(0).as_any().downcast_ref::<StringArray>();
+    let seals = batch.column(1).as_any().downcast_ref::<BinaryArray>();
+    let (Some(texts), Some(seals)) = (texts, seals) else { return internal_err!("rows of a job of other types") };
+    let read = |(text, seal): (Option<&str>, Option<&[u8]>)| {
+        let text = text.unwrap_or_default();
+        if !job.token.sealed(&[&job.bytes, text.as_bytes()], seal.unwrap_or_default()) {
+            let message = "a split was not sent by somebody with this cluster's token; it is not made";
+            return Err(failure::of_task(&PipelineError::new(ErrorKind::Usage, message)));
+        }
+        serde_json::from_str(text).map_err(|e| DataFusionError::External(Box::new(e)))
+    };
+    texts.iter().zip(seals.iter()).map(read).collect()
+}
+
+impl ExecutionPlan for JobExec {
+    fn name(&self) -> &str {
+        "JobExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match (children.pop(), children.is_empty()) {
+            (Some(input), true) => Ok(Arc::new(Self::new(Arc::clone(&self.job), input))),
+            _ => internal_err!("JobExec takes one input"),
+        }
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let Some(place) = self.job.place.clone() else {
+            return internal_err!("a job of a cluster is executed by executors only");
+        };
+        let job = Arc::clone(&self.job);
+        let rows = self.input.execute(partition, context)?;
+        let made = rows.and_then(move |batch| {
+            let (job, place) = (Arc::clone(&job), Arc::clone(&place));
+            async move {
+                let mut records = Vec::new();
+                for wanted in wanted(&batch, &job)? {
+                    let record = place.make(&job.order, wanted).await.map_err(|e| failure::of_task(&e))?;
+                    records.push(serde_json::to_string(&record).map_err(|e| DataFusionError::External(Box::new(e)))?);
+                }
+                Ok(RecordBatch::try_new(record_schema(), vec![Arc::new(StringArray::from(records))])?)
+            }
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), made.boxed())))
+    }
+}

@@ -1,0 +1,115 @@
+//! An order on its way: the job that a run is of, sealed with the cluster's token, and the version of the program that sent it.
+//!
+//! ```text
+//!   magic │ seal: HMAC(token, body), 32 bytes │ body: CBOR { version, order }
+//! ```
+
+use ciborium::{from_reader, into_writer};
+use serde::{Deserialize, Serialize};
+use stillhouse_pipeline::run::driver::{Order, Wanted};
+
+use crate::token::{Seal, Token};
+
+/// The version of this program: all of a cluster are of one.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How the bytes of our node begin; no message of Ballista does.
+const MAGIC: &[u8] = b"\0stillhouse job 1\0";
+
+#[derive(Serialize, Deserialize)]
+struct Body {
+    version: String,
+    order: Order,
+}
+
+/// As it is sent.
+pub fn to_bytes(order: &Order, token: &Token) -> Result<Vec<u8>, String> {
+    let mut body = Vec::new();
+    into_writer(&Body { version: VERSION.into(), order: order.clone() }, &mut body).map_err(|e| e.to_string())?;
+    Ok([MAGIC, &token.seal(&[&body]), &body].concat())
+}
+
+/// Whether bytes are those of an order.
+pub fn is_order(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+/// The order in them, where it was sealed with this token, by this version. Nothing of it is looked into before.
+pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<Order, String> {
+    let refused = |why: String| format!("{why}; it is not executed");
+    let sealed = bytes.strip_prefix(MAGIC).ok_or_else(|| refused("this is no job of Stillhouse".into()))?;
+    let damaged = |e: &dyn std::fmt::Display| refused(format!("the job's bytes are damaged: {e}"));
+    let (seal, body) = sealed.split_first_chunk::<{ size_of::<Seal>() }>().ok_or_else(|| damaged(&"too few"))?;
+    if !token.sealed(&[body], seal) {
+        return Err(refused("the job was not sent by somebody with this cluster's token".into()));
+    }
+    let version: Version = from_reader(body).map_err(|e| damaged(&e))?;
+    if version.version != VERSION {
+        return Err(refused(format!("the job comes from stillhouse {}, this is {VERSION}", version.version)));
+    }
+    let body: Body = from_reader(body).map_err(|e| damaged(&e))?;
+    Ok(body.order)
+}
+
+/// What every version has.
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+}
+
+/// The seal of one split of an order.
+pub fn seal_of(order: &[u8], wanted: &str, token: &Token) -> Seal {
+    token.seal(&[order, wanted.as_bytes()])
+}
+
+/// A split as JSON, for the row of its task.
+pub fn wanted_to_text(wanted: &Wanted) -> Result<String, String> {
+    serde_json::to_string(wanted).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub fn order() -> Order {
+        Order {
+            spec: "{}".into(),
+            base: "/jobs".into(),
+            ticket: serde_json::from_str(r#"{"job_hash": "abc", "holder": "x"}"#).unwrap(),
+            teacher: None,
+        }
+    }
+
+    fn token(letter: &str) -> Token {
+        Token::new(&letter.repeat(32))
+    }
+
+    #[test]
+    fn an_order_comes_back_and_nothing_else_does() {
+        let sent = to_bytes(&order(), &token("a")).unwrap();
+        assert!(is_order(&sent) && !is_order(b"\x0a\x02") && !is_order(b""));
+        assert_eq!(from_bytes(&sent, &token("a")).unwrap(), order());
+        let says = |bytes: &[u8], token: &Token, why: &str| {
+            let refused = from_bytes(bytes, token).unwrap_err();
+            assert!(refused.contains(why) && refused.ends_with("it is not executed"), "{refused}");
+        };
+        says(&sent, &token("b"), "not sent by somebody with this cluster's token");
+        says(b"select 1", &token("a"), "no job of Stillhouse");
+        says(&sent[..sent.len() - 1], &token("a"), "not sent by somebody");
+        says(MAGIC, &token("a"), "damaged");
+        for at in MAGIC.len()..sent.len() {
+            let mut other = sent.clone();
+            other[at] ^= 1;
+            assert!(from_bytes(&other, &token("a")).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_named_before_its_order_is_looked_into() {
+        let mut body = Vec::new();
+        into_writer(&serde_json::json!({"version": "9.9.9", "order": "of another kind"}), &mut body).unwrap();
+        let bytes = [MAGIC, &token("a").seal(&[&body]), &body].concat();
+        let refused = from_bytes(&bytes, &token("a")).unwrap_err();
+        assert!(refused.contains("comes from stillhouse 9.9.9, this is "), "{refused}");
+    }
+}

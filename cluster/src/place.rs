@@ -1,0 +1,93 @@
+//! The jobs that an executor works for: each is prepared once in its process, by whichever split comes first, and goes with its run.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stillhouse_pipeline::error::{PipelineError, Result};
+use stillhouse_pipeline::events::{Event, Observer};
+use stillhouse_pipeline::run::driver::{Order, Wanted};
+use stillhouse_pipeline::run::worker::{Place, Worker};
+use stillhouse_schemas::manifest::ShardRecord;
+use tokio::runtime::Handle;
+use tokio::sync::OnceCell;
+
+/// An executor's place: its rules, its device, its jobs.
+pub struct Workplace {
+    /// The runtime that serves requests and files.
+    handle: Handle,
+    place: Place,
+    jobs: Mutex<HashMap<String, Arc<OnceCell<Worker>>>>,
+}
+
+/// Aborts what nobody waits for any more.
+struct Waited<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for Waited<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Workplace {
+    /// In the runtime that this is called in.
+    pub fn new(place: Place) -> Arc<Self> {
+        Arc::new(Self { handle: Handle::current(), place, jobs: Mutex::default() })
+    }
+
+    /// Makes a split of a job, on the runtime of this place, whatever runtime waits for it.
+    ///
+    /// # Errors
+    /// As [`Worker::join`] and [`Worker::make`]; says which executor it was.
+    pub async fn make(self: &Arc<Self>, order: &Order, wanted: Wanted) -> Result<ShardRecord> {
+        let (this, order) = (Arc::clone(self), order.clone());
+        let mut task = Waited(self.handle.spawn(async move { this.made(&order, &wanted).await }));
+        let made = (&mut task.0).await.map_err(PipelineError::from)?;
+        made.map_err(|e| {
+            tracing::warn!("{e}");
+            let said = PipelineError::new(e.kind, format!("{e} (executor {})", self.place.name));
+            let said = if e.retryable { said.retryable() } else { said };
+            match e.split {
+                Some(split) => said.of_split(split),
+                None => said,
+            }
+        })
+    }
+
+    async fn made(&self, order: &Order, wanted: &Wanted) -> Result<ShardRecord> {
+        let job = self.job(order);
+        // one that fails is tried again by the next split
+        let worker = job.get_or_try_init(|| Worker::join(order, &self.place, Arc::new(Log))).await?;
+        tracing::info!(split = wanted.split.0, job = order.ticket.job_hash, "begins");
+        let record = worker.make(wanted).await?;
+        tracing::info!(split = wanted.split.0, shard = record.path, bytes = record.bytes, "committed");
+        Ok(record)
+    }
+
+    fn job(&self, order: &Order) -> Arc<OnceCell<Worker>> {
+        let key = format!("{} {}", order.ticket.job_hash, order.ticket.holder.as_deref().unwrap_or_default());
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        // teachers of runs that have ended make room
+        jobs.retain(|_, job| Arc::strong_count(job) > 1 || job.get().is_none_or(|worker| !worker.is_over()));
+        Arc::clone(jobs.entry(key).or_default())
+    }
+}
+
+impl fmt::Debug for Workplace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workplace").field("name", &self.place.name).finish_non_exhaustive()
+    }
+}
+
+/// What the preparation of a job tells, in this executor's log.
+struct Log;
+
+impl Observer for Log {
+    fn event(&self, event: &Event) {
+        match event {
+            Event::Preparing { what } => tracing::info!("{what}"),
+            Event::Warning { message } => tracing::warn!("{message}"),
+            _ => {}
+        }
+    }
+}

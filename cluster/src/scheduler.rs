@@ -1,0 +1,86 @@
+//! `stillhouse scheduler`: Ballista's scheduler, which hands out splits to whoever has the cluster's token.
+//!
+//! It keeps what it knows in memory. One that is killed is started anew and forgets its jobs: their runs end, and go on when they are started
+//! again, because what is done is at the output.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ballista_core::config::TaskSchedulingPolicy;
+use ballista_core::serde::protobuf::scheduler_grpc_server::SchedulerGrpcServer;
+use ballista_scheduler::cluster::BallistaCluster;
+use ballista_scheduler::config::SchedulerConfig;
+use ballista_scheduler::scheduler_process::create_scheduler;
+use datafusion_proto::protobuf::{LogicalPlanNode, PhysicalPlanNode};
+use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::codec::Codec;
+use crate::token::Token;
+use crate::wire;
+
+/// The dead are looked for so often within the time that tells them.
+const LOOKS: u64 = 4;
+/// Jobs wait so long for an executor when the last one is gone.
+const WAITS_SECONDS: u64 = 300;
+
+/// Where a scheduler listens, and who may call it.
+pub struct Options {
+    /// Address and port; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The user's word that strangers cannot listen in on an address that is not of this machine alone.
+    pub trusted_network: bool,
+    /// An executor that has not asked for so many seconds is dead, and its splits are given to others. One at work asks every five.
+    pub dead_after: u64,
+    /// The cluster's token.
+    pub token: Token,
+}
+
+/// Serves until it is dropped; `listening` is told the address.
+///
+/// # Errors
+/// When the address cannot be listened on, or must not be.
+pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Result<()> {
+    let Options { listen, trusted_network, dead_after, token } = options;
+    if !listen.ip().is_loopback() && !trusted_network {
+        let message = format!(
+            "--listen {listen}: other machines reach this address, and what is said there is not encrypted; valid: a loopback address, \
+             or --trusted-network where nobody else listens in"
+        );
+        return Err(PipelineError::new(ErrorKind::Usage, message));
+    }
+    let failed = |what: &'static str| {
+        move |e: ballista_core::error::BallistaError| {
+            PipelineError::new(ErrorKind::Output, format!("the scheduler cannot {what}: {e}"))
+        }
+    };
+    let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);
+    let config = SchedulerConfig {
+        bind_host: listen.ip().to_string(),
+        bind_port: listen.port(),
+        scheduling_policy: TaskSchedulingPolicy::PullStaged,
+        executor_timeout_seconds: dead_after,
+        expire_dead_executor_interval_seconds: (dead_after / LOOKS).max(1),
+        no_executors_grace_period_seconds: WAITS_SECONDS.max(dead_after),
+        grpc_server_max_decoding_message_size: largest,
+        grpc_server_max_encoding_message_size: largest,
+        override_physical_codec: Some(Arc::new(Codec::new(token.clone(), None))),
+        ..SchedulerConfig::default()
+    };
+    let cluster = BallistaCluster::new_from_config(&config).await.map_err(failed("begin"))?;
+    let scheduler = create_scheduler::<LogicalPlanNode, PhysicalPlanNode>(cluster, Arc::new(config));
+    let service = SchedulerGrpcServer::new(scheduler.await.map_err(failed("begin"))?)
+        .max_decoding_message_size(wire::LARGEST_MESSAGE)
+        .max_encoding_message_size(wire::LARGEST_MESSAGE);
+    let proof = token.proof();
+    let guarded = InterceptedService::new(service, move |request| wire::admit(request, &proof));
+    let cannot = |e: &dyn std::error::Error| {
+        let message = format!("the scheduler cannot listen on {listen}: {}", stillhouse_pipeline::job::chain(e));
+        PipelineError::new(ErrorKind::Output, message)
+    };
+    let incoming = TcpIncoming::bind(listen).map_err(|e| cannot(&e))?;
+    listening(incoming.local_addr().map_err(|e| cannot(&e))?);
+    Server::builder().add_service(guarded).serve_with_incoming(incoming).await.map_err(|e| cannot(&e))
+}

@@ -1,0 +1,148 @@
+//! The secret that a cluster shares, and what is proved with it: HMAC-SHA256 (RFC 2104).
+//!
+//! ```text
+//!   HMAC(K, m) = H((K ⊕ opad) ‖ H((K ⊕ ipad) ‖ m))      H = SHA-256, blocks of 64 bytes, K hashed where it is longer
+//! ```
+//!
+//! The secret itself is never sent.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
+use subtle::ConstantTimeEq;
+
+/// The secret itself.
+pub const TOKEN: &str = "STILLHOUSE_CLUSTER_TOKEN";
+/// A file that holds it.
+pub const TOKEN_FILE: &str = "STILLHOUSE_CLUSTER_TOKEN_FILE";
+
+/// Characters of a token that cannot be guessed: 128 bits in hexadecimal.
+const FEWEST: usize = 32;
+const BLOCK: usize = 64;
+
+/// The secret of a cluster.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token([u8; BLOCK]);
+
+/// What the owner of a token computes of some bytes.
+pub type Seal = [u8; 32];
+
+impl Token {
+    /// The token of this environment: the named file, else what the variables say.
+    ///
+    /// # Errors
+    /// When there is none, or one that is too short.
+    pub fn find(file: Option<&Path>) -> Result<Self> {
+        let usage = |message: String| PipelineError::new(ErrorKind::Usage, message);
+        let file = file.map(Path::to_owned).or_else(|| std::env::var_os(TOKEN_FILE).map(PathBuf::from));
+        let (text, from) = match (file, std::env::var(TOKEN)) {
+            (Some(file), _) => {
+                let shown = file.display().to_string();
+                let text = std::fs::read_to_string(&file);
+                (text.map_err(|e| usage(format!("cannot read the cluster's token from {shown}: {e}")))?, shown)
+            }
+            (None, Ok(text)) => (text, TOKEN.to_owned()),
+            (None, Err(_)) => {
+                return Err(usage(format!(
+                    "a cluster needs a token that its driver, scheduler and executors share; valid: {TOKEN_FILE} names a file with one, \
+                     such as `openssl rand -hex 32` makes, or {TOKEN} is one"
+                )));
+            }
+        };
+        let text = text.trim();
+        if text.len() < FEWEST {
+            let message = format!("{from}: the cluster's token has {} characters; valid: {FEWEST} or more", text.len());
+            return Err(usage(message));
+        }
+        Ok(Self::new(text))
+    }
+
+    /// A token that is this text.
+    pub fn new(text: &str) -> Self {
+        let mut key = [0; BLOCK];
+        match text.len() > BLOCK {
+            true => key[..32].copy_from_slice(&Sha256::digest(text)),
+            false => key[..text.len()].copy_from_slice(text.as_bytes()),
+        }
+        Self(key)
+    }
+
+    /// HMAC-SHA256 of the parts, one after the other.
+    pub fn seal(&self, parts: &[&[u8]]) -> Seal {
+        let inner = parts.iter().fold(Sha256::new().chain_update(self.0.map(|b| b ^ 0x36)), |h, p| h.chain_update(p));
+        Sha256::new().chain_update(self.0.map(|b| b ^ 0x5c)).chain_update(inner.finalize()).finalize().into()
+    }
+
+    /// Whether these parts were sealed with this token.
+    pub fn sealed(&self, parts: &[&[u8]], seal: &[u8]) -> bool {
+        self.seal(parts).ct_eq(seal).into()
+    }
+
+    /// What a call to the scheduler carries: that its caller has the token.
+    pub fn proof(&self) -> String {
+        hex(&self.seal(&[b"stillhouse cluster call"]))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// Bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of hexadecimal digits.
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    let pairs = digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    if digits.len().is_multiple_of(2) { pairs.collect() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 4231, test cases 2 and 6 (a key longer than a block).
+    #[test]
+    fn seals_are_those_of_the_rfc() {
+        let jefe = Token::new("Jefe").seal(&[b"what do ya want ", b"for nothing?"]);
+        assert_eq!(hex(&jefe), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+        // 131 bytes of 0xaa are no text: the key is what `new` would make of them
+        let mut key = [0; BLOCK];
+        key[..32].copy_from_slice(&Sha256::digest([0xaa; 131]));
+        let long = Token(key).seal(&[b"Test Using Larger Than Block-Size Key - Hash Key First"]);
+        assert_eq!(hex(&long), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+        assert_eq!(Token::new(&"k".repeat(65)).0[32..], [0; 32]);
+    }
+
+    #[test]
+    fn another_token_or_another_byte_is_seen() {
+        let (token, other) = (Token::new(&"a".repeat(32)), Token::new(&"b".repeat(32)));
+        let seal = token.seal(&[b"x"]);
+        assert!(token.sealed(&[b"x"], &seal));
+        assert!(!other.sealed(&[b"x"], &seal) && !token.sealed(&[b"y"], &seal) && !token.sealed(&[b"x"], &seal[1..]));
+    }
+
+    #[test]
+    fn hexadecimal_comes_back() {
+        assert_eq!(unhex(&hex(&[0, 1, 254])).unwrap(), [0, 1, 254]);
+        assert!(unhex("0").is_none() && unhex("zz").is_none() && unhex("é").is_none());
+    }
+
+    #[test]
+    fn a_token_that_can_be_guessed_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        std::fs::write(&file, "secret\n").unwrap();
+        let refused = Token::find(Some(&file)).unwrap_err().to_string();
+        assert!(refused.contains("has 6 characters; valid: 32 or more"), "{refused}");
+        std::fs::write(&file, format!("{}\n", "a1".repeat(16))).unwrap();
+        assert_eq!(Token::find(Some(&file)).unwrap(), Token::new(&"a1".repeat(16)));
+    }
+}

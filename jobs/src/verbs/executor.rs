@@ -1,0 +1,113 @@
+//! `stillhouse executor`: makes splits that a scheduler hands out.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stillhouse_cluster::{executor, token::Token};
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::run::worker::Place;
+use stillhouse_schemas::problems::Problems;
+
+use crate::cli::Failure;
+use crate::page::{Line, Page};
+use crate::printer::Printer;
+use crate::verbs::Threads;
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse executor                                      as many splits at once as there are processors
+  stillhouse executor --scheduler 10.0.0.5:50050 --device cuda:1 --slots 2
+  stillhouse executor --allow s3://corpora --allow s3://shards";
+
+/// Make splits that a scheduler hands out: one executor per machine or device
+///
+/// It asks the scheduler for work and listens on no port. It prepares a job once, loads its teacher once, and writes shards
+/// straight to the job's output with the credentials of its own environment. It ends with SIGTERM or Ctrl-C; what was at work
+/// is given to another executor.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Where the scheduler listens
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50050")]
+    scheduler: String,
+    /// Splits at once [default: one per thread; with --device 2]
+    #[arg(long, value_name = "N")]
+    slots: Option<NonZeroUsize>,
+    /// Device of the teachers, whatever a job says: cpu, cuda:N
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+    /// Its name in progress and errors [default: machine and process]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// A folder or store (s3://bucket/prefix) that jobs may read and write, and nothing else; may be given again
+    #[arg(long, value_name = "PLACE")]
+    allow: Vec<String>,
+    /// What jobs may touch, as the `access` section of a service's configuration (YAML)
+    #[arg(long, value_name = "FILE")]
+    access: Option<PathBuf>,
+    /// Seconds to wait for a scheduler that is not there yet
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    wait: u64,
+    #[command(flatten)]
+    threads: Threads,
+    /// File with the cluster's token [default: STILLHOUSE_CLUSTER_TOKEN_FILE, or the token in STILLHOUSE_CLUSTER_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// Splits at once at a device: while one is written and the next one begins, the device has work.
+const SLOTS_OF_A_DEVICE: usize = 2;
+
+impl Args {
+    /// What jobs may touch: everything, where nobody says.
+    fn allowed(&self) -> Result<Access, Failure> {
+        if self.access.is_none() && self.allow.is_empty() {
+            return Ok(Access::everything());
+        }
+        let mut access = match &self.access {
+            Some(file) => {
+                let wrong = |e: &dyn std::fmt::Display| Failure::Usage(format!("--access {}: {e}", file.display()));
+                let text = std::fs::read_to_string(file).map_err(|e| wrong(&e))?;
+                serde_yaml_ng::from_str::<Access>(&text).map_err(|e| wrong(&e))?
+            }
+            None => Access::default(),
+        };
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        for named in &self.allow {
+            let place =
+                if named.contains("://") { named.clone() } else { absolute(Path::new(named)).display().to_string() };
+            access.read.push(place.clone());
+            access.write.push(place);
+        }
+        match access.check() {
+            problems if problems.is_empty() => Ok(access),
+            problems => Err(Failure::Usage(format!("what jobs may touch: {}", Problems(problems)))),
+        }
+    }
+}
+
+/// Works until it is told to stop.
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    stillhouse_cluster::log::take();
+    let token = Token::find(args.token_file.as_deref())?;
+    if args.scheduler.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
+        return Err(Failure::Usage(format!("--scheduler: got {:?}; valid: host:port", args.scheduler)));
+    }
+    let name = args.name.clone().unwrap_or_else(executor::usual_name);
+    let place = Place { name, access: args.allowed()?, device: args.device.clone() };
+    let runtime = args.threads.requests_runtime()?;
+    let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
+    let slots = args.slots.map_or(usual, NonZeroUsize::get);
+    let (scheduler, patience) = (args.scheduler.clone(), Duration::from_secs(args.wait));
+    let options = executor::Options { scheduler, slots, patience, place, token };
+    let ready = |name: &str| {
+        let mut page = Page::new();
+        page.line(Line::plain(format!("executor {name} asks {} for splits, {slots} at once", args.scheduler)));
+        printer.note(&page);
+    };
+    let ended = runtime.block_on(executor::work(options, ready));
+    runtime.shutdown_background();
+    ended.map_err(Failure::from)
+}

@@ -1,0 +1,67 @@
+//! `stillhouse scheduler`: hands out the splits of jobs to executors.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use stillhouse_cluster::{scheduler, token::Token};
+
+use crate::cli::Failure;
+use crate::page::{Line, Page};
+use crate::printer::Printer;
+use crate::verbs::requests_runtime;
+use crate::verbs::signals::Signals;
+
+const EXAMPLES: &str = "\
+Examples:
+  openssl rand -hex 32 > token; export STILLHOUSE_CLUSTER_TOKEN_FILE=$PWD/token
+  stillhouse scheduler                     on this machine; then executors, then `run` with engine: {kind: ballista, …}
+  stillhouse scheduler --listen 10.0.0.5:50050 --trusted-network";
+
+/// Hand out the splits of jobs to the executors of a cluster
+///
+/// Jobs with `engine: {kind: ballista, scheduler: \"host:port\"}` are submitted here by `stillhouse run`, and executors ask
+/// here for work. All of them share a token. What it knows is in memory: when it is started anew, runs go on when they are
+/// started again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:50050")]
+    listen: SocketAddr,
+    /// Listen on an address that other machines reach, though nothing is encrypted: nobody else is on that network
+    #[arg(long)]
+    trusted_network: bool,
+    /// Seconds after which an executor that does not ask any more is dead, and its splits are given to others
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(7..=86_400))]
+    dead_after: u64,
+    /// File with the cluster's token [default: STILLHOUSE_CLUSTER_TOKEN_FILE, or the token in STILLHOUSE_CLUSTER_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// Threads that answer: it computes nothing.
+const THREADS: usize = 4;
+
+/// Serves until it is told to stop.
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    stillhouse_cluster::log::take();
+    let token = Token::find(args.token_file.as_deref())?;
+    let runtime = requests_runtime(THREADS).map_err(|e| Failure::System(format!("cannot start threads: {e}")))?;
+    let Args { listen, trusted_network, dead_after, .. } = *args;
+    let options = scheduler::Options { listen, trusted_network, dead_after, token };
+    let listening = |address: SocketAddr| {
+        let mut page = Page::new();
+        page.line(Line::plain(format!("the scheduler listens on {address}")));
+        printer.note(&page);
+    };
+    let ended = runtime.block_on(async {
+        let mut signals = Signals::catch().map_err(|e| Failure::System(format!("no signals: {e}")))?;
+        tokio::select! {
+            ended = scheduler::serve(options, listening) => ended.map_err(Failure::from),
+            _ = signals.received() => Ok(()),
+        }
+    });
+    runtime.shutdown_background();
+    ended
+}

@@ -1,0 +1,122 @@
+//! Who drives the partitions of a job's plan: this process, or others that work for it.
+//!
+//! ```text
+//!   run ── Work: order, splits, output ──► Driver ─► every split: made, committed under the run's own lock or lease
+//!    ▲                                       │
+//!    └────── Step: begun, made, warning ─────┘
+//! ```
+//!
+//! The run plans, holds the output, and writes the manifest; whoever drives makes shards and commits them ([`crate::output::Ticket`]). So what
+//! a driver loses, does twice or does late harms nothing: a split is done when its record is at the output, and not before.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{ShardRecord, TeacherArithmetic};
+use stillhouse_schemas::spec::{Engine, EngineKind};
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::{Output, Ticket};
+
+/// What another process has to know to work for a run, whatever the split. It makes the plan of it by itself, and finds out whether it is
+/// the same: the ticket has the job's hash.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// The checked job, as JSON.
+    pub spec: String,
+    /// What its relative paths are relative to.
+    pub base: PathBuf,
+    /// For whom commits are made.
+    pub ticket: Ticket,
+    /// What the teacher computes in, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherArithmetic>,
+}
+
+/// A split that is to be made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Which.
+    pub split: SplitId,
+    /// Its data set split.
+    pub dataset_split: String,
+    /// What its shard must come out as, where it is made again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub was: Option<ShardRecord>,
+}
+
+/// The splits of a run that are to be made.
+pub struct Work {
+    /// The job.
+    pub order: Order,
+    /// The splits, in order: those of holdouts first.
+    pub splits: Vec<Wanted>,
+    /// Where the shards go.
+    pub output: Output,
+    /// Set when nothing more is to begin.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Step {
+    /// Work on a split began.
+    Begun {
+        /// Which.
+        split: SplitId,
+        /// Its data set split.
+        dataset_split: String,
+        /// Who makes it, where that is not this process.
+        executor: Option<String>,
+    },
+    /// A shard is committed.
+    Made(Box<ShardRecord>),
+    /// Something that its user should know of.
+    Warning(String),
+}
+
+/// Takes what happens; an error where the run is to stop for it.
+pub type Tell<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
+
+/// Makes the splits of runs.
+pub trait Driver: Send + Sync {
+    /// Makes every split. Back when all are made, or when none will be begun any more after a failure.
+    fn drive<'a>(&'a self, work: &'a Work, tell: Tell<'a>) -> BoxFuture<'a, Result<()>>;
+}
+
+/// Opens the driver of a cluster that a job names.
+pub type Connect = fn(&Engine) -> Result<Arc<dyn Driver>>;
+
+static CLUSTER: OnceLock<Connect> = OnceLock::new();
+
+/// Adds the engine `ballista` to this program; the first one stays.
+pub fn add_cluster(connect: Connect) {
+    let _ = CLUSTER.set(connect);
+}
+
+/// What is wrong with an engine in this program.
+pub(crate) fn missing(engine: &Engine) -> Option<&'static str> {
+    let missing = engine.kind == EngineKind::Ballista && CLUSTER.get().is_none();
+    missing.then_some(
+        "this program was built without it; valid: local, or a program built with `cargo build -p stillhouse --features distributed`",
+    )
+}
+
+/// The driver of a job that is not made in this process.
+///
+/// # Errors
+/// When this program has no such engine, or the engine cannot be opened.
+pub(crate) fn elsewhere(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
+    match (engine.kind, CLUSTER.get()) {
+        (EngineKind::Local, _) => Ok(None),
+        (EngineKind::Ballista, Some(connect)) => connect(engine).map(Some),
+        (EngineKind::Ballista, None) => {
+            let message = format!("engine.kind: got ballista: {}", missing(engine).unwrap_or_default());
+            Err(PipelineError::new(ErrorKind::Usage, message))
+        }
+    }
+}

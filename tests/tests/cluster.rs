@@ -1,0 +1,402 @@
+//! A job on a cluster ends with the bytes that it has on one machine, whatever dies, sleeps or comes late meanwhile.
+//!
+//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::server::{Ports, Server};
+use stillhouse_tests::{Scratch, files, job, nano_teacher, ran, rounds, shards, with};
+
+use crate::resume::{moments, visible};
+use crate::stores::{packing_job, shards_in};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// A scheduler, and executors that come and go.
+struct Cluster<'a> {
+    scratch: &'a Scratch,
+    ports: Ports,
+    scheduler: Server,
+    started: usize,
+}
+
+impl<'a> Cluster<'a> {
+    fn start(scratch: &'a Scratch) -> Self {
+        let ports = Ports::take();
+        let scheduler = launch(scratch, &ports);
+        Self { scratch, ports, scheduler, started: 0 }
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.ports.port(0))
+    }
+
+    /// One that is killed and started again on the same port.
+    fn restart(&mut self) {
+        self.scheduler.kill();
+        self.scheduler = launch(self.scratch, &self.ports);
+    }
+
+    fn executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
+        self.started += 1;
+        let log = self.scratch.path(&format!("executor-{}.log", self.started));
+        let address = self.address();
+        let mut command =
+            command(self.scratch, &["executor", "--scheduler", &address, "--slots", "1", "--threads", "1"]);
+        set(&mut command);
+        let mut server = Server::start(command, &log);
+        let wanted = log.clone();
+        server.wait_until("executor", || said(&wanted).contains("for splits"));
+        Executor { server, log }
+    }
+
+    fn executors(&mut self, n: usize) -> Vec<Executor> {
+        (0..n).map(|_| self.executor(&|_| {})).collect()
+    }
+
+    /// A job for it.
+    fn job(&self, job: &Value, output: &str) -> Value {
+        let engine = json!({"kind": "ballista", "scheduler": self.address()});
+        with(job.clone(), &json!({"engine": engine, "output": {"path": output}}))
+    }
+
+    /// Runs a job on it.
+    fn run(&self, job: &Value, output: &str) -> PathBuf {
+        self.scratch.job("cluster.yaml", &self.job(job, output));
+        ran(&mut command(self.scratch, &["run", "cluster.yaml"])).expect(0);
+        self.scratch.path(output)
+    }
+
+    /// Begins to.
+    fn begin(&self, job: &Value, output: &str) -> Child {
+        self.scratch.job("cluster.yaml", &self.job(job, output));
+        let mut command = command(self.scratch, &["run", "cluster.yaml"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+struct Executor {
+    server: Server,
+    log: PathBuf,
+}
+
+impl Executor {
+    fn signal(&self, signal: i32) {
+        // SAFETY: a signal to a process that this test has started
+        assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
+    }
+
+    fn waits_until_it_says(&mut self, text: &str) {
+        let log = self.log.clone();
+        self.server.wait_until(text, || said(&log).contains(text));
+    }
+}
+
+fn said(log: &Path) -> String {
+    fs::read_to_string(log).unwrap_or_default()
+}
+
+fn command(scratch: &Scratch, arguments: &[&str]) -> Command {
+    let mut command = scratch.command(arguments);
+    command.env("STILLHOUSE_CLUSTER_TOKEN", TOKEN).env_remove("STILLHOUSE_CLUSTER_TOKEN_FILE");
+    command
+}
+
+/// The dead are noticed soon: an executor that lives asks every five seconds at least.
+fn launch(scratch: &Scratch, ports: &Ports) -> Server {
+    let log = scratch.path("scheduler.log");
+    let _ = fs::remove_file(&log);
+    let address = format!("127.0.0.1:{}", ports.port(0));
+    let mut server = Server::start(command(scratch, &["scheduler", "--listen", &address, "--dead-after", "8"]), &log);
+    server.wait_until("scheduler", || said(&log).contains("the scheduler listens on"));
+    server
+}
+
+/// A job with a teacher, of seven splits.
+fn small_job() -> Value {
+    with(job(), &json!({"input": {"split_megabytes": 0.0015, "holdout": {"validation": {"last_documents": 1}}}}))
+}
+
+fn scratch() -> Scratch {
+    Scratch::with_corpus(7, 1300)
+}
+
+/// What one machine makes of a job.
+fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
+    let made = shards(&scratch.make(&with(job.clone(), &json!({"output": {"path": "alone"}}))));
+    assert!(made.len() >= 6, "{made:?}");
+    made
+}
+
+/// Whole, and with nothing of anybody left in it.
+#[track_caller]
+fn assert_finished(dataset: &Path, expected: &BTreeMap<String, String>) {
+    assert_eq!(&shards(dataset), expected);
+    assert!(dataset.join("_SUCCESS").exists());
+    let state: Vec<PathBuf> = files(&dataset.join("_stillhouse")).into_keys().collect();
+    let records = state.iter().filter(|name| name.starts_with("splits")).count();
+    assert_eq!((records, state.len()), (expected.len(), expected.len() + 2), "{state:?}");
+}
+
+fn manifest_shards(dataset: &Path) -> Value {
+    serde_json::from_slice::<Value>(&fs::read(dataset.join("manifest.json")).unwrap()).unwrap()["shards"].take()
+}
+
+#[test]
+fn one_two_and_three_executors_make_the_bytes_of_one_machine() {
+    let scratch = scratch();
+    let expected = alone(&scratch, &small_job());
+    let mut cluster = Cluster::start(&scratch);
+    let mut executors = Vec::new();
+    for n in 1..=3 {
+        executors.append(&mut cluster.executors(1));
+        let dataset = cluster.run(&small_job(), &format!("on-{n}"));
+        assert_finished(&dataset, &expected);
+        assert_eq!(manifest_shards(&dataset), manifest_shards(&scratch.path("alone")));
+    }
+    let at_work = executors.iter().filter(|executor| said(&executor.log).contains("committed split=")).count();
+    assert!(at_work >= 2, "only {at_work} executors made splits");
+    // a shard that was damaged is made again there as well
+    let dataset = scratch.path("on-3");
+    let name = expected.keys().next().unwrap();
+    fs::write(dataset.join("data").join(name), b"damaged").unwrap();
+    scratch.job("cluster.yaml", &cluster.job(&small_job(), "on-3"));
+    ran(&mut command(&scratch, &["repair", "on-3", "cluster.yaml"])).expect(0);
+    assert_eq!(shards(&dataset), expected);
+}
+
+#[test]
+fn killed_executors_change_no_byte() {
+    let wanted = rounds(3, 20);
+    let scratch = scratch();
+    let expected = alone(&scratch, &small_job());
+    let mut cluster = Cluster::start(&scratch);
+    let mut executors = cluster.executors(2);
+    let (mut kills, mut jobs, mut moments) = (0, 0, moments(5));
+    while kills < wanted {
+        jobs += 1;
+        assert!(jobs <= 3 * wanted, "{kills} kills in {jobs} jobs");
+        let name = format!("killed-{jobs}");
+        let mut run = cluster.begin(&small_job(), &name);
+        let mut seen = 0;
+        let status = loop {
+            if let Some(status) = run.try_wait().unwrap() {
+                break status;
+            }
+            let now = visible(&scratch.path(&name));
+            if kills < wanted && now > seen && now < expected.len() {
+                std::thread::sleep(Duration::from_millis(500).mul_f64(moments.next().unwrap()));
+                // one always stays
+                let at = kills % 2;
+                executors[at].server.kill();
+                executors[at] = cluster.executor(&|_| {});
+                kills += 1;
+            }
+            seen = now;
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert!(status.success(), "{}", std::io::read_to_string(run.stderr.take().unwrap()).unwrap());
+        assert_finished(&scratch.path(&name), &expected);
+    }
+}
+
+#[test]
+fn a_killed_scheduler_and_a_killed_driver_are_survived_by_running_again() {
+    let scratch = scratch();
+    let expected = alone(&scratch, &small_job());
+    let mut cluster = Cluster::start(&scratch);
+    let _executors = cluster.executors(2);
+    let dataset = scratch.path("again");
+    let wait_for = |run: &mut Child, shards: usize| {
+        while visible(&dataset) < shards {
+            assert!(run.try_wait().unwrap().is_none(), "it ended before");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let mut run = cluster.begin(&small_job(), "again");
+    wait_for(&mut run, 1);
+    cluster.restart();
+    let ended = run.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("was lost: it does not know this job any more") && told.contains("to go on"), "{told}");
+
+    let mut run = cluster.begin(&small_job(), "again");
+    wait_for(&mut run, 3);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    for (name, sha256) in shards(&dataset) {
+        assert_eq!(expected.get(&name), Some(&sha256), "{name}");
+    }
+    cluster.run(&small_job(), "again");
+    assert_finished(&dataset, &expected);
+}
+
+/// Stops an executor right before a commit, for as long as the file is there.
+struct Held {
+    executor: Executor,
+    hold: PathBuf,
+}
+
+impl Held {
+    fn start(cluster: &mut Cluster<'_>, set: &dyn Fn(&mut Command)) -> Self {
+        let hold = cluster.scratch.write(&format!("hold-{}", cluster.started), "");
+        let executor = cluster.executor(&|command: &mut Command| {
+            command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold).args(["--name", "the sleeper"]);
+            set(command);
+        });
+        Self { executor, hold }
+    }
+
+    /// Waits until it is about to commit, and stops it: it does not ask for work any more.
+    fn sleeps(&mut self) {
+        let reached = self.hold.with_extension("reached");
+        self.executor.server.wait_until("its commit", || reached.exists());
+        self.executor.signal(libc::SIGSTOP);
+    }
+
+    /// Wakes it up, and waits until it has tried.
+    fn wakes(&mut self, says: &str) {
+        fs::remove_file(&self.hold).unwrap();
+        self.executor.signal(libc::SIGCONT);
+        self.executor.waits_until_it_says(says);
+    }
+}
+
+#[test]
+fn who_comes_late_on_a_disk_harms_nothing() {
+    let scratch = scratch();
+    let job = with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}));
+    let expected = alone(&scratch, &job);
+    let mut cluster = Cluster::start(&scratch);
+    // after its split was given to another one, and the run has ended
+    let mut late = Held::start(&mut cluster, &|_| {});
+    let run = cluster.begin(&job, "late");
+    let told = scratch.path("late/_stillhouse/workers");
+    late.executor.server.wait_until("its report", || fs::read_dir(&told).is_ok_and(|reports| reports.count() > 0));
+    late.sleeps();
+    let _other = cluster.executors(1);
+    let ended = run.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && told.contains("is made by the sleeper"), "{told}");
+    assert_finished(&scratch.path("late"), &expected);
+    late.wakes("the run that this worker works for has ended");
+    assert_finished(&scratch.path("late"), &expected);
+    drop(late);
+
+    // after the driver was killed and the output given to another job
+    let mut zombie = Held::start(&mut cluster, &|_| {});
+    let mut run = cluster.begin(&job, "zombie");
+    zombie.sleeps();
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let other = with(job, &json!({"pack": {"length": 32}, "output": {"path": "zombie"}}));
+    scratch.job("other.yaml", &other);
+    scratch.stillhouse(&["run", "other.yaml", "--overwrite", "--quiet"]).expect(0);
+    let before = files(&scratch.path("zombie"));
+    zombie.wakes("this one stops");
+    assert_eq!(files(&scratch.path("zombie")), before);
+}
+
+#[test]
+fn a_cluster_writes_to_a_store_and_who_comes_late_there_harms_nothing() {
+    let scratch = scratch();
+    let job = with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}));
+    let expected = alone(&scratch, &job);
+    let weed = Seaweed::start();
+    weed.create_bucket("shards");
+    let s3 = weed.s3();
+    let with_keys = |command: &mut Command| weed.environment(command);
+    let mut cluster = Cluster::start(&scratch);
+    let run = |cluster: &Cluster<'_>, job: &Value, more: &[&str]| {
+        scratch.job("cluster.yaml", job);
+        let mut command = command(cluster.scratch, &[&["run", "cluster.yaml"], more].concat());
+        with_keys(&mut command);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ends = |run: Child| {
+        let ended = run.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    };
+    let clean = |prefix: &str| {
+        assert_eq!(shards_in(&s3, "shards", prefix), expected);
+        assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
+    };
+    // one without credentials is told by name, before anything is made
+    let stranger = cluster.executors(1);
+    let refused = run(&cluster, &cluster.job(&job, "s3://shards/a"), &[]).wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && told.contains("(executor ") && told.contains("credentials"), "{told}");
+    drop(stranger);
+
+    let mut late = Held::start(&mut cluster, &with_keys);
+    let running = run(&cluster, &cluster.job(&job, "s3://shards/a"), &[]);
+    late.sleeps();
+    let _others = [cluster.executor(&with_keys), cluster.executor(&with_keys)];
+    ends(running);
+    clean("a");
+    late.wakes("this one stops");
+    clean("a");
+    drop(late);
+
+    let mut zombie = Held::start(&mut cluster, &with_keys);
+    let mut running = run(&cluster, &cluster.job(&job, "s3://shards/b"), &[]);
+    zombie.sleeps();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    let other = with(job.clone(), &json!({"pack": {"length": 32}, "output": {"path": "s3://shards/b"}}));
+    ends(run(&cluster, &other, &["--overwrite"]));
+    let before = s3.files("shards", "b/");
+    zombie.wakes("this one stops");
+    assert_eq!(s3.files("shards", "b/"), before);
+    assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
+}
+
+#[test]
+fn what_does_not_belong_together_is_refused_by_name() {
+    let scratch = Scratch::with_corpus(3, 600);
+    scratch.job("job.yaml", &with(packing_job(), &json!({"engine": {"kind": "ballista", "scheduler": "127.0.0.1:9"}})));
+    let refused = |arguments: &[&str], token: Option<&str>, code: i32, says: &[&str]| {
+        let mut command = command(&scratch, arguments);
+        match token {
+            Some(token) => command.env("STILLHOUSE_CLUSTER_TOKEN", token),
+            None => command.env_remove("STILLHOUSE_CLUSTER_TOKEN"),
+        };
+        let began = Instant::now();
+        ran(&mut command).expect(code).says(says);
+        assert!(began.elapsed() < Duration::from_secs(20), "{arguments:?}");
+    };
+    for verb in [&["run", "job.yaml"][..], &["scheduler"], &["executor"]] {
+        refused(verb, None, 2, &["a cluster needs a token", "STILLHOUSE_CLUSTER_TOKEN_FILE"]);
+        refused(verb, Some("short"), 2, &["has 5 characters; valid: 32 or more"]);
+    }
+    refused(&["run", "job.yaml"], Some(TOKEN), 1, &["no scheduler answers at 127.0.0.1:9", "stillhouse scheduler"]);
+    refused(&["executor", "--scheduler", "127.0.0.1:9", "--wait", "0"], Some(TOKEN), 1, &["no scheduler answers"]);
+    refused(&["executor", "--scheduler", "here"], Some(TOKEN), 2, &["--scheduler: got \"here\"; valid: host:port"]);
+    refused(&["scheduler", "--listen", "0.0.0.0:0"], Some(TOKEN), 2, &["--listen 0.0.0.0:0", "--trusted-network"]);
+    assert!(!scratch.path("out").exists());
+
+    let mut cluster = Cluster::start(&scratch);
+    let address = cluster.address();
+    let other = "f".repeat(32);
+    refused(&["executor", "--scheduler", &address], Some(&other), 2, &["another token than this cluster's scheduler"]);
+    scratch.job("job.yaml", &cluster.job(&packing_job(), "out"));
+    refused(&["run", "job.yaml"], Some(&other), 2, &["another token than this cluster's scheduler"]);
+    assert!(!scratch.path("out").exists());
+
+    // an executor keeps its own rules, whoever sends the job
+    let allowed = scratch.path("allowed");
+    fs::create_dir(&allowed).unwrap();
+    let strict = cluster.executor(&|command| {
+        command.arg("--allow").arg(&allowed).arg("--allow").arg(nano_teacher());
+    });
+    refused(&["run", "job.yaml"], Some(TOKEN), 2, &["output.path", "does not allow writing here", "(executor "]);
+    assert!(!scratch.path("out").exists());
+    drop(strict);
+}
