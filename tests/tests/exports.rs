@@ -55,7 +55,7 @@ fn an_export_for_another_reader_is_the_same_however_it_is_made() {
         let events: Vec<Value> = said.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(events.first().unwrap()["event"], "export_started", "{}", said.stdout);
         let last = &events.last().unwrap()["export"];
-        assert_eq!((&last["signal"], &last["entries"]), (&json!("top_k"), &json!(4)));
+        assert_eq!((&last["signal"], &last["entries"]), (&json!("topk"), &json!(4)));
         assert_eq!(last["files"].as_array().unwrap().len(), whole.len());
 
         // one that was interrupted has its mark, and what was placed; the rest is made

@@ -167,7 +167,7 @@ pub(super) fn card(splits: &[String], config: &str, given: bool) -> String {
     let _ = write!(
         text,
         "---\n\nLog-probabilities of a teacher, written by `stillhouse export --format distillkit`; `export.json` says from what.{labels}\n\n\
-         The trainer's configuration (`prepacked` where all rows have one length; else `distillkit-pack-logits` first; of its losses \
+         The trainer's configuration (`prepacked` where all rows have one length; else first\n`datasets.load_dataset(...).save_to_disk(...)` and `distillkit-pack-logits`; of its losses \
          `missing_probability_handling: zero` where the entries of a position may add up to 1):\n\n\
          ```yaml\ndataset:\n  train_dataset:\n    repo_id: <this folder>\n    split: train\n  prepacked: true\nteacher:\n  kind: dataset\n  logprob_compressor:\n{indented}```\n"
     );

@@ -34,6 +34,7 @@ pub(super) const FLOOR: f32 = -1000.0;
 #[serde(rename_all = "snake_case")]
 pub enum Signal {
     /// The likeliest entries.
+    #[serde(rename = "topk")]
     TopK,
     /// The likeliest entries up to a mass.
     TopP,
