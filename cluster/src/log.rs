@@ -1,6 +1,33 @@
 //! What Ballista logs, in this program's log: its warnings and errors, with the parts of the program that they come from.
+//!
+//! An executor whose scheduler is gone asks on, twenty times a second, and says so each time: what is said again within ten seconds is left out.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ::log::{LevelFilter, Log, Metadata, Record};
+
+const QUIET: Duration = Duration::from_secs(10);
+/// Bytes of a message by which it is known again: what comes later are numbers and names.
+const KNOWN_BY: usize = 40;
+/// Messages that are known at once.
+const MOST: usize = 100;
+
+static SAID: LazyLock<Mutex<HashMap<String, Instant>>> = LazyLock::new(Mutex::default);
+
+/// Whether this was not said just now.
+fn is_news(text: &str, now: Instant) -> bool {
+    let key = &text[..text.floor_char_boundary(KNOWN_BY)];
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.len() >= MOST {
+        said.retain(|_, at| now.duration_since(*at) < QUIET);
+    }
+    match said.get(key) {
+        Some(at) if now.duration_since(*at) < QUIET => false,
+        _ => said.insert(key.to_owned(), now).is_none_or(|at| now.duration_since(at) >= QUIET),
+    }
+}
 
 struct Bridge;
 
@@ -10,10 +37,11 @@ impl Log for Bridge {
     }
 
     fn log(&self, record: &Record) {
+        let (from, text) = (record.target(), record.args().to_string());
         match record.level() {
-            ::log::Level::Error => tracing::error!(from = record.target(), "{}", record.args()),
-            ::log::Level::Warn => tracing::warn!(from = record.target(), "{}", record.args()),
-            _ => tracing::debug!(from = record.target(), "{}", record.args()),
+            ::log::Level::Error if is_news(&text, Instant::now()) => tracing::error!(from, "{text}"),
+            ::log::Level::Warn if is_news(&text, Instant::now()) => tracing::warn!(from, "{text}"),
+            _ => tracing::debug!(from, "{text}"),
         }
     }
 
@@ -25,5 +53,20 @@ pub fn take() {
     let level = if std::env::var_os("STILLHOUSE_LOG").is_some() { LevelFilter::Debug } else { LevelFilter::Warn };
     if ::log::set_logger(&Bridge).is_ok() {
         ::log::set_max_level(level);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_again_and_again_is_said_every_ten_seconds() {
+        let now = Instant::now();
+        let ask = |n: u32, later: u64| {
+            is_news(&format!("the poll loop has failed and goes on asking: {n}"), now + Duration::from_secs(later))
+        };
+        assert_eq!([ask(1, 0), ask(2, 1), ask(3, 9), ask(4, 10), ask(5, 11)], [true, false, false, true, false]);
+        assert!(is_news("another thing", now));
     }
 }

@@ -433,11 +433,11 @@ pub struct Engine {
     /// Kind `ballista`: where the scheduler listens (`stillhouse scheduler`), as `host:port`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<String>,
-    /// Splits worked on at once. Default: 2 with a teacher, else one per processor; fewer where `memory_megabytes` has no room for them.
+    /// Kind `local`: splits worked on at once; on a cluster the slots of the executors say that. Default: 2 with a teacher, else one per processor; fewer where `memory_megabytes` has no room for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub parallel_splits: Option<u32>,
-    /// Memory for the splits at work, in megabytes (10^6 bytes): each takes about three times `output.row_group_megabytes`. Default: no
+    /// Memory for the splits at work, of each process that makes some, in megabytes (10^6 bytes): each takes about three times `output.row_group_megabytes`. Default: no
     /// bound but `parallel_splits`. The teacher is not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 1_048_576))]

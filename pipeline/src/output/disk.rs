@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::storage::blocking;
 
@@ -132,19 +133,26 @@ pub(super) async fn tidy(file: Option<PathBuf>, folders: Vec<PathBuf>) {
     }
 }
 
+/// Whoever looks whether a lock is held ([`lock_holder`]) has it for that instant: so it is tried again.
+const TRIES: u32 = 3;
+const BETWEEN: Duration = Duration::from_millis(20);
+
 /// Locks a file, which is made where it is not there, and writes into it who has it; `None` where another process has it.
 pub(super) async fn lock(path: PathBuf, holder: String) -> io::Result<Option<File>> {
     blocking(move || {
         let mut file = open_lock(&path)?;
-        match file.try_lock() {
-            Ok(()) => {
-                file.set_len(0)?;
-                io::Write::write_all(&mut file, holder.as_bytes())?;
-                Ok(Some(file))
+        for _ in 0..TRIES {
+            match file.try_lock() {
+                Ok(()) => {
+                    file.set_len(0)?;
+                    io::Write::write_all(&mut file, holder.as_bytes())?;
+                    return Ok(Some(file));
+                }
+                Err(fs::TryLockError::WouldBlock) => std::thread::sleep(BETWEEN),
+                Err(fs::TryLockError::Error(e)) => return Err(e),
             }
-            Err(fs::TryLockError::WouldBlock) => Ok(None),
-            Err(fs::TryLockError::Error(e)) => Err(e),
         }
+        Ok(None)
     })
     .await
 }

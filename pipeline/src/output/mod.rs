@@ -6,6 +6,7 @@
 //!                        splits/N.json  the commit of split N, see [`commit`]
 //!                        lease.json     who works on it (store)   lock (disk), see [`lease`]
 //!                        staging/       shards being written (disk)
+//!                        workers/       while others work for the run: what they are at; commits (disk), see [`join`]
 //! ```
 //!
 //! A split is done when its record is there and the shard has the size that the record says. A crash anywhere before

@@ -205,7 +205,8 @@ async fn watch(output: Output, worker: String, at_work: Arc<Mutex<BTreeSet<Split
             Ok(()) => {}
         }
         let splits = at_work.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if splits != told {
+        // a report of nothing could come after the run has taken the reports away
+        if splits != told && !splits.is_empty() {
             match output.report(&id, &AtWork { worker: worker.clone(), splits: splits.clone() }).await {
                 Ok(()) => told = splits,
                 Err(e) => tracing::debug!("{e}"),
