@@ -16,6 +16,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import time
@@ -114,8 +115,17 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
             print(f"seed {done['seed']}  {done['variant']:10} {shown}   {time.monotonic() - began:.0f} s", flush=True)
     return {
         "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": PASSES, "teacher": of_teacher,
-        "paper": PAPER, "seconds": round(time.monotonic() - began), "jobs": args.jobs, "students": students,
+        "paper": PAPER, "seconds": round(time.monotonic() - began), "students": students, "command": command(args),
+        "machine": f"{args.jobs} of {os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}",
     }  # fmt: skip
+
+
+def command(args: argparse.Namespace) -> str:
+    """What makes this again, with folders of the reader's."""
+    named = ["seeds", "paths", "epochs", "teacher_epochs", "width", "layers", "lr", "jobs"]
+    options = [f"--{name.replace('_', '-')} {getattr(args, name)}" for name in named]
+    variants = " ".join(f'"{variant}"' for variant in args.variants)
+    return f"python run.py --work WORK {' '.join(options)} --variants {variants}"
 
 
 def table(result: dict[str, Any]) -> str:

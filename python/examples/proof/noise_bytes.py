@@ -170,6 +170,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = parser.parse_args(argv)
     ds = stillhouse.open(args.dataset)
     result = report(ds, look(ds, args.tokens))
+    result["command"] = f"python noise_bytes.py {pathlib.Path(args.dataset).name} --tokens {args.tokens}"
+    result["source"] = f"{ds.manifest['job']['name']}, teacher {pathlib.Path(ds.manifest['teacher']['source']).name}"
     text = json.dumps(result, indent=1)
     print(text)
     if args.json:
