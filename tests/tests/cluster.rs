@@ -279,7 +279,12 @@ fn who_comes_late_on_a_disk_harms_nothing() {
     let mut late = Held::start(&mut cluster, &|_| {});
     let run = cluster.begin(&job, "late");
     let told = scratch.path("late/_stillhouse/workers");
-    late.executor.server.wait_until("its report", || fs::read_dir(&told).is_ok_and(|reports| reports.count() > 0));
+    // under its own name: before, it is being put, and stopped then it would stay so
+    let is_told = || {
+        let names = fs::read_dir(&told).into_iter().flatten().flatten().map(|entry| entry.path());
+        names.into_iter().any(|name| name.extension().is_some_and(|ending| ending == "json"))
+    };
+    late.executor.server.wait_until("its report", is_told);
     late.sleeps();
     let _other = cluster.executors(1);
     let ended = run.wait_with_output().unwrap();

@@ -137,17 +137,13 @@ pub(super) async fn tidy(file: Option<PathBuf>, folders: Vec<PathBuf>) {
 const TRIES: u32 = 3;
 const BETWEEN: Duration = Duration::from_millis(20);
 
-/// Locks a file, which is made where it is not there, and writes into it who has it; `None` where another process has it.
-pub(super) async fn lock(path: PathBuf, holder: String) -> io::Result<Option<File>> {
+/// Locks a file, which is made where it is not there, and takes out of it who had it; `None` where another process has it.
+pub(super) async fn lock(path: PathBuf) -> io::Result<Option<File>> {
     blocking(move || {
-        let mut file = open_lock(&path)?;
+        let file = open_lock(&path)?;
         for _ in 0..TRIES {
             match file.try_lock() {
-                Ok(()) => {
-                    file.set_len(0)?;
-                    io::Write::write_all(&mut file, holder.as_bytes())?;
-                    return Ok(Some(file));
-                }
+                Ok(()) => return file.set_len(0).map(|()| Some(file)),
                 Err(fs::TryLockError::WouldBlock) => std::thread::sleep(BETWEEN),
                 Err(fs::TryLockError::Error(e)) => return Err(e),
             }
@@ -155,6 +151,16 @@ pub(super) async fn lock(path: PathBuf, holder: String) -> io::Result<Option<Fil
         Ok(None)
     })
     .await
+}
+
+/// Writes into a lock who has it.
+pub(super) async fn name_holder(path: PathBuf, holder: String) -> io::Result<()> {
+    blocking(move || fs::write(path, holder)).await
+}
+
+/// Gives a lock free, as empty as it was.
+pub(super) async fn unlock(lock: File) -> io::Result<()> {
+    blocking(move || lock.set_len(0)).await
 }
 
 /// What is in it stays: it may be another's.

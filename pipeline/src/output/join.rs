@@ -10,8 +10,8 @@
 //! as ever.
 //!
 //! A worker may sleep between the look and the commit, for as long as it likes. In a store the commit itself is conditional. On a disk a
-//! worker holds `_stillhouse/commits` (shared) around both, and a run that takes the output over waits, once its name is in the lock, until
-//! nobody holds it: who comes later sees the new name.
+//! worker holds `_stillhouse/commits` (shared) around both, and a run that takes the output over waits, once the lock does not name the one before, until
+//! nobody holds it: who comes later sees another name, or none.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -24,7 +24,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
-use super::{Backend, Output, REQUESTS, STATE, disk};
+use super::{Backend, Output, REQUESTS, STATE, disk, lease};
 use crate::error::{ErrorKind, PipelineError, Result};
 
 /// What the workers are at.
@@ -77,6 +77,18 @@ impl Output {
             all.extend(report?.and_then(|bytes| serde_json::from_slice(&bytes).ok()));
         }
         Ok(all)
+    }
+
+    /// Says at the output who holds it, so that workers know their run from others: on a disk in its lock; a lease says it anyway.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
+    pub(crate) async fn let_others_join(&self) -> Result<()> {
+        let Backend::Disk(root) = &self.backend else { return Ok(()) };
+        let holder = self.holder.get_or_init(lease::unique).clone();
+        let path = root.join(STATE).join("lock");
+        let context = format!("cannot write {}", path.display());
+        disk::name_holder(path, holder).await.map_err(PipelineError::output(context))
     }
 
     /// For the workers of the run that holds this output.
@@ -193,6 +205,7 @@ mod tests {
         let made = Output::on_disk(folder.path()).unwrap().create(&Silent).await.unwrap();
         let run = made.for_job("abc");
         let lock = run.lock(&Silent).await.unwrap();
+        run.let_others_join().await.unwrap();
         let sent = serde_json::to_string(&run.ticket()).unwrap();
         let worker = Output::on_disk(folder.path()).unwrap().joined(&serde_json::from_str(&sent).unwrap());
         worker.still_ours().await.unwrap();
@@ -204,6 +217,7 @@ mod tests {
         // and when another one holds the same lock
         let next = Output::on_disk(folder.path()).unwrap().for_job("abc");
         let lock = next.lock(&Silent).await.unwrap();
+        next.let_others_join().await.unwrap();
         let refused = worker.still_ours().await.unwrap_err().to_string();
         assert!(refused.ends_with("another run has taken this output over; this one stops"), "{refused}");
         let (ticket, worker) = (next.ticket(), Output::on_disk(folder.path()).unwrap());

@@ -22,7 +22,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::STATE;
+use super::{STATE, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::shard::hex;
@@ -47,15 +47,20 @@ const MOST_ROUNDS: u32 = 20;
 pub struct Lock(pub(super) LockKind);
 
 pub(super) enum LockKind {
-    File(#[allow(dead_code, reason = "held for its lock")] File),
+    File(File),
     Lease(Lease),
 }
 
 impl Lock {
     /// Gives the output free. A process that dies without gives it free too, on a store after a while.
     pub async fn release(self) {
-        if let LockKind::Lease(lease) = self.0 {
-            lease.release().await;
+        match self.0 {
+            LockKind::Lease(lease) => lease.release().await,
+            LockKind::File(file) => {
+                if let Err(e) = disk::unlock(file).await {
+                    tracing::debug!("{e}");
+                }
+            }
         }
     }
 }

@@ -372,9 +372,7 @@ impl Output {
         };
         let path = root.join(STATE).join("lock");
         let context = format!("cannot lock {}", path.display());
-        let holder = self.holder.get_or_init(lease::unique).clone();
-        let locked =
-            disk::lock(path, holder).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
+        let locked = disk::lock(path).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
         let lock = locked.map(|file| Lock(LockKind::File(file))).ok_or_else(|| self.busy())?;
         self.others_have_committed().await?;
         Ok(lock)

@@ -63,6 +63,9 @@ impl Job {
             Some(elsewhere) => elsewhere.as_ref(),
             None => &here,
         };
+        if self.driver.is_some() {
+            self.output.let_others_join().await?;
+        }
         let work = Work {
             order: self.order()?,
             splits: session.splits.iter().map(|split| self.wanted(split)).collect(),
