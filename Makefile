@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint maze noise-bytes cluster cluster-program cluster-test
+.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -78,19 +78,6 @@ python-test: python
 	cd python && ../.venv-torch/bin/mypy
 	cd python && ../.venv-torch/bin/pytest
 
-# The maze of the Gumbel paper, from walks to the table of docs/PROOF.md: under two hours on two cores. SMALL=1: models of a quarter of the
-# size, 15 minutes.
-maze: python build
-	.venv-torch/bin/python python/examples/maze/run.py --work target/maze$(SMALL) --program $(STILLHOUSE) \
-		--json docs/proof/maze$(if $(SMALL),_small).json $(if $(SMALL),--width 64 --layers 2 --lr 2e-3 --epochs 60 --teacher-epochs 60)
-	scripts/proof-page
-
-# What a coarser coding of stored noise would save, from the SmolLM2 demo at two tolerances.
-noise-bytes: python demo-smollm2
-	test -d demo-out/looser || $(STILLHOUSE) derive demo-out/demo-smollm2 python/examples/proof/looser.yaml
-	for at in demo-smollm2 looser; do .venv-torch/bin/python python/examples/proof/noise_bytes.py demo-out/$$at --json docs/proof/noise_bytes_$$at.json || exit 1; done
-	scripts/proof-page
-
 # Wheels for every Python from 3.10 on and every Linux from glibc 2.17 on, x86-64 and aarch64, in dist/.
 python-wheel: setup
 	scripts/python-wheels
@@ -105,6 +92,16 @@ bench:
 # The program beside datasets, datatrove, Megatron-style preprocessing, PyTorch and llama.cpp: make bench-peers ARGS='--quick --only tokenize'
 bench-peers:
 	scripts/bench-peers $(ARGS)
+
+# Table 7 of the Gumbel paper (python/examples/maze), five seeds of four students, and the page of all proofs. Results are raw JSON; what is in
+# demo-out/maze is not made again.
+maze: python build
+	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/maze --program $(STILLHOUSE) --json docs/proof/maze.json $(ARGS)
+	$(MAKE) proof
+
+# docs/PROOF.md and its plots out of docs/proof/*.json.
+proof:
+	.venv-torch/bin/python python/examples/proof/page.py
 
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
