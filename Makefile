@@ -93,6 +93,16 @@ bench:
 bench-peers:
 	scripts/bench-peers $(ARGS)
 
+# Table 7 of the Gumbel paper (python/examples/maze), five seeds of four students, and the page of all proofs. Results are raw JSON; what is in
+# demo-out/maze is not made again.
+maze: python build
+	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/maze --program $(STILLHOUSE) --json docs/proof/maze.json $(ARGS)
+	$(MAKE) proof
+
+# docs/PROOF.md and its plots out of docs/proof/*.json.
+proof:
+	.venv-torch/bin/python python/examples/proof/page.py
+
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 

@@ -16,6 +16,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import time
@@ -114,7 +115,8 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
             print(f"seed {done['seed']}  {done['variant']:10} {shown}   {time.monotonic() - began:.0f} s", flush=True)
     return {
         "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": PASSES, "teacher": of_teacher,
-        "paper": PAPER, "seconds": round(time.monotonic() - began), "jobs": args.jobs, "students": students,
+        "paper": PAPER, "seconds": round(time.monotonic() - began), "jobs": args.jobs, "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "students": students,
     }  # fmt: skip
 
 
@@ -151,6 +153,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     result = experiment(args)
     print(table(result))
     if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
