@@ -51,7 +51,7 @@ def test_what_is_missing_or_against_the_paper_stands_first(page: ModuleType, tmp
     assert "`stored 1` (50.0 %) is not above `mdlm` (60.0 %)" in first
     assert "teaches less than fresh noise (90.0 %)" in first
     assert "`fresh`" not in first
-    assert "1 seed instead of 5" in first
+    assert "maze.json was run with 1 seed instead of 5" in first
     assert plots["maze.svg"].count("<polyline") == 3
 
 

@@ -6,6 +6,7 @@
 result                   made by                      plots
 ======================== ============================ ==========================================
 maze.json                ../maze/run.py               maze.svg, maze-loss.svg
+maze-small.json          the same, small              maze-small.svg, maze-small-loss.svg
 text.json                text.py                      text-loss.svg
 noise_bytes-NAME.json    noise_bytes.py, any number
 ======================== ============================ ==========================================
@@ -133,11 +134,19 @@ def maze(page: Page) -> None:
         "`make maze`. Claim: noise that was stored once and replayed teaches as much as noise that the live teacher gives anew in each step, and more "
         "than none, most of all in one pass.",
     )
-    found = page.read("maze.json")
-    if found is None:
+    whole, small = page.read("maze.json"), page.read("maze-small.json")
+    if whole is None:
         page.say("**Missing:** there is no docs/proof/maze.json yet; `make maze` makes it.")
         page.first.append("The maze of full size has not been run to its end: no figure of Table 7 is claimed here.")
-        return
+    else:
+        maze_of(page, whole, "maze", "Full size")
+    if small is not None:
+        maze_of(page, small, "maze-small", "Small (students and teacher narrower, fewer epochs, higher learning rate)")
+
+
+def maze_of(page: Page, found: Any, stem: str, title: str) -> None:
+    """One run of the maze: table, plots, and what contradicts the paper."""
+    page.say(f"### {title}")
     passes, paths, by = found["passes"], found["paths"], of_students(found["students"], "variant")
     seeds = {name: len(those) for name, those in by.items()}
 
@@ -158,25 +167,27 @@ def maze(page: Page) -> None:
         for name, those in by.items()
     }
     page.plot(
-        "maze.svg", "valid paths by passes",
+        f"{stem}.svg", "valid paths by passes",
         chart("Maze: valid paths", "passes (NFE)", "%", {name: list(zip(passes, y)) for name, y in rates.items()}, log=True),
     )  # fmt: skip
     curves = {name: [(i + 1.0, loss) for i, loss in enumerate(those[0]["loss"])] for name, those in by.items()}
-    page.plot("maze-loss.svg", "training loss", chart("Maze: training loss, first seed", "epoch", "nats/token", curves))
+    page.plot(
+        f"{stem}-loss.svg", "training loss", chart("Maze: training loss, first seed", "epoch", "nats/token", curves)
+    )
     if "mdlm" in rates:
         for name, of_name in rates.items():
             if name != "mdlm" and of_name[0] <= rates["mdlm"][0]:
                 page.first.append(
-                    f"Maze, one pass: `{name}` ({of_name[0]:.1f} %) is not above `mdlm` ({rates['mdlm'][0]:.1f} %), against the paper."
+                    f"Maze ({stem}.json), one pass: `{name}` ({of_name[0]:.1f} %) is not above `mdlm` ({rates['mdlm'][0]:.1f} %), against the paper."
                 )
     if "stored 1" in rates and "fresh" in rates and rates["fresh"][0] - rates["stored 1"][0] > 5:
         page.first.append(
-            f"Maze, one pass: one stored draw per token ({rates['stored 1'][0]:.1f} %) teaches less than fresh noise ({rates['fresh'][0]:.1f} %) over "
+            f"Maze ({stem}.json), one pass: one stored draw per token ({rates['stored 1'][0]:.1f} %) teaches less than fresh noise ({rates['fresh'][0]:.1f} %) over "
             f"{found['training']['epochs']} epochs: `draws: 1` is not as good as the live teacher there."
         )
     fewest = min(seeds.values())
     if fewest < 5:
-        page.first.append(f"The maze was run with {fewest} seed{'s' if fewest > 1 else ''} instead of 5.")
+        page.first.append(f"{stem}.json was run with {fewest} seed{'s' if fewest > 1 else ''} instead of 5.")
 
 
 def text(page: Page) -> None:
@@ -191,6 +202,14 @@ def text(page: Page) -> None:
         page.say("**Missing:** there is no docs/proof/text.json yet.")
         page.first.append("No text student has been trained: what tolerance does to one is not known.")
         return
+    for tolerance, of in found["tolerances"].items():
+        if "softmax_of_token_median" in of["variation"]:
+            page.first.append(
+                f"With V = 50,257 the blueprint softmax(ξ) gives the token itself {of['variation']['softmax_of_token_median']:.1e} at the median and "
+                f"{of['variation']['softmax_of_token_mean']:.3f} in the mean (nano GPT-2, tolerance {tolerance}, {of['variation']['tokens']} tokens): a student sees "
+                "little of it before it has learned much."
+            )
+            break
     rows = []
     for tolerance, of in sorted(found["tolerances"].items(), key=lambda item: -float(item[0])):
         size, variation = of["bytes_per_token"], of["variation"]
@@ -228,11 +247,21 @@ def text(page: Page) -> None:
     if not by:
         page.first.append("No text student has been trained: what tolerance does to one is not known.")
         return
+    uses_noise: dict[str, float] = {}
     exact = {done["seed"]: done for done in by.get("dense", [])}
     rows = []
     for name, those in by.items():
         losses = [sum(done["validation"]) / len(done["validation"]) for done in those]
-        cells = [str(len(those)), shown(losses, 4), "", ""]
+        cells = [str(len(those)), shown(losses, 4), "", "", ""]
+        uses = [
+            a - b
+            for done in those
+            if "prior" in done.get("shown", {})
+            for a, b in zip(done["shown"]["prior"], done["validation"])
+        ]
+        if uses:
+            cells[4] = paired(uses)
+            uses_noise[name] = sum(uses) / len(uses)
         pairs = [
             (done, exact[done["seed"]]) for done in those if done["seed"] in exact and name not in ("dense", "mdlm")
         ]
@@ -247,12 +276,31 @@ def text(page: Page) -> None:
     page.say(
         f"Students after {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, width {how['width']}, {how['layers']} layers; loss in nats per masked token over "
         f"{sum(found['students'][0]['targets'])} masked tokens of {how['rows']} validation rows. Differences from `dense`: mean and 95 % interval over batches of rows, paired.",
-        table(["student", "seeds", "loss, own noise", "− dense, own noise", "− dense, both shown dense noise"], rows),
+        table(
+            [
+                "student",
+                "seeds",
+                "loss, own noise",
+                "− dense, own noise",
+                "− dense, both shown dense noise",
+                "prior noise − own noise",
+            ],
+            rows,
+        ),
     )
+    page.say(
+        "These intervals are over validation rows alone. How far two trainings scatter by rounding is not in them; a row of `stored 1e-3`, where noise differs least, shows it. "
+        "The last column is what a student loses when it is shown noise of no token: how much it goes by noise at all."
+    )
+    idle = [f"`{name}` ({loss:+.2f} nats)" for name, loss in uses_noise.items() if loss < 0.5]
+    if idle:
+        page.first.append(
+            f"Text students that hardly go by noise yet, of which therefore nothing follows on tolerance: {', '.join(idle)} when shown noise of no token."
+        )
     whole = [done for done in by.get("dense", []) if "shown" in done]
     if whole:
         rows = []
-        for tolerance in whole[0]["shown"]:
+        for tolerance in (name for name in whole[0]["shown"] if name != "prior"):
             each = [a - b for done in whole for a, b in zip(done["shown"][tolerance], done["validation"])]
             rows.append([tolerance, paired(each)])
         page.say(
@@ -266,6 +314,10 @@ def text(page: Page) -> None:
         chart("Text: training loss", "step", "nats/masked token", curves),
     )
     fewest = min(len(those) for those in by.values())
+    if not any(done["student"].startswith("stored") for done in found["students"]) or not exact:
+        page.first.append(
+            "No student of stored noise beside one of dense noise: what tolerance does in training is not known."
+        )
     if fewest < 3 or how["steps"] < 1000:
         page.first.append(
             f"The text students saw {how['steps']} steps and {fewest} seed{'s' if fewest > 1 else ''}: far from converged. They compare tolerances, and say nothing of quality."
@@ -310,9 +362,12 @@ def noise_bytes(page: Page) -> None:
             f"{now['logprob']:.2f}",
             f"{bits['place']:.1f} of {bits['id']:.1f}",
         ]
+        coarse = found["logprob"]
         cells += [
-            f"{of['with_logprob']:.2f} ({100 * of['corrections_in_f16']:.0f} %)" for of in found["values"].values()
+            f"{of['with_logprob']:.2f}, {of['with_coarse_logprob']:.2f} ({100 * of['corrections_in_f16']:.0f} %)"
+            for of in found["values"].values()
         ]
+        cells.append(f"{coarse['bits_wide']} bits, {coarse['bytes_per_token']:.2f} bytes")
         rows.append([file.stem.removeprefix("noise_bytes-"), *cells])
     head = [
         "data set",
@@ -325,10 +380,20 @@ def noise_bytes(page: Page) -> None:
         "bits of an id: by order, of plain",
     ]
     page.say(
-        "The last columns are bytes per token with both changes, `logprob` included as it is stored today; in brackets the corrections that would stay f16, because the coarse "
-        "value adds more than a tenth of the tolerance.",
-        table([*head, *(f"values of {bits} bits" for bits in found["values"])], rows),
+        "Columns of values: bytes per token with ids by order and such values, first with `logprob` as it is stored today, then with a coarser one (the last column); in "
+        "brackets the corrections that would stay f16, because the coarse value adds more than a tenth of the tolerance.",
+        table([*head, *(f"values of {bits} bits" for bits in found["values"]), "coarser logprob"], rows),
     )
+    for file in files:
+        found = json.loads(file.read_text())
+        if not file.stem.removeprefix("noise_bytes-").startswith("smollm2"):
+            continue
+        today, ways = sum(found["stored_bytes_per_token"].values()), found["values"].values()
+        page.first.append(
+            f"Goal of 6 bytes per token for SmolLM2 with `logprob`, {file.stem.removeprefix('noise_bytes-')}: {today:.2f} today; by the simulation "
+            f"{min(of['with_logprob'] for of in ways):.2f} with coded ids and coarser values, {min(of['with_coarse_logprob'] for of in ways):.2f} with a coarser "
+            "`logprob` too."
+        )
 
 
 def made(results: pathlib.Path, where: pathlib.Path) -> tuple[str, dict[str, str]]:

@@ -116,6 +116,15 @@ def stored(example: Any) -> Tensor:
     return made
 
 
+def prior(example: Any) -> Tensor:
+    """Noise that knows nothing of the tokens."""
+    rows, at = example.targets.nonzero(as_tuple=True)
+    made: Tensor = noise.prior(
+        99, example.batch["sequence_id"][rows], at[:, None], example.batch.info.vocab_size, threads=1
+    )[:, 0]
+    return made
+
+
 def masked(batch: Any, seed: int) -> Any:
     first = torch.arange(batch["input_ids"].shape[1]) == 0
     return mdlm.mask(batch, seed=seed, mask_id=batch.info.vocab_size, never=first)
@@ -138,6 +147,11 @@ def train(
     info = loader.dataset.dataset.info
     torch.manual_seed(seed)
     model = Student(info.vocab_size, info.length, args.width, args.layers, blueprint is not None)
+    if (
+        model.blueprint is not None
+    ):  # W begins as the table of tokens: else so short a training does not come to use noise at all
+        with torch.no_grad():
+            model.blueprint.weight.copy_(model.tokens.weight[:-1].T)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.0)
     losses: list[float] = []
     while len(losses) < args.steps:
@@ -180,10 +194,11 @@ def validate(
 @torch.no_grad()
 def variation(folder: pathlib.Path, rows: int, teacher: Teacher) -> dict[str, float]:
     """Total variation between stored and dense softmax(ξ) over the validation targets, and how often argmax(l + ξ) is the token."""
-    of_token, held = [], []
+    of_token, held, own = [], [], []
     for example in examples(folder, rows):
         p, xi = teacher.probabilities(example), example.noise(out="gumbel")
         of_token.append((stored(example) - teacher.dense(example)).abs().sum(1) / 2)
+        own.append(xi.softmax(1).gather(1, example.target_ids()[:, None]))
         held.append((p.log() + xi).argmax(1) == example.target_ids())
     tv = torch.cat(of_token)
     return {
@@ -191,6 +206,8 @@ def variation(folder: pathlib.Path, rows: int, teacher: Teacher) -> dict[str, fl
         "largest": tv.max().item(),
         "tokens": len(tv),
         "condition": torch.cat(held).float().mean().item(),
+        "softmax_of_token_median": torch.cat(own).median().item(),
+        "softmax_of_token_mean": torch.cat(own).mean().item(),
     }
 
 
@@ -242,12 +259,14 @@ def measure(args: argparse.Namespace, teacher: Teacher, name: str, seed: int) ->
     trained = time.monotonic() - began
     losses, counts = validate(model, own, args.rows, dense if name == "fresh" else blueprint)
     result: dict[str, Any] = {"student": name, "seed": seed, "curve": curve, "validation": losses, "targets": counts}
+    result["shown"] = {}
+    if blueprint is not None:  # noise of no token: what it costs says how much the student goes by noise
+        result["shown"]["prior"] = validate(model, own, args.rows, prior)[0]
     if name == "dense":  # what a student of exact noise loses where it is shown stored noise
-        result["shown"] = {
-            tolerance: validate(model, folders[tolerance], args.rows, stored)[0] for tolerance in folders
-        }
+        for tolerance, folder in folders.items():
+            result["shown"][tolerance] = validate(model, folder, args.rows, stored)[0]
     elif blueprint is not None:
-        result["shown"] = {"dense": validate(model, own, args.rows, dense)[0]}
+        result["shown"]["dense"] = validate(model, own, args.rows, dense)[0]
     info = stillhouse.open(str(own)).info
     result["written"] = {}
     for passes in PASSES if args.texts else ():
