@@ -203,6 +203,11 @@ def maze_of(page: Page, found: Any, stem: str, title: str) -> None:
                 page.first.append(
                     f"Maze ({stem}.json), one pass: `{name}` ({of_name[0]:.1f} %) is not above `mdlm` ({rates['mdlm'][0]:.1f} %), against the paper."
                 )
+    for name, of_name in rates.items():
+        if name != "mdlm" and "mdlm" in rates and of_name[-1] < rates["mdlm"][-1]:
+            page.first.append(
+                f"Maze ({stem}.json), {passes[-1]} passes: `{name}` ({of_name[-1]:.1f} %) is below `mdlm` ({rates['mdlm'][-1]:.1f} %), against the paper."
+            )
     if "stored 1" in rates and "fresh" in rates and rates["fresh"][0] - rates["stored 1"][0] > 5:
         page.first.append(
             f"Maze ({stem}.json), one pass: one stored draw per token ({rates['stored 1'][0]:.1f} %) teaches less than fresh noise ({rates['fresh'][0]:.1f} %) over "
