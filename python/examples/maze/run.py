@@ -107,25 +107,21 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
     heads = max(1, args.width // 32)
     how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr)
     tasks = [Task(args.work, variant, seed, args.paths, how) for seed in range(args.seeds) for variant in args.variants]
-    students = []
+    result: dict[str, Any] = {
+        "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": PASSES, "teacher": of_teacher,
+        "paper": PAPER, "seconds": 0, "jobs": args.jobs, "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "students": [],
+    }  # fmt: skip
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         for done in pool.map(Task.run, tasks):
-            students.append(done)
+            result["students"].append(done)
+            result["seconds"] = round(time.monotonic() - began)
+            if args.json:  # after each student: a run of hours that is stopped leaves what it has
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(json.dumps(result, indent=1) + "\n")
             shown = " ".join(f"{100 * hits / args.paths:5.1f}" for hits in done["hits"])
-            print(f"seed {done['seed']}  {done['variant']:10} {shown}   {time.monotonic() - began:.0f} s", flush=True)
-    return {
-        "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": PASSES, "teacher": of_teacher,
-        "paper": PAPER, "seconds": round(time.monotonic() - began), "students": students, "command": command(args),
-        "machine": f"{args.jobs} of {os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}",
-    }  # fmt: skip
-
-
-def command(args: argparse.Namespace) -> str:
-    """What makes this again, with folders of the reader's."""
-    named = ["seeds", "paths", "epochs", "teacher_epochs", "width", "layers", "lr", "jobs"]
-    options = [f"--{name.replace('_', '-')} {getattr(args, name)}" for name in named]
-    variants = " ".join(f'"{variant}"' for variant in args.variants)
-    return f"python run.py --work WORK {' '.join(options)} --variants {variants}"
+            print(f"seed {done['seed']}  {done['variant']:10} {shown}   {result['seconds']} s", flush=True)
+    return result
 
 
 def table(result: dict[str, Any]) -> str:
@@ -160,8 +156,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = parser.parse_args(argv)
     result = experiment(args)
     print(table(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 

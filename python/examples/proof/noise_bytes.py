@@ -9,6 +9,8 @@ Stored today are, per token, a count (zstd), and per correction an id (16 or 32 
   between places, in buckets of powers of two, plus the bits within a bucket.
 * **Coarser values.** ln p from 0 to −24 in 8 bits (steps of 0.09 nat, which move p by 4.8 % at most), 10 bits or 12. The error is judged as the
   encoder would: by the total variation that it adds to softmax(ξ) of the token. Tokens where it adds more than a tenth of the tolerance keep f16.
+* **A coarser logprob.** ln p_x moves E_x alone: half a step h of it moves softmax(ξ) by a total variation of tanh(h/4) at most. The fewest bits are taken
+  that keep this below a tenth of the tolerance. Cost: the entropy of the bucket of powers of two plus the bits within it.
 
 Entropies are those of an adaptive coder in the limit: a real one is a few percent above.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -111,6 +114,25 @@ def look(ds: Any, most: int) -> Found:
     return found
 
 
+def coarse_logprob(ds: Any) -> dict[str, float]:
+    """What ln p_x of all predicted tokens would cost, in steps that the tolerance allows."""
+    kept = ds.select_columns(["logprob"])
+    logprobs = np.concatenate([row["logprob"].astype(np.float64) for row in kept])
+    predicted = logprobs[logprobs != 0]
+    wide = next(bits for bits in range(1, 33) if math.tanh(NATS / 2**bits / 8) <= ds.info.noise.tolerance / 10)
+    steps = np.round(predicted * (-(2**wide) / NATS)).astype(np.int64)
+    escape = float((steps >= 2**wide).mean())
+    buckets = np.floor(np.log2(steps[steps < 2**wide] + 1)).astype(int)
+    bits = (1 - escape) * (entropy_bits(buckets.tolist()) + float(buckets.mean())) + escape * 32
+    share = len(predicted) / len(logprobs)
+    return {
+        "bits_wide": wide,
+        "added_variation_bound": math.tanh(NATS / 2**wide / 8),
+        "below_24_nats": escape,
+        "bytes_per_token": share * bits / 8,
+    }
+
+
 def own_draw(
     info: Any, sequence: int, position: int, token: int, logprob: float, index: np.ndarray, logprobs: np.ndarray
 ) -> float:
@@ -144,6 +166,7 @@ def report(ds: Any, found: Found) -> dict[str, Any]:
     each, tolerance = corrections / tokens, ds.info.noise.tolerance
     of_place = (entropy_bits(found.buckets) * len(found.buckets) + sum(found.buckets)) / corrections
     count_bits = entropy_bits(found.counts)
+    coarse = coarse_logprob(ds)
     values = {}
     for bits in BITS:
         added, counts = np.asarray(found.added[bits]), np.asarray(found.counts)
@@ -153,12 +176,13 @@ def report(ds: Any, found: Found) -> dict[str, Any]:
         values[bits] = {
             "bits": value, "corrections_in_f16": escape, "added_variation_mean": float(added.mean()), "added_variation_largest": float(added.max()),
             "noise_bytes_per_token": noise, "with_logprob": noise + stored["logprob"],
+            "with_coarse_logprob": noise + coarse["bytes_per_token"],
         }  # fmt: skip
     return {
         "experiment": "noise bytes", "vocab_size": ds.info.vocab_size, "tolerance": tolerance, "tokens": tokens,
         "corrections_per_token": each, "median_place": float(np.median(found.places)), "largest_place": int(max(found.places)),
         "bits": {"count": count_bits, "place": of_place, "id": float(np.log2(ds.info.vocab_size))}, "values": values,
-        "stored_bytes_per_token": stored,
+        "logprob": coarse, "stored_bytes_per_token": stored,
     }  # fmt: skip
 
 
