@@ -1,0 +1,191 @@
+//! Checks of the vocabularies of a job: tokenizer and teacher, special tokens, permutations, and every operator with them.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+impl Checks<'_> {
+    /// The tokens that the teacher names itself, where the job names a tokenizer that is to be the same.
+    pub(super) fn own_vocabulary(&mut self, teacher: Option<&FoundTeacher>) -> Option<TeacherVocabulary> {
+        let (path, source, config) = teacher?;
+        let spec = &self.spec.tokenizer;
+        if spec.path.is_none() || spec.differs_from_teacher == TokenizerDifference::Allow {
+            return None;
+        }
+        match TeacherVocabulary::of(path, specials(config)) {
+            Ok(own) => own,
+            Err(e) => {
+                self.push(Problem::new("extract.teacher.path", format!("{source:?}"), chain(&e)));
+                None
+            }
+        }
+    }
+
+    pub(super) fn tokenizer(
+        &mut self,
+        teacher: Option<&FoundTeacher>,
+        own: Option<&TeacherVocabulary>,
+    ) -> Option<Vocabulary> {
+        if let Some(values) = self.spec.input.row_values() {
+            let made = Vocabulary::of_numbers(values, &format!("the numbers below {values}"));
+            return made.map_err(|e| self.push(Problem::missing("input.format", chain(&e)))).ok();
+        }
+        let (field, path, source) = match (&self.spec.tokenizer.path, teacher) {
+            (Some(named), _) => {
+                let (path, source) = self.locate("tokenizer.path", named, Wanted::Tokenizer)?;
+                ("tokenizer.path", path, source)
+            }
+            (None, Some((path, source, _))) => ("extract.teacher.path", path.clone(), source.clone()),
+            (None, None) => return None,
+        };
+        let specials = own.map(TeacherVocabulary::specials).or(teacher.map(|(_, _, config)| specials(config)));
+        match Vocabulary::load(&path, &source, &self.spec.tokenizer, specials) {
+            Ok(vocabulary) => Some(vocabulary),
+            Err(e) => {
+                let field = match &e {
+                    VocabularyError::NotAToken { role, .. } => format!("tokenizer.{role}"),
+                    _ => field.to_owned(),
+                };
+                let reported = chain(&e);
+                let reported = reported.strip_prefix("tokenizer.path: ").unwrap_or(&reported);
+                let message = reported.strip_prefix(&format!("{field}: ")).unwrap_or(reported);
+                self.push(Problem::new(field, format!("{source:?}"), message));
+                None
+            }
+        }
+    }
+
+    /// The numbers of `subtokens.permutation`, where that is a file.
+    fn permutation(&mut self, vocab_size: usize) -> Option<Permutation> {
+        const FIELD: &str = "subtokens.permutation";
+        let named = self.spec.subtokens.as_ref()?.permutation_file()?;
+        if named.is_empty() || self.problems.touches(FIELD) {
+            return None;
+        }
+        let path = local_path(self.base, &self.names.real(named).ok()?);
+        let problem = match self.gate.strays([path.as_path()]) {
+            Some(message) => message,
+            None => match read_permutation(&path, vocab_size) {
+                Ok(permutation) => return Some(permutation),
+                Err(message) => message,
+            },
+        };
+        self.push(Problem::new(FIELD, format!("{named:?}"), problem));
+        None
+    }
+
+    /// The special tokens that this job puts into sequences must be known.
+    pub(super) fn special_tokens(&mut self, vocabulary: &Vocabulary) {
+        if self.spec.input.is_rows() {
+            return;
+        }
+        let pack = &self.spec.pack;
+        let bounded = pack.boundary == Boundary::BosEos;
+        let padded = pack.mode == PackMode::Pad || self.spec.remainders().contains(&Remainder::Pad);
+        let separated = pack.separator == Separator::Eos;
+        let needs = [
+            (Role::Bos, bounded, "pack.boundary bos_eos"),
+            (Role::Eos, bounded || separated, "pack.separator eos and pack.boundary bos_eos"),
+            (Role::Pad, padded, "padding"),
+        ];
+        for (role, needed, by) in needs {
+            if needed && let Err(e) = vocabulary.require(role) {
+                self.push(Problem::missing(format!("tokenizer.{}", role.name()), format!("needed by {by}: {e}")));
+            }
+        }
+        if self.spec.extract.is_some()
+            && vocabulary.special(Role::Bos).is_none()
+            && vocabulary.special(Role::Eos).is_none()
+        {
+            self.push(Problem::missing(
+                "tokenizer.bos",
+                "the teacher needs a token before the first one; name the tokenizer's",
+            ));
+        }
+    }
+
+    /// Every id of the tokenizer must have a row in the teacher's vocabulary, and be the id of the same token there. Rows that no
+    /// token has (embeddings are often rounded up: Qwen3 has 151,936 rows for 151,669 tokens) are fine, however many they are.
+    fn fit(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
+        let spec = &self.spec.tokenizer;
+        let tokens = vocabulary.vocab_size();
+        let beyond = vocabulary.tokens_from(rows);
+        if let [(id, token), rest @ ..] = beyond.as_slice() {
+            let field = if spec.path.is_some() { "tokenizer.path" } else { "extract.teacher.path" };
+            let more = if rest.is_empty() { "has".into() } else { format!("and {} more ids have", rest.len()) };
+            self.push(Problem::new(
+                field,
+                format!("{tokens} tokens"),
+                format!("id {id} ({token:?}) {more} no row in the teacher's vocabulary of {rows}; valid: a tokenizer whose ids are all below {rows}"),
+            ));
+            return;
+        }
+        let Some(path) = spec.path.as_ref().filter(|_| spec.differs_from_teacher == TokenizerDifference::Refuse) else {
+            return;
+        };
+        let problem = match own {
+            Some(own) => own.differences(vocabulary, spec).map(|differences| {
+                format!("is not the teacher's own tokenizer: {differences}; valid: the teacher's own (leave tokenizer.path out), or tokenizer.differs_from_teacher: allow")
+            }),
+            None => (tokens != rows).then(|| {
+                format!("has {tokens} tokens, the teacher's vocabulary {rows}, and beside the teacher lies no tokenizer to compare with; valid: a tokenizer of {rows} tokens, or tokenizer.differs_from_teacher: allow where its ids are known to be the teacher's")
+            }),
+        };
+        if let Some(problem) = problem {
+            self.push(Problem::new("tokenizer.path", format!("{path:?}"), problem));
+        }
+    }
+
+    /// Tokenizer and teacher must fit, and every operator the vocabulary.
+    pub(super) fn vocabularies(
+        &mut self,
+        vocabulary: &Vocabulary,
+        teacher: Option<&FoundTeacher>,
+        own: Option<&TeacherVocabulary>,
+    ) -> Option<Permutation> {
+        let mut vocab = vocabulary.vocab_size() as u64;
+        if let Some((_, _, config)) = teacher {
+            vocab = config.vocab_size as u64;
+            self.fit(vocabulary, config.vocab_size, own);
+        }
+        let numbers = self.permutation(vocab as usize);
+        let mut spec = self.spec.clone();
+        // a teacher that is missing was told of already
+        let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);
+        operators::fill_in(&mut spec, numbers.clone(), Some(width));
+        if let Err(problems) = operators::from_job(&spec, vocabulary, vocab as usize) {
+            problems.into_iter().for_each(|problem| self.push(problem));
+        }
+        let dense = self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).filter(|n| n.codec == NoiseCodec::Dense);
+        if let Some(noise) = dense {
+            let values = u64::from(noise.draws) * u64::from(self.spec.pack.length) * vocab;
+            if values > i32::MAX as u64 {
+                self.push(Problem::new(
+                    "extract.noise.codec",
+                    "dense",
+                    format!("{values} values per sequence do not fit a list; valid: replay, or draws × length × vocabulary below 2^31"),
+                ));
+            }
+        }
+        numbers
+    }
+}
+
+/// The ids that a teacher's configuration names.
+fn specials(config: &TeacherConfig) -> TeacherSpecials {
+    TeacherSpecials { bos: config.bos_token_id, eos: config.eos_token_id }
+}
+
+/// A permutation of the ids below `vocab_size` in a file.
+pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::Result<Permutation, String> {
+    let unreadable = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
+    let found = fs::metadata(path).map_err(unreadable)?;
+    if !found.is_file() {
+        return Err(format!("{} is no file; valid: a .npy or .json file", path.display()));
+    }
+    if found.len() > MOST_PERMUTATION {
+        return Err(format!("has {} bytes; valid: up to {MOST_PERMUTATION}", found.len()));
+    }
+    Permutation::new(&numbers_of(&fs::read(path).map_err(unreadable)?)?, vocab_size)
+}
