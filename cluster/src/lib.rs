@@ -9,10 +9,10 @@
 //! ```
 //!
 //! No scheduler, queue or worker protocol of our own: the scheduler and the executors are Ballista's, with this house's codec and its engine
-//! in the places that it has for them. What is sent is an [`order`], the job and not what to do with it, and the number of a split; shards and
+//! in the places that it has for them. What is sent is an `order`, the job and not what to do with it, and the number of a split; shards and
 //! records go straight to the output, from where the run takes them. An executor listens on no port: it asks the scheduler for work.
 //!
-//! Who may: driver, scheduler and executors share a [`token`]. Each call to the scheduler carries what only its owner can compute, with the
+//! Who may: driver, scheduler and executors share a `token`. Each call to the scheduler carries what only its owner can compute, with the
 //! version of the program; each order is sealed with it, so that an executor makes no job of strangers even where the scheduler is not what it
 //! seems; and an executor prepares a job under its own rules of access, as it would anybody's.
 //!
