@@ -14,7 +14,7 @@ from conftest import ROOT, program
 
 MAZE = ROOT / "python/examples/maze"
 PATHS = 2000
-SMALL = ["--width=64", "--layers=2", "--lr=2e-3", "--epochs=40", "--teacher-epochs=40", "--seeds=1", f"--paths={PATHS}"]
+SMALL = ["--width=64", "--layers=2", "--lr=2e-3", "--epochs=25", "--teacher-epochs=30", "--seeds=1", f"--paths={PATHS}"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_noise_beats_no_noise_in_one_pass(tmp_path: pathlib.Path) -> None:
     result = tmp_path / "maze.json"
     command = [
         sys.executable, str(MAZE / "run.py"), "--work", str(tmp_path / "maze"), "--program", str(program()), "--json", str(result),
-        "--jobs=2", *SMALL, "--variants", "mdlm", "stored 1",
+        "--jobs=2", *SMALL, "--passes=1", "--variants", "mdlm", "stored 1",
     ]  # fmt: skip
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

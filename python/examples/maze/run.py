@@ -71,6 +71,7 @@ class Task:
     variant: str
     seed: int
     paths: int
+    passes: list[int]
     how: grid.Training
 
     def run(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class Task:
         torch.set_num_threads(1)
         noise = noise_of(self.variant, self.work, self.seed)
         model, curve = student.train(str(self.work / "dataset"), noise, self.how, self.seed)
-        hits = [success(student.generate(model, self.paths, passes, 100 + self.seed)) for passes in PASSES]
+        hits = [success(student.generate(model, self.paths, passes, 100 + self.seed)) for passes in self.passes]
         return {"variant": self.variant, "seed": self.seed, "hits": hits, "loss": [round(loss, 4) for loss in curve]}
 
 
@@ -106,9 +107,13 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
     print(f"teacher: {of_teacher} of {args.paths} paths are valid", flush=True)
     heads = max(1, args.width // 32)
     how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr)
-    tasks = [Task(args.work, variant, seed, args.paths, how) for seed in range(args.seeds) for variant in args.variants]
+    tasks = [
+        Task(args.work, variant, seed, args.paths, args.passes, how)
+        for seed in range(args.seeds)
+        for variant in args.variants
+    ]
     result: dict[str, Any] = {
-        "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": PASSES, "teacher": of_teacher,
+        "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": args.passes, "teacher": of_teacher,
         "paper": PAPER, "seconds": 0, "jobs": args.jobs, "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
         "students": [],
     }  # fmt: skip
@@ -126,12 +131,15 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """The table of a person: success in %, mean over seeds ± 95 % interval."""
-    lines = ["student      " + "".join(f"{f'NFE {n}':>14}" for n in PASSES)]
+    lines = ["student      " + "".join(f"{f'NFE {n}':>14}" for n in result["passes"])]
     for variant in dict.fromkeys(done["variant"] for done in result["students"]):
         rates = [done["hits"] for done in result["students"] if done["variant"] == variant]
-        cells = [interval([100 * hits[i] / result["paths"] for hits in rates]) for i in range(len(PASSES))]
+        cells = [interval([100 * hits[i] / result["paths"] for hits in rates]) for i in range(len(result["passes"]))]
         lines.append(f"{variant:13}" + "".join(f"{mean:7.1f} ± {half:4.1f}" for mean, half in cells))
-    lines += [f"paper {name:7}" + "".join(f"{rate:7.1f}       " for rate in rates) for name, rates in PAPER.items()]
+    lines += [
+        f"paper {name:7}" + "".join(f"{rate:7.1f}       " for n, rate in zip(PASSES, rates) if n in result["passes"])
+        for name, rates in PAPER.items()
+    ]
     return "\n".join(lines)
 
 
@@ -145,6 +153,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--paths", type=int, default=1000, help="paths that each student generates for each number of passes"
     )
+    parser.add_argument("--passes", type=int, nargs="+", default=PASSES, help="numbers of passes (NFE)")
     parser.add_argument("--epochs", type=int, default=200, help="of the students")
     parser.add_argument("--teacher-epochs", type=int, default=200)
     parser.add_argument("--variants", nargs="+", default=["mdlm", "stored 1", "stored 16", "fresh"])
