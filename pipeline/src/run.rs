@@ -179,6 +179,22 @@ pub(crate) struct Planned {
     record: PlanRecord,
 }
 
+/// The files that the splits of a job are of: those of the input, or the rows that `input.sql` gives, which are made where they are missing; and the bad
+/// records that the query met, by reason.
+async fn files_of(
+    prepared: &Arc<Prepared>,
+    hash: &JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<(Vec<source::InputFile>, BTreeMap<String, u64>)> {
+    if prepared.spec.input.sql.is_none() {
+        return Ok((prepared.files.clone(), BTreeMap::new()));
+    }
+    let folder = output.sql_folder(&hash.hash)?;
+    let staged = blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?;
+    Ok((staged.files, staged.skipped))
+}
+
 /// The plan of a job, made or gone on with, and noted at the output.
 pub(crate) async fn planned(
     prepared: &Arc<Prepared>,
@@ -187,14 +203,7 @@ pub(crate) async fn planned(
     observer: &Arc<dyn Observer>,
 ) -> Result<Planned> {
     let earlier = output.plan().await?;
-    let (files, skipped) = match &prepared.spec.input.sql {
-        Some(_) => {
-            let folder = output.sql_folder(&hash.hash)?;
-            let staged = blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?;
-            (staged.files, staged.skipped)
-        }
-        None => (prepared.files.clone(), BTreeMap::new()),
-    };
+    let (files, skipped) = files_of(prepared, hash, output, observer).await?;
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {

@@ -9,7 +9,7 @@
 //!
 //! The first argument is the number of rows encoded (16 unless given), the second the step: `encode`, `softmax`, `top`.
 
-#![allow(clippy::unwrap_used)] // like a test, an example for measuring may stop
+use std::error::Error;
 
 use stillhouse_noise::{
     DrawKey, Encoder, NoiseStream, Softmax, Tolerance, ValueType, keyed_uniforms, splitmix64, top_k,
@@ -27,31 +27,28 @@ fn logits(row: u64) -> Vec<f32> {
     ranks.iter().map(logit).collect()
 }
 
-fn main() {
+fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let count: u64 = arguments.next().map_or(16, |n| n.parse().unwrap());
+    let count: u64 = arguments.next().map_or(Ok(16), |n| n.parse())?;
     let step = arguments.next().unwrap_or_else(|| String::from("encode"));
     let rows: Vec<Vec<f32>> = (0..4).map(logits).collect();
-    let likely: Vec<Vec<(u32, f32)>> = rows.iter().map(|row| top_k(row, 64).unwrap()).collect();
-    let mut encoder = Encoder::new(VOCAB, Tolerance::default(), ValueType::F16).unwrap();
-    let mut softmax = Softmax::new(VOCAB).unwrap();
+    let likely: Vec<Vec<(u32, f32)>> = rows.iter().map(|row| top_k(row, 64)).collect::<Result<_, _>>()?;
+    let mut encoder = Encoder::new(VOCAB, Tolerance::default(), ValueType::F16)?;
+    let mut softmax = Softmax::new(VOCAB)?;
     let mut corrections = Vec::new();
     let mut hash = 0u64;
     for n in 0..count {
         let logits = &rows[n as usize % rows.len()];
         let bits = match step.as_str() {
             "softmax" => {
-                softmax.load(logits).unwrap();
+                softmax.load(logits)?;
                 softmax.logsumexp().to_bits()
             }
-            "top" => top_k(logits, 64)
-                .unwrap()
-                .iter()
-                .fold(0, |sum, t| sum ^ u64::from(t.0) ^ u64::from(t.1.to_bits()) << 32),
+            "top" => top_k(logits, 64)?.iter().fold(0, |sum, t| sum ^ u64::from(t.0) ^ u64::from(t.1.to_bits()) << 32),
             _ => {
                 let stream = NoiseStream::new(DrawKey::new(42, 0), n, n as u32);
                 let x = likely[n as usize % rows.len()][(n * n % 61) as usize].0;
-                encoder.encode(logits, x, &stream, &mut corrections).unwrap().total_variation.to_bits()
+                encoder.encode(logits, x, &stream, &mut corrections)?.total_variation.to_bits()
             }
         };
         hash = splitmix64(hash ^ bits);
@@ -59,4 +56,5 @@ fn main() {
     let corrections = corrections.iter().map(|c| u64::from(c.index) << 32 | u64::from(c.logprob.to_bits()));
     let (count_of_corrections, hash) = corrections.fold((0u64, hash), |(n, hash), c| (n + 1, splitmix64(hash ^ c)));
     println!("{step}: {count} rows, {count_of_corrections} corrections, hash {hash:016x}");
+    Ok(())
 }

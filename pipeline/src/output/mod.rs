@@ -27,6 +27,7 @@ mod files;
 mod join;
 mod lease;
 mod look;
+mod plan;
 mod probe;
 #[cfg(test)]
 mod tests;
@@ -46,11 +47,10 @@ use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Appended, ShardRecord, SplitRecord, TeacherArithmetic};
+use stillhouse_schemas::manifest::ShardRecord;
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
 use tokio::sync::Semaphore;
 
@@ -60,17 +60,17 @@ pub use self::join::{AtWork, Ticket};
 pub use self::lease::Lock;
 use self::lease::{Lease, LockKind, Timing};
 pub use self::look::Differs;
+use self::plan::PLAN;
+pub use self::plan::PlanRecord;
 use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::plan::{JobHash, PlannedFile};
-use crate::repair;
+use crate::plan::JobHash;
 use crate::shard::hex;
 use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 
 const STATE: &str = "_stillhouse";
-const PLAN: &str = "_stillhouse/plan.json";
 /// Small requests under way at once.
 const REQUESTS: usize = 16;
 /// Parts of all shards under way at once; each is in memory.
@@ -83,35 +83,6 @@ pub const SUCCESS: &str = "_SUCCESS";
 pub const CARD: &str = "README.md";
 /// Name of the tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
-
-/// What a run remembers of its plan.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PlanRecord {
-    /// Hash of everything that decides the bytes of the shards.
-    pub job_hash: String,
-    /// Name of the job, for messages.
-    pub name: String,
-    /// The folder that the job's relative paths are relative to, as seen from the output folder.
-    #[serde(default)]
-    pub job_folder: String,
-    /// The job file in it, where it was a file.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub job_file: String,
-    /// Everything but the input that decides the bytes of the shards: what the hash is of, for telling what has changed.
-    #[serde(default)]
-    pub identity: serde_json::Value,
-    /// The files of the input, in order, and what their stores said of them.
-    #[serde(default)]
-    pub files: Vec<PlannedFile>,
-    /// The splits.
-    pub splits: Vec<SplitRecord>,
-    /// The files that were appended after the first run, which are the last ones of `files` ([`crate::append`]).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub appended: Vec<Appended>,
-    /// In which arithmetic the teacher computes, where there is one: a run that goes on takes the same.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub teacher: Option<TeacherArithmetic>,
-}
 
 /// An output: a folder, or a prefix of an object store.
 #[derive(Clone)]
@@ -403,37 +374,6 @@ impl Output {
         Err(PipelineError::new(ErrorKind::Output, message))
     }
 
-    /// Writes the plan, where there is none of another job.
-    ///
-    /// # Errors
-    /// When the store does not take it, or when another job has begun here meanwhile.
-    pub async fn begin(&self, plan: &PlanRecord) -> Result<()> {
-        self.still_ours().await?;
-        match self.plan().await? {
-            Some(there) if there.job_hash != plan.job_hash => {
-                let message = format!("{self}: another job ({}) has begun here meanwhile", there.name);
-                Err(PipelineError::new(ErrorKind::Output, message))
-            }
-            _ => self.put_json(PLAN, plan).await,
-        }
-    }
-
-    /// Writes the plan of a job whose input is another one now, in place of the one that it had.
-    ///
-    /// # Errors
-    /// When the store does not take it, or when something else has begun here meanwhile.
-    pub(crate) async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
-        self.still_ours().await?;
-        match self.plan().await? {
-            Some(there) if there.job_hash == was => self.put_json(PLAN, plan).await,
-            there => {
-                let name = there.map(|plan| plan.name).unwrap_or_default();
-                let message = format!("{self}: another job ({name}) has begun here meanwhile");
-                Err(PipelineError::new(ErrorKind::Output, message))
-            }
-        }
-    }
-
     /// Begins to write a shard; readers see nothing of it before it is committed.
     ///
     /// # Errors
@@ -576,54 +516,6 @@ impl Output {
         self.remove_leftovers().await?;
         self.clean_state().await?;
         self.delete(PLAN).await
-    }
-
-    /// The plan of the job that writes or wrote here.
-    ///
-    /// # Errors
-    /// When it cannot be read or is damaged.
-    pub async fn plan(&self) -> Result<Option<PlanRecord>> {
-        let Some(bytes) = self.get(PLAN).await? else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|e| {
-            let message = format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair::command(self, None));
-            PipelineError::new(ErrorKind::DataSet, message)
-        })
-    }
-
-    /// The folder of the job file, as far as it can be found from here.
-    pub async fn job_folder(&self) -> Option<PathBuf> {
-        let plan = self.plan().await.ok()??;
-        Some(self.folder()?.join(plan.job_folder))
-    }
-
-    /// The job file, where it is still there.
-    pub async fn job_file(&self) -> Option<PathBuf> {
-        let plan = self.plan().await.ok()??;
-        disk::found(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
-    }
-
-    /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine.
-    ///
-    /// The query gives the same rows every time, so another machine that goes on with the job makes them again.
-    ///
-    /// # Errors
-    /// When this machine has no folder for it.
-    pub fn sql_folder(&self, job_hash: &str) -> Result<PathBuf> {
-        match self.folder() {
-            Some(root) => Ok(root.join(STATE).join("input")),
-            None => {
-                let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-                let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-                let none = || {
-                    PipelineError::new(
-                        ErrorKind::Output,
-                        "input.sql: set HOME or XDG_CACHE_HOME: its rows are kept there while the job runs",
-                    )
-                };
-                let name = hex(&Sha256::digest(format!("{job_hash} {self}")));
-                Ok(cache.ok_or_else(none)?.join("stillhouse/sql").join(name))
-            }
-        }
     }
 }
 

@@ -24,7 +24,7 @@ use stillhouse_schemas::spec::EngineKind;
 
 use super::driver::{Order, Wanted};
 use super::splits::Session;
-use super::{Job, JobHash, blocking, stage_query};
+use super::{Job, JobHash, blocking, files_of};
 use crate::access::Access;
 use crate::append;
 use crate::differs::differences;
@@ -257,14 +257,7 @@ async fn planned(
         differences(&plan, hash).iter().take(MOST_LINES).for_each(|line| message += &format!("\n  {line}"));
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
-    let (files, skipped) = match &prepared.spec.input.sql {
-        Some(_) => {
-            let folder = output.sql_folder(&hash.hash)?;
-            let staged = blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?;
-            (staged.files, staged.skipped)
-        }
-        None => (prepared.files.clone(), BTreeMap::new()),
-    };
+    let (files, skipped) = files_of(prepared, hash, output, observer).await?;
     Ok((plan.splits_of(&hash.files), Arc::new(files), skipped))
 }
 
