@@ -254,11 +254,13 @@ impl Commits {
     /// Cost: two listings, a small request for each executor, and two for each new commit.
     async fn look(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
         let began = Instant::now();
-        for at in work.output.reports().await? {
-            for split in at.splits {
-                self.begins(split, Some(at.worker.clone()), tell)?;
+        let reports = work.output.reports().await?;
+        for at in reports.values() {
+            for split in &at.splits {
+                self.begins(split.split, Some(at.worker.clone()), tell)?;
             }
         }
+        tell(Step::AtWork(reports))?;
         let there = work.output.committed_splits().await?;
         let new: Vec<SplitId> = self.left.intersection(&there).copied().collect();
         let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(RECORDS);

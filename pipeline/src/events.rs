@@ -238,6 +238,33 @@ pub struct Progress {
     pub bytes: u64,
 }
 
+impl Progress {
+    /// Adds what another process has counted for the same run: its work, not what the run itself knows of time, splits and shards.
+    pub fn add(&mut self, other: &Self) {
+        self.documents += other.documents;
+        self.text_bytes += other.text_bytes;
+        self.tokens += other.tokens;
+        self.sequences += other.sequences;
+        self.teacher_tokens += other.teacher_tokens;
+        self.teacher_seconds += other.teacher_seconds;
+        self.extract_seconds += other.extract_seconds;
+        self.devices += other.devices;
+        self.device_idle_seconds += other.device_idle_seconds;
+        self.device_blocked_seconds += other.device_blocked_seconds;
+        self.store_requests += other.store_requests;
+        self.store_retries += other.store_retries;
+        for stage in &other.stages {
+            match self.stages.iter_mut().find(|own| own.name == stage.name) {
+                Some(own) => {
+                    own.rows += stage.rows;
+                    own.busy_seconds += stage.busy_seconds;
+                }
+                None => self.stages.push(stage.clone()),
+            }
+        }
+    }
+}
+
 /// Takes events as they happen. Called from several threads.
 pub trait Observer: Send + Sync {
     /// Takes one event; must not block for long.

@@ -12,6 +12,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod driver;
+mod elsewhere;
 pub(crate) mod splits;
 pub mod worker;
 
@@ -42,6 +43,7 @@ use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
 use crate::run::driver::Driver;
+use crate::run::elsewhere::Elsewhere;
 use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, JobInput, Loaded};
@@ -266,16 +268,8 @@ pub(crate) struct Job {
     observer: Arc<dyn Observer>,
     /// Who makes the splits, where that is not this process.
     driver: Option<Arc<dyn Driver>>,
-    /// What came out of splits that others made.
-    made_elsewhere: Mutex<MadeElsewhere>,
-}
-
-/// Sums over the shards that others have committed for this run.
-#[derive(Debug, Default)]
-struct MadeElsewhere {
-    documents: u64,
-    sequences: u64,
-    tokens: u64,
+    /// What is known of the work of others for this run.
+    elsewhere: Mutex<Elsewhere>,
 }
 
 impl Job {
@@ -359,7 +353,7 @@ impl Job {
             stop: Arc::default(),
             observer,
             driver,
-            made_elsewhere: Mutex::default(),
+            elsewhere: Mutex::default(),
         })
     }
 

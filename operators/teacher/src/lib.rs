@@ -55,6 +55,7 @@ pub mod gpu;
 mod model;
 mod net;
 pub mod probe;
+mod room;
 mod weights;
 
 use std::path::PathBuf;
@@ -68,6 +69,7 @@ pub use device::{DeviceChoice, Opened, Precision, devices};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use model::{LoadOptions, check_weights, decoding_bytes, load, load_on_host};
+pub use room::{HostBytes, host_bytes};
 pub use stillhouse_gpu;
 
 /// What a teacher is, for manifests and checks.

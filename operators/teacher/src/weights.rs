@@ -135,6 +135,12 @@ impl Weights {
         }
     }
 
+    /// Whether a head was handed out that is not the embedding.
+    pub(crate) fn has_own_head(&self) -> bool {
+        let heads = ["lm_head.weight", "embed_out.weight", "output.weight"];
+        self.used.borrow().iter().any(|name| heads.contains(&name.as_str()))
+    }
+
     /// Whether weights are read, and not only headers.
     pub(crate) fn is_read(&self) -> bool {
         self.read == Read::Weights

@@ -13,7 +13,7 @@
 //! worker holds `_stillhouse/commits` (shared) around both, and a run that takes the output over waits, once the lock does not name the one before, until
 //! nobody holds it: who comes later sees another name, or none.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use stillhouse_schemas::manifest::ShardRecord;
 use super::commit::{CommitRecord, split_record};
 use super::{Backend, Output, REQUESTS, STATE, disk, lease};
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Progress, StageStatus};
 
 /// What the workers are at.
 pub(super) const WORKERS: &str = "_stillhouse/workers";
@@ -46,12 +47,36 @@ pub struct Ticket {
 }
 
 /// What a worker is at, for whoever looks on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AtWork {
     /// Its name, for a person.
     pub worker: String,
+    /// The run that it works for, as the ticket names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
     /// The splits that it makes.
-    pub splits: BTreeSet<SplitId>,
+    pub splits: Vec<SplitAtWork>,
+    /// What it has counted since it joined the run.
+    #[serde(default)]
+    pub progress: Progress,
+}
+
+/// Where a split stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitAtWork {
+    /// Which.
+    pub split: SplitId,
+    /// What it reads.
+    pub reads: String,
+    /// Its stages, in the order of the pipeline.
+    pub stages: Vec<StageStatus>,
+}
+
+impl SplitAtWork {
+    /// Rows that came out of all stages.
+    pub fn rows(&self) -> u64 {
+        self.stages.iter().map(|stage| stage.rows).sum()
+    }
 }
 
 impl Output {
@@ -63,27 +88,32 @@ impl Output {
         self.put_json(&format!("{WORKERS}/{id}.json"), at).await
     }
 
-    /// What the workers of the run are at; those that have died since are among them. One listing, and a request for each.
+    /// What the workers of this run are at, by the names of their reports; those that have died since are among them. One listing, and a
+    /// request for each.
     ///
     /// # Errors
     /// When the store does not answer.
-    pub async fn reports(&self) -> Result<Vec<AtWork>> {
+    pub async fn reports(&self) -> Result<BTreeMap<String, AtWork>> {
         let names = self.list(WORKERS).await?.into_keys();
-        let mut reports =
-            futures::stream::iter(names).map(|name| async move { self.get(&name).await }).buffered(REQUESTS);
-        let mut all = Vec::new();
+        let report = |name: String| async move { self.get(&name).await.map(|bytes| (name, bytes)) };
+        let mut reports = futures::stream::iter(names).map(report).buffered(REQUESTS);
+        let mut all = BTreeMap::new();
         while let Some(report) = reports.next().await {
-            // what is there and no report says nothing
-            all.extend(report?.and_then(|bytes| serde_json::from_slice(&bytes).ok()));
+            let (name, bytes) = report?;
+            // what is there and no report says nothing, nor does one of a run before this
+            let at = bytes.and_then(|bytes| serde_json::from_slice::<AtWork>(&bytes).ok());
+            all.extend(at.filter(|at| at.holder.as_ref() == self.holder.get()).map(|at| (name, at)));
         }
         Ok(all)
     }
 
-    /// Says at the output who holds it, so that workers know their run from others: on a disk in its lock; a lease says it anyway.
+    /// Says at the output who holds it, so that workers know their run from others: on a disk in its lock; a lease says it anyway. What the
+    /// workers of a run before this one have told goes.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// When the disk does not take it, or the store does not remove what was told.
     pub(crate) async fn let_others_join(&self) -> Result<()> {
+        self.remove_under(WORKERS).await?;
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let holder = self.holder.get_or_init(lease::unique).clone();
         let path = root.join(STATE).join("lock");

@@ -56,7 +56,7 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
-pub use self::join::{AtWork, Ticket};
+pub use self::join::{AtWork, SplitAtWork, Ticket};
 pub use self::lease::Lock;
 use self::lease::{Lease, LockKind, Timing};
 pub use self::look::Differs;

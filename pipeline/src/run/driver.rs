@@ -9,6 +9,7 @@
 //! The run plans, holds the output, and writes the manifest; whoever drives makes shards and commits them ([`crate::output::Ticket`]). So what
 //! a driver loses, does twice or does late harms nothing: a split is done when its record is at the output, and not before.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +21,7 @@ use stillhouse_schemas::manifest::{ShardRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Engine, EngineKind};
 
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{Output, Ticket};
+use crate::output::{AtWork, Output, Ticket};
 
 /// What another process has to know to work for a run, whatever the split. It makes the plan of it by itself, and finds out whether it is
 /// the same: the ticket has the job's hash.
@@ -73,6 +74,8 @@ pub enum Step {
         /// Who makes it, where that is not this process.
         executor: Option<String>,
     },
+    /// What those who work for the run are at and have counted, all of them, by the names of their reports.
+    AtWork(BTreeMap<String, AtWork>),
     /// A shard is committed.
     Made(Box<ShardRecord>),
     /// Something that its user should know of.

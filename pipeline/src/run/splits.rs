@@ -25,7 +25,7 @@ use crate::engine::sink::{Shard, Shards, describe, records};
 use crate::engine::source::Corpus;
 use crate::engine::{self, state::SplitState};
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Progress, StalledSplit};
+use crate::events::{Event, Progress, StageStatus, StalledSplit};
 use crate::job::Prepared;
 use crate::output::Output;
 use crate::source::InputFile;
@@ -88,8 +88,9 @@ impl Job {
                 }
                 _ = ticks.tick() => {
                     let progress = self.progress(began);
-                    if self.driver.is_none() {
-                        self.look_for_a_stall(&mut watch, &progress, &session.resources.at_work);
+                    match self.driver.is_none() {
+                        true => self.look_for_a_stall_here(&mut watch, &progress, &session.resources.at_work),
+                        false => self.look_for_a_stall_elsewhere(&mut watch, &progress),
                     }
                     self.observer.event(&Event::Progress(progress));
                 }
@@ -143,20 +144,37 @@ impl Job {
         Wanted { split: split.split, dataset_split, was }
     }
 
-    /// Tells where everything stands when nothing has moved for a while.
-    fn look_for_a_stall(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
-        let moved = progress.stages.iter().map(|stage| stage.rows).sum::<u64>()
-            + progress.splits_done
-            + progress.teacher_tokens
-            + progress.store_requests;
+    /// Tells where everything stands when nothing has moved in this process for a while.
+    fn look_for_a_stall_here(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
         let at_work: BTreeMap<SplitId, Arc<SplitState>> =
             at_work.all().into_iter().map(|state| (state.split, state)).collect();
         let rows = at_work.iter().map(|(split, state)| (*split, state.rows()));
+        let place = |split| at_work.get(&split).map(|state| (state.reads.clone(), state.statuses()));
+        self.look_for_a_stall(watch, moved(progress) + progress.store_requests, rows, place);
+    }
+
+    /// The same of the others' work. That they send requests says nothing: they tell of a standstill too.
+    fn look_for_a_stall_elsewhere(&self, watch: &mut StallWatch, progress: &Progress) {
+        let at_work = {
+            let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+            self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).at_work(|split| !made.contains(&split))
+        };
+        let rows = at_work.iter().map(|(split, at)| (*split, at.rows()));
+        let place = |split| at_work.get(&split).map(|at| (at.reads.clone(), at.stages.clone()));
+        self.look_for_a_stall(watch, moved(progress), rows, place);
+    }
+
+    fn look_for_a_stall(
+        &self,
+        watch: &mut StallWatch,
+        moved: u64,
+        rows: impl Iterator<Item = (SplitId, u64)>,
+        place: impl Fn(SplitId) -> Option<(String, Vec<StageStatus>)>,
+    ) {
         let Some(Stall { time, splits }) = watch.look(Instant::now(), moved, rows) else { return };
         let place = |(split, still): &(SplitId, Duration)| {
-            let state = at_work.get(split)?;
-            let (seconds, stages) = (still.as_secs_f64(), state.statuses());
-            Some(StalledSplit { split: *split, reads: state.reads.clone(), seconds, stages })
+            let (reads, stages) = place(*split)?;
+            Some(StalledSplit { split: *split, reads, seconds: still.as_secs_f64(), stages })
         };
         self.observer.event(&Event::Stalled {
             seconds: time.as_secs_f64(),
@@ -166,7 +184,7 @@ impl Job {
     }
 
     /// What the metrics of the plan say now.
-    fn progress(&self, began: Instant) -> Progress {
+    pub(super) fn progress(&self, began: Instant) -> Progress {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let requests = self.prepared.storages.requests();
         let mut progress = Progress {
@@ -182,9 +200,7 @@ impl Job {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner).clone();
         plans.iter().for_each(|plan| engine::add_progress(plan.as_ref(), &mut progress));
         if self.driver.is_some() {
-            // the plan is executed elsewhere: what is known is what was committed
-            let made = self.made_elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
-            (progress.documents, progress.sequences, progress.tokens) = (made.documents, made.sequences, made.tokens);
+            self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).add_to(&mut progress);
         }
         progress
     }
@@ -195,6 +211,7 @@ impl Job {
             Step::Begun { split, dataset_split, executor } => {
                 self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
             }
+            Step::AtWork(reports) => self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).told(reports),
             Step::Warning(message) => self.observer.event(&Event::Warning { message }),
             Step::Made(record) => {
                 self.committed(&record)?;
@@ -214,10 +231,7 @@ impl Job {
         }
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
         if self.driver.is_some() {
-            let mut made = self.made_elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
-            made.documents += record.statistics.documents;
-            made.sequences += record.rows;
-            made.tokens += record.tokens;
+            self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).committed(record);
         }
         self.holdouts.committed(record)?;
         self.observer.event(&Event::SplitCommitted {
@@ -319,6 +333,11 @@ impl Driver for Here<'_> {
         };
         until_one_fails.boxed()
     }
+}
+
+/// Grows as long as anything of the work moves.
+fn moved(progress: &Progress) -> u64 {
+    progress.stages.iter().map(|stage| stage.rows).sum::<u64>() + progress.splits_done + progress.teacher_tokens
 }
 
 /// What the plan of a job works with in this process.

@@ -10,13 +10,13 @@
 //! worker that sees another input, another tokenizer, other weights or computes in another arithmetic refuses, and says in what it differs.
 //!
 //! Every two seconds a worker looks whether its run still holds the output; when it does not, what is at work ends at its next batch. That
-//! is how a cancelled or dead run is told, and costs one small request. With it goes what it is at (`_stillhouse/workers`), where that is another
-//! split than two seconds before.
+//! is how a cancelled or dead run is told, and costs one small request. With it goes what it is at and has counted (`_stillhouse/workers`), where
+//! it is at another split than two seconds before, else every ten seconds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
@@ -35,27 +35,59 @@ use crate::events::Observer;
 use crate::holdouts::Holdouts;
 use crate::job::{Prepared, chain, prepare_parsed};
 use crate::operators::job_format;
-use crate::output::{AtWork, Output};
+use crate::output::{AtWork, Output, SplitAtWork};
 use crate::plan;
 use crate::teacher::{self, JobInput, Loaded};
 
 /// How often a worker looks whether its run is still there.
 const LOOKS: Duration = Duration::from_secs(2);
 
+/// How often it tells how far it is.
+const TELLS: Duration = Duration::from_secs(10);
+
 /// Lines that a refusal gives of what differs.
 const MOST_LINES: usize = 8;
 
 /// A job, as this process works at it.
 pub struct Worker {
-    job: Job,
-    session: Session,
+    stand: Arc<Stand>,
     partitions: HashMap<SplitId, usize>,
     /// A split is worked on once at a time, however often it is asked for.
     turns: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
-    at_work: Arc<Mutex<BTreeSet<SplitId>>>,
-    stop: Arc<AtomicBool>,
     watching: tokio::task::JoinHandle<()>,
     pool: Pool,
+}
+
+/// Where the work stands.
+struct Stand {
+    name: String,
+    job: Job,
+    session: Session,
+    at_work: Mutex<BTreeSet<SplitId>>,
+    began: Instant,
+}
+
+impl Stand {
+    fn splits(&self) -> BTreeSet<SplitId> {
+        self.at_work.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What it is at and has counted.
+    fn tell(&self, splits: &BTreeSet<SplitId>) -> AtWork {
+        let states: HashMap<SplitId, _> =
+            self.session.resources.at_work.all().into_iter().map(|state| (state.split, state)).collect();
+        let at = |split: &SplitId| {
+            let state = states.get(split);
+            let reads = state.map(|state| state.reads.clone()).unwrap_or_default();
+            SplitAtWork { split: *split, reads, stages: state.map(|state| state.statuses()).unwrap_or_default() }
+        };
+        AtWork {
+            worker: self.name.clone(),
+            holder: self.job.output.ticket().holder,
+            splits: splits.iter().map(at).collect(),
+            progress: self.job.progress(self.began),
+        }
+    }
 }
 
 /// A split that is at work as long as this lives.
@@ -126,20 +158,21 @@ impl Worker {
             stop: Arc::clone(&stop),
             observer,
             driver: None,
-            made_elsewhere: Mutex::default(),
+            elsewhere: Mutex::default(),
         };
         let pool = Pool::new(rayon::current_num_threads());
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
         let session = job.session(splits, pool.spawner().map_err(PipelineError::output("the splits"))?)?;
         let partitions = session.partitions();
-        let at_work = Arc::default();
-        let watching = tokio::spawn(watch(output, place.name.clone(), Arc::clone(&at_work), Arc::clone(&stop)));
-        Ok(Self { job, session, partitions, turns: Mutex::default(), at_work, stop, watching, pool })
+        let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
+        let stand = Arc::new(Stand { name, job, session, at_work, began });
+        let watching = tokio::spawn(watch(Arc::clone(&stand)));
+        Ok(Self { stand, partitions, turns: Mutex::default(), watching, pool })
     }
 
     /// Whether its run is gone: nothing more is made for it.
     pub fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stand.job.stop.load(Ordering::Relaxed)
     }
 
     /// Makes a split and commits it for the run; one that is committed already is not made again.
@@ -153,20 +186,21 @@ impl Worker {
             Arc::clone(turns.entry(wanted.split).or_default())
         };
         let _turn = turn.lock().await;
-        self.job.output.still_ours().await?;
+        let Stand { job, session, at_work, .. } = self.stand.as_ref();
+        job.output.still_ours().await?;
         if wanted.was.is_none()
-            && let Some(record) = self.job.output.committed(wanted.split).await?
+            && let Some(record) = job.output.committed(wanted.split).await?
         {
             return Ok(record);
         }
         let Some(&partition) = self.partitions.get(&wanted.split) else {
-            let message = format!("{}: the plan has no split {}", self.job.output, wanted.split.0);
+            let message = format!("{}: the plan has no split {}", job.output, wanted.split.0);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
-        let _working = Working::on(&self.at_work, wanted.split);
+        let _working = Working::on(at_work, wanted.split);
         let warn = |message: String| tracing::warn!("{message}");
         let made = match &wanted.was {
-            None => self.session.execute(partition, &warn).await?,
+            None => session.execute(partition, &warn).await?,
             Some(was) => self.again(partition, was)?.execute(0, &warn).await?,
         };
         let [record] = <[ShardRecord; 1]>::try_from(made).map_err(|made| {
@@ -179,8 +213,9 @@ impl Worker {
     /// A plan of one split, whose shard must come out as it was.
     fn again(&self, partition: usize, was: &ShardRecord) -> Result<Session> {
         let spawner = self.pool.spawner().map_err(PipelineError::output("the splits"))?;
-        let splits: Vec<SplitRecord> = self.session.split(partition).into_iter().collect();
-        self.job.session_of(splits, &BTreeMap::from([(was.split, was.clone())]), spawner)
+        let Stand { job, session, .. } = self.stand.as_ref();
+        let splits: Vec<SplitRecord> = session.split(partition).into_iter().collect();
+        job.session_of(splits, &BTreeMap::from([(was.split, was.clone())]), spawner)
     }
 }
 
@@ -190,25 +225,26 @@ impl Drop for Worker {
     }
 }
 
-/// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output what is at work, where that has changed.
-async fn watch(output: Output, worker: String, at_work: Arc<Mutex<BTreeSet<SplitId>>>, stop: Arc<AtomicBool>) {
-    let (id, mut told) = (uuid::Uuid::new_v4().simple().to_string(), BTreeSet::new());
+/// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output how the work stands.
+async fn watch(stand: Arc<Stand>) {
+    let output = &stand.job.output;
+    let (id, mut told, mut at) = (uuid::Uuid::new_v4().simple().to_string(), BTreeSet::new(), Instant::now());
     loop {
         tokio::time::sleep(LOOKS).await;
         match output.still_ours().await {
             Err(e) if e.retryable => continue,
             Err(e) => {
                 tracing::info!("{e}");
-                stop.store(true, Ordering::Relaxed);
+                stand.job.stop.store(true, Ordering::Relaxed);
                 return;
             }
             Ok(()) => {}
         }
-        let splits = at_work.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let splits = stand.splits();
         // a report of nothing could come after the run has taken the reports away
-        if splits != told && !splits.is_empty() {
-            match output.report(&id, &AtWork { worker: worker.clone(), splits: splits.clone() }).await {
-                Ok(()) => told = splits,
+        if !splits.is_empty() && (splits != told || at.elapsed() >= TELLS) {
+            match output.report(&id, &stand.tell(&splits)).await {
+                Ok(()) => (told, at) = (splits, Instant::now()),
                 Err(e) => tracing::debug!("{e}"),
             }
         }
