@@ -28,6 +28,7 @@ use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
+use stillhouse_pipeline::output::AtWork;
 use stillhouse_pipeline::run::driver::{Driver, Step, Tell, Wanted, Work};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::spec::Engine;
@@ -49,6 +50,10 @@ const LOOKS: Duration = Duration::from_secs(1);
 const SHARE: u32 = 3;
 /// Records that are read at once.
 const RECORDS: usize = 16;
+/// As long as nobody but executors that cannot make its splits has told of a job, so long is waited for others.
+const OTHERS: Duration = Duration::from_mins(2);
+/// Executors that are named as such, one by one.
+const MOST_NAMED: usize = 8;
 /// After so long without a commit it is told what could be the reason.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -216,6 +221,9 @@ struct Commits {
     took: Duration,
     moved: Instant,
     patience: Duration,
+    /// Executors of which it was told that they cannot make these splits, why, and when the last one said so.
+    passed_over: BTreeMap<String, String>,
+    last_passed: Instant,
 }
 
 impl Commits {
@@ -224,7 +232,17 @@ impl Commits {
         let now = Instant::now();
         let left = fresh.map(|wanted| wanted.split).collect();
         let of = work.splits.iter().map(|wanted| (wanted.split, wanted.dataset_split.clone())).collect();
-        Self { left, begun: BTreeSet::new(), of, looked: now, took: Duration::ZERO, moved: now, patience: QUIET }
+        Self {
+            left,
+            begun: BTreeSet::new(),
+            of,
+            looked: now,
+            took: Duration::ZERO,
+            moved: now,
+            patience: QUIET,
+            passed_over: BTreeMap::new(),
+            last_passed: now,
+        }
     }
 
     async fn look_if_due(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
@@ -251,6 +269,36 @@ impl Commits {
         }
     }
 
+    /// Tells which executors pass the splits on. An error once there are only such.
+    fn pass_over(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
+        for at in reports.values() {
+            let Some(why) = &at.cannot else { continue };
+            if self.passed_over.insert(at.worker.clone(), why.clone()).is_some() {
+                continue;
+            }
+            self.last_passed = Instant::now();
+            match self.passed_over.len() {
+                n if n <= MOST_NAMED => {
+                    tell(Step::Warning(format!("executor {} passes the splits of this job on: {why}", at.worker)))?;
+                }
+                n if n == MOST_NAMED + 1 => tell(Step::Warning("other executors pass them on too".into()))?,
+                _ => {}
+            }
+        }
+        let only_such = !reports.is_empty() && reports.values().all(|at| at.cannot.is_some());
+        if !only_such || self.last_passed.elapsed() < OTHERS {
+            return Ok(());
+        }
+        let (name, why) = self.passed_over.first_key_value().unzip();
+        let message = format!(
+            "no executor can make the splits of this job: {} have said so and nobody else has begun; of executor {}: {}",
+            self.passed_over.len(),
+            name.map_or("", String::as_str),
+            why.map_or("", String::as_str)
+        );
+        Err(PipelineError::new(ErrorKind::Model, message))
+    }
+
     /// Cost: two listings, a small request for each executor, and two for each new commit.
     async fn look(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
         let began = Instant::now();
@@ -260,6 +308,7 @@ impl Commits {
                 self.begins(split.split, Some(at.worker.clone()), tell)?;
             }
         }
+        self.pass_over(&reports, tell)?;
         tell(Step::AtWork(reports))?;
         let there = work.output.committed_splits().await?;
         let new: Vec<SplitId> = self.left.intersection(&there).copied().collect();

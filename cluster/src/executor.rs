@@ -4,18 +4,25 @@
 //!   asks the scheduler every 50 ms as long as a slot is free, else every 5 s ─► task ─► is it a job of ours? ─► Worker::make
 //! ```
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use ballista_core::JobId;
 use ballista_core::config::TaskSchedulingPolicy;
+use ballista_core::error::BallistaError;
 use ballista_core::execution_plans::ShuffleWriterExec;
-use ballista_core::serde::protobuf::GetJobStatusParams;
 use ballista_core::serde::protobuf::scheduler_grpc_client::SchedulerGrpcClient;
+use ballista_core::serde::protobuf::{
+    GetJobStatusParams, RuntimeStatsReport, ShuffleWritePartition, WindowStateReport,
+};
 use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
 use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
-use datafusion::common::Result as DataResult;
+use datafusion::common::{DataFusionError, Result as DataResult};
+use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::prelude::SessionConfig;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::run::worker::Place;
@@ -26,6 +33,9 @@ use crate::place::Workplace;
 use crate::token::Token;
 use crate::{driver, failure, wire};
 
+/// A task that this executor cannot make is given back after so long.
+const GIVES_BACK: Duration = Duration::from_secs(5);
+
 /// Between tries to reach a scheduler that is not there yet.
 const AGAIN: Duration = Duration::from_millis(250);
 
@@ -33,8 +43,6 @@ const AGAIN: Duration = Duration::from_millis(250);
 pub struct Options {
     /// The scheduler, as `host:port`.
     pub scheduler: String,
-    /// Splits at once.
-    pub slots: usize,
     /// How long it waits for a scheduler that is not there yet.
     pub patience: Duration,
     /// Its name, its rules and its device.
@@ -48,10 +56,10 @@ pub struct Options {
 /// # Errors
 /// When the scheduler cannot be reached, or refuses it.
 pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
-    let Options { scheduler, slots, patience, place, token } = options;
+    let Options { scheduler, patience, place, token } = options;
     greet(&scheduler, &token, patience).await?;
     let host = hostname();
-    let name = place.name.clone();
+    let (name, slots) = (place.name.clone(), place.slots);
     let workplace = Workplace::new(place);
     let work_dir = tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the executor"))?;
     let (scheduler_host, port) = scheduler.rsplit_once(':').unwrap_or((&scheduler, ""));
@@ -135,7 +143,49 @@ impl ExecutionEngine for OwnJobsOnly {
             return Err(failure::of_task(&PipelineError::new(ErrorKind::Usage, message)));
         }
         let ids = global_output_partition_ids;
-        self.0.create_query_stage_exec(job_id, stage_id, task_id, ids, plan, work_dir, config)
+        let stage = self.0.create_query_stage_exec(job_id, stage_id, task_id, ids, plan, work_dir, config)?;
+        Ok(Arc::new(GivesBack(stage)))
+    }
+}
+
+/// A stage whose task goes back to the scheduler where this executor cannot make it, without being counted as a failure of it.
+#[derive(Debug)]
+struct GivesBack(Arc<dyn QueryStageExecutor>);
+
+impl fmt::Display for GivesBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[async_trait]
+impl QueryStageExecutor for GivesBack {
+    async fn execute_query_stage(
+        &self,
+        task_id: usize,
+        context: Arc<TaskContext>,
+    ) -> DataResult<Vec<ShuffleWritePartition>> {
+        let made = self.0.execute_query_stage(task_id, context).await;
+        match made {
+            Err(e) if failure::is_of_place(&format!("{e:?}")) => {
+                // the slot stays taken for a while, so that others ask before this one asks again
+                tokio::time::sleep(GIVES_BACK).await;
+                Err(DataFusionError::External(Box::new(BallistaError::Cancelled)))
+            }
+            made => made,
+        }
+    }
+
+    fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
+        self.0.collect_plan_metrics()
+    }
+
+    fn collect_runtime_stats_reports(&self) -> Vec<RuntimeStatsReport> {
+        self.0.collect_runtime_stats_reports()
+    }
+
+    fn collect_window_state_reports(&self) -> DataResult<Vec<WindowStateReport>> {
+        self.0.collect_window_state_reports()
     }
 }
 

@@ -22,11 +22,20 @@ pub fn of_task(error: &PipelineError) -> DataFusionError {
     }
 }
 
+/// What a task has told, in whatever it was put on its way.
+fn told(text: &str) -> Option<Failure> {
+    let (digits, _) = text.split_once(BEGIN)?.1.split_once(END)?;
+    serde_json::from_slice(&unhex(digits)?).ok()
+}
+
+/// Whether an error of a task is one of its executor alone, so that the task is for another one.
+pub fn is_of_place(text: &str) -> bool {
+    told(text).is_some_and(|failure| failure.of_place)
+}
+
 /// What Ballista says of a job that failed, as the task has told it where it was one that did.
 pub fn of_job(text: &str) -> PipelineError {
-    let told = text.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
-    let failure = told.and_then(|(digits, _)| serde_json::from_slice::<Failure>(&unhex(digits)?).ok());
-    match failure {
+    match told(text) {
         Some(failure) => failure.into(),
         None => PipelineError::new(ErrorKind::Output, format!("the cluster: {text}")),
     }
@@ -47,6 +56,9 @@ mod tests {
             let back = of_job(&quoted);
             assert_eq!((back.kind, back.retryable, back.to_string()), (error.kind, retryable, error.to_string()));
         }
+        let here = |error: PipelineError| is_of_place(&format!("{:?}", of_task(&error)));
+        let error = || PipelineError::new(ErrorKind::Model, "no room");
+        assert!(here(error().of_place()) && !here(error()) && !is_of_place("no room"));
         let other = of_job("no such job");
         assert_eq!((other.kind, other.to_string().as_str()), (ErrorKind::Output, "the cluster: no such job"));
     }

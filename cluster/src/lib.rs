@@ -25,6 +25,7 @@ mod driver;
 pub mod executor;
 mod failure;
 pub mod log;
+pub mod memory;
 mod node;
 mod order;
 mod place;

@@ -1,10 +1,13 @@
 //! The jobs that an executor works for: each is prepared once in its process, by whichever split comes first, and goes with its run.
+//!
+//! A job that this machine cannot hold is not looked at again for a minute: its splits go back to the scheduler meanwhile.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use stillhouse_pipeline::error::{PipelineError, Result};
+use stillhouse_pipeline::error::{Failure, PipelineError, Result};
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::run::driver::{Order, Wanted};
 use stillhouse_pipeline::run::worker::{Place, Worker};
@@ -12,12 +15,23 @@ use stillhouse_schemas::manifest::ShardRecord;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+/// After so long it is tried again whether a job has room here: others may have ended.
+const AGAIN: Duration = Duration::from_mins(1);
+
+/// A job, as far as it came here.
+#[derive(Default)]
+struct Joined {
+    worker: OnceCell<Worker>,
+    /// Why not, and when that was found out.
+    cannot: Mutex<Option<(Failure, Instant)>>,
+}
+
 /// An executor's place: its rules, its device, its jobs.
 pub struct Workplace {
     /// The runtime that serves requests and files.
     handle: Handle,
     place: Place,
-    jobs: Mutex<HashMap<String, Arc<OnceCell<Worker>>>>,
+    jobs: Mutex<HashMap<String, Arc<Joined>>>,
 }
 
 /// Aborts what nobody waits for any more.
@@ -45,30 +59,45 @@ impl Workplace {
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
         made.map_err(|e| {
             tracing::warn!("{e}");
-            let said = PipelineError::new(e.kind, format!("{e} (executor {})", self.place.name));
-            let said = if e.retryable { said.retryable() } else { said };
-            match e.split {
-                Some(split) => said.of_split(split),
-                None => said,
-            }
+            let failure = Failure::from(&e);
+            Failure { message: format!("{} (executor {})", failure.message, self.place.name), ..failure }.into()
         })
     }
 
     async fn made(&self, order: &Order, wanted: &Wanted) -> Result<ShardRecord> {
         let job = self.job(order);
         // one that fails is tried again by the next split
-        let worker = job.get_or_try_init(|| Worker::join(order, &self.place, Arc::new(Log))).await?;
+        let worker = job.worker.get_or_try_init(|| self.join(&job, order)).await?;
         tracing::info!(split = wanted.split.0, job = order.ticket.job_hash, "begins");
         let record = worker.make(wanted).await?;
         tracing::info!(split = wanted.split.0, shard = record.path, bytes = record.bytes, "committed");
         Ok(record)
     }
 
-    fn job(&self, order: &Order) -> Arc<OnceCell<Worker>> {
+    async fn join(&self, job: &Joined, order: &Order) -> Result<Worker> {
+        let known = job.cannot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((why, since)) = known
+            && since.elapsed() < AGAIN
+        {
+            return Err(why.into());
+        }
+        let joined = Worker::join(order, &self.place, Arc::new(Log)).await;
+        let cannot = joined.as_ref().err().filter(|e| e.of_place).map(|e| (Failure::from(e), Instant::now()));
+        *job.cannot.lock().unwrap_or_else(PoisonError::into_inner) = cannot;
+        joined
+    }
+
+    fn job(&self, order: &Order) -> Arc<Joined> {
         let key = format!("{} {}", order.ticket.job_hash, order.ticket.holder.as_deref().unwrap_or_default());
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        // teachers of runs that have ended make room
-        jobs.retain(|_, job| Arc::strong_count(job) > 1 || job.get().is_none_or(|worker| !worker.is_over()));
+        // teachers of runs that have ended make room; what was never made is known for as long as it is not tried again
+        jobs.retain(|_, job| {
+            let is_refused_now = || {
+                let cannot = job.cannot.lock().unwrap_or_else(PoisonError::into_inner);
+                cannot.as_ref().is_some_and(|(_, since)| since.elapsed() < AGAIN)
+            };
+            Arc::strong_count(job) > 1 || job.worker.get().map_or_else(is_refused_now, |worker| !worker.is_over())
+        });
         Arc::clone(jobs.entry(key).or_default())
     }
 }

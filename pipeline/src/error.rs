@@ -63,6 +63,8 @@ pub struct PipelineError {
     pub problems: Option<Problems>,
     /// The split that failed, where it was one.
     pub split: Option<SplitId>,
+    /// Whether it is this machine that cannot, and another one may.
+    pub of_place: bool,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -70,7 +72,15 @@ pub struct PipelineError {
 impl PipelineError {
     /// An error that stands for itself.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, retryable: false, problems: None, split: None, message: message.into(), source: None }
+        Self {
+            kind,
+            retryable: false,
+            problems: None,
+            split: None,
+            of_place: false,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// An error with its cause.
@@ -84,7 +94,7 @@ impl PipelineError {
             let reported = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
             return if storage::is_retryable(error) { reported.retryable() } else { reported };
         }
-        Self { kind, retryable: false, problems: None, split: None, message, source: Some(source) }
+        Self { source: Some(source), ..Self::new(kind, message) }
     }
 
     /// Marks the error as one that a retry can help.
@@ -92,6 +102,12 @@ impl PipelineError {
     pub fn retryable(mut self) -> Self {
         self.retryable = true;
         self
+    }
+
+    /// Marks the error as one of this machine: another one may have the room, or the device.
+    #[must_use]
+    pub fn of_place(self) -> Self {
+        Self { of_place: true, ..self }
     }
 
     /// Names the split that failed.
@@ -176,20 +192,24 @@ pub struct Failure {
     pub retryable: bool,
     /// The split that failed, where it was one.
     pub split: Option<SplitId>,
+    /// Whether it is the machine that cannot, and another one may.
+    #[serde(default)]
+    pub of_place: bool,
     /// The message with its causes, on one line.
     pub message: String,
 }
 
 impl From<&PipelineError> for Failure {
     fn from(error: &PipelineError) -> Self {
-        Self { kind: error.kind, retryable: error.retryable, split: error.split, message: error.to_string() }
+        let PipelineError { kind, retryable, split, of_place, .. } = *error;
+        Self { kind, retryable, split, of_place, message: error.to_string() }
     }
 }
 
 impl From<Failure> for PipelineError {
     fn from(failure: Failure) -> Self {
-        let Failure { kind, retryable, split, message } = failure;
-        Self { retryable, split, ..Self::new(kind, message) }
+        let Failure { kind, retryable, split, of_place, message } = failure;
+        Self { retryable, split, of_place, ..Self::new(kind, message) }
     }
 }
 

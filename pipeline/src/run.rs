@@ -13,6 +13,7 @@
 
 pub mod driver;
 mod elsewhere;
+pub mod room;
 pub(crate) mod splits;
 pub mod worker;
 

@@ -131,10 +131,12 @@ pub(crate) fn load(
 }
 
 fn failed(e: TeacherError) -> PipelineError {
-    PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)))
+    let error = PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
+    // a device without room for it, or one that is not there
+    if matches!(e, TeacherError::Device { .. }) { error.of_place() } else { error }
 }
 
-fn precision(dtype: Dtype) -> Option<Precision> {
+pub(crate) fn precision(dtype: Dtype) -> Option<Precision> {
     match dtype {
         Dtype::Auto => None,
         Dtype::F32 => Some(Precision::F32),

@@ -405,3 +405,30 @@ fn what_does_not_belong_together_is_refused_by_name() {
     assert!(!scratch.path("out").exists());
     drop(strict);
 }
+
+#[test]
+fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
+    let scratch = scratch();
+    let expected = alone(&scratch, &small_job());
+    let mut cluster = Cluster::start(&scratch);
+    let small = cluster.executor(&|command| {
+        command.args(["--memory-megabytes", "300", "--name", "small"]);
+    });
+    // alone it gives every split back, and says so; nothing is called a failure of the job
+    let mut run = cluster.begin(&small_job(), "passed");
+    let began = Instant::now();
+    while !said(&small.log).contains("the job takes") {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", said(&small.log));
+        assert!(run.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let large = cluster.executor(&|_| {});
+    let status = run.wait().unwrap();
+    let told = std::io::read_to_string(run.stderr.take().unwrap()).unwrap();
+    assert!(status.success(), "{told}");
+    assert_finished(&scratch.path("passed"), &expected);
+    assert!(told.contains("executor small passes the splits of this job on: the job takes"), "{told}");
+    assert!(told.contains("this executor has 300 MB"), "{told}");
+    let made = |executor: &Executor| said(&executor.log).matches("committed split=").count();
+    assert_eq!((made(&small), made(&large)), (0, expected.len()));
+}

@@ -1,16 +1,18 @@
 //! `stillhouse executor`: makes splits that a scheduler hands out.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stillhouse_cluster::{executor, token::Token};
+use stillhouse_cluster::{executor, memory, token::Token};
 use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::run::room::Room;
 use stillhouse_pipeline::run::worker::Place;
 use stillhouse_schemas::problems::Problems;
 
 use crate::cli::Failure;
+
 use crate::page::{Line, Page};
 use crate::printer::Printer;
 use crate::verbs::Threads;
@@ -35,6 +37,10 @@ pub struct Args {
     /// Splits at once [default: one per thread; with --device 2]
     #[arg(long, value_name = "N")]
     slots: Option<NonZeroUsize>,
+    /// Memory that jobs may take here: their teachers on the CPU and the splits at work; a job that takes more is passed on to other
+    /// executors [default: nine tenths of the machine's, or of its control group's]
+    #[arg(long, value_name = "N")]
+    memory_megabytes: Option<NonZeroU64>,
     /// Device of the teachers, whatever a job says: cpu, cuda:N
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
@@ -96,12 +102,16 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("--scheduler: got {:?}; valid: host:port", args.scheduler)));
     }
     let name = args.name.clone().unwrap_or_else(executor::usual_name);
-    let place = Place { name, access: args.allowed()?, device: args.device.clone() };
     let runtime = args.threads.requests_runtime()?;
     let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
     let slots = args.slots.map_or(usual, NonZeroUsize::get);
+    let room = match args.memory_megabytes {
+        Some(megabytes) => megabytes.get().saturating_mul(1_000_000),
+        None => memory::usual().unwrap_or(u64::MAX),
+    };
+    let place = Place { name, access: args.allowed()?, device: args.device.clone(), slots, room: Room::new(room) };
     let (scheduler, patience) = (args.scheduler.clone(), Duration::from_secs(args.wait));
-    let options = executor::Options { scheduler, slots, patience, place, token };
+    let options = executor::Options { scheduler, patience, place, token };
     let ready = |name: &str| {
         let mut page = Page::new();
         page.line(Line::plain(format!("executor {name} asks {} for splits, {slots} at once", args.scheduler)));

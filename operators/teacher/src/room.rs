@@ -72,7 +72,8 @@ mod tests {
         assert_eq!((large.weights, large.logits), (small.weights, small.logits));
         assert_eq!(2 * bytes(Precision::Bf16x3, 1024).weights, 3 * small.weights);
         // loading it counts the same parameters; the head is tied to the embedding, and is a second table
-        let teacher = crate::load(&path, &crate::LoadOptions { device: crate::DeviceChoice::Cpu, ..Default::default() });
+        let teacher =
+            crate::load(&path, &crate::LoadOptions { device: crate::DeviceChoice::Cpu, ..Default::default() });
         let info = teacher.unwrap().info().clone();
         assert_eq!(small.weights, 4 * (info.parameters + (info.vocab_size * info.hidden_size) as u64));
     }

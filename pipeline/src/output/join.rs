@@ -56,9 +56,25 @@ pub struct AtWork {
     pub holder: Option<String>,
     /// The splits that it makes.
     pub splits: Vec<SplitAtWork>,
+    /// Why this process makes nothing of the job, where its machine cannot and others may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cannot: Option<String>,
     /// What it has counted since it joined the run.
     #[serde(default)]
     pub progress: Progress,
+}
+
+impl AtWork {
+    /// Of a worker that has not begun.
+    pub(crate) fn new(worker: &str, output: &Output) -> Self {
+        Self {
+            worker: worker.into(),
+            holder: output.ticket().holder,
+            splits: Vec::new(),
+            cannot: None,
+            progress: Progress::default(),
+        }
+    }
 }
 
 /// Where a split stands.

@@ -67,6 +67,7 @@ mod tests {
             worker: worker.into(),
             holder: None,
             splits: vec![SplitAtWork { split: SplitId(split), reads: "a.jsonl".into(), stages }],
+            cannot: None,
             progress: Progress { documents: rows, devices: 1, stages: vec![stage], ..Progress::default() },
         }
     }

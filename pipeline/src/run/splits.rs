@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(250);
 const SPLITS_OF_A_DEVICE: usize = 2;
 
 /// Row groups that a split has in memory: one that is encoded, with what the encoder needs beside it, and an encoded one on its way.
-const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
+pub(super) const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
 /// Who has most of the memory, where there is not enough.
 const CONSUMERS_LISTED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
 

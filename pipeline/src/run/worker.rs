@@ -23,6 +23,7 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
 
 use super::driver::{Order, Wanted};
+use super::room::{Needs, Room, Share};
 use super::splits::Session;
 use super::{Job, JobHash, blocking, files_of};
 use crate::access::Access;
@@ -65,6 +66,8 @@ struct Stand {
     session: Session,
     at_work: Mutex<BTreeSet<SplitId>>,
     began: Instant,
+    /// Its memory, as long as it has a teacher.
+    _share: Share,
 }
 
 impl Stand {
@@ -82,10 +85,9 @@ impl Stand {
             SplitAtWork { split: *split, reads, stages: state.map(|state| state.statuses()).unwrap_or_default() }
         };
         AtWork {
-            worker: self.name.clone(),
-            holder: self.job.output.ticket().holder,
             splits: splits.iter().map(at).collect(),
             progress: self.job.progress(self.began),
+            ..AtWork::new(&self.name, &self.job.output)
         }
     }
 }
@@ -115,6 +117,10 @@ pub struct Place {
     pub access: Access,
     /// The device of teachers, where it is not as the job says.
     pub device: Option<String>,
+    /// Splits of a job at once.
+    pub slots: usize,
+    /// The memory that jobs may take.
+    pub room: Arc<Room>,
 }
 
 impl Worker {
@@ -123,7 +129,8 @@ impl Worker {
     /// Cost: the input is listed, the plan of the run is read, the teacher is loaded.
     ///
     /// # Errors
-    /// When this process may not, cannot, or would make other bytes than the run.
+    /// When this process may not, cannot, or would make other bytes than the run. An error of this place alone ([`PipelineError::of_place`]) is told
+    /// at the output too, so that the run knows who passes its splits on.
     pub async fn join(order: &Order, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
         let prepared = prepared(order, place, &observer).await?;
         let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
@@ -131,6 +138,29 @@ impl Worker {
         let hash = append::at_output(hash, &output).await?;
         let output = output.for_grown_job(&hash).joined(&order.ticket);
         output.still_ours().await?;
+        let mut at = AtWork::new(&place.name, &output);
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        // of who says nothing the run does not know whether it is getting ready or is not there
+        output.report(&id, &at).await?;
+        let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, observer).await;
+        if let Err(e) = &ready
+            && e.of_place
+        {
+            at.cannot = Some(e.to_string());
+            output.report(&id, &at).await?;
+        }
+        ready
+    }
+
+    async fn ready(
+        prepared: Arc<Prepared>,
+        hash: JobHash,
+        output: Output,
+        (order, place): (&Order, &Place),
+        id: &str,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self> {
+        let share = share(&prepared, order, place, &observer).await?;
         let (splits, job_files, skipped) = planned(&prepared, &hash, &output, order, &observer).await?;
         let loaded = loaded(&prepared, order, &splits, &job_files, &observer).await?;
         hash.teacher_is_still()?;
@@ -165,8 +195,8 @@ impl Worker {
         let session = job.session(splits, pool.spawner().map_err(PipelineError::output("the splits"))?)?;
         let partitions = session.partitions();
         let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
-        let stand = Arc::new(Stand { name, job, session, at_work, began });
-        let watching = tokio::spawn(watch(Arc::clone(&stand)));
+        let stand = Arc::new(Stand { name, job, session, at_work, began, _share: share });
+        let watching = tokio::spawn(watch(Arc::clone(&stand), id.to_owned()));
         Ok(Self { stand, partitions, turns: Mutex::default(), watching, pool })
     }
 
@@ -226,9 +256,9 @@ impl Drop for Worker {
 }
 
 /// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output how the work stands.
-async fn watch(stand: Arc<Stand>) {
+async fn watch(stand: Arc<Stand>, id: String) {
     let output = &stand.job.output;
-    let (id, mut told, mut at) = (uuid::Uuid::new_v4().simple().to_string(), BTreeSet::new(), Instant::now());
+    let (mut told, mut at) = (BTreeSet::new(), Instant::now());
     loop {
         tokio::time::sleep(LOOKS).await;
         match output.still_ours().await {
@@ -249,6 +279,13 @@ async fn watch(stand: Arc<Stand>) {
             }
         }
     }
+}
+
+/// The memory that the job takes here, before anything of it is taken.
+async fn share(prepared: &Arc<Prepared>, order: &Order, place: &Place, observer: &Arc<dyn Observer>) -> Result<Share> {
+    let (room, slots) = (Arc::clone(&place.room), place.slots);
+    let dtype = order.teacher.as_ref().map(|teacher| teacher.dtype);
+    blocking(prepared, observer, move |p, _| room.take(Needs::of(p, dtype, slots)?)).await
 }
 
 /// The job, checked as anybody's is.

@@ -1,0 +1,153 @@
+//! The memory of an executor, shared out among the jobs that it works for: counted before anything is loaded, so that it is not the kernel who
+//! notices.
+//!
+//! ```text
+//!   job = the program's own for it (tokenizer, plans) + teachers on the CPU (weights, a pass, logits) + row groups of the splits at once
+//! ```
+//!
+//! Operators count what they hold within a split by themselves (`engine.memory_megabytes`).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stillhouse_schemas::spec::Dtype;
+use stillhouse_teacher::{DeviceChoice, devices, host_bytes};
+
+use super::splits::ROW_GROUPS_OF_A_SPLIT;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::job::{Prepared, chain};
+use crate::teacher::precision;
+
+const MEGABYTE: u64 = 1_000_000;
+/// What a job takes beside its teacher and its splits: a tokenizer of 128,256 entries, plans, buffers of requests. Measured.
+const OF_A_JOB: u64 = 250 * MEGABYTE;
+
+/// The memory that jobs may take in this process.
+#[derive(Debug)]
+pub struct Room {
+    limit: u64,
+    taken: Mutex<u64>,
+}
+
+/// Memory that is a job's until this is dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    room: Arc<Room>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+    }
+}
+
+impl Room {
+    /// So many bytes.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, taken: Mutex::default() })
+    }
+
+    pub(super) fn take(self: &Arc<Self>, needs: Needs) -> Result<Share> {
+        let bytes = needs.sum();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if *taken + bytes > self.limit {
+            let others = match *taken {
+                0 => String::new(),
+                taken => format!(", of which other jobs have {}", megabytes(taken)),
+            };
+            let message = format!(
+                "the job takes {} of memory ({needs}), this executor has {}{others}; valid: --memory-megabytes of a machine that has more, \
+                 fewer --slots, a smaller extract.teacher.batch_tokens or output.row_group_megabytes",
+                megabytes(bytes),
+                megabytes(self.limit)
+            );
+            return Err(PipelineError::new(ErrorKind::Model, message).of_place());
+        }
+        *taken += bytes;
+        Ok(Share { room: Arc::clone(self), bytes })
+    }
+}
+
+/// What a job takes, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Needs {
+    weights: u64,
+    pass: u64,
+    logits: u64,
+    splits: u64,
+}
+
+impl Needs {
+    /// Of a job that makes so many splits at once.
+    pub fn of(prepared: &Prepared, dtype: Option<Dtype>, at_once: usize) -> Result<Self> {
+        let row_groups = u64::from(ROW_GROUPS_OF_A_SPLIT) * u64::from(prepared.spec.output.row_group_megabytes);
+        let needs = Self { splits: at_once as u64 * row_groups * MEGABYTE, ..Self::default() };
+        let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
+        let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
+        // the memory of a GPU is looked at when the teacher comes to it
+        let on_cpu = |device: &DeviceChoice| matches!(device, DeviceChoice::Cpu);
+        let teachers = devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| on_cpu(d)).count() as u64;
+        if teachers == 0 {
+            return Ok(needs);
+        }
+        let (spec, dtype) = (&extract.teacher, dtype.unwrap_or(extract.teacher.dtype));
+        let bytes = host_bytes(
+            &found.path,
+            precision(dtype).unwrap_or_default(),
+            spec.batch_tokens as usize,
+            &spec.ignore_tensors,
+        );
+        let bytes = bytes.map_err(failed)?;
+        Ok(Self {
+            weights: teachers * bytes.weights,
+            pass: teachers * bytes.pass,
+            logits: teachers * bytes.logits,
+            ..needs
+        })
+    }
+
+    fn sum(self) -> u64 {
+        OF_A_JOB + self.weights + self.pass + self.logits + self.splits
+    }
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weights, pass, logits, splits } = *self;
+        write!(f, "itself {}", megabytes(OF_A_JOB))?;
+        for (what, bytes) in [("weights", weights), ("a pass", pass), ("logits", logits), ("splits", splits)] {
+            if bytes > 0 {
+                write!(f, ", {what} {}", megabytes(bytes))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{} MB", bytes.div_ceil(MEGABYTE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_share_the_room_and_give_it_back() {
+        let room = Room::new(OF_A_JOB * 2 + 700 * MEGABYTE);
+        let needs = |splits| Needs { splits: splits * MEGABYTE, ..Needs::default() };
+        let first = room.take(needs(500)).unwrap();
+        let refused = room.take(needs(300)).unwrap_err();
+        assert!(refused.of_place);
+        assert_eq!(
+            refused.to_string(),
+            "the job takes 550 MB of memory (itself 250 MB, splits 300 MB), this executor has 1200 MB, of which other jobs have 750 MB; \
+             valid: --memory-megabytes of a machine that has more, fewer --slots, a smaller extract.teacher.batch_tokens or \
+             output.row_group_megabytes"
+        );
+        drop(first);
+        drop(room.take(needs(300)).unwrap());
+        assert_eq!(*room.taken.lock().unwrap(), 0);
+    }
+}
