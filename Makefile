@@ -20,7 +20,7 @@ demo-smollm2: build
 cluster: cluster-program
 	scripts/cluster
 
-# The program with Ballista, which asks for more of DataFusion: that is compiled once more.
+# The program with Ballista, whose own crates are compiled beside those that are there (tests/features asks for what it asks of others).
 CLUSTER := -p stillhouse -p stillhouse-cluster --features stillhouse/distributed
 
 cluster-program:
@@ -28,18 +28,20 @@ cluster-program:
 	mkdir -p target/cluster && ln -f $(STILLHOUSE) target/cluster/stillhouse
 
 cluster-test: setup cluster-program
-	cargo clippy $(CLUSTER) --all-targets -- -D warnings
-	cargo nextest run $(CLUSTER) -E 'package(stillhouse-cluster)'
-	STILLHOUSE_BIN=$(CURDIR)/target/cluster/stillhouse cargo nextest run -p stillhouse-tests --features distributed -E 'test(/^cluster::/)'
+	cargo clippy $(CLUSTER) -p stillhouse-tests --features stillhouse-tests/distributed --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc -p stillhouse-cluster --features distributed --no-deps
+	cargo nextest run -p stillhouse-cluster --features distributed
+	STILLHOUSE_BIN=$(CURDIR)/target/cluster/stillhouse cargo nextest run -p stillhouse-tests --features distributed -E 'test(/^cluster/)'
 
 # Tools and data that the tests need: cargo-nextest, a Python environment, BERT's tokenizer, SmolLM2, vocabularies of real models.
 setup:
 	scripts/setup
 
-# Everything but the cluster: the program, the service, the package. One after the other, whatever make's -j says: they share two cores and one target
-# folder. `make cluster-test` compiles DataFusion a second time, for which a run of CI has no room yet.
+# Everything: the program, the cluster, the service, the package. One after the other, whatever make's -j says: they share two cores and one target
+# folder.
 test:
 	$(MAKE) rust-test
+	$(MAKE) cluster-test
 	$(MAKE) service-test
 	$(MAKE) python-test
 

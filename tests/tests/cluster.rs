@@ -432,3 +432,36 @@ fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
     let made = |executor: &Executor| said(&executor.log).matches("committed split=").count();
     assert_eq!((made(&small), made(&large)), (0, expected.len()));
 }
+
+#[test]
+fn a_run_tells_how_far_its_executors_are() {
+    let scratch = scratch();
+    let mut cluster = Cluster::start(&scratch);
+    let held = Held::start(&mut cluster, &|_| {});
+    scratch.job("cluster.yaml", &cluster.job(&small_job(), "told"));
+    let log = scratch.path("events.jsonl");
+    let mut command = command(&scratch, &["run", "cluster.yaml", "--json"]);
+    command.stdin(Stdio::null()).stdout(fs::File::create(&log).unwrap()).stderr(Stdio::null());
+    let mut run = command.spawn().unwrap();
+    // the executor has made a shard and waits before its commit: what is known of it is what it tells
+    let began = Instant::now();
+    let told = loop {
+        let events = said(&log);
+        let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let at_work = |event: &Value| {
+            let stages = event["stages"].as_array().map_or(&[][..], Vec::as_slice);
+            event["splits_done"] == 0 && stages.iter().any(|stage| stage["rows"].as_u64() > Some(0))
+        };
+        if let Some(told) = events.filter(at_work).last() {
+            break told;
+        }
+        assert!(run.try_wait().unwrap().is_none(), "{}", said(&log));
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", said(&log));
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(told["documents"].as_u64() > Some(0) && told["teacher_tokens"].as_u64() > Some(0), "{told}");
+    assert_eq!(told["devices"], 1, "{told}");
+    assert!(said(&log).contains(r#""executor":"the sleeper""#));
+    fs::remove_file(&held.hold).unwrap();
+    assert!(run.wait().unwrap().success(), "{}", said(&log));
+}

@@ -68,6 +68,19 @@ fn the_tests_of_a_crate_and_the_program_share_what_the_workspace_builds() {
     assert!(lines.is_empty(), "add these to tests/features/Cargo.toml, for the program:\n{}", lines.join("\n"));
 }
 
+/// Ballista's own crates are compiled for it, and nothing else a second time.
+#[test]
+fn a_program_with_a_cluster_shares_what_the_workspace_builds() {
+    let all = tree(&["--workspace"], "normal,build,dev");
+    let with = ["--workspace", "--features", "stillhouse/distributed,stillhouse-cluster/distributed"];
+    let with = tree(&with, "normal,build,dev");
+    let own = with.keys().filter(|package| !all.contains_key(*package)).count();
+    assert!((1..60).contains(&own), "{own} crates are Ballista's own");
+    let shared: Tree = with.into_iter().filter(|(package, _)| all.contains_key(package)).collect();
+    let lines = lacking(&all, &shared);
+    assert!(lines.is_empty(), "add these to tests/features/Cargo.toml, for Ballista:\n{}", lines.join("\n"));
+}
+
 #[test]
 fn the_package_for_trainers_takes_nothing_for_it() {
     let shown = cargo(&["tree", "--edges", "normal,build", "--prefix", "none", "--package", "stillhouse-python"]);
