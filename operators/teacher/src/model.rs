@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use stillhouse_cpu::KeyValues;
+
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
 use crate::cpu::CpuTeacher;
 use crate::device::{DeviceChoice, Opened, Precision};
@@ -110,9 +112,13 @@ pub fn check_weights(path: &Path, ignore: &[String]) -> Result<()> {
 pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u64> {
     let (net, _) = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
     check_goes_on(&net, length)?;
-    let of_layer = |attention: &Attention| 2 * attention.kv_heads * attention.head_dim.next_multiple_of(16) * 4;
-    let per_token: usize = net.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
-    Ok((per_token * length.next_multiple_of(64)) as u64)
+    // in which arithmetic is not known yet; those that this machine has not are none
+    let of_head = |dim| {
+        let bytes = Arithmetic::ALL.into_iter().filter_map(|a| KeyValues::bytes_for(dim, length, a).ok());
+        bytes.max().unwrap_or(0)
+    };
+    let of_layer = |attention: &Attention| attention.kv_heads * of_head(attention.head_dim);
+    Ok(net.layers.iter().map(|layer| of_layer(&layer.attention)).sum::<usize>() as u64)
 }
 
 /// That a net goes on to so many tokens as it began.

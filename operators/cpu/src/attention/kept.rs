@@ -43,16 +43,29 @@ fn sizes<K: Kernel>(_: K, dim: usize, capacity: usize) -> ([usize; 2], [usize; 2
     ([panels * lines[0], dim.div_ceil(K::OUTPUTS) * lines[1]], lines)
 }
 
+fn sizes_at(level: Level, dim: usize, capacity: usize) -> ([usize; 2], [usize; 2]) {
+    let mut made = ([0; 2], [0; 2]);
+    with_attention!(level, kernel => made = sizes(kernel, dim, capacity));
+    made
+}
+
 impl KeyValues {
+    /// Bytes that [`Self::new`] would take, which depend on how wide this machine's products are.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn bytes_for(dim: usize, capacity: usize, arithmetic: Arithmetic) -> Result<usize, ProductError> {
+        let ([keys, values], _) = sizes_at(level_of(arithmetic)?, dim, capacity);
+        Ok((keys + values) * size_of::<Line>())
+    }
+
     /// Room for so many positions of a head of `dim` floats; products as [`super::attention`] has them.
     ///
     /// # Errors
     /// [`ProductError`] where this machine has no such products.
     pub fn new(dim: usize, capacity: usize, arithmetic: Arithmetic) -> Result<Self, ProductError> {
         let level = level_of(arithmetic)?;
-        let mut made = ([0; 2], [0; 2]);
-        with_attention!(level, kernel => made = sizes(kernel, dim, capacity));
-        let ([keys, values], lines) = made;
+        let ([keys, values], lines) = sizes_at(level, dim, capacity);
         let (keys, values) = (vec![Line::ZERO; keys], vec![Line::ZERO; values]);
         Ok(Self { level, dim, capacity, length: 0, keys, values, lines })
     }
