@@ -49,12 +49,18 @@ fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         (EngineKind::Local, Some(_)) => {
             Problem::missing("engine.scheduler", "is for kind ballista, and engine.kind is local")
         }
-        (EngineKind::Ballista, Some(address)) if !is_host_and_port(address) => {
-            Problem::new("engine.scheduler", format!("{address:?}"), "valid: host:port, such as 127.0.0.1:50050")
-        }
-        _ => return,
+        (EngineKind::Ballista, Some(address)) => match scheduler_problem(address) {
+            Some(wrong) => Problem::new("engine.scheduler", format!("{address:?}"), wrong),
+            None => return,
+        },
+        (EngineKind::Local, None) => return,
     };
     problems.push(problem);
+}
+
+/// What is wrong with the address of a scheduler.
+pub fn scheduler_problem(address: &str) -> Option<&'static str> {
+    (!is_host_and_port(address)).then_some("valid: host:port, such as 127.0.0.1:50050")
 }
 
 fn is_host_and_port(address: &str) -> bool {

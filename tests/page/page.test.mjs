@@ -221,6 +221,39 @@ test('a running job is cancelled and goes on after a retry', lasts(6), async () 
   await it.end();
 });
 
+test('a job on a cluster shows which executor runs which split', lasts(3), async () => {
+  const it = await openPage(browser, server, '');
+  const { page, id } = it;
+  await id('nav-submit').waitFor();
+  // A server without a cluster tells of no executors, so its events are made up here.
+  await page.evaluate(async () => {
+    const { executorList } = await import('/page/executors.js');
+    const list = executorList(new AbortController().signal);
+    document.querySelector('#view').append(list.element);
+    window.executors = list;
+  });
+  const tell = (...events) => page.evaluate((all) => all.forEach((e) => window.executors.add(e)), events);
+  const begun = (split, executor) => ({ type: 'split_started', data: { split, dataset_split: 'train', executor } });
+  const made = (split) => ({ type: 'split_committed', data: { split } });
+  const rows = () => id('executors').locator('tbody tr').allInnerTexts();
+  const until = (text) => id('executors-text').getByText(text, { exact: true }).waitFor();
+  await tell(begun(0), made(0));
+  assert.equal(await id('executors').isVisible(), false, 'a job of its own worker has none');
+  await tell(begun(1, 'rack <b>7</b>'), begun(2, 'box process 3'), begun(3, 'box process 3'), made(2));
+  await until('2 executors, 2 splits at work.');
+  assert.deepEqual(await rows(), ['box process 3\t3\t1', 'rack <b>7</b>\t1\t0']);
+  await look(page, 'executors');
+  // A split of one that died is another one's; those at work stand first.
+  await tell(begun(1, 'box process 3'));
+  await page.waitForFunction(() => document.querySelector('[data-testid=executors] tbody').innerText.includes('1, 3'));
+  assert.deepEqual(await rows(), ['box process 3\t1, 3\t1', 'rack <b>7</b>\t\t0']);
+  await tell({ type: 'state', data: { to: 'cancelled' } });
+  await until('2 executors, 0 splits at work.');
+  await page.evaluate(() => window.executors.clear());
+  await id('executors').waitFor({ state: 'hidden' });
+  await it.end();
+});
+
 test('what is wrong with the input is told by field', lasts(3), async () => {
   const it = await openPage(browser, server, '#/submit', { expected: [REFUSED] });
   const { page, id, state } = it;

@@ -16,10 +16,10 @@ use stillhouse_tests::{Scratch, files, job, nano_teacher, ran, rounds, shards, w
 use crate::resume::{moments, visible};
 use crate::stores::{packing_job, shards_in};
 
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A scheduler, and executors that come and go.
-struct Cluster<'a> {
+pub(crate) struct Cluster<'a> {
     scratch: &'a Scratch,
     ports: Ports,
     scheduler: Server,
@@ -27,13 +27,13 @@ struct Cluster<'a> {
 }
 
 impl<'a> Cluster<'a> {
-    fn start(scratch: &'a Scratch) -> Self {
+    pub(crate) fn start(scratch: &'a Scratch) -> Self {
         let ports = Ports::take();
         let scheduler = launch(scratch, &ports);
         Self { scratch, ports, scheduler, started: 0 }
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.ports.port(0))
     }
 
@@ -43,7 +43,7 @@ impl<'a> Cluster<'a> {
         self.scheduler = launch(self.scratch, &self.ports);
     }
 
-    fn executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
+    pub(crate) fn executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
         self.started += 1;
         let log = self.scratch.path(&format!("executor-{}.log", self.started));
         let address = self.address();
@@ -56,7 +56,7 @@ impl<'a> Cluster<'a> {
         Executor { server, log }
     }
 
-    fn executors(&mut self, n: usize) -> Vec<Executor> {
+    pub(crate) fn executors(&mut self, n: usize) -> Vec<Executor> {
         (0..n).map(|_| self.executor(&|_| {})).collect()
     }
 
@@ -81,7 +81,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-struct Executor {
+pub(crate) struct Executor {
     server: Server,
     log: PathBuf,
 }

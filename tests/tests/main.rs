@@ -5,6 +5,8 @@ mod append;
 mod cli;
 #[cfg(feature = "distributed")]
 mod cluster;
+#[cfg(feature = "distributed")]
+mod cluster_service;
 mod corrupt;
 mod derive;
 mod digits;

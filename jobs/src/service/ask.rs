@@ -36,6 +36,7 @@ pub async fn ask(service: &Service, work: Work) -> Result<Value, Unanswered> {
         order: Order {
             work,
             access: service.config.job_access(),
+            scheduler: None,
             scratch: scratch.clone(),
             threads: 1,
             allow_unconfined: service.config.allow_unconfined,

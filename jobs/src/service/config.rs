@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::run::driver::has_cluster;
+use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::storage::endpoint_problem;
 
@@ -43,6 +45,8 @@ pub struct Config {
     pub access: Access,
     /// URL of the S3-compatible service of jobs that name none in `storage.endpoint`. Default: `AWS_ENDPOINT_URL`, the profile, or Amazon.
     pub endpoint: Option<String>,
+    /// Where jobs run that say nothing of an engine, if not on this machine.
+    pub cluster: Cluster,
     /// How much runs at once.
     pub capacity: Capacity,
     /// Limits.
@@ -75,6 +79,14 @@ pub enum ProxyHeader {
     XForwardedFor,
     /// `Forwarded` (RFC 7239).
     Forwarded,
+}
+
+/// A cluster for the jobs.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Its scheduler, as `engine.scheduler` of a job file names one. The cluster's token is in the service's environment.
+    pub scheduler: Option<String>,
 }
 
 /// How much runs at once.
@@ -185,6 +197,7 @@ impl Default for Config {
             folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
             access: Access::default(),
             endpoint: None,
+            cluster: Cluster::default(),
             capacity: Capacity::default(),
             limits: Limits::default(),
             retry: Retry::default(),
@@ -308,10 +321,11 @@ impl Config {
         self.auth == Auth::Token || !is_loopback(self.listen.ip()) || behind_a_proxy
     }
 
-    /// What jobs may touch: as configured, without the service's own folder.
+    /// What jobs may touch: as configured, with the service's cluster, without the service's own folder.
     pub fn job_access(&self) -> Access {
         let mut access = self.access.clone();
         access.deny.push(self.data.clone());
+        access.schedulers.extend(self.cluster.scheduler.clone());
         access
     }
 
@@ -327,7 +341,18 @@ impl Config {
         );
         problems.extend(self.folder_problems());
         problems.extend(self.network_problems());
+        problems.extend(self.cluster_problem());
         problems
+    }
+
+    fn cluster_problem(&self) -> Option<Problem> {
+        let scheduler = self.cluster.scheduler.as_deref()?;
+        let wrong = if !has_cluster() {
+            "this program was built without it; valid: a program built with `cargo build -p stillhouse --features distributed`"
+        } else {
+            scheduler_problem(scheduler)?
+        };
+        Some(Problem::new("cluster.scheduler", format!("{scheduler:?}"), wrong))
     }
 
     /// What has to be 1 or more.

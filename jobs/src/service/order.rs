@@ -19,6 +19,7 @@ use stillhouse_pipeline::events::Event;
 use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::storage::StoreUrl;
 use stillhouse_schemas::paths::alternatives;
+use stillhouse_schemas::spec::{EngineKind, JobSpec};
 
 use super::model::FieldProblem;
 
@@ -32,6 +33,8 @@ pub struct Order {
     pub work: Work,
     /// What it may touch.
     pub access: Access,
+    /// The scheduler of the cluster that jobs run on which say nothing of an engine.
+    pub scheduler: Option<String>,
     /// A folder for what it needs while it works.
     pub scratch: PathBuf,
     /// Threads to compute with.
@@ -83,6 +86,13 @@ pub enum Work {
 }
 
 impl Work {
+    /// Whether the work is done on a cluster, whose token it needs then.
+    pub fn asks_a_cluster(&self, scheduler: Option<&str>) -> bool {
+        let Self::Run { file, .. } = self else { return false };
+        let is_ballista = |spec: JobSpec| spec.engine.kind == EngineKind::Ballista;
+        scheduler.is_some() || job_format().read(file).is_ok_and(is_ballista)
+    }
+
     /// Whether the job names an object store, whose credentials it needs then.
     pub fn asks_stores(&self) -> bool {
         let (Self::Run { file, .. }

@@ -212,6 +212,7 @@ impl Attempt {
                     overwrite: self.task.overwrite,
                 },
                 access: config.job_access(),
+                scheduler: config.cluster.scheduler.clone(),
                 scratch,
                 threads: config.capacity.threads(),
                 allow_unconfined: config.allow_unconfined,

@@ -5,7 +5,7 @@
 //!
 //! | may be | what |
 //! |---|---|
-//! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores where the job asks one |
+//! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores where the job asks one, the token of a cluster where it runs on one |
 //! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
 
 #![allow(clippy::disallowed_methods, reason = "in a worker, before its work: it has no runtime yet that could wait")]
@@ -59,6 +59,18 @@ const CREDENTIALS: [&str; 7] = [
     "SSL_CERT_FILE",
 ];
 
+/// Files of a cluster: its token, and who its scheduler's certificate is of.
+const CLUSTER: [&str; 2] = ["STILLHOUSE_CLUSTER_TOKEN_FILE", "STILLHOUSE_CLUSTER_CA_FILE"];
+
+/// What a worker asks besides files.
+#[derive(Debug, Clone, Copy)]
+pub struct Asks {
+    /// Object stores.
+    pub stores: bool,
+    /// A cluster.
+    pub cluster: bool,
+}
+
 /// How far the kernel goes along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confined {
@@ -70,12 +82,12 @@ pub enum Confined {
     Not,
 }
 
-/// Confines this process and all that it starts. To be called while it has one thread. The files with the credentials of `stores` can
-/// be read only where the job asks one.
+/// Confines this process and all that it starts. To be called while it has one thread. The files with credentials can be read only where the
+/// job asks whom they are for.
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn confine(access: &Access, scratch: &Path, stores: bool) -> Result<Confined, String> {
+pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, String> {
     let said = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
     let all = AccessFs::from_all(RULES);
     let read = AccessFs::from_read(RULES);
@@ -87,8 +99,10 @@ pub fn confine(access: &Access, scratch: &Path, stores: bool) -> Result<Confined
         .and_then(Ruleset::create)
         .map_err(|e| said(&e))?;
     let hub = std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).filter(|_| !access.hub.is_empty());
-    let readable =
-        SYSTEM.iter().map(PathBuf::from).chain(hub).chain(credentials().filter(|_| stores)).chain(disk(&access.read));
+    let of_cluster = CLUSTER.into_iter().filter_map(variable).filter(|_| asks.cluster);
+    let of_stores = credentials().filter(|_| asks.stores);
+    let system = SYSTEM.iter().map(PathBuf::from);
+    let readable = system.chain(hub).chain(of_stores).chain(of_cluster).chain(disk(&access.read));
     for cache in caches() {
         // a cache that cannot be made shows where it is used
         let _ = std::fs::create_dir_all(cache);

@@ -15,7 +15,9 @@ use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions};
 use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
+use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::EngineKind;
 
 use crate::cli::Failure;
 use crate::printer::Printer;
@@ -24,7 +26,7 @@ use crate::service::bounds;
 use crate::service::model::FieldProblem;
 use crate::service::order::{Message, Order, STOPPED, Work};
 use crate::service::process;
-use crate::service::sandbox::{Confined, confine};
+use crate::service::sandbox::{Asks, Confined, confine};
 use crate::verbs::requests_runtime;
 
 const EXAMPLES: &str = "\
@@ -48,7 +50,9 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
         tracing::warn!("the worker is no likelier to be killed for want of memory than the service: {e}");
     }
-    if confine(&order.access, &order.scratch, order.work.asks_stores()).map_err(|e| system(&e))? == Confined::Not
+    let cluster = order.work.asks_a_cluster(order.scheduler.as_deref());
+    let asks = Asks { stores: order.work.asks_stores(), cluster };
+    if confine(&order.access, &order.scratch, asks).map_err(|e| system(&e))? == Confined::Not
         && !order.allow_unconfined
     {
         let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
@@ -175,7 +179,8 @@ fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError
     let runtime = tokio::runtime::Handle::current();
     let answer = match order.work {
         Work::Run { file, folder, overwrite } => {
-            let prepared = job::prepare_text(&file, &folder, &order.access, writer.as_ref())?;
+            let parsed = for_cluster(job_format().parse(&file), order.scheduler);
+            let prepared = job::prepare_parsed(parsed, &folder, &order.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
             let options = RunOptions { overwrite, ..RunOptions::default() };
             let ran = runtime.block_on(run::run(Arc::new(prepared), options, observer));
@@ -199,6 +204,15 @@ fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError
     let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
     writer.send(&Message::Answer(answer));
     Ok(())
+}
+
+/// Sends a job to the service's cluster, if there is one and the job says nothing of where it runs.
+fn for_cluster(mut parsed: Parsed, scheduler: Option<String>) -> Parsed {
+    let own = parsed.says("engine.kind");
+    if let (Some(spec), Some(scheduler), false) = (&mut parsed.spec, scheduler, own) {
+        (spec.engine.kind, spec.engine.scheduler) = (EngineKind::Ballista, Some(scheduler));
+    }
+    parsed
 }
 
 /// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.

@@ -101,9 +101,14 @@ pub fn add_cluster(connect: Connect) {
     let _ = CLUSTER.set(connect);
 }
 
+/// Whether this program has the engine `ballista`.
+pub fn has_cluster() -> bool {
+    CLUSTER.get().is_some()
+}
+
 /// What is wrong with an engine in this program.
 pub(crate) fn missing(engine: &Engine) -> Option<&'static str> {
-    let missing = engine.kind == EngineKind::Ballista && CLUSTER.get().is_none();
+    let missing = engine.kind == EngineKind::Ballista && !has_cluster();
     missing.then_some(
         "this program was built without it; valid: local, or a program built with `cargo build -p stillhouse --features distributed`",
     )

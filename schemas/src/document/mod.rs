@@ -122,6 +122,15 @@ impl Document {
         found
     }
 
+    /// Whether a field such as `input.paths[1]` stands there.
+    pub fn has(&self, field: &str) -> bool {
+        let (mut node, mut rest) = (&self.root, field);
+        while let Some((inner, _, after)) = step(node, rest) {
+            (node, rest) = (inner, after);
+        }
+        rest.is_empty()
+    }
+
     /// Where a field such as `input.paths[1]` stands: its key, or the item of a list; of one that is not there, what would hold it.
     pub fn position(&self, field: &str) -> Position {
         let (mut node, mut at, mut rest) = (&self.root, self.root.position, field);

@@ -52,6 +52,11 @@ impl Positions {
 }
 
 impl Parsed {
+    /// Whether the file says something of a field, be it what it is anyway.
+    pub fn says(&self, field: &str) -> bool {
+        self.positions.0.as_ref().is_some_and(|document| document.has(field))
+    }
+
     /// The job, when nothing is wrong.
     ///
     /// # Errors

@@ -13,12 +13,13 @@ macro_rules! files {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!(concat!("../page/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 15] = files!(
+const FILES: [(&str, &str); 16] = files!(
     "index.html",
     "style.css",
     "api.js",
     "dom.js",
     "eventlist.js",
+    "executors.js",
     "format.js",
     "job.js",
     "list.js",

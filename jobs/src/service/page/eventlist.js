@@ -48,7 +48,7 @@ function describe({ type, data, attempt }) {
   switch (type) {
     case 'state': return `${d.from ? `${d.from} → ` : ''}${d.to}${d.reason ? `: ${d.reason}` : ''}`;
     case 'started': return `${counted(d.splits, 'split')}${d.splits_done ? `, ${count(d.splits_done)} done before` : ''}, ${bytes(d.input_bytes)} of input${d.teacher ? `, teacher ${d.teacher}` : ''}`;
-    case 'split_started': return `split ${text(d.split)}${d.dataset_split ? ` (${d.dataset_split})` : ''}`;
+    case 'split_started': return `split ${text(d.split)}${d.dataset_split ? ` (${d.dataset_split})` : ''}${d.executor ? `: executor ${d.executor}` : ''}`;
     case 'split_committed': return `split ${text(d.split)}: ${counted(d.rows, 'row')}, ${counted(d.tokens, 'token')}, ${bytes(d.bytes)} in ${text(d.shard)}`;
     case 'finished': return `${counted(d.rows, 'row')}, ${counted(d.tokens, 'token')}, ${bytes(d.bytes)} in ${duration(d.seconds)}${d.already_done ? '; all of it was done already' : ''}`;
     case 'preparing': return text(d.what);

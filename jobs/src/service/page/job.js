@@ -3,6 +3,7 @@
 import { FINAL, jobPath, json, may, request, session } from './api.js';
 import { ago, announce, badge, bar, confirmed, debounce, elapsed, facts, h, icon, problemBox, problemTable, section, setBadge, setText, show, table } from './dom.js';
 import { eventList } from './eventlist.js';
+import { executorList } from './executors.js';
 import { bytes, count, counted, duration, rate } from './format.js';
 import { logView } from './log.js';
 import { RatePlot } from './plot.js';
@@ -29,10 +30,11 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   const stages = h('div');
   const plot = new RatePlot();
   const list = eventList(signal);
+  const executors = executorList(signal);
   const log = logView({ id, stateOf: () => job?.state, signal });
   const resultBox = h('div');
   const rest = h('div', { hidden: true }, failure, resultBox,
-    section('Progress', { testid: 'progress' }, overall, overallText, counters, stages),
+    section('Progress', { testid: 'progress' }, overall, overallText, counters, executors.element, stages),
     section('Rate', null, plot.element),
     section('Events', null, list.element),
     section('Log', null, log.element),
@@ -243,6 +245,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       onMissed: () => { // all of the job's events come again
         lastSeq = null;
         list.clear();
+        executors.clear();
       },
       onStatus: (status) => {
         if (status.state === 'live') reload();
@@ -260,6 +263,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
         }
         if (event.seq != null) lastSeq = event.seq;
         list.add(event);
+        executors.add(event);
         if (['state', 'started', 'finished', 'attempt'].includes(type)) reload();
       },
     });

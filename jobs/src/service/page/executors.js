@@ -1,0 +1,62 @@
+// Which executor of a cluster runs which split, out of the events of a job. Nothing of it for a job that its own worker makes.
+
+import { h, setText, show, table } from './dom.js';
+import { count, counted } from './format.js';
+
+const EVERY = 200; // ms between two writes: a history comes in bursts
+const MOST = 12; // splits that are named for an executor
+const ROWS = 100; // executors that are shown: those at work first
+
+export function executorList(signal) {
+  let at = new Map(); // split → executor
+  let done = new Map(); // executor → splits that it has made
+  let changed = false;
+  const status = h('p.muted', { testid: 'executors-text' });
+  const box = h('div');
+  const element = h('div', { testid: 'executors', hidden: true }, status, box);
+  const timer = setInterval(flush, EVERY);
+  signal.addEventListener('abort', () => clearInterval(timer));
+
+  function flush() {
+    if (!changed) return;
+    changed = false;
+    const splits = new Map([...done.keys()].map((name) => [name, []]));
+    for (const [split, executor] of at) splits.get(executor).push(split);
+    const rows = [...splits].sort(([a, x], [b, y]) => (y.length > 0) - (x.length > 0) || a.localeCompare(b));
+    show(element, rows.length > 0);
+    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} at work${rows.length > ROWS ? `; the first ${ROWS} are shown` : ''}.`);
+    box.replaceChildren(table('Executors', ['Executor', 'Splits at work', '#Splits made'],
+      rows.slice(0, ROWS).map(([name, now]) => [name, named(now), count(done.get(name))])));
+  }
+
+  function named(splits) {
+    const first = splits.sort((a, b) => a - b).slice(0, MOST).join(', ');
+    return splits.length > MOST ? `${first} and ${count(splits.length - MOST)} more` : first;
+  }
+
+  function clear() {
+    at = new Map();
+    done = new Map();
+    changed = true;
+  }
+
+  function add({ type, data }) {
+    if (type === 'split_started' && data?.executor) {
+      // a split that is begun again is another one's now
+      at.set(data.split, data.executor);
+      if (!done.has(data.executor)) done.set(data.executor, 0);
+      changed = true;
+    } else if (type === 'split_committed' && at.has(data?.split)) {
+      const executor = at.get(data.split);
+      at.delete(data.split);
+      done.set(executor, done.get(executor) + 1);
+      changed = true;
+    } else if (type === 'state' && data?.to !== 'running' && at.size) {
+      // nobody works for a job that is over
+      at = new Map();
+      changed = true;
+    }
+  }
+
+  return { element, clear, add };
+}

@@ -1,0 +1,95 @@
+//! A service that sends its jobs to a cluster: the bytes of one machine, and who makes what.
+//!
+//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use stillhouse_tests::service::{Service, eventually};
+use stillhouse_tests::{Scratch, corpus, shards, with};
+
+use crate::cluster::{Cluster, Executor, TOKEN};
+use crate::service_api::{quick_job, undisturbed};
+
+/// A service whose jobs go to this scheduler, with this token in a file.
+fn service(scheduler: &str, token: &str) -> Service {
+    let mut service = Service::new(&json!({"cluster": {"scheduler": scheduler}}));
+    // beside what jobs may touch
+    let file = service.data().with_file_name("cluster-token");
+    fs::write(&file, token).unwrap();
+    service.set("STILLHOUSE_CLUSTER_TOKEN_FILE", file.to_str().unwrap());
+    service.launch();
+    service.scratch.write("corpus.jsonl", &corpus(7, 1300));
+    service
+}
+
+/// An executor that waits before its commits as long as the file is there.
+fn held(cluster: &mut Cluster<'_>, scratch: &Scratch, name: &str) -> (Executor, PathBuf) {
+    let hold = scratch.write(&format!("hold-{name}"), "");
+    let executor = cluster.executor(&|command| {
+        command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold).args(["--name", name]);
+    });
+    (executor, hold)
+}
+
+fn executors_of(events: &[Value]) -> BTreeSet<String> {
+    let begun = events.iter().filter(|event| event["type"] == "split_started");
+    begun.filter_map(|event| event["data"]["executor"].as_str()).map(str::to_owned).collect()
+}
+
+#[test]
+fn jobs_of_a_service_run_on_its_cluster_and_it_tells_which_executor_runs_which_split() {
+    let scratch = Scratch::new();
+    let mut cluster = Cluster::start(&scratch);
+    let service = service(&cluster.address(), TOKEN);
+    let api = &service.api;
+    let expected = undisturbed(&service, &quick_job("undisturbed"));
+    let (_one, first) = held(&mut cluster, &scratch, "one");
+    let (_two, second) = held(&mut cluster, &scratch, "two");
+
+    let id = api.submit(&quick_job("there"));
+    let both = BTreeSet::from(["one".to_owned(), "two".to_owned()]);
+    eventually("both executors", || (executors_of(&api.events(&id)) == both).then_some(()));
+    // one that is cancelled ends here and there
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    api.until_state(&id, "cancelled");
+    assert!(!service.scratch.path("there/_SUCCESS").exists());
+
+    for hold in [first, second] {
+        fs::remove_file(hold).unwrap();
+    }
+    api.post(&format!("/jobs/{id}/retry")).expect(202);
+    api.until_state(&id, "succeeded");
+    assert_eq!(shards(&service.scratch.path("there")), expected);
+
+    // a job that says where it runs runs there
+    let here = api.submit(&with(quick_job("here"), &json!({"engine": {"kind": "local"}})));
+    api.until_state(&here, "succeeded");
+    assert_eq!(shards(&service.scratch.path("here")), expected);
+    assert_eq!(executors_of(&api.events(&here)), BTreeSet::new());
+
+    // the token is nobody's to see, nor where it is
+    let log = api.get(&format!("/jobs/{id}/logs")).expect(200).text;
+    let told = [log, service.said(), api.job(&id).to_string(), json!(api.events(&id)).to_string()].concat();
+    assert!(!told.contains(TOKEN) && !told.contains("cluster-token"), "{told}");
+}
+
+#[test]
+fn a_cluster_that_is_not_there_or_is_another_ones_is_an_error_of_the_job() {
+    let scratch = Scratch::new();
+    let cluster = Cluster::start(&scratch);
+    let strange = service(&cluster.address(), &"f".repeat(32));
+    let id = strange.api.submit(&quick_job("out"));
+    let failed = strange.api.until_state(&id, "failed").to_string();
+    assert!(failed.contains("another token than this cluster's scheduler"), "{failed}");
+
+    let alone = service(&cluster.address(), TOKEN);
+    drop(cluster);
+    let id = alone.api.submit_with("?max_attempts=2", &quick_job("out"));
+    let failed = alone.api.until_state(&id, "failed");
+    assert!(failed.to_string().contains("no scheduler answers at"), "{failed}");
+    assert_eq!(failed["attempt"], 2, "it can be there later: {failed}");
+    assert!(!alone.scratch.path("out").exists());
+}
