@@ -282,7 +282,10 @@ fn who_comes_late_on_a_disk_harms_nothing() {
     // under its own name: before, it is being put, and stopped then it would stay so
     let is_told = || {
         let names = fs::read_dir(&told).into_iter().flatten().flatten().map(|entry| entry.path());
-        names.into_iter().any(|name| name.extension().is_some_and(|ending| ending == "json"))
+        let reports = names.filter(|name| name.extension().is_some_and(|ending| ending == "json"));
+        let reports = reports.filter_map(|name| serde_json::from_slice::<Value>(&fs::read(name).ok()?).ok());
+        // the first one says that it gets ready
+        reports.into_iter().any(|report| report["splits"].as_array().is_some_and(|splits| !splits.is_empty()))
     };
     late.executor.server.wait_until("its report", is_told);
     late.sleeps();

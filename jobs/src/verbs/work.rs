@@ -52,8 +52,7 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     }
     let cluster = order.work.asks_a_cluster(order.scheduler.as_deref());
     let asks = Asks { stores: order.work.asks_stores(), cluster };
-    if confine(&order.access, &order.scratch, asks).map_err(|e| system(&e))? == Confined::Not
-        && !order.allow_unconfined
+    if confine(&order.access, &order.scratch, asks).map_err(|e| system(&e))? == Confined::Not && !order.allow_unconfined
     {
         let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
             `allow_unconfined: true` in the service's configuration runs them all the same";
