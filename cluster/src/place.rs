@@ -58,7 +58,10 @@ impl Workplace {
         let mut task = Waited(self.handle.spawn(async move { this.made(&order, &wanted).await }));
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
         made.map_err(|e| {
-            tracing::warn!("{e}");
+            // of a job that is passed on it was told when that was found out
+            if !e.of_place {
+                tracing::warn!("{e}");
+            }
             let failure = Failure::from(&e);
             Failure { message: format!("{} (executor {})", failure.message, self.place.name), ..failure }.into()
         })
@@ -83,6 +86,9 @@ impl Workplace {
         }
         let joined = Worker::join(order, &self.place, Arc::new(Log)).await;
         let cannot = joined.as_ref().err().filter(|e| e.of_place).map(|e| (Failure::from(e), Instant::now()));
+        if let Some((why, _)) = &cannot {
+            tracing::warn!("the splits of job {} are passed on: {}", order.ticket.job_hash, why.message);
+        }
         *job.cannot.lock().unwrap_or_else(PoisonError::into_inner) = cannot;
         joined
     }

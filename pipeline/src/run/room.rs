@@ -85,8 +85,8 @@ impl Needs {
         let needs = Self { splits: at_once as u64 * row_groups * MEGABYTE, ..Self::default() };
         let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
         let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-        // the memory of a GPU is looked at when the teacher comes to it
-        let on_cpu = |device: &DeviceChoice| matches!(device, DeviceChoice::Cpu);
+        // the memory of a GPU is looked at when the teacher comes to it; one that is not there is told then
+        let on_cpu = |device: &DeviceChoice| device.open().is_ok_and(|opened| opened.is_cpu());
         let teachers = devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| on_cpu(d)).count() as u64;
         if teachers == 0 {
             return Ok(needs);
