@@ -213,9 +213,11 @@ impl Submitted<'_> {
 /// What of a run is committed, as the output shows it.
 struct Commits {
     left: BTreeSet<SplitId>,
-    /// Splits of which it was told that they began, and the data set split of each.
-    begun: BTreeSet<SplitId>,
+    /// Splits of which it was told that they began, with who made them then, and the data set split of each.
+    begun: BTreeMap<SplitId, Option<String>>,
     of: BTreeMap<SplitId, String>,
+    /// Reports by name, and when each was last another one: one of a dead executor stays as it is.
+    heard: BTreeMap<String, (AtWork, Instant)>,
     looked: Instant,
     /// How long the last look took.
     took: Duration,
@@ -234,8 +236,9 @@ impl Commits {
         let of = work.splits.iter().map(|wanted| (wanted.split, wanted.dataset_split.clone())).collect();
         Self {
             left,
-            begun: BTreeSet::new(),
+            begun: BTreeMap::new(),
             of,
+            heard: BTreeMap::new(),
             looked: now,
             took: Duration::ZERO,
             moved: now,
@@ -249,24 +252,52 @@ impl Commits {
         if self.looked.elapsed() >= LOOKS.max(self.took * SHARE) {
             self.look(work, tell).await?;
         }
-        if self.moved.elapsed() >= self.patience {
+        // of splits at work that stand still the run tells itself
+        let at_work = self.heard.values().any(|(at, _)| at.splits.iter().any(|at| self.left.contains(&at.split)));
+        if !at_work && self.moved.elapsed() >= self.patience {
             let seconds = self.moved.elapsed().as_secs();
             tell(Step::Warning(format!(
-                "nothing was committed for {seconds} s: splits may be long, or no executor has a free slot (`stillhouse executor` starts one)"
+                "no executor has made a split of this job for {seconds} s: none may have a free slot (`stillhouse executor` starts one), or all get ready"
             )))?;
             self.patience *= 2;
         }
         Ok(())
     }
 
-    /// Tells once that a split began.
+    /// Tells that a split began, once for each that makes it after another one.
     fn begins(&mut self, split: SplitId, executor: Option<String>, tell: Tell<'_>) -> Result<()> {
-        match self.of.get(&split) {
-            Some(dataset_split) if self.begun.insert(split) => {
-                tell(Step::Begun { split, dataset_split: dataset_split.clone(), executor })
-            }
-            _ => Ok(()),
+        let Some(dataset_split) = self.of.get(&split) else { return Ok(()) };
+        let is_new = match (self.begun.get(&split), &executor) {
+            (None, _) => true,
+            (Some(told), Some(now)) => told.as_ref() != Some(now),
+            (Some(_), None) => false,
+        };
+        if is_new {
+            self.begun.insert(split, executor.clone());
+            tell(Step::Begun { split, dataset_split: dataset_split.clone(), executor })?;
         }
+        Ok(())
+    }
+
+    /// Takes what executors have told. A split of several is the one's that was heard of last.
+    fn hear(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
+        let now = Instant::now();
+        for (name, at) in reports {
+            match self.heard.get(name) {
+                Some((before, _)) if before == at => {}
+                _ => drop(self.heard.insert(name.clone(), (at.clone(), now))),
+            }
+        }
+        self.heard.retain(|name, _| reports.contains_key(name));
+        let mut makers: BTreeMap<SplitId, (Instant, &str)> = BTreeMap::new();
+        for (at, heard) in self.heard.values() {
+            for split in at.splits.iter().map(|at| at.split).filter(|split| self.left.contains(split)) {
+                let maker = makers.entry(split).or_insert((*heard, &at.worker));
+                *maker = (*maker).max((*heard, &at.worker));
+            }
+        }
+        let makers: Vec<_> = makers.into_iter().map(|(split, (_, maker))| (split, maker.to_owned())).collect();
+        makers.into_iter().try_for_each(|(split, maker)| self.begins(split, Some(maker), tell))
     }
 
     /// Tells which executors pass the splits on. An error once there are only such.
@@ -303,11 +334,7 @@ impl Commits {
     async fn look(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
         let began = Instant::now();
         let reports = work.output.reports().await?;
-        for at in reports.values() {
-            for split in &at.splits {
-                self.begins(split.split, Some(at.worker.clone()), tell)?;
-            }
-        }
+        self.hear(&reports, tell)?;
         self.pass_over(&reports, tell)?;
         tell(Step::AtWork(reports))?;
         let there = work.output.committed_splits().await?;

@@ -36,10 +36,12 @@ impl Token {
     /// When there is none, or one that is too short.
     pub fn find(file: Option<&Path>) -> Result<Self> {
         let usage = |message: String| PipelineError::new(ErrorKind::Usage, message);
-        let file = file.map(Path::to_owned).or_else(|| std::env::var_os(TOKEN_FILE).map(PathBuf::from));
-        let (text, from) = match (file, std::env::var(TOKEN)) {
-            (Some(file), _) => {
-                let shown = file.display().to_string();
+        // a path of the environment is not told: what a service's job says is read by all its users
+        let named = file.map(|file| (file.to_owned(), file.display().to_string()));
+        let of_environment =
+            || std::env::var_os(TOKEN_FILE).map(|file| (PathBuf::from(file), format!("the file of {TOKEN_FILE}")));
+        let (text, from) = match (named.or_else(of_environment), std::env::var(TOKEN)) {
+            (Some((file, shown)), _) => {
                 let text = std::fs::read_to_string(&file);
                 (text.map_err(|e| usage(format!("cannot read the cluster's token from {shown}: {e}")))?, shown)
             }

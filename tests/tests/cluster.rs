@@ -92,7 +92,7 @@ impl Executor {
         assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
     }
 
-    fn waits_until_it_says(&mut self, text: &str) {
+    pub(crate) fn waits_until_it_says(&mut self, text: &str) {
         let log = self.log.clone();
         self.server.wait_until(text, || said(&log).contains(text));
     }
@@ -455,7 +455,7 @@ fn a_run_tells_how_far_its_executors_are() {
             let stages = event["stages"].as_array().map_or(&[][..], Vec::as_slice);
             event["splits_done"] == 0 && stages.iter().any(|stage| stage["rows"].as_u64() > Some(0))
         };
-        if let Some(told) = events.filter(at_work).last() {
+        if let Some(told) = events.rev().find(at_work) {
             break told;
         }
         assert!(run.try_wait().unwrap().is_none(), "{}", said(&log));
@@ -466,5 +466,40 @@ fn a_run_tells_how_far_its_executors_are() {
     assert_eq!(told["devices"], 1, "{told}");
     assert!(said(&log).contains(r#""executor":"the sleeper""#));
     fs::remove_file(&held.hold).unwrap();
+    assert!(run.wait().unwrap().success(), "{}", said(&log));
+}
+
+#[test]
+fn a_split_that_another_executor_takes_over_is_told_of_again() {
+    let scratch = scratch();
+    let mut cluster = Cluster::start(&scratch);
+    let held = |cluster: &mut Cluster<'_>, name: &str| {
+        let hold = scratch.write(&format!("hold {name}"), "");
+        let executor = cluster.executor(&|command| {
+            command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold).args(["--name", name]);
+        });
+        (executor, hold)
+    };
+    let (mut first, _) = held(&mut cluster, "first");
+    // one split
+    scratch.job("cluster.yaml", &cluster.job(&packing_job(), "over"));
+    let log = scratch.path("events.jsonl");
+    let mut command = command(&scratch, &["run", "cluster.yaml", "--json"]);
+    command.stdin(Stdio::null()).stdout(fs::File::create(&log).unwrap()).stderr(Stdio::null());
+    let mut run = command.spawn().unwrap();
+    let mut until_told = |name: &str| {
+        let (began, told) = (Instant::now(), format!(r#""split":0,"dataset_split":"train","executor":"{name}""#));
+        while !said(&log).contains(&told) {
+            assert!(run.try_wait().unwrap().is_none(), "{}", said(&log));
+            assert!(began.elapsed() < Duration::from_secs(60), "{told}: {}", said(&log));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    until_told("first");
+    first.server.kill();
+    let (_second, hold) = held(&mut cluster, "second");
+    until_told("second");
+    assert_eq!(said(&log).matches("split_started").count(), 2, "{}", said(&log));
+    fs::remove_file(hold).unwrap();
     assert!(run.wait().unwrap().success(), "{}", said(&log));
 }

@@ -11,14 +11,17 @@ use stillhouse_tests::service::{Service, eventually};
 use stillhouse_tests::{Scratch, corpus, shards, with};
 
 use crate::cluster::{Cluster, Executor, TOKEN};
+use crate::resume::visible;
 use crate::service_api::{quick_job, undisturbed};
 
-/// A service whose jobs go to this scheduler, with this token in a file.
-fn service(scheduler: &str, token: &str) -> Service {
+/// A service whose jobs go to this scheduler, with this token in a file; without one the file is not there.
+fn service(scheduler: &str, token: Option<&str>) -> Service {
     let mut service = Service::new(&json!({"cluster": {"scheduler": scheduler}}));
     // beside what jobs may touch
     let file = service.data().with_file_name("cluster-token");
-    fs::write(&file, token).unwrap();
+    if let Some(token) = token {
+        fs::write(&file, token).unwrap();
+    }
     service.set("STILLHOUSE_CLUSTER_TOKEN_FILE", file.to_str().unwrap());
     service.launch();
     service.scratch.write("corpus.jsonl", &corpus(7, 1300));
@@ -43,23 +46,23 @@ fn executors_of(events: &[Value]) -> BTreeSet<String> {
 fn jobs_of_a_service_run_on_its_cluster_and_it_tells_which_executor_runs_which_split() {
     let scratch = Scratch::new();
     let mut cluster = Cluster::start(&scratch);
-    let service = service(&cluster.address(), TOKEN);
+    let service = service(&cluster.address(), Some(TOKEN));
     let api = &service.api;
     let expected = undisturbed(&service, &quick_job("undisturbed"));
-    let (_one, first) = held(&mut cluster, &scratch, "one");
-    let (_two, second) = held(&mut cluster, &scratch, "two");
+    let mut held = ["one", "two"].map(|name| held(&mut cluster, &scratch, name));
 
     let id = api.submit(&quick_job("there"));
     let both = BTreeSet::from(["one".to_owned(), "two".to_owned()]);
     eventually("both executors", || (executors_of(&api.events(&id)) == both).then_some(()));
-    // one that is cancelled ends here and there
+    // who is about to commit when the job is cancelled finds that it has ended, and makes nothing
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
     api.until_state(&id, "cancelled");
-    assert!(!service.scratch.path("there/_SUCCESS").exists());
-
-    for hold in [first, second] {
+    for (executor, hold) in &mut held {
         fs::remove_file(hold).unwrap();
+        executor.waits_until_it_says("the run that this worker works for has ended");
     }
+    assert_eq!(visible(&service.scratch.path("there")), 0);
+
     api.post(&format!("/jobs/{id}/retry")).expect(202);
     api.until_state(&id, "succeeded");
     assert_eq!(shards(&service.scratch.path("there")), expected);
@@ -70,9 +73,17 @@ fn jobs_of_a_service_run_on_its_cluster_and_it_tells_which_executor_runs_which_s
     assert_eq!(shards(&service.scratch.path("here")), expected);
     assert_eq!(executors_of(&api.events(&here)), BTreeSet::new());
 
-    // the token is nobody's to see, nor where it is
+    // who follows is told as well
+    service.stillhouse(&["jobs", "watch", &id]).expect(0).says(&["is made by one", "is made by two"]);
+    keeps_the_token(&service, &id);
+}
+
+/// The token is nobody's to see, nor where it is.
+#[track_caller]
+fn keeps_the_token(service: &Service, id: &str) {
+    let api = &service.api;
     let log = api.get(&format!("/jobs/{id}/logs")).expect(200).text;
-    let told = [log, service.said(), api.job(&id).to_string(), json!(api.events(&id)).to_string()].concat();
+    let told = [log, service.said(), api.job(id).to_string(), json!(api.events(id)).to_string()].concat();
     assert!(!told.contains(TOKEN) && !told.contains("cluster-token"), "{told}");
 }
 
@@ -80,12 +91,19 @@ fn jobs_of_a_service_run_on_its_cluster_and_it_tells_which_executor_runs_which_s
 fn a_cluster_that_is_not_there_or_is_another_ones_is_an_error_of_the_job() {
     let scratch = Scratch::new();
     let cluster = Cluster::start(&scratch);
-    let strange = service(&cluster.address(), &"f".repeat(32));
+    let strange = service(&cluster.address(), Some(&"f".repeat(32)));
     let id = strange.api.submit(&quick_job("out"));
     let failed = strange.api.until_state(&id, "failed").to_string();
     assert!(failed.contains("another token than this cluster's scheduler"), "{failed}");
 
-    let alone = service(&cluster.address(), TOKEN);
+    let none = service(&cluster.address(), None);
+    let id = none.api.submit(&quick_job("out"));
+    let failed = none.api.until_state(&id, "failed").to_string();
+    let says = "cannot read the cluster's token from the file of STILLHOUSE_CLUSTER_TOKEN_FILE";
+    assert!(failed.contains(says), "{failed}");
+    keeps_the_token(&none, &id);
+
+    let alone = service(&cluster.address(), Some(TOKEN));
     drop(cluster);
     let id = alone.api.submit_with("?max_attempts=2", &quick_job("out"));
     let failed = alone.api.until_state(&id, "failed");

@@ -130,6 +130,15 @@ confined by             the kernel (Landlock)
     let reported = ran(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
     let reported: Vec<&Value> = reported["problems"].as_array().unwrap().iter().map(|p| &p["field"]).collect();
     assert_eq!(reported, fields);
+    // a cluster, in a program that has none
+    if cfg!(not(feature = "distributed")) {
+        let cluster = Service::new(&json!({"cluster": {"scheduler": "127.0.0.1:50050"}}));
+        for arguments in [&["--check"][..], &[]] {
+            ran(&mut cluster.serve(arguments))
+                .expect(2)
+                .says(&["cluster.scheduler", "this program was built without it"]);
+        }
+    }
     wrong.configure(&json!({"limits": {"queued_job": 5}}));
     ran(&mut wrong.serve(&["--check"])).expect(2).says(&["queued_job"]);
 }

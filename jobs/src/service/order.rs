@@ -18,8 +18,9 @@ use stillhouse_pipeline::events::Event;
 
 use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::storage::StoreUrl;
+use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::paths::alternatives;
-use stillhouse_schemas::spec::{EngineKind, JobSpec};
+use stillhouse_schemas::spec::EngineKind;
 
 use super::model::FieldProblem;
 
@@ -33,7 +34,7 @@ pub struct Order {
     pub work: Work,
     /// What it may touch.
     pub access: Access,
-    /// The scheduler of the cluster that jobs run on which say nothing of an engine.
+    /// The scheduler of the cluster that jobs run on that do not say what kind of engine runs them.
     pub scheduler: Option<String>,
     /// A folder for what it needs while it works.
     pub scratch: PathBuf,
@@ -89,8 +90,8 @@ impl Work {
     /// Whether the work is done on a cluster, whose token it needs then.
     pub fn asks_a_cluster(&self, scheduler: Option<&str>) -> bool {
         let Self::Run { file, .. } = self else { return false };
-        let is_ballista = |spec: JobSpec| spec.engine.kind == EngineKind::Ballista;
-        scheduler.is_some() || job_format().read(file).is_ok_and(is_ballista)
+        let sent = sent(job_format().parse(file), scheduler);
+        sent.spec.is_some_and(|spec| spec.engine.kind == EngineKind::Ballista)
     }
 
     /// Whether the job names an object store, whose credentials it needs then.
@@ -104,6 +105,15 @@ impl Work {
         let mut places = inputs.chain([spec.output.path.clone()]);
         places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_web()))
     }
+}
+
+/// Sends a job to the service's cluster, if there is one and the job does not say what kind of engine runs it.
+pub fn sent(mut parsed: Parsed, scheduler: Option<&str>) -> Parsed {
+    let says = parsed.says("engine.kind");
+    if let (Some(spec), Some(scheduler), false) = (&mut parsed.spec, scheduler, says) {
+        (spec.engine.kind, spec.engine.scheduler) = (EngineKind::Ballista, Some(scheduler.to_owned()));
+    }
+    parsed
 }
 
 /// What a worker says.
@@ -125,4 +135,28 @@ pub enum Message {
         /// Whether another attempt can help.
         retryable: bool,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_job_on_a_cluster_asks_one() {
+        let asks = |engine: &str, scheduler: Option<&str>| {
+            let file = format!(
+                "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{engine}"
+            );
+            Work::Run { file, folder: "/".into(), overwrite: false }.asks_a_cluster(scheduler)
+        };
+        let named = "engine: {kind: ballista, scheduler: \"10.0.0.5:50050\"}";
+        for (engine, here, there) in [
+            ("", false, true),
+            ("engine: {parallel_splits: 2}", false, true),
+            ("engine: {kind: local}", false, false),
+            (named, true, true),
+        ] {
+            assert_eq!((asks(engine, None), asks(engine, Some("127.0.0.1:50050"))), (here, there), "{engine}");
+        }
+    }
 }

@@ -230,6 +230,9 @@ fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> 
     if let Some(endpoint) = &config.endpoint {
         fact("endpoint of other jobs", endpoint.clone());
     }
+    if let Some(scheduler) = &config.cluster.scheduler {
+        fact("jobs run on the cluster", scheduler.clone());
+    }
     let capacity = &config.capacity;
     let gpus: Vec<String> = capacity.gpus.iter().map(u32::to_string).collect();
     fact(

@@ -15,16 +15,14 @@ use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions};
 use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
-use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::EngineKind;
 
 use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::service::bounds;
 use crate::service::model::FieldProblem;
-use crate::service::order::{Message, Order, STOPPED, Work};
+use crate::service::order::{Message, Order, STOPPED, Work, sent};
 use crate::service::process;
 use crate::service::sandbox::{Asks, Confined, confine};
 use crate::verbs::requests_runtime;
@@ -178,7 +176,7 @@ fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError
     let runtime = tokio::runtime::Handle::current();
     let answer = match order.work {
         Work::Run { file, folder, overwrite } => {
-            let parsed = for_cluster(job_format().parse(&file), order.scheduler);
+            let parsed = sent(job_format().parse(&file), order.scheduler.as_deref());
             let prepared = job::prepare_parsed(parsed, &folder, &order.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
             let options = RunOptions { overwrite, ..RunOptions::default() };
@@ -203,15 +201,6 @@ fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError
     let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
     writer.send(&Message::Answer(answer));
     Ok(())
-}
-
-/// Sends a job to the service's cluster, if there is one and the job says nothing of where it runs.
-fn for_cluster(mut parsed: Parsed, scheduler: Option<String>) -> Parsed {
-    let own = parsed.says("engine.kind");
-    if let (Some(spec), Some(scheduler), false) = (&mut parsed.spec, scheduler, own) {
-        (spec.engine.kind, spec.engine.scheduler) = (EngineKind::Ballista, Some(scheduler));
-    }
-    parsed
 }
 
 /// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.

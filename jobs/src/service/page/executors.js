@@ -10,6 +10,7 @@ const ROWS = 100; // executors that are shown: those at work first
 export function executorList(signal) {
   let at = new Map(); // split → executor
   let done = new Map(); // executor → splits that it has made
+  let unnamed = 0; // splits that were made before it was told by whom
   let changed = false;
   const status = h('p.muted', { testid: 'executors-text' });
   const box = h('div');
@@ -24,7 +25,7 @@ export function executorList(signal) {
     for (const [split, executor] of at) splits.get(executor).push(split);
     const rows = [...splits].sort(([a, x], [b, y]) => (y.length > 0) - (x.length > 0) || a.localeCompare(b));
     show(element, rows.length > 0);
-    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} at work${rows.length > ROWS ? `; the first ${ROWS} are shown` : ''}.`);
+    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} at work${rows.length > ROWS ? `; the first ${ROWS} are shown` : ''}${unnamed ? `; ${counted(unnamed, 'split')} made too soon to be named` : ''}.`);
     box.replaceChildren(table('Executors', ['Executor', 'Splits at work', '#Splits made'],
       rows.slice(0, ROWS).map(([name, now]) => [name, named(now), count(done.get(name))])));
   }
@@ -37,6 +38,7 @@ export function executorList(signal) {
   function clear() {
     at = new Map();
     done = new Map();
+    unnamed = 0;
     changed = true;
   }
 
@@ -51,7 +53,10 @@ export function executorList(signal) {
       at.delete(data.split);
       done.set(executor, done.get(executor) + 1);
       changed = true;
-    } else if (type === 'state' && data?.to !== 'running' && at.size) {
+    } else if (type === 'split_committed') {
+      unnamed += 1;
+      changed ||= done.size > 0;
+    } else if (type === 'state' && !['running', 'cancelling'].includes(data?.to) && at.size) {
       // nobody works for a job that is over
       at = new Map();
       changed = true;

@@ -110,8 +110,8 @@ pub fn job_hash(connection: &Connection, job: i64) -> Result<Option<String>> {
     Ok(found.flatten())
 }
 
-/// Whether an earlier attempt began this split.
+/// Whether an earlier attempt began this split, whoever made it then.
 pub fn was_started(connection: &Connection, job: i64, data: &Value) -> Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM events WHERE job = ? AND kind = 'split_started' AND data = ?)";
+    let sql = "SELECT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND kind = 'split_started' AND data ->> 'split' = ?2 ->> 'split')";
     Ok(connection.prepare_cached(sql)?.query_row(params![job, data.to_string()], |row| row.get(0))?)
 }
