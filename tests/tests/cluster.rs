@@ -98,11 +98,11 @@ impl Executor {
     }
 }
 
-fn said(log: &Path) -> String {
+pub(crate) fn said(log: &Path) -> String {
     fs::read_to_string(log).unwrap_or_default()
 }
 
-fn command(scratch: &Scratch, arguments: &[&str]) -> Command {
+pub(crate) fn command(scratch: &Scratch, arguments: &[&str]) -> Command {
     let mut command = scratch.command(arguments);
     command.env("STILLHOUSE_CLUSTER_TOKEN", TOKEN).env_remove("STILLHOUSE_CLUSTER_TOKEN_FILE");
     command
@@ -119,16 +119,16 @@ fn launch(scratch: &Scratch, ports: &Ports) -> Server {
 }
 
 /// A job with a teacher, of seven splits.
-fn small_job() -> Value {
+pub(crate) fn small_job() -> Value {
     with(job(), &json!({"input": {"split_megabytes": 0.0015, "holdout": {"validation": {"last_documents": 1}}}}))
 }
 
-fn scratch() -> Scratch {
+pub(crate) fn scratch() -> Scratch {
     Scratch::with_corpus(7, 1300)
 }
 
 /// What one machine makes of a job.
-fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
+pub(crate) fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
     let made = shards(&scratch.make(&with(job.clone(), &json!({"output": {"path": "alone"}}))));
     assert!(made.len() >= 6, "{made:?}");
     made
@@ -136,7 +136,7 @@ fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
 
 /// Whole, and with nothing of anybody left in it.
 #[track_caller]
-fn assert_finished(dataset: &Path, expected: &BTreeMap<String, String>) {
+pub(crate) fn assert_finished(dataset: &Path, expected: &BTreeMap<String, String>) {
     assert_eq!(&shards(dataset), expected);
     assert!(dataset.join("_SUCCESS").exists());
     let state: Vec<PathBuf> = files(&dataset.join("_stillhouse")).into_keys().collect();
@@ -387,7 +387,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
     refused(&["run", "job.yaml"], Some(TOKEN), 1, &["no scheduler answers at 127.0.0.1:9", "stillhouse scheduler"]);
     refused(&["executor", "--scheduler", "127.0.0.1:9", "--wait", "0"], Some(TOKEN), 1, &["no scheduler answers"]);
     refused(&["executor", "--scheduler", "here"], Some(TOKEN), 2, &["--scheduler: got \"here\"; valid: host:port"]);
-    refused(&["scheduler", "--listen", "0.0.0.0:0"], Some(TOKEN), 2, &["--listen 0.0.0.0:0", "--trusted-network"]);
+    refused(&["scheduler", "--listen", "0.0.0.0:0"], Some(TOKEN), 2, &["--listen 0.0.0.0:0", "--tls-certificate", "--trusted-network"]);
     assert!(!scratch.path("out").exists());
 
     let mut cluster = Cluster::start(&scratch);

@@ -7,6 +7,8 @@ mod cli;
 mod cluster;
 #[cfg(feature = "distributed")]
 mod cluster_service;
+#[cfg(feature = "distributed")]
+mod cluster_tls;
 mod corrupt;
 mod derive;
 mod digits;
