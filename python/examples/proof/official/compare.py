@@ -37,12 +37,14 @@ class Comparison:
     ours: Any
     bound: float = EXACT
     because: Because | None = None
+    absolute: float = field(default=0.0, kw_only=True)
+    """A bound of the absolute difference instead, where noise is compared: a ξ near 0 has no relative precision."""
     printed: str | None = field(default=None, kw_only=True)
     """Where there is no code: the page of the paper that ``theirs`` was read from."""
 
     def judged(self) -> dict[str, Any]:
         """As it stands in official.json."""
-        far, relative, alike = apart(self.theirs, self.ours, self.bound)
+        far, relative, alike = apart(self.theirs, self.ours, self.bound, self.absolute)
         array = _array(self.theirs)
         made: dict[str, Any] = {
             "name": self.name,
@@ -54,13 +56,13 @@ class Comparison:
             "ours": self.ours_by,
             "shape": list(array.shape),
             "dtype": {"theirs": str(array.dtype), "ours": str(_array(self.ours).dtype)},
-            "bound": self.bound,
+            "bound": {"absolute": self.absolute} if self.absolute else {"relative": self.bound},
             "difference": far,
             "relative": relative,
             "verdict": "equal" if alike else "contradiction",
         }
         if self.because is not None:
-            after_far, after_relative, after = apart(self.because.theirs, self.because.ours, self.bound)
+            after_far, after_relative, after = apart(self.because.theirs, self.because.ours, self.bound, self.absolute)
             if alike:
                 made["verdict"] = "contradiction"
                 made["why"] = {"line": self.because.line, "words": "equal, where a difference is said to be"}
@@ -83,7 +85,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def apart(theirs: Any, ours: Any, bound: float) -> tuple[float | None, float | None, bool]:
+def apart(theirs: Any, ours: Any, bound: float, absolute: float = 0.0) -> tuple[float | None, float | None, bool]:
     """The largest absolute and relative difference, and whether the relative one is within the bound; None where shapes differ or one is no number."""
     a, b = _array(theirs), _array(ours)
     if a.shape != b.shape:
@@ -99,11 +101,11 @@ def apart(theirs: Any, ours: Any, bound: float) -> tuple[float | None, float | N
     relative = np.divide(far, scale, out=np.zeros_like(far), where=far > 0)
     if far.size == 0:
         return 0.0, 0.0, False  # nothing was compared
-    return float(far.max()), float(relative.max()), bool(relative.max() <= bound)
+    return float(far.max()), float(relative.max()), bool(np.all((far <= absolute) | (relative <= bound)))
 
 
-def altered(value: Any) -> Any:
-    """A copy of which one entry is wrong: by one, or by a thousandth."""
+def altered(value: Any, absolute: float = 0.0) -> Any:
+    """A copy of which one entry is wrong: by one, or by a thousandth, or by twice the bound where it is an absolute one."""
     wrong = np.array(_array(value), copy=True)
     at = np.unravel_index(
         int(np.argmax(np.abs(wrong.astype(np.float64)) if wrong.dtype.kind == "f" else wrong)), wrong.shape
@@ -111,7 +113,8 @@ def altered(value: Any) -> Any:
     if wrong.dtype.kind == "b":
         wrong[at] = not wrong[at]
     elif wrong.dtype.kind == "f":
-        wrong[at] = wrong[at] * 1.001 if np.isfinite(wrong[at]) and wrong[at] else 1.0
+        by = max(abs(wrong[at]) * 1e-3, 2 * absolute)
+        wrong[at] = wrong[at] + by if np.isfinite(wrong[at]) and by else 1.0
     else:
         wrong[at] = wrong[at] + 1
     return wrong
@@ -121,8 +124,12 @@ def caught(comparison: Comparison) -> bool:
     """Whether one wrong entry of ours would be seen."""
     because = comparison.because
     if because is not None:
-        return not apart(because.theirs, altered(because.ours), comparison.bound)[2]
-    return not apart(comparison.theirs, altered(comparison.ours), comparison.bound)[2]
+        return not apart(
+            because.theirs, altered(because.ours, comparison.absolute), comparison.bound, comparison.absolute
+        )[2]
+    return not apart(
+        comparison.theirs, altered(comparison.ours, comparison.absolute), comparison.bound, comparison.absolute
+    )[2]
 
 
 Comparisons = Callable[[Any, Any], Iterator[Comparison]]

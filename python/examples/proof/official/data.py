@@ -96,7 +96,7 @@ class Data:
         """The nano GPT-2 by transformers, of the rows of ``dense``: [B, L, V], f32."""
         import transformers
 
-        model = transformers.GPT2LMHeadModel.from_pretrained(str(TEACHER)).eval()
+        model = transformers.GPT2LMHeadModel.from_pretrained(str(TEACHER), dtype=torch.float32).eval()
         with torch.no_grad():
             logits: torch.Tensor = model(self.dense["input_ids"].long()).logits
         return logits

@@ -127,7 +127,7 @@ def trainer(file: Code, noise: Any, student: Student, t: Any) -> Any:
             "_subs_parameterization": {},
             "q_xt": {},
             "_maybe_sub_sample": {},
-            "_forward_pass_diffusion": {"utils": _Quiet},
+            "_forward_pass_diffusion": {"utils": Quiet},
             "_loss": {"Loss": dict},
         },
         mask_index=V,
@@ -144,7 +144,7 @@ def trainer(file: Code, noise: Any, student: Student, t: Any) -> Any:
     return them
 
 
-class _Quiet:
+class Quiet:
     @staticmethod
     def print_nans(tensor: Any, name: str) -> None:
         """Theirs looks for NaN here."""

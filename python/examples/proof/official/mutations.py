@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from stillhouse.views import mdlm, schedule
+import numpy as np
+import torch
+
+from stillhouse import noise
+from stillhouse.views import bd3lm, example, mdlm, schedule
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,37 @@ def _scaled(by: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return lambda right: lambda *args, **kwargs: right(*args, **kwargs) * by
 
 
+def _with_own_block(length: int, size: int) -> Any:
+    block = np.arange(length) // size
+    query, key = block[:, None], block[None, :]
+    return np.block([[query == key, query >= key], [np.zeros((length, length), bool), query >= key]])
+
+
+def _of_the_position_before(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(batch: Any, positions: Any, **options: Any) -> Any:
+        return right(batch, positions - 1 if positions.dtype == torch.int64 else positions, **options)
+
+    return wrong
+
+
 MUTATIONS = (
     Mutation("mdlm", "weights a thousandth too large", schedule.Schedule, "weight", _scaled(1.001)),
     Mutation("mdlm", "uniforms of masks mirrored", mdlm, "uniforms", lambda right: lambda *a, **k: 1 - right(*a, **k)),
+    Mutation("bd3lm", "a block sees its own clean tokens", bd3lm, "block_attention", lambda right: _with_own_block),
+    Mutation(
+        "bd3lm",
+        "t of the block before",
+        bd3lm,
+        "batch_times",
+        lambda right: lambda *a, **k: np.roll(right(*a, **k), 1, 1),
+    ),
+    Mutation("bd3lm", "weights a thousandth too large", schedule.Schedule, "weight", _scaled(1.001)),
+    Mutation("gumbel", "noise of the position before", noise, "replay", lambda right: _of_the_position_before(right)),
+    Mutation(
+        "gumbel",
+        "noise of the target before",
+        example,
+        "replay",
+        lambda right: lambda *a, **k: right(*a, **k).roll(1, 0),
+    ),
 )

@@ -138,7 +138,7 @@ class Code:
             **names,
         }
         try:
-            exec(compile(module, str(self.file), "exec"), scope)
+            exec(compile(module, str(self.file), "exec"), scope)  # noqa: S102
         finally:
             node.decorator_list = kept
         return scope[name.split(".")[-1]]
