@@ -387,7 +387,12 @@ fn what_does_not_belong_together_is_refused_by_name() {
     refused(&["run", "job.yaml"], Some(TOKEN), 1, &["no scheduler answers at 127.0.0.1:9", "stillhouse scheduler"]);
     refused(&["executor", "--scheduler", "127.0.0.1:9", "--wait", "0"], Some(TOKEN), 1, &["no scheduler answers"]);
     refused(&["executor", "--scheduler", "here"], Some(TOKEN), 2, &["--scheduler: got \"here\"; valid: host:port"]);
-    refused(&["scheduler", "--listen", "0.0.0.0:0"], Some(TOKEN), 2, &["--listen 0.0.0.0:0", "--tls-certificate", "--trusted-network"]);
+    refused(
+        &["scheduler", "--listen", "0.0.0.0:0"],
+        Some(TOKEN),
+        2,
+        &["--listen 0.0.0.0:0", "--tls-certificate", "--trusted-network"],
+    );
     assert!(!scratch.path("out").exists());
 
     let mut cluster = Cluster::start(&scratch);

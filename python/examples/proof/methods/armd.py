@@ -49,9 +49,9 @@ class Ordered(nn.Module):
         position = self.positions(order)
         content, asked = self.tokens(ids.long()) + position, self.query + position
         for layer in self.blocks[: self.two]:
-            asked, content = layer(asked, strict, content), layer(content, causal)
+            asked, content = layer(asked, strict, content, at=order), layer(content, causal, at=order)
         for layer in self.blocks[self.two :]:
-            asked = layer(asked, causal)
+            asked = layer(asked, causal, at=order)
         return self.head(self.norm(asked))
 
 
@@ -148,7 +148,7 @@ def masked(args: argparse.Namespace, seed: int, results: Results, held_out: list
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=800)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--rho", type=int, default=8, help="ρ_max")
     parser.add_argument("--texts", type=int, default=64, help="rows that each student writes")
     args = common.arguments(parser, argv)

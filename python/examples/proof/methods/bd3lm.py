@@ -47,9 +47,10 @@ class Blockwise(nn.Module):
         if self.blueprint is not None:
             noised = noised.clone()
             noised[targets] = self.blueprint(xi)
+        at = torch.arange(self.length).repeat(2)
         x = torch.cat([noised + self.positions.weight, clean + self.positions.weight], 1)
         for block in self.blocks:
-            x = block(x, self.seen)
+            x = block(x, self.seen, at=at)
         return self.head(self.norm(x[:, : self.length][targets]))
 
 
@@ -127,7 +128,7 @@ def student(args: argparse.Namespace, size: int, with_noise: bool, seed: int, ju
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=800)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--texts", type=int, default=64, help="rows that each student writes")
     parser.add_argument(
         "--topk", type=int, default=16, help="the likeliest tokens that the shards hold as well, for distill.py"

@@ -2,10 +2,10 @@
 
 ::
 
-    speeches ──► letters.jsonl ──► BPE of few tokens ──► job (rows) ──► teacher (GPT-2, 4 layers of 128)
+    speeches ──► letters.jsonl ──► BPE of few tokens (28: letters) ──► job (rows) ──► teacher (GPT-2, 4 layers of 128)
                                                               └───────► job of a method (noise, top-k, partitions, orders, digits) ──► its students
 
-A vocabulary of a few hundred tokens lets a student on one core learn something within a minute. Every program keeps what its JSON file holds and trains what is
+The vocabulary of 28 (letters, space, <eos>) and rotary positions let a student on one core learn something within a minute. Every program keeps what its JSON file holds and trains what is
 missing, so that seeds can be added.
 """
 
@@ -48,16 +48,16 @@ def parser_of(description: str, steps: int) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=pathlib.Path, required=True, help="raw results; what is there is kept")
     parser.add_argument("--corpus", type=pathlib.Path, default=ROOT / "assets/corpus/sotu-small.jsonl.gz")
     parser.add_argument("--documents", type=int, default=20, help="of the corpus, the first ones")
-    parser.add_argument("--vocab", type=int, default=256, help="tokens of the tokenizer that is trained")
+    parser.add_argument("--vocab", type=int, default=28, help="tokens of the tokenizer that is trained")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--teacher-steps", type=int, default=800)
+    parser.add_argument("--teacher-steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--rows", type=int, default=256, help="validation rows")
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--rows", type=int, default=128, help="validation rows")
     parser.add_argument("--threads", type=int, default=1)
     return parser
 
@@ -350,22 +350,43 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.sink = nn.Parameter(torch.zeros(1, 1, width)) if sink else None
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """``mask``: bool [Q, K] or [B, Q, K], true where attended to."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None, at: Tensor | None = None
+    ) -> Tensor:
+        """``mask``: bool [Q, K] or [B, Q, K], true where attended to. ``at``: positions [L] or [B, L] of ``x`` and ``memory``, by default 0, 1, ..."""
         seen = self.norm_memory(x if memory is None else memory)
+        turn = rotation(torch.arange(x.shape[1]) if at is None else at, x.shape[2] // self.heads)
+        q = turned(self._split(self.q(self.norm_x(x))), turn)
+        k, v = (self._split(part) for part in self.kv(seen).chunk(2, -1))
+        k = turned(k, turn)
         if self.sink is not None:
-            seen = torch.cat([self.sink.expand(len(seen), -1, -1), seen], 1)
+            own = (
+                self._split(part).expand(len(x), -1, -1, -1)
+                for part in self.kv(self.norm_memory(self.sink)).chunk(2, -1)
+            )
+            k, v = (torch.cat([first, rest], 2) for first, rest in zip(own, (k, v)))
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         if mask is not None and mask.dim() == 3:
             mask = mask[:, None]
-        q = self._split(self.q(self.norm_x(x)))
-        k, v = (self._split(part) for part in self.kv(seen).chunk(2, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm_mlp(x))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def rotation(at: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of rotary positions, [.., 1, L, width/2]: a head finds its neighbours without learning every position on its own."""
+    rate = 100.0 ** (-torch.arange(width // 2) / (width // 2))
+    angle = (at[..., None] * rate).unsqueeze(-3)
+    return angle.cos(), angle.sin()
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    a, b = x.chunk(2, -1)
+    cos, sin = turn
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def embedding(count: int, width: int) -> nn.Embedding:

@@ -85,7 +85,7 @@ def student(args: argparse.Namespace, name: str, seed: int, judge: Judge) -> dic
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=1500)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--texts", type=int, default=64, help="rows that each student writes")
     parser.add_argument("--topk", type=int, default=16, help="k")
     args = common.arguments(parser, argv)

@@ -130,7 +130,7 @@ def own_noise(args: argparse.Namespace, judge: Judge, model: Heads, held_out: li
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=1000)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument(
         "--topk", type=int, default=16, help="the likeliest tokens that the shards hold as well, for distill.py"
     )

@@ -107,7 +107,7 @@ def student(args: argparse.Namespace, name: str, seed: int) -> tuple[list[tuple[
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=800)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
     args = common.arguments(parser, argv)
     results = Results(args, "pgm", every=args.every)

@@ -111,7 +111,7 @@ def student(args: argparse.Namespace, kind: str, digits: int, seed: int) -> list
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=800)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--every", type=int, default=200, help="steps between measurements")
     parser.add_argument(
         "--images", type=pathlib.Path, help=".npy of pixels [n, 64] below 16, instead of scikit-learn's"

@@ -135,10 +135,10 @@ def sizes(args: argparse.Namespace, tolerance: str, dense: Blueprint) -> dict[st
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = common.parser_of(__doc__ or "", steps=800)
+    parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--maze", type=pathlib.Path, help="work folder of ../../maze/run.py, instead of the speeches")
     parser.add_argument("--tolerances", nargs="+", default=list(TOLERANCES))
-    parser.set_defaults(vocab=28, width=64, layers=3)
+    parser.set_defaults(layers=3)
     args = common.arguments(parser, argv)
     if args.maze:
         args.vocab, args.length, args.maze = 6, 12, args.maze.resolve()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from stillhouse import views
 
-from .compare import F32, F64, Because, Comparison
+from .compare import F32, Because, Comparison
 from .data import TEACHER, Data, Student, drawn, strata
 from .theirs import MDLM, Code, fed
 

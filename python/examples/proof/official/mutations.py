@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import numpy as np
-import torch
-
 from stillhouse import noise
 from stillhouse.views import bd3lm, example, mdlm, schedule
 
