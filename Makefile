@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
+.PHONY: maze methods text proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -97,13 +97,32 @@ bench-peers:
 	scripts/bench-peers $(ARGS)
 
 # Table 7 of the Gumbel paper (python/examples/maze), five seeds of four students, and the page of all proofs. Results are raw JSON; what is in
-# demo-out/maze is not made again.
-maze: python build
+# demo-out/maze and in the JSON is not made again, so that a run may be stopped, and seeds added: make maze ARGS='--seeds 7'.
+maze: python build proof-setup
 	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/maze --program $(STILLHOUSE) --json docs/proof/maze.json $(ARGS)
 	$(MAKE) proof
 
+# Each other method once, and tolerance at small vocabularies (python/examples/proof/methods); what is in the JSON files is kept: make methods ARGS='--seeds 3'.
+METHODS := pgm prime armd bd3lm medusa distill
+METHOD := OMP_NUM_THREADS=1 .venv-torch/bin/python python/examples/proof/methods
+
+methods: python build proof-setup
+	set -e; for method in $(METHODS); do $(METHOD)/$$method.py --work demo-out/methods --program $(STILLHOUSE) --json docs/proof/methods-$$method.json $(ARGS); done
+	$(METHOD)/tolerance.py --work demo-out/methods --program $(STILLHOUSE) --json docs/proof/tolerance-28.json $(ARGS)
+	$(MAKE) proof
+
+# Students of the nano GPT-2 at V = 50,257 (python/examples/proof/text.py).
+text: python build proof-setup
+	.venv-torch/bin/python python/examples/proof/text.py --work demo-out/text --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 \
+		--corpus assets/corpus/sotu-small.jsonl.gz --json docs/proof/text.json $(ARGS)
+	$(MAKE) proof
+
+# What the proofs need beside .venv-torch: matplotlib, and scikit-learn for its images.
+proof-setup: python-setup
+	.venv/bin/python -m uv pip install --quiet --python .venv-torch/bin/python --require-hashes -r scripts/pins/proof.txt
+
 # docs/PROOF.md and its plots out of docs/proof/*.json.
-proof:
+proof: proof-setup
 	.venv-torch/bin/python python/examples/proof/page.py
 
 docs:

@@ -2,7 +2,7 @@
 
 ::
 
-    speeches ──► letters.jsonl ──► BPE of few tokens (28: letters) ──► job (rows) ──► teacher (GPT-2, 4 layers of 128)
+    speeches ──► letters.jsonl ──► BPE of few tokens (28: letters) ──► job (rows) ──► teacher (GPT-2, 3 layers of 96)
                                                               └───────► job of a method (noise, top-k, partitions, orders, digits) ──► its students
 
 The vocabulary of 28 (letters, space, <eos>) and rotary positions let a student on one core learn something within a minute. Every program keeps what its JSON file holds and trains what is
@@ -47,9 +47,9 @@ def parser_of(description: str, steps: int) -> argparse.ArgumentParser:
     parser.add_argument("--program", default="stillhouse", help="the stillhouse program")
     parser.add_argument("--json", type=pathlib.Path, required=True, help="raw results; what is there is kept")
     parser.add_argument("--corpus", type=pathlib.Path, default=ROOT / "assets/corpus/sotu-small.jsonl.gz")
-    parser.add_argument("--documents", type=int, default=20, help="of the corpus, the first ones")
+    parser.add_argument("--documents", type=int, default=8, help="of the corpus, the first ones")
     parser.add_argument("--vocab", type=int, default=28, help="tokens of the tokenizer that is trained")
-    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--teacher-steps", type=int, default=500)
@@ -129,7 +129,7 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: rounded(of) for key, of in value.items()}
-    return [rounded(of) for of in value] if isinstance(value, list) else value
+    return [rounded(of) for of in value] if isinstance(value, (list, tuple)) else value
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def teacher(args: argparse.Namespace) -> pathlib.Path:
     rows = job(args, "rows")
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=args.vocab, n_positions=args.length, n_embd=128, n_layer=4, n_head=4, bos_token_id=EOS, eos_token_id=EOS,
+        vocab_size=args.vocab, n_positions=args.length, n_embd=96, n_layer=3, n_head=3, bos_token_id=EOS, eos_token_id=EOS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
@@ -314,7 +314,7 @@ def fit(
     every: int = 0, measure: Callable[[], float] | None = None, begun: int = 0,
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Trains for so many steps: warm-up over 40 steps, cosine to a tenth. Gives ``measure()`` at every ``every``-th step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     curve = []
     for step, batch in zip(range(steps), data):
         rate = min(1.0, (step + 1) / 40) * (0.55 + 0.45 * math.cos(math.pi * step / steps))

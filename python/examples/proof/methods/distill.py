@@ -32,7 +32,7 @@ COLUMNS = {
     "topk": ["sequence_id", "input_ids", "topk_index", "topk_logprob"],
     "noise": ["sequence_id", "input_ids", *NOISE],
 }
-PASSES = (1, 4, 8, 16, 64)
+PASSES = (1, 4, 8, 16, 32)
 
 
 def of_topk(logits: Tensor, index: Tensor, logprob: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def acceptance(
     for batch in held_out:
         ids = batch["input_ids"].long()
         states = judge.model.transformer(ids).last_hidden_state
-        for anchor in range(7, args.length - HEADS - 1, 8):
+        for anchor in range(7, args.length - HEADS - 1, 6):
             at = torch.arange(anchor + 1, anchor + HEADS + 2)
             scaled = TEMPERATURE * noise.prior(
                 1000 + seed, batch["sequence_id"], at, args.vocab, out="gumbel", threads=1

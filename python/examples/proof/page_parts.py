@@ -1,0 +1,127 @@
+"""What the parts of the page of proofs are made of: means and intervals, tables, plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+COLOURS = ["#1b6ca8", "#c8553d", "#3a7d44", "#8e5ea2", "#b8860b", "#555555", "#00897b", "#d81b60"]
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 11: 2.228, 12: 2.201}
+"""Student's t: the 97.5 % quantile of a mean of so many values."""
+
+Points = Sequence[tuple[float, float]]
+
+
+def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    """A mean and half of its 95 % interval; of one value the interval is unknown (NaN)."""
+    n = len(values)
+    mean = sum(values) / n
+    if n == 1:
+        return mean, math.nan
+    spread = math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1) / n)
+    return mean, T95.get(n, 1.96 + 2.6 / (n - 1)) * spread
+
+
+def shown(values: Sequence[float], digits: int, sign: bool = False) -> str:
+    """A mean ± half of its 95 % interval; nothing for no values."""
+    if not values:
+        return ""
+    mean, half = mean_and_half(values)
+    plus = "+" if sign else ""
+    return f"{mean:{plus}.{digits}f}" if math.isnan(half) else f"{mean:{plus}.{digits}f} ± {half:.{digits}f}"
+
+
+def binomial(hits: int, of: int) -> str:
+    """A rate in % with Wilson's 95 % interval."""
+    z, p = 1.96, hits / of
+    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    low, high = ((middle + sign * half) / (1 + z * z / of) for sign in (-1, 1))
+    return f"{100 * p:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def of_students(students: Sequence[Any], key: str) -> dict[str, list[Any]]:
+    """Students by their name, in the order in which they came."""
+    names = dict.fromkeys(done[key] for done in students)
+    return {name: [done for done in students if done[key] == name] for name in names}
+
+
+def by_seed(ones: Sequence[Any], others: Sequence[Any], key: str) -> list[float]:
+    """Differences of two students' results with the same seed."""
+    of = {done["seed"]: done[key] for done in others}
+    return [done[key] - of[done["seed"]] for done in ones if done["seed"] in of]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines through points; ``log``: the horizontal axis has base 2."""
+
+    title: str
+    across: str
+    up: str
+    series: Mapping[str, Points]
+    log: bool = False
+
+    def draw(self, file: pathlib.Path) -> None:
+        """As PNG, by matplotlib (scripts/pins/proof.txt)."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(figsize=(7.2, 4.0), dpi=100)
+        for i, (name, points) in enumerate(self.series.items()):
+            x, y = zip(*points)
+            axes.plot(
+                x, y, label=name, color=COLOURS[i % len(COLOURS)], marker="o" if len(x) <= 8 else None, linewidth=1.5
+            )
+        if self.log:
+            axes.set_xscale("log", base=2)
+            marks = sorted({x for points in self.series.values() for x, _ in points})
+            axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+        axes.set_title(self.title)
+        axes.set_xlabel(self.across)
+        axes.set_ylabel(self.up)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, fontsize="small")
+        figure.tight_layout()
+        figure.savefig(file, metadata={"Software": None})
+        pyplot.close(figure)
+
+
+class Page:
+    """The page as it grows, and the plots beside it."""
+
+    def __init__(self, results: pathlib.Path, page: pathlib.Path) -> None:
+        self.results, self.page = results, page
+        self.first: list[str] = []
+        self.parts: list[str] = []
+        self.plots: dict[str, Plot] = {}
+
+    def read(self, name: str) -> Any:
+        file = self.results / name
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def say(self, *parts: str) -> None:
+        self.parts += parts
+
+    def warn(self, line: str) -> None:
+        """What stands at the top of the page: what contradicts a paper or our own words, and what is missing."""
+        self.first.append(line)
+
+    def plot(self, name: str, what: str, plot: Plot) -> None:
+        self.plots[name] = plot
+        self.say(f"![{what}]({self.results.name}/{name})")
