@@ -189,9 +189,8 @@ def test_the_cluster_under_slurm_is_a_sound_script():
     for script in (DEPLOY / "cluster.sbatch", REPO / "scripts/cluster"):
         read = run("bash", "-n", script)
         assert read.returncode == 0, read.stdout
-        if shutil.which("shellcheck"):
-            linted = run("shellcheck", script)
-            assert linted.returncode == 0, linted.stdout
+        linted = run(tool("shellcheck"), script)
+        assert linted.returncode == 0, linted.stdout
 
 
 def test_the_dockerfile_is_sound(tmp_path):
