@@ -98,11 +98,11 @@ impl Executor {
     }
 }
 
-fn said(log: &Path) -> String {
+pub(crate) fn said(log: &Path) -> String {
     fs::read_to_string(log).unwrap_or_default()
 }
 
-fn command(scratch: &Scratch, arguments: &[&str]) -> Command {
+pub(crate) fn command(scratch: &Scratch, arguments: &[&str]) -> Command {
     let mut command = scratch.command(arguments);
     command.env("STILLHOUSE_CLUSTER_TOKEN", TOKEN).env_remove("STILLHOUSE_CLUSTER_TOKEN_FILE");
     command
@@ -119,16 +119,16 @@ fn launch(scratch: &Scratch, ports: &Ports) -> Server {
 }
 
 /// A job with a teacher, of seven splits.
-fn small_job() -> Value {
+pub(crate) fn small_job() -> Value {
     with(job(), &json!({"input": {"split_megabytes": 0.0015, "holdout": {"validation": {"last_documents": 1}}}}))
 }
 
-fn scratch() -> Scratch {
+pub(crate) fn scratch() -> Scratch {
     Scratch::with_corpus(7, 1300)
 }
 
 /// What one machine makes of a job.
-fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
+pub(crate) fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
     let made = shards(&scratch.make(&with(job.clone(), &json!({"output": {"path": "alone"}}))));
     assert!(made.len() >= 6, "{made:?}");
     made
