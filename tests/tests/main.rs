@@ -6,6 +6,8 @@ mod cli;
 #[cfg(feature = "distributed")]
 mod cluster;
 #[cfg(feature = "distributed")]
+mod cluster_network;
+#[cfg(feature = "distributed")]
 mod cluster_service;
 mod corrupt;
 mod derive;
