@@ -6,9 +6,13 @@ mod cli;
 #[cfg(feature = "distributed")]
 mod cluster;
 #[cfg(feature = "distributed")]
+mod cluster_faults;
+#[cfg(feature = "distributed")]
 mod cluster_network;
 #[cfg(feature = "distributed")]
 mod cluster_service;
+#[cfg(feature = "distributed")]
+mod cluster_store;
 mod corrupt;
 mod derive;
 mod digits;
