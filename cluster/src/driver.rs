@@ -38,7 +38,8 @@ use tonic::{Code, Request, Status};
 use crate::codec::Codec;
 use crate::node::{self, Job};
 use crate::token::Token;
-use crate::{failure, order, wire};
+use crate::wire::{self, Scheduler};
+use crate::{failure, order};
 
 /// How often the scheduler is asked.
 const ASKS: Duration = Duration::from_millis(250);
@@ -59,17 +60,17 @@ const QUIET: Duration = Duration::from_secs(30);
 
 /// The cluster of a scheduler.
 struct Cluster {
-    scheduler: String,
+    scheduler: Scheduler,
     token: Token,
 }
 
 /// Opens the engine of a job.
 ///
 /// # Errors
-/// When no scheduler is named, or this environment has no token.
+/// When no scheduler is named, or this environment has no token, or nobody to believe.
 pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
     let missing = || PipelineError::new(ErrorKind::Usage, "engine.scheduler: is required and missing");
-    let scheduler = engine.scheduler.clone().ok_or_else(missing)?;
+    let scheduler = Scheduler::find(engine.scheduler.as_deref().ok_or_else(missing)?)?;
     Ok(Arc::new(Cluster { scheduler, token: Token::find(None)? }))
 }
 
@@ -95,14 +96,14 @@ type Client = SchedulerGrpcClient<Channel>;
 
 /// A job at a scheduler.
 struct Submitted<'a> {
-    scheduler: &'a str,
+    scheduler: &'a Scheduler,
     client: Client,
     job: String,
 }
 
 impl Cluster {
     async fn submit(&self, work: &Work) -> Result<Submitted<'_>> {
-        let channel = wire::connect(&self.scheduler, &self.token).await?;
+        let channel = self.scheduler.connect(&self.token).await?;
         let client = SchedulerGrpcClient::new(channel);
         let mut client =
             client.max_encoding_message_size(wire::LARGEST_MESSAGE).max_decoding_message_size(wire::LARGEST_MESSAGE);
@@ -150,13 +151,18 @@ impl Cluster {
 }
 
 /// What a scheduler said, in words: one without our token or of another version has said so itself.
-pub(crate) fn refused(scheduler: &str, status: &Status) -> PipelineError {
+pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
     let (kind, retryable) = match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => (ErrorKind::Usage, false),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => (ErrorKind::Output, true),
         _ => (ErrorKind::Output, false),
     };
-    let error = PipelineError::new(kind, format!("the scheduler at {scheduler}: {}", status.message()));
+    // no answer of the scheduler: what came back was not of its protocol
+    let hint = match std::error::Error::source(status) {
+        Some(_) if !retryable && !scheduler.speaks_tls() => "; valid: https://host:port where it speaks TLS",
+        _ => "",
+    };
+    let error = PipelineError::new(kind, format!("the scheduler at {scheduler}: {}{hint}", status.message()));
     if retryable { error.retryable() } else { error }
 }
 

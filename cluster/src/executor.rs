@@ -31,7 +31,8 @@ use crate::codec::Codec;
 use crate::node::JobExec;
 use crate::place::Workplace;
 use crate::token::Token;
-use crate::{driver, failure, wire};
+use crate::wire::{self, Scheduler};
+use crate::{driver, failure};
 
 /// A task that this executor cannot make is given back after so long.
 const GIVES_BACK: Duration = Duration::from_secs(5);
@@ -41,8 +42,8 @@ const AGAIN: Duration = Duration::from_millis(250);
 
 /// What an executor is.
 pub struct Options {
-    /// The scheduler, as `host:port`.
-    pub scheduler: String,
+    /// The scheduler.
+    pub scheduler: Scheduler,
     /// How long it waits for a scheduler that is not there yet.
     pub patience: Duration,
     /// Its name, its rules and its device.
@@ -62,17 +63,17 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let (name, slots) = (place.name.clone(), place.slots);
     let workplace = Workplace::new(place);
     let work_dir = tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the executor"))?;
-    let (scheduler_host, port) = scheduler.rsplit_once(':').unwrap_or((&scheduler, ""));
+    let (scheduler_host, scheduler_port) = scheduler.host_and_port();
     let failed = |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
     let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);
-    let signer = token.clone();
+    let (called, signer) = (scheduler.clone(), token.clone());
     let config = ExecutorProcessConfig {
         external_host: Some(host),
         // nobody can call it
         port: 0,
         grpc_port: 0,
         scheduler_host: scheduler_host.into(),
-        scheduler_port: port.parse().map_err(|e| failed(&e))?,
+        scheduler_port,
         vcores: slots,
         task_scheduling_policy: TaskSchedulingPolicy::PullStaged,
         work_dir: Some(work_dir.path().display().to_string()),
@@ -82,7 +83,7 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         memory_pool_size: Some(0),
         override_execution_engine: Some(Arc::new(OwnJobsOnly(DefaultExecutionEngine::new()))),
         override_physical_codec: Some(Arc::new(Codec::new(token, Some(workplace)))),
-        override_create_grpc_client_endpoint: Some(Arc::new(move |endpoint| Ok(wire::signed(endpoint, &signer)?))),
+        override_create_grpc_client_endpoint: Some(Arc::new(move |_| Ok(called.endpoint(&signer)?))),
         // nothing is fetched from an executor, so it listens nowhere
         override_arrow_flight_service: Some(Arc::new(|_, _, mut shutdown, _| {
             tokio::spawn(async move {
@@ -97,11 +98,11 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
 }
 
 /// Makes sure that there is a scheduler and that it takes this executor: Ballista's own loop would ask forever.
-async fn greet(scheduler: &str, token: &Token, patience: Duration) -> Result<()> {
+async fn greet(scheduler: &Scheduler, token: &Token, patience: Duration) -> Result<()> {
     let began = std::time::Instant::now();
     loop {
         let greeted = async {
-            let mut client = SchedulerGrpcClient::new(wire::connect(scheduler, token).await?);
+            let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
             let asked = GetJobStatusParams { job_id: "none: an executor greets".into() };
             client.get_job_status(asked).await.map_err(|e| driver::refused(scheduler, &e))
         };

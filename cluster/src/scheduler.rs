@@ -19,7 +19,7 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::codec::Codec;
 use crate::token::Token;
-use crate::wire;
+use crate::{tls, wire};
 
 /// The dead are looked for so often within the time that tells them.
 const LOOKS: u64 = 4;
@@ -30,7 +30,9 @@ const WAITS_SECONDS: u64 = 300;
 pub struct Options {
     /// Address and port; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The user's word that strangers cannot listen in on an address that is not of this machine alone.
+    /// What it shows to callers, who speak TLS then.
+    pub tls: Option<tls::Files>,
+    /// The user's word that strangers cannot listen in on an address that is not of this machine alone, where there is no TLS.
     pub trusted_network: bool,
     /// An executor that has not asked for so many seconds is dead, and its splits are given to others. One at work asks every five.
     pub dead_after: u64,
@@ -41,13 +43,13 @@ pub struct Options {
 /// Serves until it is dropped; `listening` is told the address.
 ///
 /// # Errors
-/// When the address cannot be listened on, or must not be.
+/// When the address cannot be listened on, or must not be, or the files of TLS are none.
 pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Result<()> {
-    let Options { listen, trusted_network, dead_after, token } = options;
-    if !listen.ip().is_loopback() && !trusted_network {
+    let Options { listen, tls, trusted_network, dead_after, token } = options;
+    if !listen.ip().is_loopback() && !trusted_network && tls.is_none() {
         let message = format!(
             "--listen {listen}: other machines reach this address, and what is said there is not encrypted; valid: a loopback address, \
-             or --trusted-network where nobody else listens in"
+             --tls-certificate and --tls-key, or --trusted-network where nobody else listens in"
         );
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
@@ -80,7 +82,12 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
         let message = format!("the scheduler cannot listen on {listen}: {}", stillhouse_pipeline::job::chain(e));
         PipelineError::new(ErrorKind::Output, message)
     };
+    let mut server = Server::builder();
+    if let Some(files) = &tls {
+        let shown = files.of_server()?;
+        server = server.tls_config(shown).map_err(|e| files.refused(&stillhouse_pipeline::job::chain(&e)))?;
+    }
     let incoming = TcpIncoming::bind(listen).map_err(|e| cannot(&e))?;
     listening(incoming.local_addr().map_err(|e| cannot(&e))?);
-    Server::builder().add_service(guarded).serve_with_incoming(incoming).await.map_err(|e| cannot(&e))
+    server.add_service(guarded).serve_with_incoming(incoming).await.map_err(|e| cannot(&e))
 }

@@ -1,15 +1,20 @@
-//! How the scheduler is called: by whom, and in which version, in a header of every call.
+//! How the scheduler is called: where, by whom, and in which version, in a header of every call.
 //!
 //! `user-agent: stillhouse/<version> <proof>`: the one header that Ballista's executor lets its owner set, so all callers use it.
 
+use std::error::Error;
+use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
+use stillhouse_pipeline::job::chain;
 use tonic::metadata::MetadataMap;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
 use crate::order::VERSION;
+use crate::tls;
 use crate::token::Token;
 
 /// The largest message: the rows of a hundred thousand splits are about 40 MB.
@@ -18,24 +23,84 @@ pub const LARGEST_MESSAGE: usize = 512 << 20;
 const CONNECTS: Duration = Duration::from_secs(10);
 const KEEPS: Duration = Duration::from_secs(10);
 
-/// An endpoint whose calls say who calls.
-pub fn signed(endpoint: Endpoint, token: &Token) -> Result<Endpoint, tonic::transport::Error> {
-    let endpoint = endpoint.connect_timeout(CONNECTS).http2_keep_alive_interval(KEEPS).keep_alive_timeout(KEEPS);
-    endpoint.keep_alive_while_idle(true).user_agent(format!("stillhouse/{VERSION} {}", token.proof()))
+/// A scheduler as its callers know it.
+#[derive(Debug, Clone)]
+pub struct Scheduler {
+    /// As it was named.
+    named: String,
+    host_and_port: String,
+    /// With TLS: whom to believe.
+    tls: Option<ClientTlsConfig>,
 }
 
-/// Connects to a scheduler.
-///
-/// # Errors
-/// When nobody answers there.
-pub async fn connect(scheduler: &str, token: &Token) -> Result<Channel> {
-    let failed = |e: &dyn std::error::Error| {
-        let why = stillhouse_pipeline::job::chain(e);
-        let message = format!("no scheduler answers at {scheduler}: {why}; `stillhouse scheduler` starts one");
+impl Scheduler {
+    /// The scheduler at `host:port`, without TLS, or at `https://host:port`; an address that was checked.
+    ///
+    /// # Errors
+    /// Those of [`tls::of_client`].
+    pub fn find(named: &str) -> Result<Self> {
+        let (host_and_port, tls) = match named.split_once("://") {
+            Some(("https", address)) => (address, Some(tls::of_client()?)),
+            Some((_, address)) => (address, None),
+            None => (named, None),
+        };
+        Ok(Self { named: named.into(), host_and_port: host_and_port.into(), tls })
+    }
+
+    /// Host and port, apart.
+    pub fn host_and_port(&self) -> (&str, u16) {
+        let (host, port) = self.host_and_port.rsplit_once(':').unwrap_or((&self.host_and_port, ""));
+        (host, port.parse().unwrap_or_default())
+    }
+
+    /// Whether it is called with TLS.
+    pub fn speaks_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// An endpoint whose calls say who calls.
+    pub fn endpoint(&self, token: &Token) -> Result<Endpoint, tonic::transport::Error> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.host_and_port))?;
+        let endpoint = match &self.tls {
+            Some(tls) => endpoint.tls_config(tls.clone())?,
+            None => endpoint,
+        };
+        let endpoint = endpoint.connect_timeout(CONNECTS).http2_keep_alive_interval(KEEPS).keep_alive_timeout(KEEPS);
+        endpoint.keep_alive_while_idle(true).user_agent(format!("stillhouse/{VERSION} {}", token.proof()))
+    }
+
+    /// Connects to it.
+    ///
+    /// # Errors
+    /// When nobody answers there, or somebody who is not to be believed.
+    pub async fn connect(&self, token: &Token) -> Result<Channel> {
+        let endpoint = self.endpoint(token).map_err(|e| self.unreached(&e))?;
+        endpoint.connect().await.map_err(|e| self.unreached(&e))
+    }
+
+    fn unreached(&self, e: &(dyn Error + 'static)) -> PipelineError {
+        let why = chain(e);
+        // waiting heals no certificate
+        let distrusted = std::iter::successors(Some(e), |e| (*e).source())
+            .any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::InvalidData));
+        if self.tls.is_some() && distrusted {
+            let message = format!(
+                "the scheduler at {self} is not to be believed: {why}; valid: one that was started with --tls-certificate, which names \
+                 this host and is signed by whom this machine trusts, or by whom the file of {} holds",
+                tls::CA_FILE
+            );
+            return PipelineError::new(ErrorKind::Usage, message);
+        }
+        let message = format!("no scheduler answers at {self}: {why}; `stillhouse scheduler` starts one");
         PipelineError::new(ErrorKind::Output, message).retryable()
-    };
-    let endpoint = Endpoint::from_shared(format!("http://{scheduler}")).map_err(|e| failed(&e))?;
-    signed(endpoint, token).map_err(|e| failed(&e))?.connect().await.map_err(|e| failed(&e))
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.named)
+    }
 }
 
 /// Lets a call pass where its caller has the token and is of this version.

@@ -44,7 +44,7 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
 fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let problem = match (job.engine.kind, job.engine.scheduler.as_deref()) {
         (EngineKind::Ballista, None) => {
-            Problem::missing("engine.scheduler", "is required for kind ballista and missing; valid: host:port")
+            Problem::missing("engine.scheduler", "is required for kind ballista and missing; valid: host:port or https://host:port")
         }
         (EngineKind::Local, Some(_)) => {
             Problem::missing("engine.scheduler", "is for kind ballista, and engine.kind is local")
@@ -60,7 +60,8 @@ fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 /// What is wrong with the address of a scheduler.
 pub fn scheduler_problem(address: &str) -> Option<&'static str> {
-    (!is_host_and_port(address)).then_some("valid: host:port, such as 127.0.0.1:50050")
+    let host_and_port = ["https://", "http://"].iter().find_map(|scheme| address.strip_prefix(scheme)).unwrap_or(address);
+    (!is_host_and_port(host_and_port)).then_some("valid: host:port or https://host:port, such as 127.0.0.1:50050")
 }
 
 fn is_host_and_port(address: &str) -> bool {

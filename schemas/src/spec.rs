@@ -430,7 +430,7 @@ impl Card {
 pub struct Engine {
     /// `local`: this process. `ballista`: a cluster, in a program that was built with it.
     pub kind: EngineKind,
-    /// Kind `ballista`: where the scheduler listens (`stillhouse scheduler`), as `host:port`.
+    /// Kind `ballista`: where the scheduler listens (`stillhouse scheduler`), as `host:port`, or `https://host:port` where it speaks TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<String>,
     /// Kind `local`: splits worked on at once; on a cluster the slots of the executors say that. Default: 2 with a teacher, else one per processor; fewer where `memory_megabytes` has no room for them.

@@ -156,7 +156,7 @@ pub(crate) fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> 
 
 /// Whole, and with nothing of anybody left in it.
 #[track_caller]
-fn assert_finished(dataset: &Path, expected: &BTreeMap<String, String>) {
+pub(crate) fn assert_finished(dataset: &Path, expected: &BTreeMap<String, String>) {
     assert_eq!(&shards(dataset), expected);
     assert!(dataset.join("_SUCCESS").exists());
     let state: Vec<PathBuf> = files(&dataset.join("_stillhouse")).into_keys().collect();
@@ -425,7 +425,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
     refused(&["run", "job.yaml"], Some(TOKEN), 1, &["no scheduler answers at 127.0.0.1:9", "stillhouse scheduler"]);
     refused(&["executor", "--scheduler", "127.0.0.1:9", "--wait", "0"], Some(TOKEN), 1, &["no scheduler answers"]);
     refused(&["executor", "--scheduler", "here"], Some(TOKEN), 2, &["--scheduler: got \"here\"; valid: host:port"]);
-    refused(&["scheduler", "--listen", "0.0.0.0:0"], Some(TOKEN), 2, &["--listen 0.0.0.0:0", "--trusted-network"]);
+    refused(&["scheduler", "--listen", "0.0.0.0:0"], Some(TOKEN), 2, &["--listen 0.0.0.0:0", "--tls-certificate", "--trusted-network"]);
     assert!(!scratch.path("out").exists());
 
     let mut cluster = Cluster::start(&scratch);

@@ -1,5 +1,6 @@
 //! Progress as bars: splits, documents, tokens, and what the teacher has gone over, with rate and time left.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -30,6 +31,8 @@ struct State {
     spinner: Option<ProgressBar>,
     job: Option<Job>,
     copies: Option<(Copies, ProgressBar)>,
+    /// Executors of a cluster that were shown.
+    executors: BTreeSet<String>,
     closed: bool,
 }
 
@@ -43,7 +46,9 @@ struct Job {
 
 impl Bars {
     pub fn new(multi: MultiProgress, colour: bool) -> Self {
-        let state = State { multi, colour, preparing: None, spinner: None, job: None, copies: None, closed: false };
+        let executors = BTreeSet::new();
+        let state =
+            State { multi, colour, preparing: None, spinner: None, job: None, copies: None, executors, closed: false };
         let state = Arc::new(Mutex::new(state));
         let ticking = Arc::clone(&state);
         Self { ticker: Ticker::start(move || lock(&ticking).tick()), state }
@@ -102,6 +107,13 @@ impl State {
             Event::Stalled { seconds, at_work, splits } => {
                 let words = stalled_words(*seconds, *at_work, splits);
                 let _ = self.multi.println(format!("warning: {}", escaped(&words)));
+            }
+            Event::SplitStarted { split, executor: Some(executor), .. } => {
+                // once for each: a terminal has no room for who makes each of many thousand splits
+                if self.executors.insert(executor.clone()) {
+                    let words = format!("executor {executor} is at work: split {}", split.0);
+                    let _ = self.multi.println(escaped(&words));
+                }
             }
             Event::SplitStarted { .. } | Event::SplitCommitted { .. } => {}
             Event::JobFinished { .. } => self.clear(),

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use stillhouse_cluster::wire::Scheduler;
 use stillhouse_cluster::{executor, memory, token::Token};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::run::room::Room;
 use stillhouse_pipeline::run::worker::Place;
+use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problems;
 
 use crate::cli::Failure;
@@ -20,7 +22,7 @@ use crate::verbs::Threads;
 const EXAMPLES: &str = "\
 Examples:
   stillhouse executor                                      as many splits at once as there are processors
-  stillhouse executor --scheduler 10.0.0.5:50050 --device cuda:1 --slots 2
+  stillhouse executor --scheduler https://head.cluster:50050 --device cuda:1 --slots 2
   stillhouse executor --allow s3://corpora --allow s3://shards";
 
 /// Make splits that a scheduler hands out: one executor per machine or device
@@ -31,7 +33,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where the scheduler listens
+    /// Where the scheduler listens; https://HOST:PORT where it speaks TLS
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50050")]
     scheduler: String,
     /// Splits at once [default: one per thread; with --device 2]
@@ -98,9 +100,10 @@ impl Args {
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     stillhouse_cluster::log::take();
     let token = Token::find(args.token_file.as_deref())?;
-    if args.scheduler.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
-        return Err(Failure::Usage(format!("--scheduler: got {:?}; valid: host:port", args.scheduler)));
+    if let Some(wrong) = scheduler_problem(&args.scheduler) {
+        return Err(Failure::Usage(format!("--scheduler: got {:?}; {wrong}", args.scheduler)));
     }
+    let scheduler = Scheduler::find(&args.scheduler)?;
     let name = args.name.clone().unwrap_or_else(executor::usual_name);
     let runtime = args.threads.requests_runtime()?;
     let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
@@ -110,7 +113,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         None => memory::usual().unwrap_or(u64::MAX),
     };
     let place = Place { name, access: args.allowed()?, device: args.device.clone(), slots, room: Room::new(room) };
-    let (scheduler, patience) = (args.scheduler.clone(), Duration::from_secs(args.wait));
+    let patience = Duration::from_secs(args.wait);
     let options = executor::Options { scheduler, patience, place, token };
     let ready = |name: &str| {
         let mut page = Page::new();

@@ -44,7 +44,7 @@ pub struct Args {
     /// Where the data set is finished already: read every byte of it before it is called complete
     #[arg(long)]
     check: bool,
-    /// Make the splits on the cluster of this scheduler, as `engine: {kind: ballista, …}` in the job file says it
+    /// Make the splits on the cluster of this scheduler, as `engine: {kind: ballista, …}` in the job file says it; https://HOST:PORT with TLS
     #[arg(long, value_name = "HOST:PORT")]
     scheduler: Option<String>,
     #[command(flatten)]

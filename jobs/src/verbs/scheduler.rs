@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use stillhouse_cluster::tls::Files;
 use stillhouse_cluster::{scheduler, token::Token};
 
 use crate::cli::Failure;
@@ -16,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   openssl rand -hex 32 > token; export STILLHOUSE_CLUSTER_TOKEN_FILE=$PWD/token
   stillhouse scheduler                     on this machine; then executors, then `run` with engine: {kind: ballista, …}
+  stillhouse scheduler --listen 10.0.0.5:50050 --tls-certificate host.pem --tls-key host.key     others call https://host:50050
   stillhouse scheduler --listen 10.0.0.5:50050 --trusted-network";
 
 /// Hand out the splits of jobs to the executors of a cluster
@@ -29,6 +31,12 @@ pub struct Args {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:50050")]
     listen: SocketAddr,
+    /// Speak TLS, with the certificate in this file and those that lead to who signed it (PEM); read once, at the start
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// The certificate's key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
     /// Listen on an address that other machines reach, though nothing is encrypted: nobody else is on that network
     #[arg(long)]
     trusted_network: bool,
@@ -49,10 +57,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let token = Token::find(args.token_file.as_deref())?;
     let runtime = requests_runtime(THREADS).map_err(|e| Failure::System(format!("cannot start threads: {e}")))?;
     let Args { listen, trusted_network, dead_after, .. } = *args;
-    let options = scheduler::Options { listen, trusted_network, dead_after, token };
+    let tls = args.tls_certificate.clone().zip(args.tls_key.clone());
+    let tls = tls.map(|(certificate, key)| Files { certificate, key });
+    let scheme = if tls.is_some() { "https://" } else { "" };
+    let options = scheduler::Options { listen, tls, trusted_network, dead_after, token };
     let listening = |address: SocketAddr| {
         let mut page = Page::new();
-        page.line(Line::plain(format!("the scheduler listens on {address}")));
+        page.line(Line::plain(format!("the scheduler listens on {scheme}{address}")));
         printer.note(&page);
     };
     let ended = runtime.block_on(async {

@@ -48,7 +48,7 @@ pub struct Access {
     pub endpoints: Vec<String>,
     /// Repositories of the hub that models may come from: `org/name`, `org/*`, `*`. They are read with the server's token.
     pub hub: Vec<String>,
-    /// Values of `engine.scheduler` that a job may name, as `host:port`: what can be done with the cluster's token is done there. `*`: any.
+    /// Values of `engine.scheduler` that a job may name, as `host:port` or `https://host:port`, letter for letter: what can be done with the cluster's token is done there. `*`: any.
     pub schedulers: Vec<String>,
     /// Whether `http` and `https` inputs may be at addresses that are not of the public internet: private, loopback, link-local, ….
     /// Without it such inputs are read through no proxy.

@@ -150,7 +150,7 @@ fn a_cluster_is_named_by_its_scheduler_and_nothing_else_is() {
         let job = "version: 1\nname: a\ninput: {format: jsonl, paths: [x]}\ntokenizer: {path: t}\npack: {length: 8}\noutput: {path: o}\n";
         format().parse(&format!("{job}engine: {engine}\n")).problems.to_string()
     };
-    for good in ["here:1", "10.0.0.5:50050", "a.b-c.example.org:65535", "[::1]:50050"] {
+    for good in ["here:1", "10.0.0.5:50050", "a.b-c.example.org:65535", "[::1]:50050", "https://a:1", "http://a:1"] {
         let text = engine(&format!("{{kind: ballista, scheduler: \"{good}\"}}"));
         assert!(text.contains("has 0 problems"), "{good}: {text}");
     }
@@ -162,7 +162,9 @@ fn a_cluster_is_named_by_its_scheduler_and_nothing_else_is() {
         ("{kind: ballista, scheduler: ':1'}", "engine.scheduler: got \":1\": valid: host:port"),
         ("{kind: ballista, scheduler: 'a:0'}", "engine.scheduler: got \"a:0\": valid: host:port"),
         ("{kind: ballista, scheduler: 'a:65536'}", "valid: host:port"),
-        ("{kind: ballista, scheduler: 'http://a:1'}", "valid: host:port"),
+        ("{kind: ballista, scheduler: 'https://a'}", "valid: host:port"),
+        ("{kind: ballista, scheduler: 'https://a:1/'}", "valid: host:port"),
+        ("{kind: ballista, scheduler: 'grpc://a:1'}", "valid: host:port"),
         ("{kind: ballista, scheduler: 'a b:1'}", "valid: host:port"),
         ("{kind: ballista, scheduler: 'u@a:1'}", "valid: host:port"),
     ] {

@@ -1,0 +1,108 @@
+//! TLS in a cluster: what a scheduler shows, and whom its callers believe.
+//!
+//! Only the scheduler is called, so only it has a certificate; callers prove themselves with the [`token`](crate::token).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+/// A file with the certificates (PEM) of those who sign for a scheduler, instead of those that the machine trusts.
+pub const CA_FILE: &str = "STILLHOUSE_CLUSTER_CA_FILE";
+
+const SHAKES_HANDS: Duration = Duration::from_secs(10);
+const OF_A_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+const OF_A_KEY: &str = "PRIVATE KEY-----";
+
+/// Files of a scheduler that speaks TLS, both PEM.
+#[derive(Debug, Clone)]
+pub struct Files {
+    /// Its certificate, and those between it and the one that callers trust.
+    pub certificate: PathBuf,
+    /// The key of the certificate.
+    pub key: PathBuf,
+}
+
+fn usage(message: String) -> PipelineError {
+    PipelineError::new(ErrorKind::Usage, message)
+}
+
+fn read(file: &Path, what: &str, mark: &str, valid: &str) -> Result<String> {
+    let text = std::fs::read_to_string(file).map_err(|e| usage(format!("{what}: cannot be read: {e}")))?;
+    if !text.contains(mark) {
+        return Err(usage(format!("{what}: holds none; valid: a file of {valid} (PEM, {mark}…)")));
+    }
+    Ok(text)
+}
+
+impl Files {
+    /// What a server shows.
+    ///
+    /// # Errors
+    /// Names the file that cannot be read, or holds something else.
+    pub fn of_server(&self) -> Result<ServerTlsConfig> {
+        let named = |option: &str, file: &Path| format!("{option} {}", file.display());
+        let what = named("--tls-certificate", &self.certificate);
+        let certificate = read(&self.certificate, &what, OF_A_CERTIFICATE, "certificates")?;
+        let key = read(&self.key, &named("--tls-key", &self.key), OF_A_KEY, "one private key without a password")?;
+        Ok(ServerTlsConfig::new().identity(Identity::from_pem(certificate, key)).timeout(SHAKES_HANDS))
+    }
+
+    /// The error of files that do not fit together.
+    pub(crate) fn refused(&self, why: &str) -> PipelineError {
+        usage(format!(
+            "--tls-certificate {}, --tls-key {}: {why}; valid: a certificate and its own key",
+            self.certificate.display(),
+            self.key.display()
+        ))
+    }
+}
+
+/// Whom a caller believes: the file of this environment, else what the machine trusts.
+///
+/// # Errors
+/// When the file cannot be read, or holds no certificate. Its path is not told: what a service's job says is read by all its users.
+pub fn of_client() -> Result<ClientTlsConfig> {
+    let config = ClientTlsConfig::new().timeout(SHAKES_HANDS);
+    Ok(match std::env::var_os(CA_FILE).filter(|file| !file.is_empty()) {
+        None => config.with_native_roots(),
+        Some(file) => {
+            let what = format!("the file of {CA_FILE}");
+            let certificates = read(Path::new(&file), &what, OF_A_CERTIFICATE, "certificates")?;
+            config.ca_certificate(Certificate::from_pem(certificates))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_none_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let certificate = file("certificate.pem", OF_A_CERTIFICATE);
+        let key = file("key.pem", "-----BEGIN PRIVATE KEY-----");
+        let said = |certificate: &Path, key: &Path| {
+            let files = Files { certificate: certificate.to_owned(), key: key.to_owned() };
+            files.of_server().map(drop).map_err(|e| e.to_string())
+        };
+        assert_eq!(said(&certificate, &key), Ok(()));
+        for (certificate, key, says) in [
+            (folder.path().join("none"), key.clone(), ["--tls-certificate ", "cannot be read"]),
+            (certificate.clone(), folder.path().join("none"), ["--tls-key ", "cannot be read"]),
+            // each in the other's place
+            (key.clone(), key.clone(), ["--tls-certificate ", "holds none; valid: a file of certificates"]),
+            (certificate.clone(), certificate, ["--tls-key ", "holds none; valid: a file of one private key"]),
+        ] {
+            let refused = said(&certificate, &key).unwrap_err();
+            assert!(says.iter().all(|part| refused.contains(part)), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+"""MDM-Prime: tokens as ℓ = 1, 2, 4 digits that are masked one by one, on text and on images; the bound on −ln p of a token.
+
+    python prime.py --work /tmp/methods --program stillhouse --json methods-prime.json
+
+Images are scikit-learn's handwritten digits: 1,797 of 8 × 8 pixels, of which 16 grey levels are used (its 17th, 16, counts as 15). ℓ = 1 is MDLM. Embeddings of the
+digits of a token are joined to one of the model's width, and p is 0 where a token does not agree with the digits that are seen (carry-over), as in the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+import time
+from typing import Any
+
+import common
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import Block, Results, embedding
+from torch import Tensor, nn
+
+from stillhouse.views import prime
+
+LENGTHS = (1, 2, 4)
+COLUMNS = ["sequence_id", "input_ids"]
+LEVELS, PIXELS, HELD_OUT = 16, 64, 256
+
+
+class Digits(nn.Module):
+    """Tokens [n, C] at the targets, from digits that are partly masked."""
+
+    def __init__(self, args: argparse.Namespace, vocab: int, length: int, digits: int) -> None:
+        super().__init__()
+        base = prime.base_of(vocab, digits)
+        self.tables = nn.ModuleList(embedding(base + 1, args.width // digits) for _ in range(digits))
+        self.positions = embedding(length, args.width)
+        self.blocks = nn.ModuleList(Block(args.width) for _ in range(args.layers))
+        self.norm, self.head = nn.LayerNorm(args.width), nn.Linear(args.width, vocab)
+        self.register_buffer("filter", torch.from_numpy(prime.filter_table(vocab, digits)))
+
+    def forward(self, masked: Tensor, targets: Tensor) -> Tensor:
+        parts = [table(masked[..., j]) for j, table in enumerate(self.tables)]
+        x = torch.cat(parts, -1) + self.positions.weight[: masked.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        valid = prime.valid_set(masked[targets], self.filter)
+        return self.head(self.norm(x[targets])).masked_fill(~valid, -math.inf)
+
+
+def images(args: argparse.Namespace) -> np.ndarray[Any, Any]:
+    """Pixels [n, 64] of 16 levels, in an order of their own."""
+    if args.images:
+        return np.load(args.images)
+    from sklearn.datasets import load_digits
+
+    pixels = np.minimum(load_digits().data.astype(np.uint8), LEVELS - 1)
+    made: np.ndarray[Any, Any] = pixels[np.random.default_rng(0).permutation(len(pixels))]
+    return made
+
+
+def data_of(args: argparse.Namespace, kind: str, digits: int) -> pathlib.Path:
+    """Shards with the digits of ℓ; of ℓ = 1 the tokens are the digits."""
+    sections: dict[str, Any] = {"subtokens": {"length": digits}} if digits > 1 else {}
+    if kind == "text":
+        return common.job(args, f"prime-{digits}", **sections)
+    folder: pathlib.Path = args.work / "codes"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "digits.npy").exists():
+        np.save(folder / "digits.npy", images(args))
+    return common.job(
+        args, f"prime-images-{digits}", tokenizer=None,
+        input={"format": "codes", "paths": [str(folder / "digits.npy")], "codes": {"size": LEVELS, "length": PIXELS}, "holdout": {"validation": {"last_documents": args.held_out}}},
+        pack={"length": PIXELS, "separator": "none", "boundary": "none"}, **sections,
+    )  # fmt: skip
+
+
+def student(args: argparse.Namespace, kind: str, digits: int, seed: int) -> list[tuple[int, float]]:
+    """The bound on held-out rows by steps, in nats per token."""
+    folder = data_of(args, kind, digits)
+    vocab, length = (args.vocab, args.length) if kind == "text" else (LEVELS, PIXELS)
+    columns = [*COLUMNS, "subtokens"] if digits > 1 else COLUMNS
+    torch.manual_seed(seed)
+    model = Digits(args, vocab, length, digits)
+    never = common.first_of(length) if kind == "text" else None
+    tokens = length - (kind == "text")
+    held_out = list(common.validation(folder, args.rows, columns))
+
+    def bound(batch: Any, at: int, epoch: int | None = None) -> Tensor:
+        example = prime.mask(batch, length=digits, seed=at, epoch=epoch, never=never)
+        logits = model(example.input_ids, example.targets)
+        each = F.cross_entropy(logits, example.target_ids(), reduction="none")
+        return (example.target_weights() * each).sum()
+
+    @torch.no_grad()
+    def measure() -> float:
+        sums = [bound(batch, 1, draw).item() for batch in held_out for draw in range(4)]
+        return sum(sums) / (4 * tokens * sum(batch.rows for batch in held_out))
+
+    data = common.batches(folder, columns, args.batch_size, seed)
+    return common.fit(
+        model,
+        data,
+        lambda step, batch: bound(batch, seed) / (tokens * batch.rows),
+        args.steps,
+        args.lr,
+        args.every,
+        measure,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = common.parser_of(__doc__ or "", steps=800)
+    parser.add_argument("--every", type=int, default=200, help="steps between measurements")
+    parser.add_argument(
+        "--images", type=pathlib.Path, help=".npy of pixels [n, 64] below 16, instead of scikit-learn's"
+    )
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="images that are held out")
+    args = common.arguments(parser, argv)
+    results = Results(args, "prime", every=args.every, held_out=args.held_out)
+    results.set("idle_step_ratio", {
+        kind: {digits: prime.idle_step_ratio(digits, steps=length, positions=length) for digits in LENGTHS} for kind, length in (("text", args.length), ("images", PIXELS))
+    })  # fmt: skip
+    for seed in range(args.seeds):
+        for kind in ("text", "images"):
+            for digits in LENGTHS:
+                name = f"{kind} {digits}"
+                if results.lack(name, seed):
+                    began = time.monotonic()
+                    curve = student(args, kind, digits, seed)
+                    results.add(name, seed, began, validation=curve[-1][1], curve=curve)
+
+
+if __name__ == "__main__":
+    main()
