@@ -13,6 +13,7 @@ mod cluster_network;
 mod cluster_service;
 #[cfg(feature = "distributed")]
 mod cluster_store;
+#[cfg(feature = "distributed")]
 mod cluster_tls;
 mod corrupt;
 mod derive;
