@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::http::Message;
-use super::{Fault, Kind, Request, Shared};
+use super::{Fault, Kind, Request, Shared, Waits};
 
 /// Nothing takes that long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
