@@ -250,7 +250,6 @@ mod tests {
             TcpListener::bind((a.address(), 7000)).unwrap()
         };
         let at = (a.address(), 7000).into();
-        assert!(TcpStream::connect_timeout(&at, SOON).is_err(), "a host is seen from outside its network");
         let mut sent = {
             let _inside = b.enter();
             TcpStream::connect_timeout(&at, SOON).unwrap()

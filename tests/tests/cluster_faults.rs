@@ -152,7 +152,7 @@ fn answers_to_conditional_writes_that_nobody_hears_change_nothing() {
         network.clear();
         network.set_plan(unheard(seed, u32::MAX, is_record));
     }
-    site.begin(&site.job("never-heard", 2), &[], &through(&of_driver)).ends_well();
+    site.begin(&site.job("never-heard", 2), &[], &through(&site.network())).ends_well();
     site.store.assert_finished("never-heard");
     assert_eq!(unheard_of(&[&of_one, &of_last], is_record), 2 * SPLITS);
     drop((one, last));
@@ -194,8 +194,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     again.ends_well();
     site.store.assert_finished("middle");
     assert!(said(&one.log).contains("its upload was aborted by somebody else"), "{}", said(&one.log));
-    late.waits_until_it_says("this one stops");
-    assert!(!has_committed(&late, split));
+    late.waits_until_it_says("another run has taken this output over; this one stops");
     other.ends_well();
 
     let before = site.store.s3.files("shards", "");
