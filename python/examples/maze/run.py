@@ -2,15 +2,20 @@
 
     python run.py --work /tmp/maze --program stillhouse --json maze.json
     python run.py --work /tmp/maze --seeds 1 --epochs 20 --paths 500      # a small one
+    python run.py --work /tmp/maze --seeds 7 --json maze.json             # two seeds more
 
 Walks are written as text, a teacher is trained on them, a Stillhouse job extracts its noise, and for each seed students are trained on its shards:
 `mdlm` without noise; `stored 1` with the one draw of each token that most jobs keep; `stored 16` with one of 16 draws in each step; `fresh` with
-dense noise that the live teacher gives anew in each step. What is in the work folder is not made again.
+dense noise that the live teacher gives anew in each step.
+
+Nothing is made twice, so that a run of hours may be stopped, and seeds added: walks, teacher, data set and every student are kept in the work folder, and students that
+the JSON file holds already stay there, whatever the folder is. `of_teacher` of a student is the fingerprint of its teacher's weights: a new folder has a new teacher.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import multiprocessing
@@ -74,13 +79,38 @@ class Task:
     passes: list[int]
     how: grid.Training
 
+    def file(self) -> pathlib.Path:
+        """Where its result is kept: under its name and all that it depends on."""
+        key = hashlib.sha256(json.dumps([asdict(self.how), self.paths, self.passes]).encode()).hexdigest()[:8]
+        return self.work / "students" / f"{self.variant.replace(' ', '-')}-{self.seed}-{key}.json"
+
     def run(self) -> dict[str, Any]:
+        """Its result, of which a copy is kept."""
+        if not self.file().exists():
+            made = self.made()
+            self.file().parent.mkdir(exist_ok=True)
+            new = self.file().with_suffix(".new")
+            new.write_text(json.dumps(made))
+            os.replace(new, self.file())
+        result: dict[str, Any] = json.loads(self.file().read_text())
+        return result
+
+    def made(self) -> dict[str, Any]:
         """Trains it, and counts its valid paths by passes. On one thread, so that the result does not depend on the cores."""
+        began = time.monotonic()
         torch.set_num_threads(1)
         noise = noise_of(self.variant, self.work, self.seed)
         model, curve = student.train(str(self.work / "dataset"), noise, self.how, self.seed)
         hits = [success(student.generate(model, self.paths, passes, 100 + self.seed)) for passes in self.passes]
-        return {"variant": self.variant, "seed": self.seed, "hits": hits, "loss": [round(loss, 4) for loss in curve]}
+        return {
+            "variant": self.variant, "seed": self.seed, "hits": hits, "loss": [round(loss, 4) for loss in curve],
+            "seconds": round(time.monotonic() - began), "of_teacher": fingerprint(self.work),
+        }  # fmt: skip
+
+
+def fingerprint(work: pathlib.Path) -> str:
+    """Of the teacher's weights."""
+    return hashlib.sha256((work / "teacher/model.safetensors").read_bytes()).hexdigest()[:12]
 
 
 def success(rows: torch.Tensor) -> int:
@@ -97,30 +127,49 @@ def interval(of_seeds: list[float]) -> tuple[float, float]:
     return mean, quantile * math.sqrt(sum((x - mean) ** 2 for x in of_seeds) / (n - 1) / n)
 
 
+def kept(args: argparse.Namespace, how: grid.Training) -> dict[str, Any]:
+    """What the JSON file holds already of the same settings; students of others are refused."""
+    asked = {"paths": args.paths, "training": asdict(how), "passes": args.passes}
+    if args.json and args.json.exists():
+        found: dict[str, Any] = json.loads(args.json.read_text())
+        held = {name: found[name] for name in asked}
+        if held != asked:
+            raise SystemExit(
+                f"{args.json} holds students of {held}, asked were {asked}; valid: another file, or the same settings"
+            )
+        return found
+    machine = {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+    return {
+        "experiment": "maze", **asked, "seeds": 0, "teachers": {}, "paper": PAPER, "seconds": 0, "jobs": args.jobs,
+        "machine": machine, "students": [],
+    }  # fmt: skip
+
+
 def experiment(args: argparse.Namespace) -> dict[str, Any]:
     """All students of all seeds, as many at once as there are cores."""
     began = time.monotonic()
     # threads of small products wait for each other more than they work
     torch.set_num_threads(args.jobs if args.width >= 128 else 1)
+    heads = max(1, args.width // 32)
+    how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr)
+    result = kept(args, how)
     prepare(args)
     of_teacher = success(teacher.walk(args.work / "teacher", args.paths, seed=1))
     print(f"teacher: {of_teacher} of {args.paths} paths are valid", flush=True)
-    heads = max(1, args.width // 32)
-    how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr)
+    result["teachers"] = {**result.get("teachers", {}), fingerprint(args.work): of_teacher}
+    there = {(done["variant"], done["seed"]) for done in result["students"]}
     tasks = [
         Task(args.work, variant, seed, args.paths, args.passes, how)
         for seed in range(args.seeds)
         for variant in args.variants
+        if (variant, seed) not in there
     ]
-    result: dict[str, Any] = {
-        "experiment": "maze", "paths": args.paths, "seeds": args.seeds, "training": asdict(how), "passes": args.passes, "teacher": of_teacher,
-        "paper": PAPER, "seconds": 0, "jobs": args.jobs, "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
-        "students": [],
-    }  # fmt: skip
+    before = result["seconds"]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         for done in pool.map(Task.run, tasks):
             result["students"].append(done)
-            result["seconds"] = round(time.monotonic() - began)
+            result["seconds"] = before + round(time.monotonic() - began)
+            result["seeds"] = len({done["seed"] for done in result["students"]})
             if args.json:  # after each student: a run of hours that is stopped leaves what it has
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 args.json.write_text(json.dumps(result, indent=1) + "\n")
