@@ -129,12 +129,12 @@ fn type_name(data_type: &arrow::datatypes::DataType) -> String {
 /// # Errors
 /// When the store does not take it.
 pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
-    output.put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
+    output.put_own(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
     for (name, bytes) in beside(prepared) {
-        output.put(name, bytes).await?;
+        output.put_own(name, bytes).await?;
     }
-    output.put_json(MANIFEST, manifest).await?;
-    output.put(CARD, card(manifest).into_bytes()).await?;
+    output.put_own_json(MANIFEST, manifest).await?;
+    output.put_own(CARD, card(manifest).into_bytes()).await?;
     output.finish().await
 }
 
@@ -145,14 +145,14 @@ pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) ->
 pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let put = async |name: &str, bytes: Vec<u8>| match output.get(name).await? {
         Some(there) if there == bytes => Ok(()),
-        _ => output.put(name, bytes).await,
+        _ => output.put_own(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
     for (name, bytes) in beside(prepared) {
         put(name, bytes).await?;
     }
     if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
-        output.put(CARD, card(manifest).into_bytes()).await?;
+        output.put_own(CARD, card(manifest).into_bytes()).await?;
     }
     output.finish().await
 }
@@ -191,5 +191,5 @@ pub async fn renew_card(prepared: &Prepared, output: &Output, manifest: &Manifes
     }
     let mut renewed = manifest.clone();
     renewed.job.output.card = now.clone();
-    output.put(CARD, card(&renewed).into_bytes()).await
+    output.put_own(CARD, card(&renewed).into_bytes()).await
 }

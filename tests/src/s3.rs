@@ -17,6 +17,8 @@ use quick_xml::Reader;
 use quick_xml::events::Event;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::network::Host;
+
 /// An access key and its secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keys {
@@ -82,6 +84,7 @@ pub struct S3 {
     keys: Keys,
     http: HttpClient,
     runtime: Runtime,
+    host: Option<Host>,
 }
 
 impl S3 {
@@ -95,7 +98,14 @@ impl S3 {
             keys,
             http: ReqwestConnector::default().connect(&options).unwrap(),
             runtime: Builder::new_current_thread().enable_all().build().unwrap(),
+            host: None,
         }
+    }
+
+    /// The same, calling from a host of a [`crate::network::Network`].
+    #[must_use]
+    pub fn from_host(self, host: &Host) -> Self {
+        Self { host: Some(host.clone()), ..self }
     }
 
     /// object_store's own client of a bucket, for what is not here; drive it with [`S3::wait`].
@@ -107,6 +117,8 @@ impl S3 {
 
     /// Runs something asynchronous to its end.
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
+        // connections are made by the thread that waits
+        let _inside = self.host.as_ref().map(Host::enter);
         self.runtime.block_on(future)
     }
 

@@ -17,6 +17,7 @@
 //! 500 `InternalError`.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
@@ -24,6 +25,7 @@ use std::sync::{Mutex, MutexGuard};
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::network::Host;
 use crate::s3::{ADMIN, Keys, READER, S3, environment};
 use crate::server::{Ports, Server, tool};
 
@@ -35,16 +37,27 @@ pub struct Seaweed {
     ports: Ports,
     buckets: Mutex<Vec<String>>,
     endpoint: String,
+    /// Where it runs, if not on this machine's own network.
+    host: Option<Host>,
 }
 
 impl Seaweed {
     /// Starts one and waits until it answers.
     pub fn start() -> Self {
-        Self::start_in(&std::env::temp_dir())
+        Self::begin(&std::env::temp_dir(), None)
     }
 
     /// The same, with its data in a folder below this one: on a small file system, to see a full disk.
     pub fn start_in(folder: &Path) -> Self {
+        Self::begin(folder, None)
+    }
+
+    /// The same, in a host of its own. [`Seaweed::s3`] asks it from there, also while that one is cut off.
+    pub fn start_on(host: &Host) -> Self {
+        Self::begin(&std::env::temp_dir(), Some(host.clone()))
+    }
+
+    fn begin(folder: &Path, host: Option<Host>) -> Self {
         let folder = tempfile::Builder::new().prefix("seaweed-").tempdir_in(folder).unwrap();
         let ports = Ports::take();
         let identity = |name: &str, keys: Keys, actions: &[&str]| {
@@ -57,18 +70,20 @@ impl Seaweed {
         ]});
         fs::write(folder.path().join("s3.json"), identities.to_string()).unwrap();
         fs::create_dir(folder.path().join("data")).unwrap();
-        let endpoint = format!("http://127.0.0.1:{}", ports.port(0));
+        let address = host.as_ref().map_or(Ipv4Addr::LOCALHOST, Host::address);
+        let endpoint = format!("http://{address}:{}", ports.port(0));
         let server = Mutex::new(None);
-        let this = Self { server, folder, ports, buckets: Mutex::default(), endpoint };
+        let this = Self { server, folder, ports, buckets: Mutex::default(), endpoint, host };
         this.launch();
         this
     }
 
     fn command(&self) -> Command {
         let mut command = Command::new(tool("weed"));
-        command.current_dir(self.folder.path()).arg("server").args([
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+        let address = self.host.as_ref().map_or(Ipv4Addr::LOCALHOST, Host::address);
+        command.current_dir(self.folder.path()).arg("server");
+        command.arg(format!("-ip={address}")).arg(format!("-ip.bind={address}"));
+        command.args([
             "-dir=data",
             "-s3",
             "-s3.config=s3.json",
@@ -93,6 +108,9 @@ impl Seaweed {
         }
         // One new volume at a time rather than seven.
         command.env("WEED_MASTER_VOLUME_GROWTH_COPY_1", "1");
+        if let Some(host) = &self.host {
+            host.puts(&mut command);
+        }
         command
     }
 
@@ -110,14 +128,18 @@ impl Seaweed {
         self.server.lock().unwrap()
     }
 
-    /// `http://127.0.0.1:port`.
+    /// `http://127.0.0.1:port`, or with the address of its host.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
     /// A client that may do everything.
     pub fn s3(&self) -> S3 {
-        S3::new(&self.endpoint, ADMIN)
+        let s3 = S3::new(&self.endpoint, ADMIN);
+        match &self.host {
+            Some(host) => s3.from_host(host),
+            None => s3,
+        }
     }
 
     /// Makes a bucket and waits until it takes writes (with an object `.ready`, gone again).

@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use stillhouse_tests::network::Host;
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::server::{Ports, Server};
 use stillhouse_tests::{Scratch, files, job, nano_teacher, ran, rounds, shards, with};
@@ -22,25 +24,36 @@ pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 pub(crate) struct Cluster<'a> {
     scratch: &'a Scratch,
     ports: Ports,
+    /// Where the scheduler runs, if not on this machine's own network.
+    host: Option<Host>,
     scheduler: Server,
     started: usize,
 }
 
 impl<'a> Cluster<'a> {
     pub(crate) fn start(scratch: &'a Scratch) -> Self {
+        Self::begin_at(scratch, None)
+    }
+
+    /// The scheduler in a host of its own.
+    pub(crate) fn start_on(scratch: &'a Scratch, host: &Host) -> Self {
+        Self::begin_at(scratch, Some(host.clone()))
+    }
+
+    fn begin_at(scratch: &'a Scratch, host: Option<Host>) -> Self {
         let ports = Ports::take();
-        let scheduler = launch(scratch, &ports);
-        Self { scratch, ports, scheduler, started: 0 }
+        let scheduler = launch(scratch, &ports, host.as_ref());
+        Self { scratch, ports, host, scheduler, started: 0 }
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.ports.port(0))
+        address(&self.ports, self.host.as_ref())
     }
 
     /// One that is killed and started again on the same port.
     fn restart(&mut self) {
         self.scheduler.kill();
-        self.scheduler = launch(self.scratch, &self.ports);
+        self.scheduler = launch(self.scratch, &self.ports, self.host.as_ref());
     }
 
     pub(crate) fn executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
@@ -61,7 +74,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// A job for it.
-    fn job(&self, job: &Value, output: &str) -> Value {
+    pub(crate) fn job(&self, job: &Value, output: &str) -> Value {
         let engine = json!({"kind": "ballista", "scheduler": self.address()});
         with(job.clone(), &json!({"engine": engine, "output": {"path": output}}))
     }
@@ -82,12 +95,12 @@ impl<'a> Cluster<'a> {
 }
 
 pub(crate) struct Executor {
-    server: Server,
-    log: PathBuf,
+    pub(crate) server: Server,
+    pub(crate) log: PathBuf,
 }
 
 impl Executor {
-    fn signal(&self, signal: i32) {
+    pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: a signal to a process that this test has started
         assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
     }
@@ -108,12 +121,19 @@ pub(crate) fn command(scratch: &Scratch, arguments: &[&str]) -> Command {
     command
 }
 
+fn address(ports: &Ports, host: Option<&Host>) -> String {
+    format!("{}:{}", host.map_or(Ipv4Addr::LOCALHOST, Host::address), ports.port(0))
+}
+
 /// The dead are noticed soon: an executor that lives asks every five seconds at least.
-fn launch(scratch: &Scratch, ports: &Ports) -> Server {
+fn launch(scratch: &Scratch, ports: &Ports, host: Option<&Host>) -> Server {
     let log = scratch.path("scheduler.log");
     let _ = fs::remove_file(&log);
-    let address = format!("127.0.0.1:{}", ports.port(0));
-    let mut server = Server::start(command(scratch, &["scheduler", "--listen", &address, "--dead-after", "8"]), &log);
+    let mut command = command(scratch, &["scheduler", "--listen", &address(ports, host), "--dead-after", "8"]);
+    if let Some(host) = host {
+        host.puts(command.arg("--trusted-network"));
+    }
+    let mut server = Server::start(command, &log);
     server.wait_until("scheduler", || said(&log).contains("the scheduler listens on"));
     server
 }
@@ -239,31 +259,49 @@ fn a_killed_scheduler_and_a_killed_driver_are_survived_by_running_again() {
 }
 
 /// Stops an executor right before a commit, for as long as the file is there.
-struct Held {
-    executor: Executor,
+pub(crate) struct Held {
+    pub(crate) executor: Executor,
     hold: PathBuf,
 }
 
 impl Held {
     fn start(cluster: &mut Cluster<'_>, set: &dyn Fn(&mut Command)) -> Self {
+        Self::named(cluster, "the sleeper", set)
+    }
+
+    pub(crate) fn named(cluster: &mut Cluster<'_>, name: &str, set: &dyn Fn(&mut Command)) -> Self {
         let hold = cluster.scratch.write(&format!("hold-{}", cluster.started), "");
         let executor = cluster.executor(&|command: &mut Command| {
-            command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold).args(["--name", "the sleeper"]);
+            command.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold).args(["--name", name]);
             set(command);
         });
         Self { executor, hold }
     }
 
-    /// Waits until it is about to commit, and stops it: it does not ask for work any more.
-    fn sleeps(&mut self) {
+    /// Waits until it is about to commit; gives the split.
+    pub(crate) fn is_about_to_commit(&mut self) -> u32 {
         let reached = self.hold.with_extension("reached");
         self.executor.server.wait_until("its commit", || reached.exists());
+        let said = said(&self.executor.log);
+        let (_, split) = said.rsplit_once("begins split=").unwrap();
+        split.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Lets it commit, now and later.
+    pub(crate) fn goes_on(&self) {
+        fs::remove_file(&self.hold).unwrap();
+    }
+
+    /// Waits until it is about to commit, and stops it: it does not ask for work any more.
+    pub(crate) fn sleeps(&mut self) -> u32 {
+        let split = self.is_about_to_commit();
         self.executor.signal(libc::SIGSTOP);
+        split
     }
 
     /// Wakes it up, and waits until it has tried.
-    fn wakes(&mut self, says: &str) {
-        fs::remove_file(&self.hold).unwrap();
+    pub(crate) fn wakes(&mut self, says: &str) {
+        self.goes_on();
         self.executor.signal(libc::SIGCONT);
         self.executor.waits_until_it_says(says);
     }

@@ -6,7 +6,13 @@ mod cli;
 #[cfg(feature = "distributed")]
 mod cluster;
 #[cfg(feature = "distributed")]
+mod cluster_faults;
+#[cfg(feature = "distributed")]
+mod cluster_network;
+#[cfg(feature = "distributed")]
 mod cluster_service;
+#[cfg(feature = "distributed")]
+mod cluster_store;
 #[cfg(feature = "distributed")]
 mod cluster_tls;
 mod corrupt;

@@ -130,13 +130,12 @@ impl Work {
         let made = Arc::clone(&self).shards(&done, &again, began).await?;
         let manifest = self.manifest(done, made)?;
         verdict::judge(&self.derivation.spec, &manifest)?;
-        output.still_ours().await?;
-        output.put(TOKENIZER, self.derivation.tokenizer.clone()).await?;
+        output.put_own(TOKENIZER, self.derivation.tokenizer.clone()).await?;
         for (name, bytes) in beside(&self.derivation.operators) {
-            output.put(name, bytes).await?;
+            output.put_own(name, bytes).await?;
         }
-        output.put_json(MANIFEST, &manifest).await?;
-        output.put(CARD, card(&manifest).into_bytes()).await?;
+        output.put_own_json(MANIFEST, &manifest).await?;
+        output.put_own(CARD, card(&manifest).into_bytes()).await?;
         output.finish().await?;
         let nothing_to_do = complete && again.is_empty();
         finish::report(output, &manifest, began.elapsed().as_secs_f64(), nothing_to_do, self.observer.as_ref());

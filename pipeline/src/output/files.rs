@@ -30,6 +30,23 @@ impl Output {
         put.map_err(|e| self.failed(&e, "write", name))
     }
 
+    /// Puts a file of the data set, where this run still has the output: one that has slept would put it over that of the run that came after it.
+    ///
+    /// # Errors
+    /// When another run has it, or when the store does not take it.
+    pub async fn put_own(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+        self.still_ours().await?;
+        self.put(name, bytes).await
+    }
+
+    /// The same, for a value as JSON.
+    ///
+    /// # Errors
+    /// As [`Output::put_own`].
+    pub async fn put_own_json<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
+        self.put_own(name, json(name, value)?).await
+    }
+
     /// Puts a value as JSON.
     ///
     /// # Errors

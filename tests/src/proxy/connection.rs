@@ -1,7 +1,7 @@
 //! One client's connection: requests one after the other, each forwarded, broken or answered.
 //!
 //! ```text
-//!   head ─► fault? ─► body ─► [500, 503] ─► upstream ─► [lost, truncated, reset] ─► answer ─► next head
+//!   head ─► fault? ─► body ─► [500, 503] ─► gate ─► upstream ─► gate ─► [lost, 500, truncated, reset] ─► answer ─► next head
 //! ```
 
 use std::io::{self, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::http::Message;
-use super::{Fault, Kind, Request, Shared};
+use super::{Fault, Kind, Request, Shared, Waits};
 
 /// Nothing takes that long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -94,26 +94,27 @@ fn exchange(client: &mut Client, mut request: Message, shared: &Shared) -> io::R
             std::thread::sleep(Duration::from_secs_f64(0.05 + 0.25 * fault.how));
             record.fault = Some(Kind::Latency);
         }
-        if let Some(refusal) = refusal(fault) {
-            record.fault = Some(fault.kind);
-            record.status = refusal.status();
-            record.response_bytes = if method == "HEAD" { 0 } else { refusal.body.len() as u64 };
-            // Counted before the client can go on, so that whoever has its answer sees it counted.
-            shared.ended(&target, record);
-            refusal.write(client.get_mut(), method != "HEAD")?;
+        if matches!(fault.kind, Kind::Error500 | Kind::SlowDown503) {
+            refuse(client, fault, record, &target, shared)?;
             return Ok(if keeps { After::Next } else { After::Close });
         }
     }
 
+    shared.pass(Waits::Request, &method, &target);
     let Ok(response) = forward(&mut request, &method, shared) else {
         shared.unanswered.fetch_add(1, Ordering::SeqCst);
         shared.ended(&target, record);
         return Ok(After::Close);
     };
+    shared.pass(Waits::Answer, &method, &target);
     if is(Kind::LostResponse) {
         record.fault = Some(Kind::LostResponse);
         shared.ended(&target, record);
         return Ok(After::Close);
+    }
+    if let Some(fault) = fault.filter(|fault| fault.kind == Kind::False500) {
+        refuse(client, fault, record, &target, shared)?;
+        return Ok(if keeps { After::Next } else { After::Close });
     }
     if is(Kind::ResetResponse) || (is(Kind::Truncated) && response.body.len() >= 2) {
         let (head, body) = (response.head(), response.framed_body());
@@ -138,16 +139,27 @@ fn half(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// The answer of a server that is not well, as S3 words it.
-fn refusal(fault: Fault) -> Option<Message> {
+/// Answers as a server that is not well.
+fn refuse(client: &mut Client, fault: Fault, mut record: Request, target: &str, shared: &Shared) -> io::Result<()> {
+    let refusal = refusal(fault);
+    let has_body = record.method != "HEAD";
+    record.fault = Some(fault.kind);
+    record.status = refusal.status();
+    record.response_bytes = if has_body { refusal.body.len() as u64 } else { 0 };
+    // Counted before the client can go on, so that whoever has its answer sees it counted.
+    shared.ended(target, record);
+    refusal.write(client.get_mut(), has_body).map(drop)
+}
+
+/// What it says, as S3 words it.
+fn refusal(fault: Fault) -> Message {
     let (start, code, message) = match fault.kind {
-        Kind::Error500 => (
+        Kind::SlowDown503 => ("HTTP/1.1 503 Slow Down", "SlowDown", "Please reduce your request rate."),
+        _ => (
             "HTTP/1.1 500 Internal Server Error",
             "InternalError",
             "We encountered an internal error, please try again.",
         ),
-        Kind::SlowDown503 => ("HTTP/1.1 503 Slow Down", "SlowDown", "Please reduce your request rate."),
-        _ => return None,
     };
     let xml = r#"<?xml version="1.0" encoding="UTF-8"?>"#;
     let body = format!("{xml}\n<Error><Code>{code}</Code><Message>{message}</Message></Error>").into_bytes();
@@ -157,7 +169,7 @@ fn refusal(fault: Fault) -> Option<Message> {
     if fault.kind == Kind::SlowDown503 && fault.how < 0.5 {
         refusal.set("Retry-After", Some("1"));
     }
-    Some(refusal)
+    refusal
 }
 
 /// Sends a request to the server behind and reads its answer whole, over a connection of its own.

@@ -16,7 +16,7 @@ mod http;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 /// What can happen to a request.
@@ -37,11 +37,13 @@ pub enum Kind {
     Truncated,
     /// The server acted; the connection is closed in good order without an answer.
     LostResponse,
+    /// The server acted; the answer is 500 `InternalError` all the same.
+    False500,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Latency,
         Self::ResetRequest,
         Self::ResetResponse,
@@ -49,6 +51,7 @@ impl Kind {
         Self::SlowDown503,
         Self::Truncated,
         Self::LostResponse,
+        Self::False500,
     ];
 }
 
@@ -71,6 +74,15 @@ impl Default for Plan {
     fn default() -> Self {
         Self { seed: 0, probability: 0.1, kinds: Kind::ALL.to_vec(), in_a_row: 4, only: |_, _| true }
     }
+}
+
+/// Where requests wait for [`FaultProxy::let_go`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// Before the server hears of them.
+    Request,
+    /// After the server has acted, before it is told.
+    Answer,
 }
 
 /// A request that has come to its end.
@@ -126,6 +138,16 @@ struct Shared {
     in_a_row: Mutex<HashMap<(String, String), u32>>,
     fired: Mutex<BTreeMap<Kind, u64>>,
     requests: Mutex<Vec<Request>>,
+    gate: Mutex<Gate>,
+    /// Told whenever the gate changes.
+    moved: Condvar,
+}
+
+/// Which requests wait, and how many there are.
+#[derive(Default)]
+struct Gate {
+    closed: Option<(Waits, fn(&str, &str) -> bool)>,
+    waiting: usize,
 }
 
 impl FaultProxy {
@@ -146,6 +168,8 @@ impl FaultProxy {
             in_a_row: Mutex::default(),
             fired: Mutex::default(),
             requests: Mutex::default(),
+            gate: Mutex::default(),
+            moved: Condvar::new(),
         });
         let for_thread = Arc::clone(&shared);
         let accept = std::thread::spawn(move || {
@@ -174,6 +198,22 @@ impl FaultProxy {
     /// Another plan from now on.
     pub fn set_plan(&self, plan: Plan) {
         *self.shared.plan.lock().unwrap() = plan;
+    }
+
+    /// From now on requests for which this is true wait: method, path and query.
+    pub fn hold(&self, waits: Waits, only: fn(&str, &str) -> bool) {
+        self.shared.gate.lock().unwrap().closed = Some((waits, only));
+    }
+
+    /// How many requests wait.
+    pub fn waiting(&self) -> usize {
+        self.shared.gate.lock().unwrap().waiting
+    }
+
+    /// Lets the requests go that wait, and no other ones wait.
+    pub fn let_go(&self) {
+        self.shared.gate.lock().unwrap().closed = None;
+        self.shared.moved.notify_all();
     }
 
     /// How many faults of each kind have really happened; kinds that have not are left out.
@@ -215,6 +255,7 @@ impl FaultProxy {
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
+        self.let_go();
         // Wakes the thread that accepts; those of open connections end with their clients.
         let _ = TcpStream::connect(self.address);
         if let Some(accept) = self.accept.take() {
@@ -242,6 +283,17 @@ impl Shared {
         let kind = plan.kinds[(which * plan.kinds.len() as f64) as usize];
         let met = self.in_a_row.lock().unwrap().get(&(method.to_owned(), target.to_owned())).copied().unwrap_or(0);
         (kind == Kind::Latency || met < plan.in_a_row).then_some(Fault { kind, how })
+    }
+
+    /// Waits as long as the gate is closed for a request, at this place.
+    fn pass(&self, here: Waits, method: &str, target: &str) {
+        let holds = |gate: &Gate| gate.closed.is_some_and(|(waits, only)| waits == here && only(method, target));
+        let mut gate = self.gate.lock().unwrap();
+        if holds(&gate) {
+            gate.waiting += 1;
+            gate = self.moved.wait_while(gate, |gate| holds(gate)).unwrap();
+            gate.waiting -= 1;
+        }
     }
 
     /// Records a request; a fault counts here and only here, when it has happened.

@@ -129,7 +129,7 @@ fn every_fault_happens_and_counts() {
         let mut wire = Wire::to(&proxy);
         wire.send(&put("/a", &body));
         let (seen, acted) = match kind {
-            Kind::Latency | Kind::Error500 | Kind::SlowDown503 => {
+            Kind::Latency | Kind::Error500 | Kind::SlowDown503 | Kind::False500 => {
                 let answer = wire.answer("PUT").unwrap();
                 let status = answer.status();
                 // The connection goes on.
@@ -160,6 +160,7 @@ fn every_fault_happens_and_counts() {
             Kind::ResetResponse => ("Err(ConnectionReset) half=true", 1),
             Kind::Truncated => ("Ok(n) half=true", 1),
             Kind::LostResponse => ("Ok(0) half=false", 1),
+            Kind::False500 => ("500", 2),
         };
         let seen = if kind == Kind::LostResponse { seen.replace("Ok(n)", "Ok(0)") } else { seen };
         assert_eq!((seen.as_str(), acted), expected, "{kind:?}");
@@ -232,4 +233,26 @@ fn a_server_that_is_gone_closes_the_connection() {
     wire.send(&get("/a"));
     assert!(wire.answer("GET").is_err());
     assert_eq!((proxy.traffic().unanswered, proxy.requests()[0].status), (1, 0));
+}
+
+#[test]
+fn what_is_held_goes_when_it_is_let_go() {
+    for (waits, acted) in [(Waits::Request, 0), (Waits::Answer, 1)] {
+        let (endpoint, whole) = upstream();
+        let proxy = FaultProxy::start(&endpoint, Plan { probability: 0.0, ..Plan::default() });
+        proxy.hold(waits, |method, target| method == "PUT" && target == "/a");
+        let [mut held, mut other] = [(); 2].map(|()| Wire::to(&proxy));
+        held.send(&put("/a", "x"));
+        while proxy.waiting() == 0 || whole.load(Ordering::SeqCst) < acted {
+            std::thread::yield_now();
+        }
+        other.send(&get("/a"));
+        assert_eq!(other.answer("GET").unwrap().status(), 206);
+        assert_eq!((proxy.waiting(), whole.load(Ordering::SeqCst)), (1, acted + 1));
+        proxy.let_go();
+        assert_eq!(held.answer("PUT").unwrap().status(), 206);
+        held.send(&put("/a", "x"));
+        assert_eq!(held.answer("PUT").unwrap().status(), 206);
+        assert_eq!((proxy.waiting(), whole.load(Ordering::SeqCst)), (0, 3));
+    }
 }

@@ -1,0 +1,285 @@
+//! Hosts of a network on this machine: each a network namespace with a cable to one switch, and any cable can be pulled.
+//!
+//! ```text
+//!   store       10.77.0.2 ───────┐
+//!   scheduler   10.77.0.3 ───────┼── switch: a bridge in a namespace of its own
+//!   executor-1  10.77.0.4 ──╳    │   cut: its port leaves the bridge
+//!   driver      10.77.0.5 ───────┘
+//! ```
+//!
+//! Who is cut off is not told: its link stays up, every neighbour's hardware address is known for good, and what is sent vanishes, in both
+//! directions, without a reset and without an ICMP message. [`Host::join`] counts what has vanished, so that a test can show that it happened.
+//!
+//! The namespaces have no names: open files of this process and the processes in them keep them, and when these are gone, however the test
+//! ended, so are namespaces, links and bridge. There is nothing to remove, and tests side by side do not know of each other. Only the network
+//! is a host's own: files and processes are those of the machine.
+//!
+//! A namespace takes CAP_SYS_ADMIN, a link CAP_NET_ADMIN, and iproute2's `ip` (`scripts/setup` installs it). Where one of them is missing a test
+//! is skipped, because a developer's container mostly has none and everything else can be tested there; it says so by its name. Where `CI` is
+//! set, or `STILLHOUSE_NETNS=must` (as `.ci/run` sets it), it fails instead: what decides about a change must not pass because it could not
+//! look. `STILLHOUSE_NETNS=skip` is for a CI that knows that it cannot.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::marker::PhantomData;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+
+/// A switch, to which hosts are connected.
+pub struct Network {
+    switch: Arc<File>,
+    hosts: Vec<Host>,
+}
+
+/// A host; clones are the same one.
+#[derive(Clone)]
+pub struct Host(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    number: u8,
+    space: Arc<File>,
+    switch: Arc<File>,
+    /// What had come from it when it was cut off.
+    cut: Mutex<Option<u64>>,
+}
+
+impl Network {
+    /// A network without hosts; `None`, said loudly, where this machine does not let this process make one.
+    ///
+    /// # Panics
+    /// Where it has to: see the module.
+    pub fn start() -> Option<Self> {
+        match switch() {
+            Ok(switch) => Some(Self { switch: Arc::new(switch), hosts: Vec::new() }),
+            Err(e) => {
+                let test = std::thread::current().name().unwrap_or("a test").to_owned();
+                let why = format!("{test}: no network namespaces here: {e}");
+                assert!(!must(), "{why}; valid: root with CAP_SYS_ADMIN and CAP_NET_ADMIN, and iproute2");
+                eprintln!("skipped: {why}");
+                None
+            }
+        }
+    }
+
+    /// Connects a host.
+    pub fn host(&mut self, name: &str) -> Host {
+        let number = u8::try_from(self.hosts.len() + 2).unwrap();
+        let space = Arc::new(namespace().unwrap());
+        let host =
+            Inner { name: name.to_owned(), number, space, switch: Arc::clone(&self.switch), cut: Mutex::default() };
+        let (port, file) = (host.port(), host.space.as_raw_fd());
+        let mut switch =
+            ip(["link", "add", &port, "type", "veth", "peer", "name", "eth0", "address", &hardware(number)]);
+        switch.arg("netns").arg(format!("/proc/{}/fd/{file}", std::process::id()));
+        done(&mut switch, &self.switch);
+        done(&mut ip(["link", "set", &port, "master", "switch", "up"]), &self.switch);
+        done(&mut ip(["link", "set", "lo", "up"]), &host.space);
+        done(&mut ip(["addr", "add", &format!("{}/24", address(number)), "dev", "eth0"]), &host.space);
+        done(&mut ip(["link", "set", "eth0", "up"]), &host.space);
+        for other in &self.hosts {
+            for (of, known) in [(&host, other.0.number), (other.0.as_ref(), number)] {
+                let (address, hardware) = (address(known).to_string(), hardware(known));
+                let neighbour = ["neigh", "replace", &address, "lladdr", &hardware, "dev", "eth0", "nud", "permanent"];
+                done(&mut ip(neighbour), &of.space);
+            }
+        }
+        let host = Host(Arc::new(host));
+        self.hosts.push(host.clone());
+        host
+    }
+}
+
+impl Host {
+    /// Its address.
+    pub fn address(&self) -> Ipv4Addr {
+        address(self.0.number)
+    }
+
+    /// Lets a command run in this host.
+    pub fn puts(&self, command: &mut Command) {
+        put(command, &self.0.space);
+    }
+
+    /// Puts this thread into this host, for as long as what this gives lives.
+    pub fn enter(&self) -> Inside {
+        let back = File::open(OWN).unwrap();
+        join_namespace(&self.0.space).unwrap();
+        Inside { back, _of_this_thread: PhantomData }
+    }
+
+    /// Pulls its cable.
+    pub fn cut(&self) {
+        let mut cut = self.0.cut.lock().unwrap();
+        assert!(cut.is_none(), "{} is cut off already", self.0.name);
+        done(&mut ip(["link", "set", &self.0.port(), "nomaster"]), &self.0.switch);
+        *cut = Some(self.0.sent());
+    }
+
+    /// Puts it in again; gives how many packets of this host have vanished meanwhile.
+    pub fn join(&self) -> u64 {
+        let before = self.0.cut.lock().unwrap().take().unwrap_or_else(|| panic!("{} is not cut off", self.0.name));
+        let vanished = self.0.sent() - before;
+        done(&mut ip(["link", "set", &self.0.port(), "master", "switch"]), &self.0.switch);
+        vanished
+    }
+}
+
+impl Inner {
+    /// The name of its port at the switch.
+    fn port(&self) -> String {
+        format!("port-{}", self.number)
+    }
+
+    /// Packets that have come from it to the switch.
+    fn sent(&self) -> u64 {
+        let told = done(&mut ip(["-s", "-j", "link", "show", "dev", &self.port()]), &self.switch);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        told[0]["stats64"]["rx"]["packets"].as_u64().unwrap()
+    }
+}
+
+/// This thread is in a host.
+pub struct Inside {
+    back: File,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if let Err(e) = join_namespace(&self.back) {
+            // what this thread does next would happen in the wrong place
+            eprintln!("a thread cannot leave a host: {e}");
+            std::process::abort();
+        }
+    }
+}
+
+const OWN: &str = "/proc/thread-self/ns/net";
+
+fn address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, 0, number)
+}
+
+fn hardware(number: u8) -> String {
+    format!("02:00:0a:4d:00:{number:02x}")
+}
+
+/// Whether a test that needs a network may not be skipped.
+fn must() -> bool {
+    let says = |name: &str, text: &str| std::env::var_os(name).is_some_and(|value| value == OsStr::new(text));
+    says("STILLHOUSE_NETNS", "must") || (std::env::var_os("CI").is_some() && !says("STILLHOUSE_NETNS", "skip"))
+}
+
+fn switch() -> io::Result<File> {
+    let space = namespace()?;
+    call(&mut ip(["link", "add", "switch", "type", "bridge"]), &space)?;
+    call(&mut ip(["link", "set", "switch", "up"]), &space)?;
+    Ok(space)
+}
+
+/// A network namespace of its own, which is there as long as the file is open or a process is in it.
+fn namespace() -> io::Result<File> {
+    let made = std::thread::spawn(|| {
+        // SAFETY: takes numbers only; this thread ends here
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        File::open(OWN)
+    });
+    made.join().unwrap()
+}
+
+fn join_namespace(space: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open
+    match unsafe { libc::setns(space.as_raw_fd(), libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn put(command: &mut Command, space: &Arc<File>) {
+    let space = Arc::clone(space);
+    // SAFETY: between fork and exec this makes one system call and touches no memory of the parent
+    unsafe { command.pre_exec(move || join_namespace(&space)) };
+}
+
+fn ip<const N: usize>(arguments: [&str; N]) -> Command {
+    let mut command = Command::new("ip");
+    command.args(arguments);
+    command
+}
+
+/// Runs iproute2's `ip` in a namespace; gives what it says.
+fn call(command: &mut Command, space: &File) -> io::Result<String> {
+    put(command, &Arc::new(space.try_clone()?));
+    let ran = command.stdin(Stdio::null()).output().map_err(|e| io::Error::new(e.kind(), format!("ip: {e}")))?;
+    if ran.status.success() {
+        return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
+    }
+    Err(io::Error::other(format!("{command:?}: {}", String::from_utf8_lossy(&ran.stderr).trim())))
+}
+
+#[track_caller]
+fn done(command: &mut Command, space: &File) -> String {
+    call(command, space).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn what_a_host_sends_arrives_unless_it_is_cut_off() {
+        let Some(mut network) = Network::start() else { return };
+        let (a, b) = (network.host("a"), network.host("b"));
+        let listener = {
+            let _inside = a.enter();
+            TcpListener::bind((a.address(), 7000)).unwrap()
+        };
+        let at = (a.address(), 7000).into();
+        let mut sent = {
+            let _inside = b.enter();
+            TcpStream::connect_timeout(&at, SOON).unwrap()
+        };
+        let mut received = listener.accept().unwrap().0;
+        let mut byte = [0];
+        sent.write_all(b"1").unwrap();
+        received.read_exact(&mut byte).unwrap();
+
+        // cut off: neither end is told; a byte that is sent comes when the cable is in again
+        b.cut();
+        sent.write_all(b"2").unwrap();
+        received.set_read_timeout(Some(SOON)).unwrap();
+        assert_eq!(received.read(&mut byte).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        {
+            let _inside = b.enter();
+            let refused = TcpStream::connect_timeout(&at, SOON).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
+        }
+        assert!(b.join() > 0);
+        received.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        received.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"2");
+
+        // a command is in the host that it was put into, and this thread in none
+        let mut told = ip(["-j", "addr", "show", "dev", "eth0"]);
+        a.puts(&mut told);
+        let told: Value = serde_json::from_slice(&told.output().unwrap().stdout).unwrap();
+        assert_eq!(told[0]["addr_info"][0]["local"], a.address().to_string());
+        let own = std::fs::read_link(OWN).unwrap();
+        assert_eq!(own, std::fs::read_link("/proc/self/ns/net").unwrap());
+    }
+}

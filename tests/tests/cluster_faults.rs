@@ -1,0 +1,208 @@
+//! A late, retried or speculative task cannot damage anything: attempts that come late, answers that are lost, and the dead that wake up, on
+//! a cluster that writes to a store.
+//!
+//! Executors and drivers have networks of their own to the store: a proxy that loses answers, or keeps requests under way for as long as the
+//! test wants. So what is late is late to the request: a record's PUT waits in the network while another executor makes the same split, and
+//! arrives afterwards.
+//!
+//! `cluster` has those that are stopped before a commit and wake up when their run has ended; here it goes on, or another run has the output.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+use stillhouse_tests::proxy::{FaultProxy, Kind, Plan, Waits};
+use stillhouse_tests::s3::{self, ADMIN};
+use stillhouse_tests::{Scratch, with};
+
+use crate::cluster::{Cluster, Executor, Held, said, scratch};
+use crate::cluster_store::{Run, SPLITS, Store, at, has_committed, seven_splits};
+
+struct Site<'a> {
+    scratch: &'a Scratch,
+    cluster: Cluster<'a>,
+    store: Store,
+}
+
+fn is_record(method: &str, target: &str) -> bool {
+    method == "PUT" && target.contains("/_stillhouse/splits/")
+}
+
+fn is_part(method: &str, target: &str) -> bool {
+    method == "PUT" && target.contains("partNumber=")
+}
+
+fn is_lease(method: &str, target: &str) -> bool {
+    method == "PUT" && target.contains("/_stillhouse/lease.json")
+}
+
+fn is_completion(method: &str, target: &str) -> bool {
+    method == "POST" && target.contains("uploadId=")
+}
+
+/// The last but the manifest that a run writes without looking who has the output.
+fn is_tokenizer(method: &str, target: &str) -> bool {
+    method == "PUT" && target.ends_with("/tokenizer.json")
+}
+
+/// The server acts, and is not heard: so often for each request, then once.
+fn unheard(seed: u64, in_a_row: u32, only: fn(&str, &str) -> bool) -> Plan {
+    let kinds = vec![Kind::LostResponse, Kind::ResetResponse, Kind::False500];
+    Plan { seed, probability: 1.0, kinds, in_a_row, only }
+}
+
+/// How many requests were not heard of.
+fn unheard_of(proxies: &[&FaultProxy], what: fn(&str, &str) -> bool) -> usize {
+    let requests = proxies.iter().flat_map(|proxy| proxy.requests());
+    let faulty = requests.filter(|r| r.fault.is_some() && what(&r.method, &format!("{}?{}", r.path, r.query)));
+    faulty.count()
+}
+
+fn through(proxy: &FaultProxy) -> impl Fn(&mut Command) {
+    let endpoint = proxy.endpoint();
+    move |command| s3::environment(command, &endpoint, ADMIN)
+}
+
+impl<'a> Site<'a> {
+    fn start(scratch: &'a Scratch) -> Self {
+        let store = Store::start(scratch, None, &|_| {});
+        Self { scratch, cluster: Cluster::start(scratch), store }
+    }
+
+    /// A network that works.
+    fn network(&self) -> FaultProxy {
+        FaultProxy::start(self.store.weed.endpoint(), Plan { probability: 0.0, ..Plan::default() })
+    }
+
+    /// The job, with other limits of trying again: what waits in the network is waited for.
+    fn job(&self, prefix: &str, attempts: u32) -> Value {
+        let job = self.cluster.job(&seven_splits(prefix), &format!("s3://shards/{prefix}"));
+        let retry = json!({"max_attempts": attempts, "longest_seconds": 600, "request_timeout_seconds": 300});
+        with(job, &json!({"storage": {"retry": retry}}))
+    }
+
+    fn begin(&self, job: &Value, more: &[&str], set: &dyn Fn(&mut Command)) -> Run {
+        Run::begin(self.scratch, job, more, set)
+    }
+
+    fn executor(&mut self, network: &FaultProxy) -> Executor {
+        self.cluster.executor(&through(network))
+    }
+}
+
+#[test]
+fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
+    let scratch = scratch();
+    let mut site = Site::start(&scratch);
+    let moments: [(Waits, fn(&str, &str) -> bool); 3] =
+        [(Waits::Request, is_part), (Waits::Request, is_record), (Waits::Answer, is_record)];
+    let networks = moments.map(|(waits, only)| {
+        let network = site.network();
+        network.hold(waits, only);
+        network
+    });
+    let mut late = [&networks[0], &networks[1], &networks[2]].map(|network| site.executor(network));
+    let store = site.network();
+    // the run cannot end before this one commits
+    let mut last = Held::named(&mut site.cluster, "last", &through(&store));
+    let mut run = site.begin(&site.job("late", 10), &[], &through(&store));
+    run.wait_until("requests under way", || networks.iter().all(|network| network.waiting() == 1));
+    last.is_about_to_commit();
+    let splits = late.each_ref().map(|executor| at(executor).unwrap());
+    late.iter().for_each(|executor| executor.signal(libc::SIGSTOP));
+
+    let other = site.executor(&store);
+    run.wait_until("its splits are made by another one", || splits.iter().all(|s| has_committed(&other, *s)));
+    assert_eq!(site.store.committed("late"), SPLITS - 1);
+    for (network, (executor, split)) in networks.iter().zip(late.iter_mut().zip(splits)) {
+        assert!(network.waiting() == 1 && !has_committed(executor, split));
+        network.let_go();
+        executor.signal(libc::SIGCONT);
+        // that another one was quicker is no failure
+        executor.waits_until_it_says(&format!("committed split={split} "));
+    }
+    last.goes_on();
+    run.ends_well();
+    site.store.assert_finished("late");
+}
+
+#[test]
+fn answers_to_conditional_writes_that_nobody_hears_change_nothing() {
+    let scratch = scratch();
+    let mut site = Site::start(&scratch);
+    let [of_driver, of_one, of_last] = [1, 2, 3].map(|seed| {
+        let network = site.network();
+        let conditional = |m: &str, t: &str| is_record(m, t) || is_lease(m, t) || is_completion(m, t);
+        network.set_plan(unheard(seed, 2, conditional));
+        network
+    });
+    let one = site.executor(&of_one);
+    let mut last = Held::named(&mut site.cluster, "last", &through(&of_last));
+    let mut run = site.begin(&site.job("unheard", 10), &[], &through(&of_driver));
+    last.is_about_to_commit();
+    // its creation and a renewal
+    run.wait_until("a renewal", || unheard_of(&[&of_driver], is_lease) >= 4);
+    last.goes_on();
+    run.ends_well();
+    site.store.assert_finished("unheard");
+    assert_eq!(unheard_of(&[&of_one, &of_last], is_record), 2 * SPLITS);
+    assert!(unheard_of(&[&of_one, &of_last], is_completion) >= 2 * SPLITS);
+
+    // nobody ever hears that a record was written: the attempt fails, and the next one finds it
+    for (seed, network) in [(4, &of_one), (5, &of_last)] {
+        network.clear();
+        network.set_plan(unheard(seed, u32::MAX, is_record));
+    }
+    site.begin(&site.job("never-heard", 2), &[], &through(&site.network())).ends_well();
+    site.store.assert_finished("never-heard");
+    assert_eq!(unheard_of(&[&of_one, &of_last], is_record), 2 * SPLITS);
+    drop((one, last));
+}
+
+#[test]
+fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
+    let scratch = scratch();
+    let mut site = Site::start(&scratch);
+    let [store, of_one, of_late, of_driver] = [(); 4].map(|()| site.network());
+    // a driver that sleeps in the middle of its last writes
+    let one = site.executor(&of_one);
+    of_driver.hold(Waits::Answer, is_tokenizer);
+    let mut at_its_end = site.begin(&site.job("end", 10), &[], &through(&of_driver));
+    at_its_end.wait_until("its last writes", || of_driver.waiting() == 1);
+    at_its_end.signal(libc::SIGSTOP);
+
+    // and one in mid-job, with an executor whose record is under way
+    of_late.hold(Waits::Request, is_record);
+    let mut late = site.executor(&of_late);
+    let mut in_mid_job = site.begin(&site.job("middle", 10), &[], &through(&store));
+    in_mid_job.wait_until("a record under way", || of_late.waiting() == 1);
+    let split = at(&late).unwrap();
+    in_mid_job.wait_until("commits", || site.store.committed("middle") == SPLITS - 1);
+    in_mid_job.signal(libc::SIGSTOP);
+
+    // another job takes the one output, the same command the other one
+    of_one.hold(Waits::Request, is_record);
+    let other = with(seven_splits("end"), &json!({"pack": {"length": 32}}));
+    let other = site.begin(&other, &["--overwrite"], &through(&store));
+    let mut again = site.begin(&site.job("middle", 10), &[], &through(&store));
+    again.wait_until("a second record of the split", || of_one.waiting() == 1);
+    // the record that comes first names an upload that is gone
+    let record = format!("middle/_stillhouse/splits/{split:05}.json");
+    assert!(site.store.s3.get("shards", &record).is_none());
+    of_late.let_go();
+    again.wait_until("the late record", || site.store.s3.get("shards", &record).is_some());
+    of_one.let_go();
+    again.ends_well();
+    site.store.assert_finished("middle");
+    assert!(said(&one.log).contains("its upload was aborted by somebody else"), "{}", said(&one.log));
+    late.waits_until_it_says("another run has taken this output over; this one stops");
+    other.ends_well();
+
+    let before = site.store.s3.files("shards", "");
+    of_driver.let_go();
+    for sleeper in [at_its_end, in_mid_job] {
+        sleeper.signal(libc::SIGCONT);
+        sleeper.fails(&["another run has taken this output over; this one stops"]);
+    }
+    assert_eq!(site.store.s3.files("shards", ""), before);
+    assert_eq!(site.store.s3.list_multipart_uploads("shards"), Vec::new());
+}

@@ -1,0 +1,166 @@
+//! A cluster whose hosts lose each other: scheduler, executors, driver and store have a network namespace each.
+//!
+//! ```text
+//!   cut off              as long as                             then
+//!   one executor         its split was made by another one      its commit comes late, and finds that one's
+//!   the driver           it misses a renewal of its lease       the run goes on
+//!   the scheduler        the driver waits for it                the run ends and says so; the same command goes on
+//! ```
+//!
+//! What is cut off has work in its hands: an executor waits before a commit until a file goes.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use stillhouse_tests::Scratch;
+use stillhouse_tests::network::{Host, Network};
+
+use crate::cluster::{Cluster, Held, said, scratch};
+use crate::cluster_store::{Run, SPLITS, Store, has_committed, seven_splits};
+use crate::stores::shards_in;
+
+/// A store, a scheduler and a driver, each on a host.
+struct Site<'a> {
+    scratch: &'a Scratch,
+    cluster: Cluster<'a>,
+    store: Store,
+    scheduler: Host,
+    driver: Host,
+    network: Network,
+}
+
+/// An executor that waits before its commits, and its host.
+struct Placed {
+    held: Held,
+    host: Host,
+}
+
+impl Placed {
+    fn has_committed(&self, split: u32) -> bool {
+        has_committed(&self.held.executor, split)
+    }
+}
+
+impl<'a> Site<'a> {
+    fn start(scratch: &'a Scratch) -> Option<Self> {
+        let mut network = Network::start()?;
+        let [store, scheduler, driver] = ["store", "scheduler", "driver"].map(|name| network.host(name));
+        let store = Store::start(scratch, Some(&store), &|command| driver.puts(command));
+        let cluster = Cluster::start_on(scratch, &scheduler);
+        Some(Self { scratch, cluster, store, scheduler, driver, network })
+    }
+
+    fn executor(&mut self, name: &str) -> Placed {
+        let host = self.network.host(name);
+        let held = Held::named(&mut self.cluster, name, &|command: &mut Command| {
+            self.store.weed.environment(command);
+            host.puts(command);
+        });
+        Placed { held, host }
+    }
+
+    fn begin(&self, prefix: &str) -> Run {
+        let job = self.cluster.job(&seven_splits(prefix), &format!("s3://shards/{prefix}"));
+        Run::begin(self.scratch, &job, &[], &|command| {
+            self.store.weed.environment(command);
+            self.driver.puts(command);
+        })
+    }
+
+    #[track_caller]
+    fn wait_for_commits(&self, run: &mut Run, prefix: &str, wanted: usize) {
+        run.wait_until("commits", || self.store.committed(prefix) >= wanted);
+    }
+
+    /// How often the lease of a run was renewed.
+    fn renewals(&self, prefix: &str) -> u64 {
+        let lease = self.store.s3.get("shards", &format!("{prefix}/_stillhouse/lease.json")).unwrap();
+        serde_json::from_slice::<Value>(&lease).unwrap()["renewals"].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn an_executor_that_is_cut_off_in_mid_job_and_joined_again_harms_nothing() {
+    let scratch = scratch();
+    let Some(mut site) = Site::start(&scratch) else { return };
+    let (mut away, mut last) = (site.executor("away"), site.executor("last"));
+    let mut run = site.begin("cut");
+    let split = away.held.is_about_to_commit();
+    // the run cannot end before this one commits
+    last.held.is_about_to_commit();
+    let stays = site.executor("stays");
+    stays.held.goes_on();
+    site.wait_for_commits(&mut run, "cut", 1);
+
+    away.host.cut();
+    // it tries, and nobody hears of it
+    away.held.goes_on();
+    run.wait_until("its split is made by another one", || stays.has_committed(split));
+    assert!(!away.has_committed(split));
+    assert!(away.host.join() > 0);
+    // that it lost is no failure: the record that it finds is the split's
+    run.wait_until("it comes late", || away.has_committed(split));
+    last.held.goes_on();
+    run.ends_well();
+    site.store.assert_finished("cut");
+
+    // and it is as good as any other
+    drop((stays, last));
+    site.begin("after").ends_well();
+    site.store.assert_finished("after");
+    assert_eq!(said(&away.held.executor.log).matches("committed split=").count(), 1 + SPLITS);
+}
+
+#[test]
+fn a_driver_that_is_cut_off_for_a_while_goes_on() {
+    let scratch = scratch();
+    let Some(mut site) = Site::start(&scratch) else { return };
+    let (mut one, mut last) = (site.executor("one"), site.executor("last"));
+    let mut run = site.begin("driven");
+    one.held.is_about_to_commit();
+    last.held.is_about_to_commit();
+    one.held.goes_on();
+    site.wait_for_commits(&mut run, "driven", 1);
+    let before = site.renewals("driven");
+    run.wait_until("a renewal", || site.renewals("driven") > before);
+
+    let before = site.renewals("driven");
+    site.driver.cut();
+    // the executors do without it
+    site.wait_for_commits(&mut run, "driven", SPLITS - 1);
+    // longer than from one renewal to the next, shorter than a lease is good for
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(site.renewals("driven"), before);
+    assert!(site.driver.join() > 0);
+    run.wait_until("a renewal", || site.renewals("driven") > before);
+    last.held.goes_on();
+    run.ends_well();
+    site.store.assert_finished("driven");
+}
+
+#[test]
+fn a_run_whose_scheduler_is_cut_off_ends_by_name_and_goes_on_when_started_again() {
+    let scratch = scratch();
+    let Some(mut site) = Site::start(&scratch) else { return };
+    let (mut one, mut held) = (site.executor("one"), site.executor("held"));
+    let mut run = site.begin("lost");
+    one.held.is_about_to_commit();
+    let split = held.held.is_about_to_commit();
+    one.held.goes_on();
+    site.wait_for_commits(&mut run, "lost", 1);
+
+    site.scheduler.cut();
+    let lost = format!("the scheduler at {} was lost: ", site.cluster.address());
+    run.fails(&[&lost, "run the same command again to go on"]);
+    let committed = shards_in(&site.store.s3, "shards", "lost");
+    assert!((1..SPLITS).contains(&committed.len()), "{committed:?}");
+    assert!(site.scheduler.join() > 0);
+
+    // who was at work for it has lost its run
+    held.held.goes_on();
+    held.held.executor.waits_until_it_says("this one stops");
+    assert!(!held.has_committed(split));
+    site.begin("lost").ends_well();
+    site.store.assert_finished("lost");
+}
