@@ -49,7 +49,8 @@ class Data:
                 "pack": {"mode": "wrap", "length": LENGTH, "separator": "eos", "boundary": "bos_eos"},
                 "output": {"path": str(output)},
             }
-            self.call("run", "-", given=json.dumps({**base, **job}))
+            whole = {key: value for key, value in {**base, **job}.items() if value is not None}
+            self.call("run", "-", given=json.dumps(whole))
         return output
 
     def call(self, *arguments: Any, given: str | None = None) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stillhouse import noise
-from stillhouse.views import bd3lm, example, mdlm, schedule
+from stillhouse.views import bd3lm, example, mdlm, pgm, prime, schedule
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,42 @@ MUTATIONS = (
         example,
         "replay",
         lambda right: lambda *a, **k: right(*a, **k).roll(1, 0),
+    ),
+    Mutation(
+        "prime",
+        "digits with the least significant first",
+        prime,
+        "encode",
+        lambda right: (
+            lambda *a, **k: (
+                right(*a, **k).flip(-1) if isinstance(right(*a, **k), torch.Tensor) else right(*a, **k)[..., ::-1]
+            )
+        ),
+    ),
+    Mutation(
+        "prime",
+        "a valid set of the first three digits alone",
+        prime,
+        "valid_set",
+        lambda right: lambda digits, table: right(digits, table[:3]),
+    ),
+    Mutation("prime", "weights a thousandth too large", schedule.Schedule, "weight", _scaled(1.001)),
+    Mutation(
+        "prime", "uniforms of masks mirrored", prime, "uniforms", lambda right: lambda *a, **k: 1 - right(*a, **k)
+    ),
+    Mutation(
+        "pgm",
+        "the weights of the two groups exchanged, Eq. 6 as printed",
+        pgm,
+        "group_weights",
+        lambda right: lambda *a: right(*a)[::-1],
+    ),
+    Mutation("pgm", "groups exchanged", pgm, "draw_groups", lambda right: lambda *a, **k: ~right(*a, **k)),
+    Mutation(
+        "pgm",
+        "attention to the own group for both kinds",
+        pgm.PartitionExample,
+        "attention",
+        lambda right: lambda self, kind="group", **k: right(self, "group", **k),
     ),
 )

@@ -124,7 +124,7 @@ class Code:
             raise NotTheirs(f"{self.path}: {name} has no line for sets={sets} calls={calls} nth={nth}")
         return f"{self.path}:{sorted(lines)[nth]}"
 
-    def cut(self, name: str, **names: Any) -> Any:
+    def cut(self, name: str, /, **names: Any) -> Any:
         """The function or class, with only the names it is given (and torch); decorators are left out."""
         node: Any = self.node(name)
         module = ast.parse("from __future__ import annotations")
@@ -142,6 +142,15 @@ class Code:
         finally:
             node.decorator_list = kept
         return scope[name.split(".")[-1]]
+
+    def value(self, name: str, sets: str, /, **names: Any) -> Any:
+        """What a function's first assignment to a name (or attribute) would give, with the names that it uses."""
+        for node in ast.walk(self.node(name)):
+            if isinstance(node, ast.Assign) and sets in {
+                getattr(n, "attr", getattr(n, "id", "")) for t in node.targets for n in ast.walk(t)
+            }:
+                return eval(compile(ast.Expression(node.value), str(self.file), "eval"), {"torch": torch, **names})  # noqa: S307
+        raise NotTheirs(f"{self.path}: {name} sets no {sets}")
 
     def fake(self, cls: str, methods: dict[str, Any], **attributes: Any) -> types.SimpleNamespace:
         """An object with some methods of a class of theirs (and the names they use), and the attributes they read."""
