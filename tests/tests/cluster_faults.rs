@@ -39,9 +39,8 @@ fn is_completion(method: &str, target: &str) -> bool {
     method == "POST" && target.contains("uploadId=")
 }
 
-/// The last but the manifest that a run writes without looking who has the output.
-fn is_tokenizer(method: &str, target: &str) -> bool {
-    method == "PUT" && target.ends_with("/tokenizer.json")
+fn is_manifest(method: &str, target: &str) -> bool {
+    method == "PUT" && target.ends_with("/manifest.json")
 }
 
 /// The server acts, and is not heard: so often for each request, then once.
@@ -163,11 +162,11 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);
     let [store, of_one, of_late, of_driver] = [(); 4].map(|()| site.network());
-    // a driver that sleeps in the middle of its last writes
+    // a driver that has seen that it has the output, and whose manifest is under way
     let one = site.executor(&of_one);
-    of_driver.hold(Waits::Answer, is_tokenizer);
+    of_driver.hold(Waits::Request, is_manifest);
     let mut at_its_end = site.begin(&site.job("end", 10), &[], &through(&of_driver));
-    at_its_end.wait_until("its last writes", || of_driver.waiting() == 1);
+    at_its_end.wait_until("its manifest", || of_driver.waiting() == 1);
     at_its_end.signal(libc::SIGSTOP);
 
     // and one in mid-job, with an executor whose record is under way
@@ -198,6 +197,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     other.ends_well();
 
     let before = site.store.s3.files("shards", "");
+    // the store refuses it
     of_driver.let_go();
     for sleeper in [at_its_end, in_mid_job] {
         sleeper.signal(libc::SIGCONT);

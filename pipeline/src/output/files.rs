@@ -5,17 +5,20 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
+use super::lease::is_refusal;
 use super::{Output, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::shard::hex;
 
 const PIECE: u64 = 8 << 20;
 const PIECES_AT_ONCE: usize = 2;
+/// Rounds of a put that others were quicker than.
+const MOST_ROUNDS: u32 = 20;
 
 impl Output {
     /// Puts a file whole; on a disk it is durable then, and its bytes are before its name.
@@ -32,11 +35,37 @@ impl Output {
 
     /// Puts a file of the data set, where this run still has the output: one that has slept would put it over that of the run that came after it.
     ///
+    /// ```text
+    ///   what is there? (version v, or nothing) ─► still ours? ─► put, if v is there still (If-Match), or nothing is (If-None-Match)
+    /// ```
+    ///
+    /// What is there when this run is seen to hold the output was put before it was lost; what the next run puts has another version. So a put that sleeps in
+    /// this process, or on its way, is refused when it wakes. A store without conditions has only the look.
+    ///
     /// # Errors
     /// When another run has it, or when the store does not take it.
     pub async fn put_own(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
-        self.still_ours().await?;
-        self.put(name, bytes).await
+        if self.folder().is_some() || !self.conditional {
+            self.still_ours().await?;
+            return self.put(name, bytes).await;
+        }
+        let (path, payload) = (Path::from(name), PutPayload::from(bytes));
+        for _ in 0..MOST_ROUNDS {
+            let mode = match self.store.head(&path).await {
+                Ok(there) => PutMode::Update(UpdateVersion { e_tag: there.e_tag, version: there.version }),
+                Err(object_store::Error::NotFound { .. }) => PutMode::Create,
+                Err(e) => return Err(self.failed(&e, "look at", name)),
+            };
+            self.still_ours().await?;
+            match self.store.put_opts(&path, payload.clone(), mode.into()).await {
+                Ok(_) => return Ok(()),
+                // a sleeper's was quicker, or this one's own, whose answer was lost: the next look tells
+                Err(e) if is_refusal(&e) || matches!(e, object_store::Error::NotFound { .. }) => {}
+                Err(e) => return Err(self.failed(&e, "write", name)),
+            }
+        }
+        let message = format!("{}: others write it at the same time, {MOST_ROUNDS} times over", self.shown(name));
+        Err(PipelineError::new(ErrorKind::Output, message))
     }
 
     /// The same, for a value as JSON.

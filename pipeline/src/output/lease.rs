@@ -10,7 +10,7 @@
 //! measured by the one who waits, so clocks need not agree.
 //!
 //! A lease saves work; it does not protect the data: a holder that slept through its own lease is stopped by the
-//! commit ([`super::commit`]), whatever it believes.
+//! commit ([`super::commit`]) and by the condition of each file beside the shards ([`super::Output::put_own`]), whatever it believes.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -283,7 +283,7 @@ fn path() -> Path {
 }
 
 /// The condition did not hold.
-fn is_refusal(e: &object_store::Error) -> bool {
+pub(super) fn is_refusal(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
 }
 

@@ -417,9 +417,8 @@ impl Output {
     /// # Errors
     /// When the store does not take it.
     pub async fn finish(&self) -> Result<()> {
-        self.still_ours().await?;
         let manifest = self.get(MANIFEST).await?;
-        self.put(SUCCESS, manifest.map(|bytes| marker(&bytes)).unwrap_or_default()).await?;
+        self.put_own(SUCCESS, manifest.map(|bytes| marker(&bytes)).unwrap_or_default()).await?;
         // those whose beginning was answered by a connection that broke
         self.abort_uploads(false).await?;
         self.clean_state().await

@@ -55,7 +55,7 @@ impl Output {
                 let message = format!("{self}: another job ({}) has begun here meanwhile", there.name);
                 Err(PipelineError::new(ErrorKind::Output, message))
             }
-            _ => self.put_json(PLAN, plan).await,
+            _ => self.put_own_json(PLAN, plan).await,
         }
     }
 
@@ -66,7 +66,7 @@ impl Output {
     pub(crate) async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
         self.still_ours().await?;
         match self.plan().await? {
-            Some(there) if there.job_hash == was => self.put_json(PLAN, plan).await,
+            Some(there) if there.job_hash == was => self.put_own_json(PLAN, plan).await,
             there => {
                 let name = there.map(|plan| plan.name).unwrap_or_default();
                 let message = format!("{self}: another job ({name}) has begun here meanwhile");
