@@ -111,7 +111,8 @@ fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
 
     let other = site.executor(&store);
     run.wait_until("its splits are made by another one", || splits.iter().all(|s| has_committed(&other, *s)));
-    assert_eq!(site.store.committed("late"), SPLITS - 1);
+    let (records, _) = site.store.state("late");
+    assert_eq!(records.len(), SPLITS - 1);
     for (network, (executor, split)) in networks.iter().zip(late.iter_mut().zip(splits)) {
         assert!(network.waiting() == 1 && !has_committed(executor, split));
         network.let_go();
@@ -119,6 +120,9 @@ fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
         // that another one was quicker is no failure
         executor.waits_until_it_says(&format!("committed split={split} "));
     }
+    // each record is still the first one's, and of uploads there is the one that waits
+    let (now, uploads) = site.store.state("late");
+    assert_eq!((now, uploads.len()), (records, 1), "{uploads:?}");
     last.goes_on();
     run.ends_well();
     site.store.assert_finished("late");

@@ -97,10 +97,15 @@ fn an_executor_that_is_cut_off_in_mid_job_and_joined_again_harms_nothing() {
     // it tries, and nobody hears of it
     away.held.goes_on();
     run.wait_until("its split is made by another one", || stays.has_committed(split));
+    run.wait_until("all commits but one", || site.store.committed("cut") == SPLITS - 1);
+    let (records, _) = site.store.state("cut");
     assert!(!away.has_committed(split));
     assert!(away.host.join() > 0);
     // that it lost is no failure: the record that it finds is the split's
     run.wait_until("it comes late", || away.has_committed(split));
+    // the record is still the first one's, and of uploads there is the one that waits
+    let (now, uploads) = site.store.state("cut");
+    assert_eq!((now, uploads.len()), (records, 1), "{uploads:?}");
     last.held.goes_on();
     run.ends_well();
     site.store.assert_finished("cut");

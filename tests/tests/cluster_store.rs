@@ -1,6 +1,6 @@
 //! A job of seven splits in a store: the runs of it, and what has to be there when one has ended, whatever has happened meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -63,6 +63,12 @@ impl Store {
     /// How many splits are committed, by their records.
     pub(crate) fn committed(&self, prefix: &str) -> usize {
         self.s3.list("shards", &format!("{prefix}/_stillhouse/splits/")).len()
+    }
+
+    /// The records of what is committed, and the uploads that are not at their end.
+    pub(crate) fn state(&self, prefix: &str) -> (BTreeMap<String, String>, Vec<(String, String)>) {
+        let records = self.s3.files("shards", &format!("{prefix}/_stillhouse/splits/"));
+        (records, self.s3.list_multipart_uploads("shards"))
     }
 
     /// Whole, and nothing of anybody is left: the objects of a run alone and no others, and no upload.
