@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from page_parts import Page, Plot, by_seed, counted, mean_and_half, of_students, shown, table
+from page_parts import Page, Plot, by_seed, counted, machine_of, mean_and_half, of_students, shown, table
 
 Students = dict[str, list[Any]]
 SMALL = "These students see few steps of a small text, with weights of a few hundred thousand numbers: a trend that needs long training, long rows or a large vocabulary has no room here."
@@ -30,7 +30,7 @@ def methods(page: Page) -> None:
         seconds = sum(done["seconds"] for done in found["students"])
         page.say(
             f"`python python/examples/proof/methods/{name}.py`, {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, width {how['width']}, {how['layers']} layers; "
-            f"{counted(len(found['students']), 'student')} in {seconds:.0f} s on {found['machine']['threads']} thread{'s' if found['machine']['threads'] > 1 else ''}."
+            f"{counted(len(found['students']), 'student')} in {seconds:.0f} s on {found['machine']['threads']} thread{'s' if found['machine']['threads'] > 1 else ''} ({machine_of(found)})."
         )
         part(page, found, by)
 
