@@ -22,8 +22,8 @@ def methods(page: Page) -> None:
     for name, title, part in PARTS:
         found = page.read(f"methods-{name}.json")
         page.say(f"### {title}")
-        if found is None:
-            page.say(f"**Missing:** there is no docs/proof/methods-{name}.json yet.")
+        if found is None or not found["students"]:
+            page.say(f"**Missing:** there is no student in docs/proof/methods-{name}.json yet.")
             page.warn(f"Not run: {title}.")
             continue
         by, how = of_students(found["students"], "student"), found["training"]
