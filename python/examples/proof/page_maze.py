@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from page_parts import ROOT, Page, Plot, binomial, of_students, shown, table
+from page_parts import ROOT, Page, Plot, binomial, machine_of, of_students, shown, table
 
 
 def maze(page: Page) -> None:
@@ -83,7 +83,7 @@ def maze_of(page: Page, found: Any, stem: str, title: str) -> None:
     rows += [[f"paper, {name}", "", *(f"{rate:.0f}" for rate in rates)] for name, rates in found["paper"].items()]
     page.say(
         f"Valid paths in % of {paths} for each seed; {teachers_of(found)}. ± and brackets: 95 % intervals, over seeds where "
-        f"there are several, else of the {paths} paths alone (Wilson). τ = 0.85. {found['seconds']} s, {found['jobs']} students at once; "
+        f"there are several, else of the {paths} paths alone (Wilson). τ = 0.85. {found['seconds']} s, {found['jobs']} students at once ({machine_of(found)}); "
         f"students: `{json.dumps(found['training'])}`.",
         table(["student", "seeds", *(f"NFE {n}" for n in passes)], rows),
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from page_parts import Page, Plot, by_seed, counted, mean_and_half, of_students, shown, table
+from page_parts import Page, Plot, by_seed, counted, machine_of, mean_and_half, of_students, shown, table
 
 Students = dict[str, list[Any]]
 SMALL = "These students see few steps of a small text, with weights of a few hundred thousand numbers: a trend that needs long training, long rows or a large vocabulary has no room here."
@@ -22,15 +22,15 @@ def methods(page: Page) -> None:
     for name, title, part in PARTS:
         found = page.read(f"methods-{name}.json")
         page.say(f"### {title}")
-        if found is None:
-            page.say(f"**Missing:** there is no docs/proof/methods-{name}.json yet.")
+        if found is None or not found["students"]:
+            page.say(f"**Missing:** there is no student in docs/proof/methods-{name}.json yet.")
             page.warn(f"Not run: {title}.")
             continue
         by, how = of_students(found["students"], "student"), found["training"]
         seconds = sum(done["seconds"] for done in found["students"])
         page.say(
             f"`python python/examples/proof/methods/{name}.py`, {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, width {how['width']}, {how['layers']} layers; "
-            f"{counted(len(found['students']), 'student')} in {seconds:.0f} s on {found['machine']['threads']} thread{'s' if found['machine']['threads'] > 1 else ''}."
+            f"{counted(len(found['students']), 'student')} in {seconds:.0f} s on {found['machine']['threads']} thread{'s' if found['machine']['threads'] > 1 else ''} ({machine_of(found)})."
         )
         part(page, found, by)
 

@@ -53,6 +53,12 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
+def machine_of(found: Any) -> str:
+    """The machine of a result."""
+    of = found["machine"]
+    return f"{of['processor']}, {counted(of['cores'], 'core')}, torch {of['torch']}"
+
+
 def of_students(students: Sequence[Any], key: str) -> dict[str, list[Any]]:
     """Students by their name, in the order in which they came."""
     names = dict.fromkeys(done[key] for done in students)

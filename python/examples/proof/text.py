@@ -19,6 +19,7 @@ on the way: it must not be above the tolerance. Results are written after each s
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import pathlib
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -55,10 +57,14 @@ ROWS = 4
 
 def extract(args: argparse.Namespace, tolerance: str) -> pathlib.Path:
     """The data set of a tolerance. All have the same rows and the same seed."""
-    folder = args.work / f"tol-{tolerance}"
+    folder = args.work / f"tol-{tolerance}-{args.documents}"
+    corpus = args.work / f"corpus-{args.documents}.jsonl"
+    if not corpus.exists():
+        with gzip.open(args.corpus, "rt") as lines:
+            corpus.write_text("".join(islice(lines, args.documents)))
     job = {
         "version": 1, "name": "proof-text", "seed": 42,
-        "input": {"format": "jsonl", "paths": [str(args.corpus)], "text": "text", "holdout": {"validation": {"last_documents": 1}}},
+        "input": {"format": "jsonl", "paths": [str(corpus)], "text": "text", "holdout": {"validation": {"last_documents": 1}}},
         "tokenizer": {"path": str(args.teacher)},
         "pack": {"mode": "wrap", "length": args.length, "separator": "eos", "boundary": "bos_eos", "remainder": "drop"},
         "extract": {"teacher": {"path": str(args.teacher), "device": "cpu", "dtype": "f32"}, "noise": {"codec": "replay", "tolerance": float(tolerance)}, "topk": TOPK},
@@ -306,7 +312,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for data sets and samples")
     parser.add_argument("--program", default="stillhouse", help="the stillhouse program")
     parser.add_argument("--teacher", type=pathlib.Path, required=True)
-    parser.add_argument("--corpus", type=pathlib.Path, required=True, help="jsonl; its last document is for validation")
+    parser.add_argument("--corpus", type=pathlib.Path, required=True, help="jsonl.gz")
+    parser.add_argument(
+        "--documents", type=int, default=6, help="of the corpus, the first ones; the last is for validation"
+    )
     parser.add_argument("--tolerances", nargs="+", default=["1e-1", "1e-2", "1e-3", "1e-4"])
     parser.add_argument(
         "--students",
@@ -314,16 +323,16 @@ def main(argv: list[str] | None = None) -> None:
         default=["mdlm", "dense", "stored 1e-2", "stored 1e-3", "topk", "stored 1e-4", "fresh", "stored 1e-1"],
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument(
-        "--texts", type=int, default=32, help="texts that each student writes for each number of passes"
+        "--texts", type=int, default=16, help="texts that each student writes for each number of passes"
     )
-    parser.add_argument("--rows", type=int, default=48, help="validation rows")
+    parser.add_argument("--rows", type=int, default=24, help="validation rows")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, required=True, help="where the raw results go, after each student")
     args = parser.parse_args(argv)
@@ -332,7 +341,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     how = {
         name: getattr(args, name)
-        for name in ("steps", "batch_size", "length", "width", "layers", "lr", "texts", "rows")
+        for name in ("documents", "steps", "batch_size", "length", "width", "layers", "lr", "texts", "rows")
     }
     result: dict[str, Any] = {"experiment": "text", "training": how, "tolerances": {}, "students": []}
     if args.json.exists():

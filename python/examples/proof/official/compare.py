@@ -49,7 +49,7 @@ class Comparison:
         made: dict[str, Any] = {
             "name": self.name,
             "what": self.what,
-            "paper": self.code.repository.paper if self.code else self.name.split(":")[0],
+            "paper": self.code.repository.paper if self.code else self.name.split(":")[0].upper(),
             "repository": self.code.repository.name if self.code else None,
             "commit": self.code.repository.commit if self.code else None,
             "theirs": self.at if self.code else self.printed,
@@ -90,8 +90,6 @@ def apart(theirs: Any, ours: Any, bound: float, absolute: float = 0.0) -> tuple[
     a, b = _array(theirs), _array(ours)
     if a.shape != b.shape:
         return None, None, False
-    if a.dtype.kind in "USO" or b.dtype.kind in "USO":
-        return float(np.sum(a != b)), None, bool(np.all(a == b))
     x, y = a.astype(np.float64), b.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     if not np.all(np.isfinite(x[~same])) or not np.all(np.isfinite(y[~same])):

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from stillhouse import noise
-from stillhouse.views import bd3lm, example, mdlm, pgm, prime, schedule
+from stillhouse.views import armd, bd3lm, example, mdlm, medusa, pgm, prime, schedule
+
+from . import exports
 
 
 @dataclass(frozen=True)
@@ -108,5 +110,35 @@ MUTATIONS = (
         pgm.PartitionExample,
         "attention",
         lambda right: lambda self, kind="group", **k: right(self, "group", **k),
+    ),
+    Mutation(
+        "medusa",
+        "heads that predict one token too far",
+        medusa,
+        "targets",
+        lambda right: (
+            lambda batch, **k: right(batch, heads=k["heads"], first=3 if k.get("offsets") == "lookahead" else 2)
+        ),
+    ),
+    Mutation(
+        "armd",
+        "streams that are not interleaved",
+        armd,
+        "strided_order",
+        lambda right: lambda n, s: (np.arange(n), right(n, s)[1]),
+    ),
+    Mutation(
+        "armd",
+        "sorted by masking step ascending",
+        armd,
+        "masking_steps",
+        lambda right: lambda batch, tau, **k: right(batch, k["steps"] + 1 - tau, **k),
+    ),
+    Mutation(
+        "exports",
+        "log-probabilities of the position before",
+        exports,
+        "said",
+        lambda right: lambda batch: [a.roll(1, 1) for a in right(batch)],
     ),
 )

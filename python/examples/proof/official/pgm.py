@@ -122,7 +122,7 @@ def ours_of(example: Any, logits: Any) -> Any:
 def losses(algo: Code, base: Code, noise: Any, batch: Any, example: Any) -> Iterator[Comparison]:
     """Theirs is half of what both groups sum to."""
     ids = batch["input_ids"].long()
-    rows, length = ids.shape
+    length = ids.shape[1]
     student = Student(V + 1, length)
     logits = student(ids)
     # The share that their schedule has at t' is (1 − 0.001)·t'.

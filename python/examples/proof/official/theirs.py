@@ -48,6 +48,8 @@ MEGATRON = Repository("Megatron-LM (export)", "NVIDIA/Megatron-LM", "d98e8a64ddf
 REPOSITORIES = (MDLM, BD3LM, GUMBEL, PRIME, PRIME2, PGM_TEXT, PGM_IMAGE, MEDUSA, DISTILLKIT, MEGATRON)
 
 WITHOUT_CODE = {
+    "Gumbel Distillation, Medusa heads": "The authors' repository (hxixixh/gumbel-distill) has students of MDLM and BD3-LM and one that predicts the last n tokens of a row at once; Medusa heads are not in it. "
+    "What Medusa's own code trains heads on is compared.",
     "ARMD": "The paper names no repository. Looked for by title, by both authors' names and by its terms (strictly causal, strided parallel, progressive permutation) in an "
     "index of public GitHub repositories and in a search over public source text and web pages, November 2026: none is the authors'.",
 }
@@ -143,13 +145,20 @@ class Code:
             node.decorator_list = kept
         return scope[name.split(".")[-1]]
 
+    def constant(self, name: str, /, **names: Any) -> Any:
+        """What a line of the module sets a name to."""
+        for node in self._tree.body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+                return eval(compile(ast.Expression(node.value), str(self.file), "eval"), names)
+        raise NotTheirs(f"{self.path}: sets no {name}")
+
     def value(self, name: str, sets: str, /, **names: Any) -> Any:
         """What a function's first assignment to a name (or attribute) would give, with the names that it uses."""
         for node in ast.walk(self.node(name)):
             if isinstance(node, ast.Assign) and sets in {
                 getattr(n, "attr", getattr(n, "id", "")) for t in node.targets for n in ast.walk(t)
             }:
-                return eval(compile(ast.Expression(node.value), str(self.file), "eval"), {"torch": torch, **names})  # noqa: S307
+                return eval(compile(ast.Expression(node.value), str(self.file), "eval"), {"torch": torch, **names})
         raise NotTheirs(f"{self.path}: {name} sets no {sets}")
 
     def fake(self, cls: str, methods: dict[str, Any], **attributes: Any) -> types.SimpleNamespace:
