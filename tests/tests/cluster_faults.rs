@@ -10,7 +10,7 @@
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::proxy::{FaultProxy, Kind, Plan, Waits};
+use stillhouse_tests::proxy::{FaultProxy, Kind, Plan, Waits, Which};
 use stillhouse_tests::s3::{self, ADMIN};
 use stillhouse_tests::{Scratch, with};
 
@@ -44,13 +44,13 @@ fn is_manifest(method: &str, target: &str) -> bool {
 }
 
 /// The server acts, and is not heard: so often for each request, then once.
-fn unheard(seed: u64, in_a_row: u32, only: fn(&str, &str) -> bool) -> Plan {
+fn unheard(seed: u64, in_a_row: u32, only: Which) -> Plan {
     let kinds = vec![Kind::LostResponse, Kind::ResetResponse, Kind::False500];
     Plan { seed, probability: 1.0, kinds, in_a_row, only }
 }
 
 /// How many requests were not heard of.
-fn unheard_of(proxies: &[&FaultProxy], what: fn(&str, &str) -> bool) -> usize {
+fn unheard_of(proxies: &[&FaultProxy], what: Which) -> usize {
     let requests = proxies.iter().flat_map(|proxy| proxy.requests());
     let faulty = requests.filter(|r| r.fault.is_some() && what(&r.method, &format!("{}?{}", r.path, r.query)));
     faulty.count()
@@ -92,7 +92,7 @@ impl<'a> Site<'a> {
 fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);
-    let moments: [(Waits, fn(&str, &str) -> bool); 3] =
+    let moments: [(Waits, Which); 3] =
         [(Waits::Request, is_part), (Waits::Request, is_record), (Waits::Answer, is_record)];
     let networks = moments.map(|(waits, only)| {
         let network = site.network();

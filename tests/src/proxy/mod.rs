@@ -67,7 +67,7 @@ pub struct Plan {
     /// The most faults in a row for one method, path and query; delays do not count.
     pub in_a_row: u32,
     /// Spares the requests for which this is false: method, path and query.
-    pub only: fn(&str, &str) -> bool,
+    pub only: Which,
 }
 
 impl Default for Plan {
@@ -143,10 +143,13 @@ struct Shared {
     moved: Condvar,
 }
 
+/// Tells requests apart by method, and path with query.
+pub type Which = fn(&str, &str) -> bool;
+
 /// Which requests wait, and how many there are.
 #[derive(Default)]
 struct Gate {
-    closed: Option<(Waits, fn(&str, &str) -> bool)>,
+    closed: Option<(Waits, Which)>,
     waiting: usize,
 }
 
@@ -201,7 +204,7 @@ impl FaultProxy {
     }
 
     /// From now on requests for which this is true wait: method, path and query.
-    pub fn hold(&self, waits: Waits, only: fn(&str, &str) -> bool) {
+    pub fn hold(&self, waits: Waits, only: Which) {
         self.shared.gate.lock().unwrap().closed = Some((waits, only));
     }
 
