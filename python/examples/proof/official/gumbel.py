@@ -177,6 +177,7 @@ def ablations(trainer: Code, xi: Any, dense: Any, at: Any) -> Iterator[Compariso
             "paper's: the same ξ through its distribution function, equal to their ξ put through it.",
             torch.from_numpy(special.ndtri(cdf[near].numpy())),
             ours[near],
+            first=True,
         ),
     )
     yield Comparison(
