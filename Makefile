@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: maze methods text proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
+.PHONY: maze methods text official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -115,6 +115,13 @@ methods: python build proof-setup
 text: python build proof-setup
 	.venv-torch/bin/python python/examples/proof/text.py --work demo-out/text --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 \
 		--corpus assets/corpus/sotu-small.jsonl.gz --json docs/proof/text.json $(ARGS)
+	$(MAKE) proof
+
+# One batch through the authors' code and through ours (python/examples/proof/official). THEIRS is a folder with checkouts, which
+# `cd python/examples/proof && ../../../.venv-torch/bin/python -m official --list` names.
+official: python build proof-setup
+	$(if $(THEIRS),,$(error THEIRS: missing, valid: a folder with the checkouts that `python -m official --list` names))
+	cd python/examples/proof && OMP_NUM_THREADS=1 $(CURDIR)/.venv-torch/bin/python -m official --theirs $(abspath $(THEIRS)) --program $(CURDIR)/$(STILLHOUSE) $(ARGS)
 	$(MAKE) proof
 
 # What the proofs need beside .venv-torch: matplotlib, and scikit-learn for its images.

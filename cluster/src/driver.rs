@@ -157,10 +157,11 @@ pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => (ErrorKind::Output, true),
         _ => (ErrorKind::Output, false),
     };
-    // no answer of the scheduler: what came back was not of its protocol
-    let hint = match std::error::Error::source(status) {
-        Some(_) if !retryable && !scheduler.speaks_tls() => "; valid: https://host:port where it speaks TLS",
-        _ => "",
+    // where there is a source the scheduler has not answered: the connection broke, or what came back was not of its protocol
+    let is_broken = std::error::Error::source(status).is_some() && status.code() != Code::Unavailable;
+    let hint = match is_broken && !scheduler.speaks_tls() {
+        true => "; valid: https://host:port where it speaks TLS",
+        false => "",
     };
     let error = PipelineError::new(kind, format!("the scheduler at {scheduler}: {}{hint}", status.message()));
     if retryable { error.retryable() } else { error }

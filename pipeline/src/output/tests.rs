@@ -110,6 +110,7 @@ pub(crate) async fn conforms(backends: &Backends) {
         unfinished_work_is_taken_away,
         outputs_of_others_are_refused,
         one_run_at_a_time,
+        files_beside_the_shards_are_of_the_run_that_holds_the_output,
         a_worker_commits_as_long_as_its_run_holds_the_output,
         a_sleeper_of_another_job_harms_nobody,
         removing_leaves_what_is_not_ours,
@@ -351,6 +352,30 @@ async fn one_run_at_a_time(backends: &Backends) {
     assert!(refused.contains("another run is working"), "{refused}");
     lock.release().await;
     two.lock(&Silent).await.unwrap().release().await;
+}
+
+async fn files_beside_the_shards_are_of_the_run_that_holds_the_output(backends: &Backends) {
+    let run = backends.made("own").await.for_job("hash");
+    let lock = run.lock(&Silent).await.unwrap();
+    for content in [b"first", b"again"] {
+        run.put_own(MANIFEST, content.to_vec()).await.unwrap();
+        assert_eq!(run.get(MANIFEST).await.unwrap().unwrap().as_ref(), content);
+    }
+    // as what it put itself, without hearing of it
+    run.put(MANIFEST, b"third".to_vec()).await.unwrap();
+    run.put_own(MANIFEST, b"fourth".to_vec()).await.unwrap();
+    if run.folder().is_none() {
+        // the lease is another's
+        run.delete(&format!("{STATE}/lease.json")).await.unwrap();
+        let next = (backends.open)("own").for_job("hash");
+        let taken = next.lock(&Silent).await.unwrap();
+        let refused = run.put_own(MANIFEST, b"late".to_vec()).await.unwrap_err().to_string();
+        assert!(refused.ends_with("this one stops"), "{refused}");
+        next.put_own(MANIFEST, b"next".to_vec()).await.unwrap();
+        assert_eq!(run.get(MANIFEST).await.unwrap().unwrap().as_ref(), b"next");
+        taken.release().await;
+    }
+    lock.release().await;
 }
 
 /// Another process that works for the run that holds the output.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pathlib
+import platform
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,12 +75,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.theirs is None:
         parser.error("--theirs: missing, valid: a folder with the checkouts that --list names")
     torch.set_num_threads(1)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         data, papers = Data(args.work or pathlib.Path(temporary), args.program), tuple(args.papers)
         found = judged(args.theirs, data, papers)
         mistakes = mutated(args.theirs, data, papers, found)
     made = {
-        "torch": torch.__version__,
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "seconds": round(time.monotonic() - began),
         "repositories": [{"paper": r.paper, "name": r.name, "commit": r.commit} for r in theirs.REPOSITORIES],
         "without_code": [
             {"paper": paper, "code": None, "looked": looked} for paper, looked in theirs.WITHOUT_CODE.items()

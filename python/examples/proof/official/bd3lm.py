@@ -282,6 +282,7 @@ def resampled(root: pathlib.Path, file: Code, batch: Any, ids: Any) -> Compariso
             "of them occur. In the blocks that need no second draw both are the same.",
             theirs[inside],
             example.input_ids[inside],
+            first=True,
         ),
     )
 

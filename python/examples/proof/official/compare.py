@@ -22,6 +22,8 @@ class Because:
     words: str
     theirs: Any
     ours: Any
+    first: bool = False
+    """Whether the page tells it first: it is against a paper, or against what our own words let one expect."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Comparison:
                 made["why"] = {
                     "line": self.because.line,
                     "words": self.because.words,
+                    "first": self.because.first,
                     "difference": after_far,
                     "relative": after_relative,
                 }

@@ -205,7 +205,7 @@ def megatron(root: pathlib.Path, data: Data, source: pathlib.Path, batch: Any) -
     suffix = tools.constant("LOGPROBS_TAR_MEMBER_SUFFIX")
     read = tools.cut(
         "iter_logprobs_tar_entries",
-        open_logit_file=lambda path, mode, **_: open(path, mode),
+        open_logit_file=lambda path, mode, **_: pathlib.Path(path).open(mode),  # noqa: SIM115
         tarfile=tarfile,
         META_TAR_MEMBER=tools.constant("META_TAR_MEMBER"),
         LOGPROBS_TAR_MEMBER_RE=tools.constant("LOGPROBS_TAR_MEMBER_RE", re=re, LOGPROBS_TAR_MEMBER_SUFFIX=suffix),

@@ -145,7 +145,7 @@ def priors(tools: Code, trainer: Code, batch: Any, at: Any) -> Iterator[Comparis
         F32,
         Because(
             tools.line("sample_gumbel", sets="U"),
-            "Uniforms of 24 bits and an added 1e-20: ξ ends at 16.6 there (a row of 1,024 tokens has 5·10^7 draws), and a uniform that is 0 gives −3.83; ours has 32 bits and ends at 22.9. "
+            f"Uniforms of 24 bits and an added 1e-20: ξ ends at {float(theirs[1]):.1f} there (a row of 1,024 tokens has 5·10^7 draws), and a uniform that is 0 gives −{-float(theirs[0]):.2f}; ours has 32 bits and ends at {float(ours[1]):.1f}. "
             "From our uniforms theirs gives our numbers.",
             again,
             ours,
@@ -177,6 +177,7 @@ def ablations(trainer: Code, xi: Any, dense: Any, at: Any) -> Iterator[Compariso
             "paper's: the same ξ through its distribution function, equal to their ξ put through it.",
             torch.from_numpy(special.ndtri(cdf[near].numpy())),
             ours[near],
+            first=True,
         ),
     )
     yield Comparison(

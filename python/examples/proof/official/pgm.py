@@ -279,9 +279,10 @@ def images(root: pathlib.Path, batch: Any) -> Iterator[Comparison]:
         because=Because(
             tools.line("get_mask_code", sets="val_to_mask", nth=4),
             "Images have the share arccos(r)·2/π with r uniform there, more often large than small. Ours draws the share itself uniformly, as for text; a share that is drawn as theirs comes in as t "
-            "of `mdlm.mask`, for partitions there is no such schedule. At one share the groups are the same.",
+            "of `mdlm.mask`, for stored partitions there is no such schedule, so that those of our job of Table 8 are not drawn as the authors draw. At one share the groups are the same.",
             masks[1],
             example.groups,
+            first=True,
         ),
     )
     logits = Student(V, length)(ids)
@@ -303,5 +304,6 @@ def images(root: pathlib.Path, batch: Any) -> Iterator[Comparison]:
             "They train on images without weights, the mean cross-entropy of all codes. Ours are the bound's; `example.valid` in their place gives their loss.",
             theirs,
             (each * example.valid).sum() / example.valid.sum(),
+            first=True,
         ),
     )

@@ -296,6 +296,24 @@ def images(root: pathlib.Path, data: Data) -> Iterator[Comparison]:
         y_t,
         example.input_ids,
     )
+    plain = views.prime.mask(batch, t=example.t, carry_over=False)
+    yield Comparison(
+        "prime: masked digits of images, by default",
+        "y_t at the same t where nobody names a schedule (a job of images without partitions, as jobs/papers has them)",
+        loop,
+        loop.line("train_one_epoch", sets="sigma_t"),
+        "views.prime.mask(batch).input_ids",
+        y_t,
+        plain.input_ids,
+        because=Because(
+            loop.line("train_one_epoch", sets="sigma_t"),
+            "α_t = (1 − t)^3 there. Such a data set of ours says no schedule, and the view takes the linear one without a word: images need `schedule=Schedule(3)`, which the README's table of papers does not "
+            "say. With it both are the same.",
+            y_t,
+            example.input_ids,
+            first=True,
+        ),
+    )
     given = SimpleNamespace(schedule_n=POWER)
     d_alpha = evaluation.value("calculate_nll_elbo", "d_alpha_t", t=reverse, args=given)
     alpha = evaluation.value("calculate_nll_elbo", "alpha_t", t=reverse, args=given)
@@ -331,6 +349,7 @@ def images(root: pathlib.Path, data: Data) -> Iterator[Comparison]:
             "`example.valid` in their place gives their loss.",
             theirs,
             (example.valid * each).sum() / example.valid.sum(),
+            first=True,
         ),
     )
 
