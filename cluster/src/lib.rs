@@ -16,7 +16,7 @@
 //! version of the program; each order is sealed with it, so that an executor makes no job of strangers even where the scheduler is not what it
 //! seems; and an executor prepares a job under its own rules of access, as it would anybody's.
 //!
-//! On loopback nothing is encrypted. Elsewhere the scheduler shows a certificate ([`tls`]), and callers name it `https://host:port`; or a person gives
+//! On loopback nothing is encrypted. Elsewhere the scheduler shows a certificate (`tls`), and callers name it `https://host:port`; or a person gives
 //! the word that nobody else is on that network.
 //!
 //! Compiled only with the feature `distributed`: Ballista asks for more of DataFusion than a program without it has.

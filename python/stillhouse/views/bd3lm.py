@@ -126,7 +126,8 @@ def mask(
     """Masks tokens inside blocks of ``block_size`` (L'): a :class:`BlockExample`.
 
     t of every block is drawn uniformly from ``t_range``: the default is MDLM's, a narrower one clips the schedule, as
-    BD3-LM does for small L'. ``t`` gives it instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
+    BD3-LM's paper does for small L' (its code besides draws the masks of a block again until their share is in the range;
+    this does not). ``t`` gives it instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
     never masks the first token where it is a BOS). The weight is w(t) of the block, and the weights of a row sum to the number of its tokens in
     expectation (linear schedule, any ``t_range``).
 
