@@ -63,8 +63,9 @@ fn it_is_the_s3_that_the_tests_want() {
 
 /// Signatures hold, retries get through and do nothing twice.
 fn through_a_proxy(seaweed: &Seaweed) {
-    let kinds = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Latency).collect();
-    let proxy = FaultProxy::start(seaweed.endpoint(), Plan { seed: 3, probability: 0.5, kinds, ..Plan::default() });
+    let kinds = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Latency).collect::<Vec<_>>();
+    let plan = Plan { seed: 3, probability: 0.5, kinds: kinds.clone(), ..Plan::default() };
+    let proxy = FaultProxy::start(seaweed.endpoint(), plan);
     let s3 = S3::new(&proxy.endpoint(), ADMIN);
     for n in 0..20 {
         let target = format!("/corpora/proxied/{n}");
@@ -79,7 +80,7 @@ fn through_a_proxy(seaweed: &Seaweed) {
         assert_eq!(tries("GET", &[], b""), (200, body));
     }
     let fired = proxy.fired();
-    assert_eq!(fired.len(), 6, "{fired:?}");
+    assert!(kinds.iter().all(|kind| fired.contains_key(kind)), "{fired:?}");
     assert!(proxy.requests().iter().filter(|r| r.status == 206).all(|r| r.response_bytes == 4));
 
     // object_store's own client tries again by itself; its signatures hold too. It does not where the answer to a POST
