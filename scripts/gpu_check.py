@@ -248,7 +248,7 @@ def of_shape(report: Report, shape: Shape, options: argparse.Namespace, until: f
     lengths = (16, 24) if options.tiny else (1024, 4096)
     ours = Ours(options.program, shape, options.tiny, max(until - time.monotonic(), 1))
     try:
-        theirs, way = None, "compiled"
+        theirs, way = None, "eager, as --tiny is" if options.tiny else "compiled"
         for length in lengths:
             what = f"{shape.name}, bf16, L = {length}"
             if length > shape.positions:

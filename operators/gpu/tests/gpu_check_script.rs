@@ -11,6 +11,8 @@ use tempfile::TempDir;
 /// What the parts do, as lines of a shell.
 #[derive(Clone, Copy)]
 struct Parts {
+    /// Whether `$PYTHON` names the Python, or the path finds it.
+    named: bool,
     /// `gpu_check`; `$json` is its file.
     check: &'static str,
     /// `stillhouse run`, and `stillhouse verify`.
@@ -23,7 +25,8 @@ struct Parts {
 }
 
 const WHOLE: &str = r#"echo '{"right": true, "rows": []}' >"$json""#;
-const GOOD: Parts = Parts { check: WHOLE, run: "exit 0", verify: "exit 0", torch: "exit 0", python: "exit 0" };
+const GOOD: Parts =
+    Parts { named: true, check: WHOLE, run: "exit 0", verify: "exit 0", torch: "exit 0", python: "exit 0" };
 
 fn script(path: &Path, body: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -39,7 +42,7 @@ fn repository() -> PathBuf {
 fn ends_with(parts: Parts) -> (i32, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let release = folder.path().join("target/release");
-    let Parts { check, run, verify, torch, python } = parts;
+    let Parts { named, check, run, verify, torch, python } = parts;
     let check = format!(
         "echo \"$VIRTUAL_ENV\" >\"{}/environment\"\nwhile (($#)); do [[ $1 != --json ]] || json=$2; shift; done\n{check}",
         folder.path().display()
@@ -48,25 +51,28 @@ fn ends_with(parts: Parts) -> (i32, String, TempDir) {
     script(&release.join("stillhouse"), &format!("case $1 in run) {run} ;; verify) {verify} ;; esac"));
     let python = format!(
         "case \"$*\" in *gpu_check.py*) {python} ;; *'import torch'*) {torch} ;; *zipfile*) exit 0 ;; *sys.prefix*) echo /an/environment ;; \
-         *) exec python3 \"$@\" ;; esac"
+         *) exit 99 ;; esac"
     );
-    script(&folder.path().join("python"), &python);
-    let out = Command::new(repository().join("scripts/gpu-check"))
-        .args(["--json", "found.json"])
-        .current_dir(folder.path())
-        .env("CARGO_TARGET_DIR", folder.path().join("target"))
-        .env("PYTHON", folder.path().join("python"))
-        .env_remove("VIRTUAL_ENV")
-        .output()
-        .unwrap();
+    script(&folder.path().join("bin/python3"), &python);
+    let bin = folder.path().join("bin");
+    let path = std::env::var("PATH").unwrap();
+    let mut command = Command::new(repository().join("scripts/gpu-check"));
+    command.args(["--json", "found.json"]).current_dir(folder.path());
+    command.env("CARGO_TARGET_DIR", folder.path().join("target")).env_remove("VIRTUAL_ENV");
+    match named {
+        true => command.env("PYTHON", bin.join("python3")),
+        false => command.env_remove("PYTHON").env("PATH", format!("{}:{path}", bin.display())),
+    };
+    let out = command.output().unwrap();
     (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap(), folder)
 }
 
 #[test]
 fn it_ends_with_0_only_where_every_part_has_checked() {
-    let cases: [(&str, Parts, i32, &str); 15] = [
+    let cases: [(&str, Parts, i32, &str); 16] = [
         ("all is right", GOOD, 0, "gpu-check: right"),
-        ("no torch", Parts { torch: "exit 1", python: "exit 9", ..GOOD }, 0, "nothing to compare with"),
+        ("no torch", Parts { named: false, torch: "exit 1", python: "exit 9", ..GOOD }, 0, "nothing to compare with"),
+        ("no torch, where it was named", Parts { torch: "exit 1", ..GOOD }, 2, "importing torch"),
         ("wrong", Parts { check: "echo '{\"right\": false}' >\"$json\"; exit 1", ..GOOD }, 1, "WRONG"),
         ("wrong, and says 0", Parts { check: "echo '{\"right\": false}' >\"$json\"", ..GOOD }, 1, "WRONG"),
         (
@@ -101,7 +107,9 @@ fn it_ends_with_0_only_where_every_part_has_checked() {
 
 #[test]
 fn the_environment_of_the_named_python_is_where_libraries_are_looked_for() {
-    let (code, _, folder) = ends_with(GOOD);
-    assert_eq!(code, 0);
-    assert_eq!(fs::read_to_string(folder.path().join("environment")).unwrap(), "/an/environment\n");
+    for named in [true, false] {
+        let (code, said, folder) = ends_with(Parts { named, ..GOOD });
+        assert_eq!(code, 0, "{said}");
+        assert_eq!(fs::read_to_string(folder.path().join("environment")).unwrap(), "/an/environment\n");
+    }
 }

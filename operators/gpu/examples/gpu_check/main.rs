@@ -55,20 +55,21 @@ struct Check {
 }
 
 impl Check {
-    /// Whether there is time for what takes about so long.
+    /// Whether there is time for what takes about so long; on the host, where nothing is measured, there always is.
     fn has_time(&self, seconds: f64) -> bool {
-        Instant::now() + Duration::from_secs_f64(seconds) < self.until
+        self.host || Instant::now() + Duration::from_secs_f64(seconds) < self.until
     }
 }
 
 type Part = fn(&mut Check) -> Outcome<()>;
 
-/// Parts, in their order, with what each may take of the whole.
+/// Parts, in their order, with the share of the time that each may take; what it leaves over is the next one's. What is to be right comes first,
+/// and has the most.
 const PARTS: [(&str, f64, Part); 4] = [
-    ("conformance", 0.26, conformance::run),
-    ("accuracy", 0.10, accuracy::run),
+    ("conformance", 0.60, conformance::run),
+    ("accuracy", 0.08, accuracy::run),
     ("ceilings", 0.06, ceilings::run),
-    ("throughput", 0.58, throughput::run),
+    ("throughput", 0.26, throughput::run),
 ];
 
 struct Options {
@@ -122,7 +123,7 @@ fn check() -> Outcome<Verdict> {
         if !(options.parts.is_empty() || options.parts.iter().any(|asked| asked == name)) {
             continue;
         }
-        // What a part leaves over is the next one's. Alone, a part has all of it.
+        // Alone, a part has all of it.
         let end = if options.parts.len() == 1 { 1.0 } else { end };
         check.until = began + Duration::from_secs_f64(options.seconds * end);
         check.report.part = name;

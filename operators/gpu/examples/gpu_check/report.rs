@@ -22,8 +22,7 @@ pub struct Report {
 
 impl Report {
     pub fn new(device: &Arc<dyn Device>, driver: &str, file: Option<String>) -> Self {
-        let head =
-            json!({ "device": device.model(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
+        let head = json!({ "device": device.model(), "arithmetic": device.arithmetic(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
         Self { head, rows: Vec::new(), right: true, checked: true, file, part: "" }
     }
 
