@@ -85,6 +85,7 @@ impl Cuda {
     /// [`GpuError::Unavailable`] without a driver, a GPU of this number, cuBLASLt or kernels, with what was looked for; and where driver,
     /// GPU or cuBLASLt are too old, with what is there and what is needed.
     pub fn open(ordinal: usize) -> Result<Self> {
+        use sys::CUdevice_attribute as Attribute;
         let name = format!("cuda:{ordinal}");
         let unavailable = |message: String| GpuError::Unavailable { device: name.clone(), message };
         // SAFETY: only tries to open libcuda, without which the calls below would panic
@@ -110,7 +111,6 @@ impl Cuda {
             // SAFETY: the device is one that the driver gave
             unsafe { result::device::get_attribute(device, what) }.map_err(|e| failed("cuDeviceGetAttribute", e))
         };
-        use sys::CUdevice_attribute as Attribute;
         let capability = [
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
