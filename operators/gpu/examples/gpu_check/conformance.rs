@@ -23,7 +23,7 @@ const SMALL_RUNS: [u32; 4] = [0, 1, 38, 105];
 /// See above.
 pub fn run(check: &mut Check) -> Outcome<()> {
     check.counted.restart(false);
-    let done = bits::run(check).and_then(|()| noise(check)).and_then(|()| nets(check));
+    let done = noise(check).and_then(|()| nets(check));
     let kernels = |prefix: &str| {
         let names: BTreeSet<String> = check.counted.counts().calls.into_keys().collect();
         names.iter().filter(|name| name.starts_with(prefix)).count()
@@ -32,7 +32,7 @@ pub fn run(check: &mut Check) -> Outcome<()> {
     let rest = kernels("") - attention - noise - kernels("product") - kernels("copy");
     let note = format!("{noise} of the noise, {attention} of attention, {rest} others; products have many shapes");
     check.report.figure("kernels that were launched", (noise + attention + rest) as f64, "", &note);
-    done
+    done.and_then(|()| bits::run(check))
 }
 
 /// Logits of all kinds: flat, peaked, with ties, with tokens that nobody expected.
