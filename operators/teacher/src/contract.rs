@@ -169,6 +169,17 @@ impl Default for Logits {
 }
 
 impl Logits {
+    /// Waits until they are there, wherever that is.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn settle(&self) -> Result<()> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device(logits) => Ok(logits.ready.map_or(Ok(()), |ready| logits.device.wait(ready))?),
+        }
+    }
+
     /// All of them in memory, copied where they are not there already: for checks, not for extraction.
     ///
     /// # Errors

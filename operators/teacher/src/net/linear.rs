@@ -76,9 +76,9 @@ impl Linear {
         Ok(Self { shape: [width, inputs], weight: Some(weight), bias, end: Epilogue::SwiGlu })
     }
 
-    /// The place of a weight that is not read.
-    pub(crate) fn unread(shape: [usize; 2]) -> Self {
-        Self { shape, weight: None, bias: None, end: Epilogue::Store }
+    /// The place of a weight that is not read; `bias` is whatever is there in the place of one.
+    pub(crate) fn unread(shape: [usize; 2], bias: Option<Vec<f32>>) -> Self {
+        Self { shape, weight: None, bias, end: Epilogue::Store }
     }
 
     /// With GELU (the tanh approximation) at its end.
@@ -92,6 +92,10 @@ impl Linear {
 
     pub(crate) fn inputs(&self) -> usize {
         self.shape[1]
+    }
+
+    pub(crate) fn has_bias(&self) -> bool {
+        self.bias.is_some()
     }
 
     /// The types of its products on this machine.

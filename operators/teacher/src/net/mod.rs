@@ -118,6 +118,8 @@ pub(crate) struct Embedding {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub weight: Linear,
+    /// Whether the weight is the embedding's.
+    pub tied: bool,
     pub soft_cap: Option<f32>,
 }
 
