@@ -90,8 +90,6 @@ fn a_parallel_job_over_the_written_rows_has_the_same_columns_to_the_bit() {
             let mut written = written.clone();
             written["slots"] = slots.into();
             let mut config = asking(all_signals(precision), written, 50_257, [50_256; 2], 20);
-            // where the parallel job has other batches
-            config.extract.batch_tokens = 30;
             config.extract.hidden.as_mut().unwrap().layers = vec![4, 0, 2];
             let mut made = write(teacher.as_ref(), &config, &prompts);
             made.sort_by_key(|(number, _)| *number);
