@@ -256,7 +256,8 @@ impl Decoding for ChainSlots {
     }
 
     fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> stillhouse_teacher::Result<()> {
-        (out.logits.clear(), out.states.clear());
+        out.logits.clear();
+        out.states.clear();
         for (slot, tokens) in inputs {
             let begins = self.seen[*slot] == 0;
             assert!(!begins || tokens[0] == BOS, "a text begins with bos");
