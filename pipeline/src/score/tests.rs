@@ -122,28 +122,30 @@ fn the_features_of_mauve_are_the_last_hidden_states() {
         expected
             .push(&text["state"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect::<Vec<_>>());
     }
-    for teacher in teachers(&options, &prepared) {
-        // alone in their passes, and beside windows that are scored
-        for scores in [false, true] {
-            let texts = Texts { options: &options, prepared: &prepared, teacher: &teacher, most_texts: 4, scores };
-            let features = texts.run(&observer, "texts", &mut |_| Ok(())).unwrap();
-            assert_eq!(features.len(), 3);
-            let off = features.distance(&expected);
-            assert!(off < 1e-3, "{}: {off}", teacher.info().device);
-        }
+    let [host, device] = teachers(&options, &prepared);
+    // alone in their passes, and beside windows that are scored
+    for (teacher, scores) in [(&host, false), (&host, true), (&device, false)] {
+        let texts = Texts { options: &options, prepared: &prepared, teacher, most_texts: 4, scores };
+        let features = texts.run(&observer, "texts", &mut |_| Ok(())).unwrap();
+        assert_eq!(features.len(), 3);
+        let off = features.distance(&expected);
+        assert!(off < 1e-3, "{}: {off}", teacher.info().device);
     }
 }
 
-/// Perplexity and MAUVE in one go, on a device as on the host; the texts of the other side are longer than a window.
+/// Perplexity and MAUVE in one go, on a device as on the host; a text of the other side is longer than a window.
 #[test]
 fn a_teacher_on_a_device_gives_mauve_too() {
     let (folder, golden) = (TempDir::new().unwrap(), goldens());
     let mut options = options(&folder, &golden);
     let texts =
         |rows: &[&str]| rows.iter().map(|text| json!({"text": text}).to_string()).collect::<Vec<_>>().join("\n");
-    let other = folder.path().join("other.jsonl");
+    let [file, other] = ["file.jsonl", "other.jsonl"].map(|name| folder.path().join(name));
     let long = "one and two and three and four and five ".repeat(20);
+    // few tokens: their logits are a whole vocabulary each, made on the host
+    fs::write(&file, texts(&["A red house", "in May", "2, 3, 5", "It is", "Oh"])).unwrap();
     fs::write(&other, texts(&["One sheep.", "Two cows", &long, "in the red house", "1, 2, 3, 4, 5"])).unwrap();
+    options.file = file.display().to_string();
     options.reference = Some(other.display().to_string());
     options.mauve = MauveOptions { clusters: Some(3), ..MauveOptions::default() };
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -151,18 +153,14 @@ fn a_teacher_on_a_device_gives_mauve_too() {
     let observer = crate::events::Silent;
     let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
     let reference = job::prepare(&options, &other.display().to_string(), "--reference", &observer).unwrap();
-    let of = |teacher: &Arc<dyn Teacher>, most_texts: usize| {
-        let options = ScoreOptions { most_texts, ..options.clone() };
-        score_under(teacher, &options, &prepared, Some(&reference), &observer, &mut |_| Ok(())).unwrap()
+    let of = |teacher: Arc<dyn Teacher>| {
+        score_under(&teacher, &options, &prepared, Some(&reference), &observer, &mut |_| Ok(())).unwrap()
     };
-    let [host, device] = teachers(&options, &prepared);
-    for most_texts in [100, 4] {
-        let [host, device] = [&host, &device].map(|teacher| of(teacher, most_texts));
-        assert!((host.perplexity / device.perplexity - 1.0).abs() < 1e-4, "{} {}", host.perplexity, device.perplexity);
-        let [host, device] = [host, device].map(|scores| scores.mauve.unwrap());
-        assert!((host.mauve - device.mauve).abs() < 1e-9, "{} {}", host.mauve, device.mauve);
-        assert!((0.0..1.0).contains(&host.mauve), "{}", host.mauve);
-    }
+    let [host, device] = teachers(&options, &prepared).map(of);
+    assert!((host.perplexity / device.perplexity - 1.0).abs() < 1e-4, "{} {}", host.perplexity, device.perplexity);
+    let [host, device] = [host, device].map(|scores| scores.mauve.unwrap());
+    assert!((host.mauve - device.mauve).abs() < 1e-9, "{} {}", host.mauve, device.mauve);
+    assert!((0.0..1.0).contains(&host.mauve), "{}", host.mauve);
 }
 
 /// As `points` of `scripts/score-goldens`.
