@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use stillhouse_operators::declaration::{JobFacts, SpecialIds};
 pub use stillhouse_operators::declaration::{rows, rows_per_batch};
+use stillhouse_operators::extract::ExtractConfig;
+use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::invariants::Limits;
 use stillhouse_operators::registry::{self, OperatorSpec};
 pub use stillhouse_operators::registry::{columns_table, job_format};
@@ -29,6 +31,14 @@ pub(crate) fn fill_in(spec: &mut JobSpec, numbers: Option<Permutation>, hidden_s
 /// Everything that this vocabulary cannot give.
 pub fn from_job(spec: &JobSpec, vocabulary: &Vocabulary, vocab_size: usize) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
     registry::of_job(&JobFacts { spec, vocab_size, special_ids: SpecialIds::of(vocabulary) })
+}
+
+/// What is asked of the teacher, over text that was given or that it writes.
+pub(crate) fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
+    operators.iter().find_map(|operator| {
+        let written = || operator.config::<GenerateConfig>().map(|generate| &generate.extract);
+        operator.config::<ExtractConfig>().or_else(written)
+    })
 }
 
 /// What the rows of a job must keep to, where they are written and where they are read. `special_tokens` are by role, as in the manifest.

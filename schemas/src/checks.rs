@@ -367,11 +367,6 @@ fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
     }
-    for key in extract.other_signals() {
-        let message =
-            "is not computed while a teacher writes in this version; valid: mode parallel over the written text";
-        problems.push(Problem::missing(format!("extract.{key}"), message));
-    }
     let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
     let most = job.pack.length.saturating_sub(2);
     if job.input.format == Some(InputFormat::None) {

@@ -190,7 +190,7 @@ fn hash_of_plan(out: &Path) -> Value {
     plan["job_hash"].clone()
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     for name in files(from).into_keys() {
         fs::create_dir_all(to.join(&name).parent().unwrap()).unwrap();
         fs::copy(from.join(&name), to.join(&name)).unwrap();

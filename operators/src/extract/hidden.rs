@@ -65,8 +65,8 @@ impl HiddenConfig {
     }
 }
 
-/// The column on its way.
-pub(super) struct States {
+/// The column on its way, or the part of it that a text has so far.
+pub(crate) struct States {
     config: HiddenConfig,
     values: Values,
 }
@@ -78,13 +78,36 @@ enum Values {
 
 impl States {
     /// Of so many positions, all of them certain so far.
-    pub(super) fn new(config: HiddenConfig, positions: usize) -> Self {
+    pub(crate) fn new(config: HiddenConfig, positions: usize) -> Self {
         let count = positions * config.values();
         let values = match config.precision {
             NoisePrecision::F16 => Values::F16(vec![f16::ZERO; count]),
             NoisePrecision::F32 => Values::F32(vec![0.0; count]),
         };
         Self { config, values }
+    }
+
+    /// Values of a position.
+    pub(super) fn values(&self) -> usize {
+        self.config.values()
+    }
+
+    /// One position more, with the states that it is predicted from, \[layers, H\]. Says which value its type cannot hold.
+    pub(crate) fn push(&mut self, states: &[f32]) -> Result<(), String> {
+        let of_a_position = self.config.values();
+        let at = match &mut self.values {
+            Values::F16(values) => (values.len(), values.resize(values.len() + of_a_position, f16::ZERO)).0,
+            Values::F32(values) => (values.len(), values.resize(values.len() + of_a_position, 0.0)).0,
+        };
+        self.place(at / of_a_position.max(1), states)
+    }
+
+    /// All of them, as they are stored.
+    pub(crate) fn widened(&self) -> Vec<f32> {
+        match &self.values {
+            Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Values::F32(values) => values.clone(),
+        }
     }
 
     /// Puts the states of a position, \[layers, H\], where they belong. Says which value its type cannot hold.

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use stillhouse_operators::extract::{ExtractConfig, LOOSENED, Loosen};
+use stillhouse_operators::extract::{LOOSENED, Loosen};
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::manifest::{DerivedFrom, Manifest};
@@ -178,13 +178,9 @@ async fn manifest_digest(of: &Output) -> Result<Option<String>> {
     Ok(of.get(MANIFEST).await?.map(|bytes| hex(&Sha256::digest(&bytes))))
 }
 
-fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
-    operators.iter().find_map(|operator| operator.config::<ExtractConfig>())
-}
-
 /// The noise that is stored more loosely, where another tolerance is asked for.
 fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<Loosen>> {
-    let (Some(from), Some(to)) = (extract_of(before), extract_of(after)) else { return Ok(None) };
+    let (Some(from), Some(to)) = (operators::extract_of(before), operators::extract_of(after)) else { return Ok(None) };
     let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
     if stored.tolerance == asked.tolerance {
         return Ok(None);

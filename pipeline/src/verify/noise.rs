@@ -305,10 +305,11 @@ impl Recomputed<'_> {
                 self.judge(*p, &result, check, variation_sum, found);
             }
             drop(on_host);
-            if let Some(stored) = &stored.states {
+            if let Some(states_stored) = &stored.states {
                 let of_a_token = states.len() / positions.len().max(1);
-                for (p, states) in positions.iter().zip(states.chunks_exact(of_a_token)) {
-                    if let Some(message) = stored.wrong(p.row, p.position, states) {
+                let all = positions.iter().zip(states.chunks_exact(of_a_token));
+                for (p, states) in all.filter(|(p, _)| p.position >= stored.given[p.row]) {
+                    if let Some(message) = states_stored.wrong(p.row, p.position, states) {
                         found.fault(self.place_of(*p), message);
                     }
                 }
