@@ -34,6 +34,8 @@ pub(crate) struct Tile {
     pub to: *const f32,
     /// Floats from one of those rows to the next; 0 where they go nowhere yet.
     pub stride: usize,
+    /// Whether the panel is one that [`Kernel::widen`] has made.
+    pub widened: bool,
 }
 
 /// A register tile's product. It is implemented on the proof (see `cpu`) that the machine has the instructions.
@@ -58,6 +60,8 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// Lines after which a call may end and another go on with `first` unset, without a change of the sum's order; `None`
     /// where one call has to have all lines.
     const PAUSE: Option<usize> = None;
+    /// Strips of a block from which its panels go through [`Kernel::widen`] first; `None` for a kernel that has no such.
+    const WIDEN_FROM: Option<usize> = None;
 
     /// The scale of values whose largest magnitude is `max` (finite, not negative); positive, and a value divided by
     /// it fits the type.
@@ -80,9 +84,12 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// # Safety
     /// - `rows` is in 1..=ROWS;
     /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` lines to be read;
-    /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read;
+    /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read, or twice the lines where it is widened;
     /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither.
     unsafe fn tile(self, tile: Tile);
+
+    /// Makes a panel's lines twice as many, for [`Tile::widened`].
+    fn widen(self, _from: &[Line], _to: &mut [Line]) {}
 
     /// Lines between line l and line l + 1 of a strip's row.
     fn slots(rows: usize) -> usize {
