@@ -443,7 +443,21 @@ fn exponentials<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32],
 /// A product of a whole sum, without memory to be fetched.
 fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
     let (strip, panel, out) = (strip.as_ptr(), panel.as_ptr(), out.as_mut_ptr().cast());
-    Tile { rows, lines, strip, panel, out, first: true, next: panel, step: 0, to: out, stride: 0, widened: false }
+    Tile {
+        rows,
+        lines,
+        strip,
+        panel,
+        panels: 1,
+        apart: 0,
+        out,
+        first: true,
+        next: panel,
+        step: 0,
+        to: out,
+        stride: 0,
+        widened: false,
+    }
 }
 
 #[cfg(test)]

@@ -14,18 +14,20 @@
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
+#[cfg(target_arch = "x86_64")]
+use crate::few::{self, several_avx2, several_avx512};
 use crate::kernel::{Kernel, Tile, lanes, to_lines};
 use crate::memory::Line;
-use crate::narrow::{Widens, depth, widened};
 #[cfg(target_arch = "x86_64")]
-use crate::narrow::{F16, F32};
+use crate::narrow::{F16, F32, depth};
+use crate::narrow::{Widens, widened};
 
 /// Lines of 16 inputs that are summed before they are added to the tile.
 const BLOCK: usize = 48;
 
 /// Blocks of a sum over `lines`: first line, number of lines, whether it is the first.
 #[inline(always)]
-fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
+pub(crate) fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
     (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0 && first))
 }
 
@@ -200,8 +202,12 @@ impl Kernel for Avx512 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
-        unsafe { by_rows!(tile.rows, tile_avx512<F32>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
+        // SAFETY: the contract is the same.
+        unsafe { self.narrow_tile::<F32>(tile) }
+    }
+
+    fn panels(rows: usize) -> usize {
+        few::panels_avx512(rows)
     }
 
     #[inline(always)]
@@ -217,7 +223,19 @@ impl Widens for Avx512 {
 
     unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
         // SAFETY: `self` proves the features; the pointers are by the contract of `Widens::narrow_tile`.
-        unsafe { by_rows!(tile.rows, tile_avx512<KEPT>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
+        unsafe {
+            match (tile.rows, tile.panels) {
+                (_, 1) => by_rows!(tile.rows, tile_avx512<KEPT>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                (1, 8) => several_avx512::<1, 8, KEPT>(tile, Self::ROWS),
+                (1, 4) => several_avx512::<1, 4, KEPT>(tile, Self::ROWS),
+                (1, 2) => several_avx512::<1, 2, KEPT>(tile, Self::ROWS),
+                (2, 4) => several_avx512::<2, 4, KEPT>(tile, Self::ROWS),
+                (2, 2) => several_avx512::<2, 2, KEPT>(tile, Self::ROWS),
+                (3, 2) => several_avx512::<3, 2, KEPT>(tile, Self::ROWS),
+                (4, 2) => several_avx512::<4, 2, KEPT>(tile, Self::ROWS),
+                (rows, panels) => debug_assert!(false, "{panels} panels of {rows} rows"),
+            }
+        }
     }
 
     fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
@@ -241,7 +259,7 @@ impl Widens for Avx512 {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
+pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
     use core::arch::x86_64::*;
     // SAFETY: the contract of this function.
     unsafe {
@@ -265,8 +283,6 @@ unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
     let depth = const { depth(KEPT, 32) };
-    // the machine's own prefetching is ahead of ours where each weight is used once, unless it waits for being widened
-    let ahead = const { M > 1 || KEPT != F32 };
     for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
@@ -275,7 +291,7 @@ unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
             let mut next = tile.next.wrapping_add(start * tile.step);
             let mut w = panel.add(start * depth);
             for _ in 0..count {
-                for line in 0..if ahead { tile.step } else { 0 } {
+                for line in 0..tile.step {
                     _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
                 }
                 next = next.wrapping_add(tile.step);
@@ -283,7 +299,7 @@ unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
                     _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
                 }
                 for k in 0..16 {
-                    for line in 0..if ahead { depth / 16 } else { 0 } {
+                    for line in 0..depth / 16 {
                         _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(depth + k * depth / 16 + line).cast());
                     }
                     let weights = [sixteen::<KEPT>(w, k * 32), sixteen::<KEPT>(w, k * 32 + 16)];
@@ -327,8 +343,12 @@ impl Kernel for Avx2 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
-        unsafe { by_rows!(tile.rows, tile_avx2<F32>(tile), 1 2 3 4 5 6) }
+        // SAFETY: the contract is the same.
+        unsafe { self.narrow_tile::<F32>(tile) }
+    }
+
+    fn panels(rows: usize) -> usize {
+        few::panels_avx2(rows)
     }
 
     #[inline(always)]
@@ -349,7 +369,15 @@ impl Widens for Avx2 {
 
     unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
         // SAFETY: `self` proves the features; the pointers are by the contract of `Widens::narrow_tile`.
-        unsafe { by_rows!(tile.rows, tile_avx2<KEPT>(tile), 1 2 3 4 5 6) }
+        unsafe {
+            match (tile.rows, tile.panels) {
+                (_, 1) => by_rows!(tile.rows, tile_avx2<KEPT>(tile), 1 2 3 4 5 6),
+                (1, 4) => several_avx2::<1, 4, KEPT>(tile, Self::ROWS),
+                (1, 2) => several_avx2::<1, 2, KEPT>(tile, Self::ROWS),
+                (2, 2) => several_avx2::<2, 2, KEPT>(tile, Self::ROWS),
+                (rows, panels) => debug_assert!(false, "{panels} panels of {rows} rows"),
+            }
+        }
     }
 
     fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
@@ -373,7 +401,7 @@ impl Widens for Avx2 {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
+pub(crate) unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
     use core::arch::x86_64::*;
     // SAFETY: the contract of this function.
     unsafe {

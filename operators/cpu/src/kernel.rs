@@ -22,6 +22,10 @@ pub(crate) struct Tile {
     pub strip: *const Line,
     /// The packed outputs.
     pub panel: *const Line,
+    /// Panels, 1 or a power of two up to [`Kernel::panels`].
+    pub panels: usize,
+    /// Lines from a panel to the next one.
+    pub apart: usize,
     /// What is computed.
     pub out: *mut f32,
     /// Whether `out` is written; sums of further lines are added to it otherwise.
@@ -85,7 +89,8 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// - `rows` is in 1..=ROWS;
     /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` lines to be read;
     /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read, or twice the lines where it is widened;
-    /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither.
+    /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither;
+    /// - where there are several panels, so has each of them, `apart` lines from the one before, and as many floats after its own.
     unsafe fn tile(self, tile: Tile);
 
     /// Makes a panel's lines twice as many, for [`Tile::widened`].
@@ -98,6 +103,11 @@ pub(crate) trait Kernel: Copy + Send + Sync {
 
     /// Runs `f`, compiled for this kernel's machine where the compiler may inline it.
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// The most panels of a call with so many rows.
+    fn panels(_rows: usize) -> usize {
+        1
+    }
 
     /// Prepares the thread for [`Kernel::tile`] calls in `f`, and cleans up after them.
     fn session<R>(self, f: impl FnOnce() -> R) -> R {

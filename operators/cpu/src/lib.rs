@@ -50,6 +50,8 @@ mod attention;
 mod cpu;
 mod elementwise;
 mod error;
+#[cfg(target_arch = "x86_64")]
+mod few;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod half_float;

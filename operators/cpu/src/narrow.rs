@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use std::cell::Cell;
 
 /// Weights in f32.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const F32: u8 = 0;
 /// Weights in IEEE half.
 pub(crate) const F16: u8 = 1;
@@ -21,6 +22,7 @@ pub(crate) const F16: u8 = 1;
 pub(crate) const BF16: u8 = 2;
 
 /// Lines of a panel of `outputs` outputs that belong to one line of 16 inputs.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const fn depth(kept: u8, outputs: usize) -> usize {
     if kept == F32 { outputs } else { outputs / 2 }
 }
@@ -66,14 +68,16 @@ impl<K: Widens, const KEPT: u8> Kernel for Narrow<K, KEPT> {
 
     unsafe fn tile(self, tile: Tile) {
         // SAFETY: the contract is the same, of a panel that was widened or was not.
-        unsafe {
-            if tile.widened { self.0.tile(tile) } else { self.0.narrow_tile::<KEPT>(tile) }
-        }
+        unsafe { if tile.widened { self.0.tile(tile) } else { self.0.narrow_tile::<KEPT>(tile) } }
     }
 
     #[inline(always)]
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
         self.0.vectorised(f)
+    }
+
+    fn panels(rows: usize) -> usize {
+        K::panels(rows)
     }
 
     fn widen(self, from: &[Line], to: &mut [Line]) {
@@ -223,6 +227,10 @@ mod tests {
         for rows in (1..=15).chain([24, 28, 29, 42, 43, 66, 67, 72, 73, 84, 90]) {
             Case { rows, outputs: 33, inputs: 17, ..PLAIN }.check();
         }
+        for rows in 1..=5 {
+            Case { rows, outputs: 32 * 15 + 1, inputs: 100, threads: 2, ..PLAIN }.check();
+            Case { rows, outputs: 300, inputs: 4200, ..PLAIN }.check();
+        }
         for outputs in [1, 15, 16, 17, 31, 32, 33, 63, 64, 65] {
             Case { rows: 5, outputs, inputs: 48, by_inputs: true, ..PLAIN }.check();
             Case { rows: 90, outputs, inputs: 16, epilogue: Epilogue::SwiGlu, ..PLAIN }.check();
@@ -272,7 +280,9 @@ mod tests {
             assert_eq!(quiet(ours, ours.to_bits()), quiet(half, half.to_bits()), "{bits:#x}");
             assert_eq!(quiet(brain, ours_brain.to_bits()), quiet(brain, brain.to_bits()), "{bits:#x}");
         }
-        for (arithmetic, of) in [(Arithmetic::F32OfF16, widened::<F16> as fn(u16) -> f32), (Arithmetic::F32OfBf16, widened::<BF16>)] {
+        for (arithmetic, of) in
+            [(Arithmetic::F32OfF16, widened::<F16> as fn(u16) -> f32), (Arithmetic::F32OfBf16, widened::<BF16>)]
+        {
             for level in Level::all(arithmetic) {
                 let got = with_kernel!(level, kernel => bits_of(kernel));
                 for (bits, got) in (0..=u16::MAX).zip(got) {

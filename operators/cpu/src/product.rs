@@ -282,7 +282,6 @@ impl Job<'_> {
         let tile = K::ROWS * K::OUTPUTS / 16;
         let lines = part_lines::<K>(block.lines);
         let parts = block.lines.div_ceil(lines);
-        let tiles = zeros(&mut space[..if parts > 1 { TILES } else { tile }]);
         // lines of a panel for a line of rows
         let depth = K::INPUTS * K::OUTPUTS * size_of::<K::Weight>() / LINE;
         let step = depth.div_ceil(block.strips);
@@ -295,11 +294,15 @@ impl Job<'_> {
         if widens {
             group = group.min(WIDENED_BYTES / (wide * LINE)).max(1);
         }
+        // of few rows several panels at once
+        let abreast = if block.strips == 1 { K::panels(block.rows.len()) } else { 1 };
+        group = group.max(abreast);
+        let tiles = zeros(&mut space[..if parts > 1 { TILES } else { abreast * tile }]);
         let mut widened = Widened::take(wide * group.min(panels.len()));
         let widened = widened.lines();
         kernel.session(|| {
-            for start in panels.clone().step_by(group.max(1)) {
-                let group = start..panels.end.min(start + group.max(1));
+            for start in panels.clone().step_by(group) {
+                let group = start..panels.end.min(start + group);
                 for first_line in (0..block.lines).step_by(lines) {
                     let lines = lines.min(block.lines - first_line);
                     let last = first_line + lines == block.lines;
@@ -314,28 +317,33 @@ impl Job<'_> {
                     }
                     for (s, strip) in strips.chunks_exact(block.strip).enumerate() {
                         let rows = part(block.rows.len(), block.strips, s);
-                        for (g, p) in group.clone().enumerate() {
-                            let slot = if parts > 1 { s * group.len() + g } else { 0 };
-                            let out = &mut tiles[slot * tile..(slot + 1) * tile];
+                        let mut p = group.start;
+                        while p < group.end {
+                            let several = 1 << abreast.min(group.end - p).ilog2();
+                            let slot = if parts > 1 { s * group.len() + p - group.start } else { 0 };
+                            let out = &mut tiles[slot * tile..(slot + several) * tile];
                             let strip = &strip[first_line * K::slots(rows.len())..];
                             let panel = if widens {
-                                &widened[g * wide..][..wide]
+                                &widened[(p - group.start) * wide..][..wide]
                             } else {
-                                &self.weight.panel(p)[first_line * depth..]
+                                &self.weight.from_panel(p)[first_line * depth..]
                             };
                             let first = block.rows.start + rows.start;
                             let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
                             // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a
                             // strip has 1..=ROWS; from `first_line` on it holds `lines` times the slots of its rows,
                             // and the panel, filled for the same kernel and inputs, as many groups, or twice the lines
-                            // that they were widened to (and its seal, as a kernel that has one never pauses); `out`
-                            // has ROWS · OUTPUTS floats in aligned lines.
+                            // that they were widened to (and its seal, as a kernel that has one never pauses); so do
+                            // those after it, below the group's end; `out` has ROWS · OUTPUTS floats in aligned lines
+                            // for each of them.
                             unsafe {
                                 kernel.tile(Tile {
                                     rows: rows.len(),
                                     lines,
                                     strip: strip.as_ptr(),
                                     panel: panel.as_ptr(),
+                                    panels: several,
+                                    apart: self.weight.panel(p).len(),
                                     out: out.as_mut_ptr().cast(),
                                     first: first_line == 0,
                                     next,
@@ -345,14 +353,17 @@ impl Job<'_> {
                                     widened: widens,
                                 });
                             }
-                            next = next.wrapping_add(step * lines);
+                            next = next.wrapping_add(step * lines * several);
                             if last {
                                 let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
-                                kernel.vectorised(
-                                    #[inline(always)]
-                                    || self.end::<K>(p, first, scales, numbers_mut(out)),
-                                );
+                                for (out, p) in out.chunks_exact_mut(tile).zip(p..) {
+                                    kernel.vectorised(
+                                        #[inline(always)]
+                                        || self.end::<K>(p, first, scales, numbers_mut(out)),
+                                    );
+                                }
                             }
+                            p += several;
                         }
                     }
                 }

@@ -141,7 +141,8 @@ fn a_row_depends_neither_on_threads_nor_on_other_rows() {
             let got = pool.install(|| run(&case, &packed, Threads::Pool));
             assert!(got == whole, "{arithmetic:?} {} with {threads} threads", level.name());
         }
-        for (first, rows) in [(0, 1), (7, 1), (3, 13), (20, 14), (100, 29), (1, 150)] {
+        for (first, rows) in [(0, 1), (7, 1), (9, 2), (50, 3), (60, 4), (5, 5), (3, 13), (20, 14), (100, 29), (1, 150)]
+        {
             let x = Rows { data: &case.x[first * 580..], rows, stride: 580 };
             let mut out = vec![f32::NAN; rows * 480];
             let to = RowsMut { data: &mut out, rows, stride: 480 };

@@ -67,7 +67,8 @@ impl Linear {
         arithmetic: Arithmetic,
     ) -> Result<Self> {
         let (gate, up) = gate_up.split_at(gate_up.len() / 2);
-        let weight = Packed::gate_up(gate, up, width, inputs, Layout::Outputs { stride: inputs }, computable(arithmetic))?;
+        let weight =
+            Packed::gate_up(gate, up, width, inputs, Layout::Outputs { stride: inputs }, computable(arithmetic))?;
         Ok(Self { shape: [width, inputs], weight: Some(weight), bias, end: Epilogue::SwiGlu })
     }
 
