@@ -31,6 +31,7 @@ use crate::hub::{self, HubRef, Wanted};
 use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
+use crate::places;
 use crate::run::driver;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};

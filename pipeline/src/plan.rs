@@ -184,6 +184,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<Spli
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let spec = &prepared.spec;
+    let schedule = outlook::schedule(spec, &splits);
     let text = text_bytes(&splits);
     let tokens = match (spec.input.row_length(), spec.input.documents) {
         (Some(length), _) => numbers(&splits, length),
@@ -207,7 +208,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<Spli
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
-        schedule: outlook::schedule(spec, &splits),
+        schedule,
         idle_steps: outlook::idle_steps(prepared),
         slots: slots(prepared)?,
         environment: prepared.environment.clone(),
