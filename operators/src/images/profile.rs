@@ -95,6 +95,9 @@ struct Profile<'a> {
     bytes: &'a [u8],
 }
 
+/// The name of a tag, and what it holds.
+type Tag<'a> = (&'a [u8], &'a [u8]);
+
 impl<'a> Profile<'a> {
     fn number(&self, at: usize) -> Option<usize> {
         let four = self.bytes.get(at..at.checked_add(4)?)?;
@@ -105,7 +108,7 @@ impl<'a> Profile<'a> {
         self.bytes.get(at..at + 4).unwrap_or_default()
     }
 
-    fn tags(&self) -> Result<Vec<(&'a [u8], &'a [u8])>, String> {
+    fn tags(&self) -> Result<Vec<Tag<'a>>, String> {
         let count = self.number(128).unwrap_or(0);
         let damaged = || "is damaged: its tags lie outside of it".to_owned();
         if count > MOST_TAGS {
