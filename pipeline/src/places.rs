@@ -140,7 +140,10 @@ pub(crate) fn told(manifest: &Manifest) -> Option<String> {
     let rows: u64 = train.iter().map(|shard| shard.rows).sum();
     if let Some(guess) = schedule.sequences_per_split {
         let average = rows as f64 / train.len().max(1) as f64;
-        return far(guess as f64, average).then(|| misjudged(guess, format!("they have {average:.0} on average")));
+        let most = train.iter().map(|shard| shard.rows).max().unwrap_or(0);
+        // one row more, and the next split begins before it
+        return (most > guess || far(guess as f64, average))
+            .then(|| misjudged(guess, format!("they have {average:.0} on average, {most} at most")));
     }
     let planned = planned_of_train(&manifest.splits)?;
     let weight = weight_of_a_sequence(&manifest.job)?;
@@ -273,8 +276,11 @@ mod tests {
             "{far}"
         );
         assert!(
-            manifest(", sequences_per_split: 20", [100, 100], [56, 57]).unwrap().contains("they have 56 on average")
+            manifest(", sequences_per_split: 20", [100, 100], [56, 57])
+                .unwrap()
+                .contains("they have 56 on average, 57 at most")
         );
-        assert_eq!(manifest(", sequences_per_split: 50", [100, 100], [50, 57]), None);
+        assert!(manifest(", sequences_per_split: 50", [100, 100], [50, 51]).is_some());
+        assert_eq!(manifest(", sequences_per_split: 50", [100, 100], [50, 49]), None);
     }
 }
