@@ -11,7 +11,7 @@ use stillhouse_operators::registry::{self, OperatorSpec};
 pub use stillhouse_operators::registry::{columns_table, job_format};
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, SpecialToken};
+use stillhouse_schemas::manifest::{Manifest, Place, SpecialToken};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{JobSpec, Permutation};
 
@@ -46,10 +46,10 @@ pub fn limits(
     job: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
-    split: SplitId,
+    (split, place): (SplitId, Option<Place>),
 ) -> Limits {
     let (operators, _) = recorded(job, vocab_size, special_tokens);
-    Limits { vocab_size, length: job.pack.length as usize, split, operators }
+    Limits { vocab_size, length: job.pack.length as usize, split, place, operators }
 }
 
 /// The operators that made a data set, as far as its manifest says enough, and why others cannot be known.

@@ -25,6 +25,7 @@ pub mod pass;
 mod signals;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use extractor::Workspace;
 pub(crate) use hidden::States;
@@ -48,7 +49,7 @@ use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extended};
 use crate::rows::{ListRows, sequence_ids};
 use collect::Collector;
-use pass::TeacherPass;
+use pass::{TeacherPass, predicted};
 
 const NAME: &str = "extract";
 /// Bytes of dense noise and hidden states that are held at once, at least one row.

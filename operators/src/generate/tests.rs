@@ -307,8 +307,13 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
         for (number, batch) in &together {
             assert_eq!(*batch, alone[*number], "{slots} slots");
         }
-        let limits =
-            Limits { vocab_size: VOCAB, length: 24, split: stillhouse_schemas::ids::SplitId(0), operators: Vec::new() };
+        let limits = Limits {
+            vocab_size: VOCAB,
+            length: 24,
+            split: stillhouse_schemas::ids::SplitId(0),
+            place: None,
+            operators: Vec::new(),
+        };
         let mut broken = Vec::new();
         together.iter().for_each(|(_, batch)| Declaration::check(&config, batch, &limits, &mut broken).unwrap());
         assert_eq!(broken, []);
@@ -538,8 +543,13 @@ fn the_operator_writes_what_the_writer_writes() {
 fn rows_that_no_teacher_writes_are_found() {
     let config = chain_config(json!({"prompt_tokens": 3, "slots": 4}), 24);
     let good = write(&Chain::new(), &config, &chain_prompts()[..1]).remove(0).1;
-    let limits =
-        Limits { vocab_size: VOCAB, length: 24, split: stillhouse_schemas::ids::SplitId(0), operators: Vec::new() };
+    let limits = Limits {
+        vocab_size: VOCAB,
+        length: 24,
+        split: stillhouse_schemas::ids::SplitId(0),
+        place: None,
+        operators: Vec::new(),
+    };
     let messages = |batch: &RecordBatch, config: &GenerateConfig| {
         let mut broken = Vec::new();
         Declaration::check(config, batch, &limits, &mut broken).unwrap();

@@ -271,6 +271,7 @@ impl ExecutionPlan for OperatorExec {
         let context = SplitContext {
             split: split.split,
             dataset_split: split.dataset_split,
+            place: split.place,
             vocabulary: Arc::clone(&resources.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),

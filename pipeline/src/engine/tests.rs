@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{KeyRange, Piece, Range, SplitRecord};
+use stillhouse_schemas::manifest::{KeyRange, Piece, Place, Range, SplitRecord};
 use stillhouse_schemas::spec::{JobSpec, Tokenizer};
 use stillhouse_teacher::Teacher;
 
@@ -104,6 +104,7 @@ prop_compose! {
             }],
             keys: key.map(|first| KeyRange { seed: 7, first, last: u64::MAX }),
             appended: 0,
+            place: rows.then_some(Place { first: start, sequences: length }),
         };
         (0..).zip(cuts).map(one).collect()
     }

@@ -303,6 +303,7 @@ impl Texts<'_> {
             let context = SplitContext {
                 split: split.split,
                 dataset_split: split.dataset_split.clone(),
+                place: split.place,
                 vocabulary: Arc::clone(&prepared.vocabulary),
                 teacher: None,
                 statistics: SharedStatistics::default(),

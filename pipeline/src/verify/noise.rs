@@ -29,7 +29,7 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
-use super::report::{Comparing, StoredSide};
+use super::report::{self, Comparing, StoredSide};
 use super::signals::Signals;
 use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
@@ -79,7 +79,7 @@ pub(super) async fn check(
         ..TeacherCheck::default()
     };
     // On another kind of machine logits may differ as much as log-probabilities, that of the observed token and its rival.
-    let alike = teacher.info().arithmetic == record.arithmetic && teacher.info().device == record.device;
+    let alike = report::alike(record, teacher.info());
     if !alike {
         let (was, is) = (&record.arithmetic, &teacher.info().arithmetic);
         let message = format!(
