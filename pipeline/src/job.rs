@@ -89,6 +89,17 @@ impl Prepared {
         let output = Output::at(&shorter(named), &self.spec.output_storage(), &self.storages)?;
         Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
     }
+
+    /// The same, which can read what the query of a run gave beside an output in a store. Where that cannot be opened, who opens it is told.
+    fn reading_beside_output(self) -> Self {
+        match (Location::parse(&self.base, &self.output_path), &self.spec.input.sql) {
+            (Ok(Location::Store(url)), Some(_)) => match self.output() {
+                Ok(output) => Self { store: self.store.with_rows_beside(&url, output.store()), ..self },
+                Err(_) => self,
+            },
+            _ => self,
+        }
+    }
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`, and which may touch what `access` says.
@@ -167,7 +178,7 @@ fn checked(
     operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
-    Ok(Prepared {
+    let prepared = Prepared {
         base: base.to_path_buf(),
         output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
         environment: names.used(&spec),
@@ -181,7 +192,8 @@ fn checked(
         vocab_size,
         operators,
         spec,
-    })
+    };
+    Ok(prepared.reading_beside_output())
 }
 
 /// The disk, and every bucket that the job reads from.

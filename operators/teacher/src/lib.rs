@@ -97,7 +97,8 @@ pub struct TeacherInfo {
     pub dtype: Precision,
     /// `cpu`, or `cuda:N`.
     pub device: String,
-    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf)`.
+    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf), products and attention on x86_64 avx512`.
+    /// Where the bits of a pass may differ, so does this.
     pub arithmetic: String,
 }
 
