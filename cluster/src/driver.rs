@@ -330,7 +330,8 @@ impl Commits {
     fn warn(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
         for (name, at) in reports {
             let last = self.warned.entry(name.clone()).or_default();
-            for Warning { number, message } in at.warnings.iter().filter(|warning| warning.number > *last) {
+            let known = *last;
+            for Warning { number, message } in at.warnings.iter().filter(|warning| warning.number > known) {
                 if *number > *last + 1 {
                     let left_out = number - *last - 1;
                     tell(Step::Warning(format!("executor {}: {left_out} more warnings, in its log", at.worker)))?;
@@ -445,7 +446,7 @@ mod tests {
             stop: Arc::default(),
         };
         let (mut commits, told) = (Commits::new(&work), Mutex::new(Vec::new()));
-        let tell = |step| {
+        let tell = |step: Step| {
             let Step::Warning(message) = step else { panic!("{step:?}") };
             told.lock().unwrap().push(message);
             Ok(())

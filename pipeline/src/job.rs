@@ -91,14 +91,15 @@ impl Prepared {
     }
 
     /// The same, which can read what the query of a run gave beside an output in a store. Where that cannot be opened, who opens it is told.
-    fn reading_beside_output(self) -> Self {
-        match (Location::parse(&self.base, &self.output_path), &self.spec.input.sql) {
-            (Ok(Location::Store(url)), Some(_)) => match self.output() {
-                Ok(output) => Self { store: self.store.with_rows_beside(&url, output.store()), ..self },
-                Err(_) => self,
-            },
-            _ => self,
+    fn reading_beside_output(mut self) -> Self {
+        if self.spec.input.sql.is_none() {
+            return self;
         }
+        if let (Ok(Location::Store(url)), Ok(output)) = (Location::parse(&self.base, &self.output_path), self.output())
+        {
+            self.store = self.store.with_rows_beside(&url, output.store());
+        }
+        self
     }
 }
 

@@ -196,7 +196,9 @@ pub(crate) async fn find(
 }
 
 async fn remove_staged(folder: &Path) {
-    if let Err(e) = tokio::fs::remove_dir_all(folder).await {
+    if let Err(e) = tokio::fs::remove_dir_all(folder).await
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
         tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
     }
 }

@@ -116,6 +116,17 @@ pub(crate) fn load_all(
         }
         None => (spec.dtype, None),
     };
+    if let Some(decided) = decided.filter(|_| pending)
+        && devices.iter().all(|device| device.open().is_ok_and(|opened| opened.is_cpu()))
+        && let Some(precision) = precision(dtype)
+    {
+        // headers tell it: an executor that is none for this job does not load the teacher, now and whenever it looks again
+        let here =
+            stillhouse_teacher::arithmetic_on_cpu(&found.path, precision, &spec.ignore_tensors).map_err(failed)?;
+        if here != decided.arithmetic().arithmetic {
+            return Err(decided.refuses(&here));
+        }
+    }
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }

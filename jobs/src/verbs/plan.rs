@@ -115,8 +115,7 @@ pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
     page
 }
 
-const ELSEWHERE: &str =
-    "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
+const ELSEWHERE: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
 
 /// Rows of a sample that are shown; `--json` has them all.
 const SHOWN_ROWS: usize = 4;

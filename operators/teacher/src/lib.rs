@@ -65,6 +65,7 @@ use candle_core::Tensor;
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
 pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Runs, Teacher};
+pub use cpu::arithmetic_on_cpu;
 pub use device::{DeviceChoice, Opened, Precision, devices};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};

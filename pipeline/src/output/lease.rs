@@ -405,7 +405,8 @@ mod tests {
     fn a_worker_gives_a_run_up_that_does_not_renew_and_no_other() {
         let (began, timing) = (Instant::now(), Timing::default());
         let mut pulse = Pulse::default();
-        let mut look = |renewals: u64, seconds: u64| pulse.is_over(renewals, began + Duration::from_secs(seconds), timing);
+        let mut look =
+            |renewals: u64, seconds: u64| pulse.is_over(renewals, began + Duration::from_secs(seconds), timing);
         assert!(!look(7, 0) && !look(7, 34) && look(7, 35) && look(7, 36));
         // it was not dead; and one that looks seldom has not seen that nothing came between
         assert!(!look(8, 37) && !look(9, 200) && !look(9, 234) && look(9, 235));

@@ -75,7 +75,8 @@ pub(super) async fn of_query(
     output: &Output,
     observer: &Arc<dyn Observer>,
 ) -> Result<Staged> {
-    let is_shared = output.folder().is_none() && (output.is_joined() || prepared.spec.engine.kind == EngineKind::Ballista);
+    let is_shared =
+        output.folder().is_none() && (output.is_joined() || prepared.spec.engine.kind == EngineKind::Ballista);
     let shared = if is_shared { Shared::find(output).await? } else { None };
     if output.is_joined() {
         return of_run(output, shared).await;

@@ -94,7 +94,10 @@ pub(crate) fn was_stopped<T>(result: &Result<T>) -> bool {
 }
 
 fn stopped() -> PipelineError {
-    PipelineError::new(ErrorKind::Cancelled, "told to stop; what is committed stays: run the same command again to go on")
+    PipelineError::new(
+        ErrorKind::Cancelled,
+        "told to stop; what is committed stays: run the same command again to go on",
+    )
 }
 
 #[cfg(test)]

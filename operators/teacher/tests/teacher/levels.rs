@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use stillhouse_teacher::Precision;
+use stillhouse_teacher::{Precision, arithmetic_on_cpu};
 
-use crate::{MODELS, expected, floats, rows, teacher};
+use crate::{MODELS, expected, floats, rows, teacher, testdata};
 
 const DTYPES: [Precision; 5] = [Precision::F32, Precision::Bf16, Precision::F16, Precision::Bf16x3, Precision::Int8];
 
@@ -20,6 +20,7 @@ fn tells_what_it_computes() {
             continue;
         }
         let (teacher, expected) = (teacher(model, dtype), expected(model));
+        assert_eq!(arithmetic_on_cpu(&testdata(model), dtype, &[]).unwrap(), teacher.info().arithmetic);
         let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
         let logits = floats(&teacher.logits(&rows(&hidden)).unwrap());
         // FNV-1a

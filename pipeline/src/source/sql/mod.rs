@@ -36,8 +36,8 @@ use stillhouse_schemas::spec::{Input, InputFormat};
 use super::error::SourceError;
 use super::sniff;
 use super::store::Store;
-pub(crate) use stage::{StagedRecord, staged_by_run, staged_record};
 pub use stage::{Staged, stage_sql, staged};
+pub(crate) use stage::{StagedRecord, staged_by_run, staged_record};
 pub use table::QueryTable;
 use table::{FilesTable, Skipped};
 

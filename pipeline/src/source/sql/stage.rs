@@ -152,8 +152,7 @@ pub(crate) fn staged_record(dir: &Path) -> Option<StagedRecord> {
 fn named(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
     record.at(|name| {
         let path = dir.join(name);
-        object_store::path::Path::from_filesystem_path(&path)
-            .map_err(|e| temporary(&path)(std::io::Error::other(e)))
+        object_store::path::Path::from_filesystem_path(&path).map_err(|e| temporary(&path)(std::io::Error::other(e)))
     })
 }
 
