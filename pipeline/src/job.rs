@@ -90,6 +90,18 @@ impl Prepared {
         let output = Output::at(&shorter(named), &self.spec.output_storage(), &self.storages)?;
         Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
     }
+
+    /// The same, which can read what the query of a run gave beside an output in a store. Where that cannot be opened, who opens it is told.
+    fn reading_beside_output(mut self) -> Self {
+        if self.spec.input.sql.is_none() {
+            return self;
+        }
+        if let (Ok(Location::Store(url)), Ok(output)) = (Location::parse(&self.base, &self.output_path), self.output())
+        {
+            self.store = self.store.with_rows_beside(&url, output.store());
+        }
+        self
+    }
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`, and which may touch what `access` says.
@@ -171,7 +183,7 @@ fn checked(
     if let Some(problem) = places::problem(&spec) {
         return Err(Problems(vec![problem]).into());
     }
-    Ok(Prepared {
+    let prepared = Prepared {
         base: base.to_path_buf(),
         output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
         environment: names.used(&spec),
@@ -185,7 +197,8 @@ fn checked(
         vocab_size,
         operators,
         spec,
-    })
+    };
+    Ok(prepared.reading_beside_output())
 }
 
 /// The disk, and every bucket that the job reads from.

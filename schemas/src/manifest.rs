@@ -114,7 +114,8 @@ pub struct TeacherRecord {
     pub architecture: String,
     /// Number of parameters.
     pub parameters: u64,
-    /// Arithmetic of the forward pass, such as `f32 (weights widened from Q4_1)`.
+    /// Arithmetic of the forward pass, with the instructions that its bits depend on, such as
+    /// `f32 (widened from Q4_1 gguf), products and attention on x86_64 avx512`.
     pub arithmetic: String,
     /// The type of it: what the job names, or what `auto` chose. Missing where an earlier version made the data set; then the job names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

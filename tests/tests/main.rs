@@ -15,6 +15,8 @@ mod cluster_service;
 mod cluster_store;
 #[cfg(feature = "distributed")]
 mod cluster_tls;
+#[cfg(feature = "distributed")]
+mod cluster_trust;
 mod corrupt;
 mod derive;
 mod digits;

@@ -111,12 +111,17 @@ fn physical_plan(plan: &str, page: &mut Page) {
     }
 }
 
-/// A physical plan by itself.
-pub fn physical(plan: &str) -> Page {
+/// A physical plan by itself; one that executors have run comes without metrics, which it says.
+pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
     let mut page = Page::new();
     physical_plan(plan, &mut page);
+    if is_elsewhere {
+        page.line(Line::plain("  ").with(Tone::Dim, ELSEWHERE));
+    }
     page
 }
+
+const ELSEWHERE: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
 
 /// Rows of a sample that are shown; `--json` has them all.
 const SHOWN_ROWS: usize = 4;

@@ -120,7 +120,7 @@ impl Level {
             Arithmetic::F32OfBf16 => Some(Self::BaselineOfBf16(Narrow(Baseline))),
             Arithmetic::F16 | Arithmetic::Bf16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => None,
         }];
-        found.into_iter().flatten().collect()
+        found.into_iter().flatten().filter(|level| is_allowed(level.name())).collect()
     }
 
     /// The fastest level of this machine.
@@ -186,6 +186,23 @@ impl Arithmetic {
             Self::Int8 => "int8",
         }
     }
+}
+
+/// Whether this process may take these instructions; a test takes most of them away, to be another type of machine.
+#[cfg(debug_assertions)]
+fn is_allowed(level: &str) -> bool {
+    static MOST: std::sync::LazyLock<Option<String>> =
+        std::sync::LazyLock::new(|| std::env::var("STILLHOUSE_TEST_CPU").ok());
+    match MOST.as_deref() {
+        Some("baseline") => level == "baseline",
+        Some("avx2+fma") => level == "baseline" || level == "avx2+fma",
+        _ => true,
+    }
+}
+
+#[cfg(not(debug_assertions))]
+const fn is_allowed(_: &str) -> bool {
+    true
 }
 
 /// The instructions that compute such a product on this machine, for a manifest; `unavailable` where none do.

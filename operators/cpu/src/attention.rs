@@ -171,6 +171,12 @@ fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
     }
 }
 
+/// The instructions that compute attention in such an arithmetic on this machine; `unavailable` where none do.
+#[must_use]
+pub fn attention_level(arithmetic: Arithmetic) -> &'static str {
+    level_of(arithmetic).map_or("unavailable", Level::name)
+}
+
 struct Job<'a> {
     heads: &'a Heads<'a>,
     positions: Range<usize>,

@@ -28,7 +28,7 @@
 //! both here.
 //!
 //! [`attention`] is made of the same kernels: keys and values are packed as weights are, for each call; or once, as [`KeyValues`] for who
-//! goes on where a run has ended.
+//! goes on where a run has ended. Its bits depend on its own instructions ([`attention_level`]): with fused multiply-adds its exponential is another one.
 //!
 //! ```
 //! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
@@ -67,7 +67,7 @@ mod tests;
 mod weight;
 
 pub use arithmetic::{Arithmetic, level};
-pub use attention::{AttentionScratch, Heads, KeyValues, attention};
+pub use attention::{AttentionScratch, Heads, KeyValues, attention, attention_level};
 pub use error::ProductError;
 pub use product::{Epilogue, Rows, RowsMut, Scratch, Threads, product};
 pub use weight::{Layout, Packed};

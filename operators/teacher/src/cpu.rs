@@ -11,8 +11,8 @@ use crate::decoding::CpuDecoding;
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::model::{build, check_tokens, describe};
-use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, level, soft_cap};
-use crate::weights::Read;
+use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, attention_level, level, soft_cap};
+use crate::weights::{Read, Weights};
 use crate::{HostTeacher, Teacher, TeacherInfo};
 
 /// A teacher on the CPU.
@@ -21,6 +21,36 @@ pub(crate) struct CpuTeacher {
     pub(crate) net: Net,
     work: Mutex<Workspace>,
     head: Mutex<HeadWork>,
+}
+
+fn info(path: &Path, config: &TeacherConfig, weights: &Weights, dtype: Precision) -> TeacherInfo {
+    let info = describe(path, config, weights, dtype, "cpu");
+    TeacherInfo { arithmetic: format!("{}, {}", info.arithmetic, instructions(dtype.arithmetic())), ..info }
+}
+
+/// What a teacher on this machine's CPU would say of its arithmetic ([`TeacherInfo::arithmetic`]). Reads headers only.
+///
+/// # Errors
+/// As [`check_weights`](crate::check_weights).
+pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
+    let config = TeacherConfig::read(path)?;
+    let (_, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
+    Ok(info(path, &config, &weights, dtype).arithmetic)
+}
+
+/// The instructions that the bits of a pass depend on. What is no product and no attention has the same bits on all of them.
+fn instructions(arithmetic: Arithmetic) -> String {
+    let (products, of) = match arithmetic {
+        Arithmetic::F32 => ("products", arithmetic),
+        other if other.available() => ("products", other),
+        _ => ("f32 products", Arithmetic::F32),
+    };
+    let (on, attention) = (level(of), attention_level(of));
+    let machine = std::env::consts::ARCH;
+    match on == attention {
+        true => format!("{products} and attention on {machine} {on}"),
+        false => format!("{products} on {machine} {on}, attention on {attention}"),
+    }
 }
 
 /// What slices of logits are made with.
@@ -45,12 +75,7 @@ impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
         let config = TeacherConfig::read(path)?;
         let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights, ignore)?;
-        let mut info = describe(path, &config, &weights, dtype, "cpu");
-        let arithmetic = dtype.arithmetic();
-        if arithmetic != Arithmetic::F32 {
-            let on = if arithmetic.available() { level(arithmetic) } else { "f32" };
-            info.arithmetic += &format!(", products on {on}");
-        }
+        let info = info(path, &config, &weights, dtype);
         Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
     }
 

@@ -65,6 +65,7 @@ use candle_core::Tensor;
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
 pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Runs, Stepped, Teacher};
+pub use cpu::arithmetic_on_cpu;
 pub use device::{DeviceChoice, Opened, Precision, devices};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
@@ -97,7 +98,8 @@ pub struct TeacherInfo {
     pub dtype: Precision,
     /// `cpu`, or `cuda:N`.
     pub device: String,
-    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf)`.
+    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf), products and attention on x86_64 avx512`.
+    /// Where the bits of a pass may differ, so does this.
     pub arithmetic: String,
 }
 

@@ -48,11 +48,6 @@ impl OperatorExec {
         Self { spec, input, properties, metrics: NodeMetrics::new() }
     }
 
-    /// The operator.
-    pub fn spec(&self) -> &OperatorSpec {
-        &self.spec
-    }
-
     fn split(&self, partition: usize) -> Result<SplitRecord> {
         match splits_of(self.input.as_ref()).and_then(|splits| splits.get(partition).cloned()) {
             Some(split) => Ok(split),

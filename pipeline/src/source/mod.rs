@@ -70,6 +70,7 @@ pub(crate) use numbers::with_classes;
 pub use plan::{PlanProgress, Weighed, append_splits, plan_splits};
 pub use read::{ReadSummary, SplitReader, TRAIN, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
+pub(crate) use sql::{StagedRecord, staged_by_run, staged_record};
 pub use state::{Changed, FileState};
 pub use store::Store;
 

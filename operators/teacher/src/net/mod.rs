@@ -33,7 +33,7 @@ pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
 pub(crate) use loader::{Bias, Loader};
 pub(crate) use rope::{Rope, RopeFields, Tables};
 use stillhouse_cpu::AttentionScratch;
-pub(crate) use stillhouse_cpu::{Arithmetic, level};
+pub(crate) use stillhouse_cpu::{Arithmetic, attention_level, level};
 
 use crate::contract::Runs;
 use crate::error::Result;
