@@ -8,10 +8,11 @@
 //! processes, so that this crate links none of it and `cargo nextest run -p stillhouse-tests` is never stale.
 //!
 //! Object stores are real servers on this machine: [`seaweed`] (a full S3), [`rclone`] (an S3 that ignores
-//! `If-None-Match`), with [`proxy`] in between where a network has to fail. What they cost is in [`seaweed`]. Where hosts are to be cut off from each other they are
+//! `If-None-Match`), with [`proxy`] in between where a network has to fail. What they cost is in [`seaweed`]. Models come from a [`hub`]. Where hosts are to be cut off from each other they are
 //! namespaces of this machine: [`network`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
 
+pub mod hub;
 pub mod network;
 pub mod proxy;
 pub mod rclone;
