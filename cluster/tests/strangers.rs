@@ -71,7 +71,8 @@ async fn end_of(plan: PhysicalPlanNode, scheduler: &Scheduler, token: &Token) ->
         operation_id: "strangers".into(),
     });
     insert_version_header(request.metadata_mut());
-    let Some(execute_query_result::Result::Success(job)) = client.execute_query(request).await.unwrap().into_inner().result
+    let Some(execute_query_result::Result::Success(job)) =
+        client.execute_query(request).await.unwrap().into_inner().result
     else {
         panic!("the scheduler takes any plan")
     };
@@ -122,7 +123,11 @@ fn a_plan_that_is_no_job_is_refused_whoever_sends_it() {
         for (what, plan) in plans {
             match end_of(plan, &scheduler, &token).await {
                 JobState::Failed(failed) => {
-                    assert!(failed.error.contains("makes its jobs and executes no other plans"), "{what}: {}", failed.error);
+                    assert!(
+                        failed.error.contains("makes its jobs and executes no other plans"),
+                        "{what}: {}",
+                        failed.error
+                    );
                 }
                 other => panic!("{what} was executed: {other:?}"),
             }

@@ -48,7 +48,8 @@ impl Hub {
     /// With the files of a folder.
     pub fn start(folder: &Path) -> Self {
         let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        let files = files.map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap()));
+        let files =
+            files.map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap()));
         let shared = Shared { files: files.collect(), state: Mutex::default(), changed: Condvar::new() };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let this = Self { address: listener.local_addr().unwrap(), shared: Arc::new(shared) };
@@ -105,8 +106,7 @@ fn serve(shared: &Shared, mut stream: TcpStream) {
             (200, String::new(), listing.to_string().into_bytes())
         }
     };
-    let head =
-        format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
+    let head = format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
     let body = if method == "HEAD" { &[][..] } else { &body };
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
 }
