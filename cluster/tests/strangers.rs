@@ -35,18 +35,17 @@ use tonic::Request;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A scheduler and an executor; they end with the runtime.
-async fn cluster(token: &Token) -> Scheduler {
-    let (tell, told) = tokio::sync::oneshot::channel();
-    let options = scheduler::Options {
+fn of_scheduler(token: &Token) -> scheduler::Options {
+    scheduler::Options {
         listen: "127.0.0.1:0".parse().unwrap(),
         tls: None,
         trusted_network: false,
         dead_after: 20,
         token: token.clone(),
-    };
-    tokio::spawn(scheduler::serve(options, |address| tell.send(address).unwrap()));
-    let scheduler = Scheduler::find(&told.await.unwrap().to_string()).unwrap();
+    }
+}
+
+fn of_executor(scheduler: &Scheduler, token: &Token) -> executor::Options {
     let place = Place {
         name: "the executor".into(),
         access: Access::everything(),
@@ -54,9 +53,7 @@ async fn cluster(token: &Token) -> Scheduler {
         slots: 1,
         room: Room::new(1 << 30),
     };
-    let options = executor::Options { scheduler: scheduler.clone(), patience: PATIENCE, place, token: token.clone() };
-    tokio::spawn(executor::work(options, |_| ()));
-    scheduler
+    executor::Options { scheduler: scheduler.clone(), patience: PATIENCE, place, token: token.clone() }
 }
 
 /// How a plan ended, sent by somebody who has the token.
@@ -108,29 +105,41 @@ fn job_over(input: Arc<dyn ExecutionPlan>, token: &Token) -> PhysicalPlanNode {
     PhysicalPlanNode { physical_plan_type: Some(PhysicalPlanType::Extension(extension)) }
 }
 
+async fn sends_plans(scheduler: &Scheduler, token: &Token) {
+    let plans = [
+        ("rows", encoded(rows())),
+        ("a query over rows", encoded(Arc::new(CoalescePartitionsExec::new(rows())))),
+        ("a job over nothing", job_over(Arc::new(EmptyExec::new(rows().schema())), token)),
+        ("a job over other rows", job_over(rows(), token)),
+    ];
+    for (what, plan) in plans {
+        match end_of(plan, scheduler, token).await {
+            JobState::Failed(failed) => {
+                let says = "makes its jobs and executes no other plans";
+                assert!(failed.error.contains(says), "{what}: {}", failed.error);
+            }
+            other => panic!("{what} was executed: {other:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_plan_that_is_no_job_is_refused_whoever_sends_it() {
     let token = Token::new(&"t".repeat(32));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let scheduler = cluster(&token).await;
-        let plans = [
-            ("rows", encoded(rows())),
-            ("a query over rows", encoded(Arc::new(CoalescePartitionsExec::new(rows())))),
-            ("a job over nothing", job_over(Arc::new(EmptyExec::new(rows().schema())), &token)),
-            ("a job over other rows", job_over(rows(), &token)),
-        ];
-        for (what, plan) in plans {
-            match end_of(plan, &scheduler, &token).await {
-                JobState::Failed(failed) => {
-                    assert!(
-                        failed.error.contains("makes its jobs and executes no other plans"),
-                        "{what}: {}",
-                        failed.error
-                    );
-                }
-                other => panic!("{what} was executed: {other:?}"),
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let serves = scheduler::serve(of_scheduler(&token), |address| tell.send(address).unwrap());
+        let asks = async {
+            let scheduler = Scheduler::find(&told.await.unwrap().to_string()).unwrap();
+            tokio::select! {
+                ended = executor::work(of_executor(&scheduler, &token), |_| ()) => panic!("the executor: {ended:?}"),
+                () = sends_plans(&scheduler, &token) => {}
             }
+        };
+        tokio::select! {
+            ended = serves => panic!("the scheduler: {ended:?}"),
+            () = asks => {}
         }
     });
 }

@@ -45,6 +45,9 @@ impl Shared {
 }
 
 impl Hub {
+    /// How a job names its repository.
+    pub const REFERENCE: &str = "hf://tests/teacher";
+
     /// With the files of a folder.
     pub fn start(folder: &Path) -> Self {
         let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -61,11 +64,6 @@ impl Hub {
             }
         });
         this
-    }
-
-    /// How a job names its repository.
-    pub fn reference(&self) -> &'static str {
-        "hf://tests/teacher"
     }
 
     /// A command that uses it, with this cache.
@@ -86,12 +84,7 @@ impl Hub {
 }
 
 fn serve(shared: &Shared, mut stream: TcpStream) {
-    let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
-    let Some(first) = lines.next() else { return };
-    // headers, up to the empty line
-    let _ = lines.by_ref().take_while(|line| !line.is_empty()).count();
-    let mut words = first.split(' ').map(str::to_owned);
-    let (Some(method), Some(path)) = (words.next(), words.next()) else { return };
+    let Some((method, path)) = asked(&stream) else { return };
     let (status, headers, body) = match path.split_once(&format!("/resolve/{COMMIT}/")) {
         Some((_, name)) => match shared.files.get(name) {
             Some(bytes) => {
@@ -107,8 +100,17 @@ fn serve(shared: &Shared, mut stream: TcpStream) {
         }
     };
     let head = format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
-    let body = if method == "HEAD" { &[][..] } else { &body };
+    let body = if method == "HEAD" { &[][..] } else { &body[..] };
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+}
+
+/// Method and path of a request, which is read with all its headers.
+fn asked(stream: &TcpStream) -> Option<(String, String)> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let first = lines.next()?;
+    let _ = lines.take_while(|line| !line.is_empty()).count();
+    let mut words = first.split(' ').map(str::to_owned);
+    Some((words.next()?, words.next()?))
 }
 
 fn count(shared: &Shared, method: &str, name: &str) {

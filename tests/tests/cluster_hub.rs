@@ -24,7 +24,7 @@ fn two_executors_with_one_cache_download_the_weights_once() {
     let scratch = scratch();
     let expected = alone(&scratch, &small_job());
     let hub = Hub::start(&nano_teacher());
-    let job = with(small_job(), &json!({"extract": {"teacher": {"path": hub.reference()}}}));
+    let job = with(small_job(), &json!({"extract": {"teacher": {"path": Hub::REFERENCE}}}));
     let mut cluster = Cluster::start(&scratch);
     // the run is on another machine, so to say
     let (of_run, of_executors) = (scratch.path("cache-of-run"), scratch.path("cache-of-executors"));

@@ -11,6 +11,9 @@ use stillhouse_tests::with;
 use crate::cluster::{Cluster, scratch};
 use crate::cluster_store::{Run, SPLITS, Store, seven_splits};
 
+/// Small requests for a split, beside the parts of its shard and the looks at the lease.
+const MOST: usize = 8;
+
 /// What a request is for, and whether it is one for each split or one for so many seconds.
 fn purpose(request: &Request) -> (&'static str, bool) {
     let (path, query) = (request.path.as_str(), request.query.as_str());
@@ -60,4 +63,9 @@ fn a_split_asks_a_store_for_little() {
     for (who, requests) in [("run", &run), ("executor", &executor)] {
         println!("{who}: {:?}, beside {:?}", counted(requests, true), counted(requests, false));
     }
+    let mut small = counted(&executor, true);
+    // each of these shards is one part
+    assert_eq!(small.remove(&("part", "PUT")), Some(SPLITS));
+    let small: usize = small.into_values().sum();
+    assert!(small <= MOST * SPLITS, "{small} requests for {SPLITS} splits: {:?}", counted(&executor, true));
 }

@@ -1,7 +1,8 @@
 //! The demo's job file, and the bytes that come of what does not depend on the processor.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use stillhouse_tests::{Scratch, root, shards};
 
@@ -11,7 +12,7 @@ pub(crate) fn demo_over(corpus: &Path) -> String {
     let teacher = root().join("assets/teacher-nano-gpt2");
     let places = [
         ("../../assets/corpus/sotu-small.jsonl.gz", corpus, 1),
-        ("../../assets/teacher-nano-gpt2", &teacher, 2),
+        ("../../assets/teacher-nano-gpt2", teacher.as_path(), 2),
         ("../../demo-out/demo", Path::new("out"), 1),
     ];
     places.into_iter().fold(text, |text, (named, there, times)| {
@@ -21,7 +22,7 @@ pub(crate) fn demo_over(corpus: &Path) -> String {
 }
 
 /// The corpus that the demo reads.
-pub(crate) fn corpus() -> std::path::PathBuf {
+pub(crate) fn corpus() -> PathBuf {
     root().join("assets/corpus/sotu-small.jsonl.gz")
 }
 
@@ -52,5 +53,5 @@ fn the_demo_without_its_teacher_has_the_bytes_that_it_had() {
     scratch.stillhouse(&["run", "demo.yaml", "--quiet"]).expect(0);
     let made = shards(&scratch.path("out"));
     let golden = GOLDEN.map(|(name, sha256)| (name.to_owned(), sha256.to_owned()));
-    assert_eq!(made, golden.into_iter().collect());
+    assert_eq!(made, BTreeMap::from(golden));
 }
