@@ -20,8 +20,8 @@
 //! operands; Bf16x3 (k · 2^-23 + 2^-16) · s; Int8 half a step (1/254 of the row's or output's largest magnitude) of each operand, times the other.
 //!
 //! The bits of a result row depend on the instructions but not on threads or on which rows are computed together. A
-//! product allocates nothing once its [`Scratch`] has grown (rayon's own queues aside). int8's levels all return the
-//! same bits.
+//! product allocates nothing once its [`Scratch`] has grown, and each thread's memory for widened panels, which is 512 KiB at
+//! most (rayon's own queues aside). int8's levels all return the same bits.
 //!
 //! A library would be preferred to kernels of our own, but none that was measured kept its weights packed, its rows
 //! independent of each other and three quarters of the machine's peak; `examples/peak` and `benches/product` measure

@@ -153,6 +153,26 @@ fn a_row_depends_neither_on_threads_nor_on_other_rows() {
     }
 }
 
+/// Few rows take several panels at once, to the end of the last group, over more than one block of sums.
+#[test]
+fn few_rows_are_those_of_many() {
+    for (arithmetic, level) in levels() {
+        for (outputs, inputs) in [(300, 1600), (513, 90), (70, 5000)] {
+            let case = Case::new(20, outputs, inputs);
+            let packed = case.pack(arithmetic, level);
+            let whole = run(&case, &packed, Threads::One);
+            for rows in 1..=5 {
+                let x = Rows { data: &case.x[7 * inputs..], rows, stride: inputs };
+                let mut out = vec![f32::NAN; rows * outputs];
+                let to = RowsMut { data: &mut out, rows, stride: outputs };
+                product(x, &packed, None, Epilogue::Store, to, Threads::One, &mut Scratch::new()).unwrap();
+                let same = out == whole[7 * outputs..(7 + rows) * outputs];
+                assert!(same, "{arithmetic:?} {}: {rows} rows of {outputs} x {inputs}", level.name());
+            }
+        }
+    }
+}
+
 #[test]
 fn long_rows_summed_in_parts_are_whole() {
     for (arithmetic, level) in levels() {

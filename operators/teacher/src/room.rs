@@ -40,11 +40,9 @@ pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[
     let config = TeacherConfig::read(path)?;
     let (net, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     let of_weight = match dtype {
-        // three parts of 16 bits, where the CPU multiplies such
-        Precision::Bf16x3 => 6,
         Precision::Bf16 | Precision::F16 => 2,
-        // whoever has a choice of types, as int8 always has, compares with f32
-        Precision::F32 | Precision::Int8 => 4,
+        // two parts of 16 bits; whoever has int8 compares it with f32 first
+        Precision::F32 | Precision::Bf16x3 | Precision::Int8 => 4,
     };
     // rows of the embedding are looked up, in f32; the head is a product: two copies of one table where they are tied
     let embedding = (config.vocab_size * config.hidden_size) as u64;
@@ -78,8 +76,8 @@ mod tests {
         let info = teacher.unwrap().info().clone();
         let table = (info.vocab_size * info.hidden_size) as u64;
         assert_eq!(small.weights, 4 * (info.parameters + table));
-        // what is multiplied has 16 bits, or three parts of them; what is looked up stays f32
-        for (dtype, each) in [(Precision::F16, 2), (Precision::Bf16, 2), (Precision::Bf16x3, 6)] {
+        // what is multiplied has 16 bits, or two parts of them; what is looked up stays f32
+        for (dtype, each) in [(Precision::F16, 2), (Precision::Bf16, 2), (Precision::Bf16x3, 4)] {
             assert_eq!(bytes(dtype, 1024).weights, each * info.parameters + 4 * table, "{dtype}");
         }
     }
