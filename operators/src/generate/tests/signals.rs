@@ -164,7 +164,7 @@ fn states_that_do_not_fit_fail_their_batch_and_no_other() {
 
 fn messages(batch: &RecordBatch, config: &GenerateConfig) -> String {
     let split = stillhouse_schemas::ids::SplitId(0);
-    let limits = Limits { vocab_size: VOCAB, length: 24, split, operators: Vec::new() };
+    let limits = Limits { vocab_size: VOCAB, length: 24, split, operators: Vec::new(), place: None };
     let mut broken = Vec::new();
     Declaration::check(config, batch, &limits, &mut broken).unwrap();
     broken.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
