@@ -70,8 +70,9 @@ impl Router {
     /// Where a path is; `None` for what no path of the disk can be.
     pub fn location_of(&self, path: &Path) -> Option<Location> {
         for mount in &self.mounts {
+            let root = mount.url.path();
             if let Some(inner) = path.prefix_match(&mount.at) {
-                let of_bucket = mount.url.path().parts().chain(inner).collect::<Path>();
+                let of_bucket = root.parts().chain(inner).collect::<Path>();
                 return Some(Location::Store(StoreUrl { key: of_bucket.to_string(), ..mount.url.clone() }));
             }
         }
