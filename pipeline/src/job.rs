@@ -31,6 +31,7 @@ use crate::hub::{self, HubRef, Wanted};
 use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
+use crate::places;
 use crate::run::driver;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
@@ -179,6 +180,9 @@ fn checked(
     operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
+    if let Some(problem) = places::problem(&spec) {
+        return Err(Problems(vec![problem]).into());
+    }
     let prepared = Prepared {
         base: base.to_path_buf(),
         output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),

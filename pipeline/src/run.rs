@@ -44,6 +44,7 @@ use crate::holdouts::Holdouts;
 use crate::inputs::{Touched, touched};
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
+use crate::places;
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
 use crate::run::driver::Driver;
@@ -468,6 +469,9 @@ impl Job {
                 self.output.remove().await?;
             }
             return Err(wrong);
+        }
+        if let Some(message) = places::told(&manifest) {
+            self.observer.event(&Event::Warning { message });
         }
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {

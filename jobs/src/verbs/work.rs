@@ -189,11 +189,11 @@ async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, Pipe
 fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Handle::current();
     let answer = match order.work {
-        Work::Run { file, folder, overwrite } => {
+        Work::Run { file, folder, overwrite, append } => {
             let parsed = sent(job_format().parse(&file), order.scheduler.as_deref());
             let prepared = job::prepare_parsed(parsed, &folder, &order.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
-            let options = RunOptions { overwrite, ..RunOptions::default() };
+            let options = RunOptions { overwrite, append, ..RunOptions::default() };
             let ran = runtime.block_on(run::run_until(Arc::new(prepared), options, observer, stop));
             return ran.map(|_| ());
         }

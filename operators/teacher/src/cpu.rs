@@ -64,6 +64,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// That a teacher has these layers, whose states are to be kept.
+pub(crate) fn check_layers(info: &TeacherInfo, layers: &[usize]) -> Result<()> {
+    let Some(layer) = layers.iter().find(|layer| **layer > info.layers) else { return Ok(()) };
+    let (got, valid) = (layer.to_string(), format!("0 to {}", info.layers));
+    Err(TeacherError::Input { what: "layer of hidden states", got, valid })
+}
+
 impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
         let config = TeacherConfig::read(path)?;
@@ -125,10 +132,7 @@ impl Teacher for CpuTeacher {
         for run in runs.iter() {
             check_tokens(&self.info, run, 1, run.len())?;
         }
-        if let Some(layer) = layers.iter().find(|layer| **layer > self.info.layers) {
-            let (got, valid) = (layer.to_string(), format!("0 to {}", self.info.layers));
-            return Err(TeacherError::Input { what: "layer of hidden states", got, valid });
-        }
+        check_layers(&self.info, layers)?;
         let rows = (0..runs.tokens().len() as u32).collect();
         let mut kept = vec![0.0; runs.tokens().len() * layers.len() * self.info.hidden_size];
         let states = self.states(runs, &mut Keep { layers, out: &mut kept })?;
@@ -148,8 +152,8 @@ impl Teacher for CpuTeacher {
         floats(states, |states| self.logits_of(states, tokens, logits))
     }
 
-    fn decoding(&self, slots: usize, length: usize) -> Result<Box<dyn Decoding + '_>> {
-        Ok(Box::new(CpuDecoding::new(self, slots, length)?))
+    fn decoding(&self, slots: usize, length: usize, layers: &[usize]) -> Result<Box<dyn Decoding + '_>> {
+        Ok(Box::new(CpuDecoding::new(self, slots, length, layers)?))
     }
 }
 

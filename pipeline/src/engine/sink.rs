@@ -145,7 +145,7 @@ impl Making {
         let Self { shard, split, spec, resources, stage, metrics, memory } = self;
         let how = Writing {
             spec: &spec,
-            limits: &(resources.limits)(split.split),
+            limits: &(resources.limits)(&split),
             context: &place,
             stop: &resources.stop,
             memory: &memory,
