@@ -69,7 +69,7 @@ pub fn splits_of(plan: &dyn ExecutionPlan) -> Option<Arc<Vec<SplitRecord>>> {
 
 fn stage_name(plan: &dyn ExecutionPlan) -> &'static str {
     match plan.downcast_ref::<OperatorExec>() {
-        Some(operator) => operator.spec().name(),
+        Some(operator) => operator.name(),
         None if plan.downcast_ref::<SplitsExec>().is_some() => "read",
         None => "write",
     }

@@ -48,6 +48,11 @@ impl OperatorExec {
         Self { spec, input, properties, metrics: NodeMetrics::new() }
     }
 
+    /// Its name, as a stage.
+    pub fn name(&self) -> &'static str {
+        self.spec.name()
+    }
+
     fn split(&self, partition: usize) -> Result<SplitRecord> {
         match splits_of(self.input.as_ref()).and_then(|splits| splits.get(partition).cloned()) {
             Some(split) => Ok(split),
