@@ -88,9 +88,9 @@ fn usual(vocab: usize) -> Outcome<Extraction> {
     Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
 }
 
-/// Rows of a slice.
+/// Rows of a slice; a batch has three at least, so that they overlap however small it is.
 fn slice_rows(vocab: usize, batch_tokens: usize) -> usize {
-    (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens)
+    (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens.div_ceil(3))
 }
 
 impl Job {
