@@ -278,8 +278,8 @@ def images(root: pathlib.Path, batch: Any) -> Iterator[Comparison]:
         example.groups,
         because=Because(
             tools.line("get_mask_code", sets="val_to_mask", nth=4),
-            "Images have the share arccos(r)·2/π with r uniform there, more often large than small. Ours draws the share itself uniformly, as for text; a share that is drawn as theirs comes in as t "
-            "of `mdlm.mask`, for stored partitions there is no such schedule, so that those of our job of Table 8 are not drawn as the authors draw. At one share the groups are the same.",
+            "Images have the share arccos(r)·2/π with r uniform there, more often large than small. The view draws the share itself uniformly unless "
+            "`schedule=views.ARCCOS` is asked for; our job of Table 8 stores `schedule: arccos`. At one share the groups are the same.",
             masks[1],
             example.groups,
             first=True,

@@ -299,7 +299,7 @@ def images(root: pathlib.Path, data: Data) -> Iterator[Comparison]:
     plain = views.prime.mask(batch, t=example.t, carry_over=False)
     yield Comparison(
         "prime: masked digits of images, by default",
-        "y_t at the same t where nobody names a schedule (a job of images without partitions, as jobs/papers has them)",
+        "y_t at the same t where nobody names a schedule (a data set of images without partitions)",
         loop,
         loop.line("train_one_epoch", sets="sigma_t"),
         "views.prime.mask(batch).input_ids",
