@@ -79,7 +79,7 @@ fn joined(mut own: OperatorView, of_teacher: OperatorView) -> OperatorView {
     own.facts.extend(of_teacher.facts);
     own.pictures.extend(of_teacher.pictures);
     for (token, more) in own.tokens.iter_mut().zip(of_teacher.tokens) {
-        if token == "written" {
+        if token == "written" && !more.is_empty() {
             *token = format!("{token} · {more}");
         }
     }

@@ -353,7 +353,7 @@ pub(super) mod tests {
         let mut bigger = good().remove(0);
         bigger[..4].copy_from_slice(&9999u32.to_be_bytes());
         for (profile, channels, says) in [
-            (adobe_rgb(), 3, "has other colours than sRGB: rXYZ at 0.610 0.311 0.019"),
+            (adobe_rgb(), 3, "has other colours than sRGB: rXYZ at 0.610 0.311 0.020"),
             (rgb(red, &gamma(1.8)), 3, "has another curve than sRGB: rTRC is 0.0"),
             (rgb(red, &table(2, |x| x)), 3, "has another curve than sRGB"),
             (rgb(red, b"curv\0\0\0\0\0\0\0\0"), 3, "has another curve than sRGB"),
