@@ -11,7 +11,7 @@ use stillhouse_tests::{Ran, Scratch, ran, root, shards, with};
 const READ: &str = "
 import json, sys, glob, pyarrow.parquet as pq
 rows = [row for path in sorted(glob.glob(sys.argv[1] + '/data/*.parquet')) for row in pq.read_table(path).to_pylist()]
-print(json.dumps([{k: row[k] for k in ('sequence_id', 'input_ids', 'label', 'subtokens', 'document_offsets') if k in row} for row in rows]))
+print(json.dumps([{k: row[k] for k in ('sequence_id', 'input_ids', 'label', 'subtokens', 'document_offsets', 'partition') if k in row} for row in rows]))
 ";
 
 fn stored(dataset: &Path) -> Vec<Value> {
