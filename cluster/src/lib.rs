@@ -38,3 +38,4 @@ pub mod token;
 pub mod wire;
 
 pub use driver::connect;
+pub use order::BUILD;

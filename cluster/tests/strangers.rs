@@ -27,7 +27,7 @@ use datafusion_proto::protobuf::{PhysicalExtensionNode, PhysicalPlanNode};
 use serde_json::json;
 use stillhouse_cluster::token::Token;
 use stillhouse_cluster::wire::Scheduler;
-use stillhouse_cluster::{executor, scheduler};
+use stillhouse_cluster::{BUILD, executor, scheduler};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::run::room::Room;
 use stillhouse_pipeline::run::worker::Place;
@@ -99,8 +99,8 @@ fn encoded(plan: Arc<dyn ExecutionPlan>) -> PhysicalPlanNode {
 fn job_over(input: Arc<dyn ExecutionPlan>, token: &Token) -> PhysicalPlanNode {
     let order = json!({"spec": "{}", "base": "/", "ticket": {"job_hash": "abc", "holder": "x"}});
     let mut body = Vec::new();
-    ciborium::into_writer(&json!({"version": env!("CARGO_PKG_VERSION"), "order": order}), &mut body).unwrap();
-    let node = [&b"\0stillhouse job 1\0"[..], &token.seal(&[&body]), &body].concat();
+    ciborium::into_writer(&json!({"build": BUILD, "order": order}), &mut body).unwrap();
+    let node = [&b"\0stillhouse job 2\0"[..], &token.seal(&[&body]), &body].concat();
     let extension = PhysicalExtensionNode { node, inputs: vec![encoded(input)] };
     PhysicalPlanNode { physical_plan_type: Some(PhysicalPlanType::Extension(extension)) }
 }

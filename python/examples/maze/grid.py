@@ -36,7 +36,7 @@ class Training:
     layers: int
     heads: int
     width: int = 128
-    epochs: int = 200
+    epochs: int = 100
     batch: int = 256
     lr: float = 1e-3
 

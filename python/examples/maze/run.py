@@ -203,9 +203,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "--paths", type=int, default=1000, help="paths that each student generates for each number of passes"
     )
     parser.add_argument("--passes", type=int, nargs="+", default=PASSES, help="numbers of passes (NFE)")
-    parser.add_argument("--epochs", type=int, default=200, help="of the students")
-    parser.add_argument("--teacher-epochs", type=int, default=200)
-    parser.add_argument("--variants", nargs="+", default=["mdlm", "stored 1", "stored 16", "fresh"])
+    parser.add_argument("--epochs", type=int, default=100, help="of the students")
+    parser.add_argument("--teacher-epochs", type=int, default=100)
+    parser.add_argument("--variants", nargs="+", default=["mdlm", "stored 1", "fresh"], help="also: stored 16")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4, help="of the students; the teacher has twice as many")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate after the warm-up")
