@@ -176,6 +176,8 @@ impl Output {
             "{self}: the run that this worker works for has not renewed its lease for {} s, so it was killed or is cut off; this one stops",
             waited.as_secs()
         );
+        // an executor's owner is told: nobody said that the run would end
+        tracing::warn!("{message}");
         Err(PipelineError::new(ErrorKind::Output, message))
     }
 
