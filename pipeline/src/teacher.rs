@@ -144,6 +144,7 @@ pub(crate) fn precision(dtype: Dtype) -> Option<Precision> {
         Dtype::F16 => Some(Precision::F16),
         Dtype::Bf16x3 => Some(Precision::Bf16x3),
         Dtype::Int8 => Some(Precision::Int8),
+        Dtype::Fp8 => Some(Precision::Fp8),
     }
 }
 

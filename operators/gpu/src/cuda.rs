@@ -12,15 +12,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::device::{Arg, Device, Event, Launch, Memory, Product, Result, Stream};
+use crate::device::{Arg, Device, Element, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 use crate::error::GpuError;
-use products::Products;
+use products::{Operation, Products};
 
 /// Machine code of the kernels; empty where no toolkit was there when this was compiled.
-const IMAGES: [&[u8]; 3] = [&NOISE.0, &FORWARD.0, &ATTENTION.0];
+const IMAGES: [&[u8]; 5] = [&NOISE.0, &FORWARD.0, &ATTENTION.0, &WIDEN.0, &FP8.0];
 static NOISE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/noise.fatbin")));
 static FORWARD: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/forward.fatbin")));
 static ATTENTION: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")));
+static WIDEN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/widen.fatbin")));
+static FP8: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/fp8.fatbin")));
 
 /// What an image has of numbers is read in place.
 #[repr(C, align(64))]
@@ -29,6 +31,8 @@ struct Aligned<B: ?Sized>(B);
 /// Events of a stream. One that is used again only ever stands for a later point of the same stream, so whoever still waits for it waits
 /// longer, and never for nothing.
 const EVENTS: usize = 64;
+/// Hopper: the one that cuBLASLt scales rows of e4m3 for (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`), in CUDA 13.
+const WITH_FP8: c_int = 9;
 /// From here on dynamic shared memory has to be asked for: 48 KiB with what a kernel has as static memory.
 const USUAL_SHARED_BYTES: u32 = 40 << 10;
 
@@ -37,6 +41,8 @@ pub struct Cuda {
     name: String,
     model: String,
     multiprocessors: u32,
+    /// Compute capability, its first number.
+    generation: c_int,
     device: sys::CUdevice,
     context: sys::CUcontext,
     streams: [sys::CUstream; 2],
@@ -104,6 +110,10 @@ impl Cuda {
         // SAFETY: the device is one that the driver gave
         let multiprocessors = unsafe { result::device::get_attribute(device, count) };
         let multiprocessors = multiprocessors.map_err(|e| failed("cuDeviceGetAttribute", e))?.unsigned_abs();
+        let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        // SAFETY: as above
+        let generation = unsafe { result::device::get_attribute(device, major) };
+        let generation = generation.map_err(|e| failed("cuDeviceGetAttribute", e))?;
         // SAFETY: as above; released when the value is dropped
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
@@ -111,6 +121,7 @@ impl Cuda {
             name: name.clone(),
             model,
             multiprocessors,
+            generation,
             device,
             context,
             streams: [std::ptr::null_mut(); 2],
@@ -359,8 +370,33 @@ impl Device for Cuda {
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
         self.current()?;
         // SAFETY: as the caller says
-        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), product) };
+        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &Operation::of(product)?) };
         // cuBLASLt says "execution failed" of a device that is lost as well; the driver knows
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
+    }
+
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        // how exact the library's tanh is, it does not say: enough for 16 bits
+        if product.d.element == Element::F32 || product.add {
+            return Ok(false);
+        }
+        self.current()?;
+        self.products().has_plan(&self.name, &Operation::of(product)?)
+    }
+
+    fn lacks_fp8(&self) -> Option<String> {
+        let message = format!(
+            "{} is of compute capability {}, and cuBLASLt scales rows of e4m3 on {WITH_FP8} (Hopper) only",
+            self.model, self.generation
+        );
+        (self.generation != WITH_FP8).then_some(message)
+    }
+
+    unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
+        self.current()?;
+        let operation = Operation::of_scaled(product)?;
+        // SAFETY: as the caller says
+        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &operation) };
         done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
     }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use checks::check;
 use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{Asked, Extractor, Noise};
+use stillhouse_gpu::net::{Kind, Net, Shape, Source};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
 use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
@@ -209,6 +210,36 @@ fn what_the_kernels_cannot_do_the_cpu_does() {
         let got = check(&on_host(2), &slice, &asked(vocab, replay(1e-5, value_type, true), 2, 0)).unwrap();
         assert!((3..=6).contains(&got.fallbacks), "{}", got.fallbacks);
     }
+}
+
+/// Whoever has no products of 8 bits says so, before any weight is read.
+#[test]
+fn a_device_without_fp8_refuses_it() {
+    struct Nothing;
+    impl Source for Nothing {
+        fn tensor(&mut self, name: &str, _: &[usize]) -> stillhouse_gpu::Result<Vec<f32>> {
+            panic!("{name} is read");
+        }
+    }
+    let shape = Shape {
+        kind: Kind::Gpt2,
+        vocab: 8,
+        width: 16,
+        layers: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        inner: 16,
+        eps: 1e-5,
+        positions: 4,
+        tied: true,
+        attention_bias: true,
+        mlp_bias: true,
+    };
+    let broken = Broken { host: Host::new(0), prefix: "broken", kernels: "noise_" };
+    let device: Arc<dyn Device> = Arc::new(broken);
+    let said = Net::load_fp8(&device, shape, None, &mut Nothing, 4).unwrap_err().to_string();
+    assert_eq!(said, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
 }
 
 #[test]

@@ -36,10 +36,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
+        let Some(arithmetic) = dtype.arithmetic() else {
+            let (got, valid) = (dtype.to_string(), "f32, bf16, f16, bf16x3, int8; fp8 is for GPUs".into());
+            return Err(TeacherError::Input { what: "dtype of a teacher on a CPU", got, valid });
+        };
         let config = TeacherConfig::read(path)?;
-        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights, ignore)?;
+        let (net, weights) = build(path, &config, arithmetic, Read::Weights, ignore)?;
         let mut info = describe(path, &config, &weights, dtype, "cpu");
-        let arithmetic = dtype.arithmetic();
         if arithmetic != Arithmetic::F32 {
             let on = if arithmetic.available() { level(arithmetic) } else { "f32" };
             info.arithmetic += &format!(", products on {on}");

@@ -159,23 +159,27 @@ pub enum Precision {
     /// 8-bit products, a scale for each output of a weight and each row of activations; only on a CPU that has such instructions. What it
     /// costs is to be asked of a [`crate::probe::Reference`] first.
     Int8,
+    /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token; everything else, the head too, in
+    /// bfloat16. Only on GPUs that have such products. What it costs is to be asked of a [`crate::probe::Reference`] first.
+    Fp8,
 }
 
 impl Precision {
     /// Whether this machine's CPU has instructions for products of this type.
     #[must_use]
     pub fn is_native(self) -> bool {
-        self.arithmetic().available()
+        self.arithmetic().is_some_and(Arithmetic::available)
     }
 
-    /// What the products of a CPU are in.
-    pub(crate) fn arithmetic(self) -> Arithmetic {
+    /// What the products of a CPU are in; none for a type that is for GPUs.
+    pub(crate) fn arithmetic(self) -> Option<Arithmetic> {
         match self {
-            Self::F32 => Arithmetic::F32,
-            Self::Bf16 => Arithmetic::Bf16,
-            Self::F16 => Arithmetic::F16,
-            Self::Bf16x3 => Arithmetic::Bf16x3,
-            Self::Int8 => Arithmetic::Int8,
+            Self::F32 => Some(Arithmetic::F32),
+            Self::Bf16 => Some(Arithmetic::Bf16),
+            Self::F16 => Some(Arithmetic::F16),
+            Self::Bf16x3 => Some(Arithmetic::Bf16x3),
+            Self::Int8 => Some(Arithmetic::Int8),
+            Self::Fp8 => None,
         }
     }
 }
@@ -190,8 +194,9 @@ impl FromStr for Precision {
             "f16" => Ok(Self::F16),
             "bf16x3" => Ok(Self::Bf16x3),
             "int8" => Ok(Self::Int8),
+            "fp8" => Ok(Self::Fp8),
             _ => {
-                let valid = "f32, bf16, f16, bf16x3, int8".into();
+                let valid = "f32, bf16, f16, bf16x3, int8, fp8".into();
                 Err(TeacherError::Input { what: "dtype", got: format!("`{text}`"), valid })
             }
         }
@@ -206,6 +211,7 @@ impl fmt::Display for Precision {
             Self::F16 => "f16",
             Self::Bf16x3 => "bf16x3",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source};
+use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source, Stored};
 use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig};
@@ -37,6 +37,7 @@ struct GpuTeacher {
 pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let dtype = options.dtype;
     let element = element(dtype)?;
+    let fp8 = dtype == Precision::Fp8;
     // what headers tell is told before a device is filled
     check_weights(path, &options.ignore_tensors)?;
     let config = TeacherConfig::read(path)?;
@@ -46,7 +47,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let shape = shape(kind, &config, &json, length)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
     let wanted = options.batch_tokens.max(length);
-    let pass_tokens = fitting(device.as_ref(), &shape, element, [wanted, length], slice_rows)?;
+    let pass_tokens = fitting(device.as_ref(), &shape, (element, fp8), [wanted, length], slice_rows)?;
     let angles = match shape.kind {
         Kind::Gpt2 => None,
         Kind::Llama | Kind::Qwen3 => {
@@ -63,7 +64,10 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
         weights.check_tied("lm_head.weight", config.architecture.prefix().1)?;
     }
     let mut source = OfFiles { weights: &weights, error: None };
-    let net = Net::load(device, shape, element, angles, &mut source, pass_tokens);
+    let net = match fp8 {
+        true => Net::load_fp8(device, shape, angles, &mut source, pass_tokens),
+        false => Net::load(device, shape, element, angles, &mut source, pass_tokens),
+    };
     if let Some(error) = source.error {
         return Err(error);
     }
@@ -71,7 +75,8 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // another type of GPU gives other last bits
-    info.arithmetic = format!("{}, sums in f32, on {}", info.arithmetic, device.model());
+    let rest = if fp8 { ", the rest in bf16" } else { "" };
+    info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.model());
     if pass_tokens < wanted {
         info.arithmetic += &format!(", passes of {pass_tokens} tokens");
     }
@@ -82,10 +87,11 @@ fn element(dtype: Precision) -> Result<Element> {
     match dtype {
         // what it stands in for
         Precision::F32 | Precision::Bf16x3 => Ok(Element::F32),
-        Precision::Bf16 => Ok(Element::Bf16),
+        // of what is no product of layers
+        Precision::Bf16 | Precision::Fp8 => Ok(Element::Bf16),
         Precision::F16 => Ok(Element::F16),
         Precision::Int8 => {
-            let valid = "f32, bf16, f16; int8 is for CPUs".into();
+            let valid = "f32, bf16, f16, fp8; int8 is for CPUs".into();
             Err(TeacherError::Input { what: "dtype of a teacher on a GPU", got: dtype.to_string(), valid })
         }
     }
@@ -95,7 +101,7 @@ fn element(dtype: Precision) -> Result<Element> {
 fn fitting(
     device: &dyn Device,
     shape: &Shape,
-    element: Element,
+    (element, fp8): (Element, bool),
     [mut tokens, least]: [usize; 2],
     slice_rows: usize,
 ) -> Result<usize> {
@@ -104,9 +110,12 @@ fn fitting(
     let slice = (slice_rows * logits_stride(shape.vocab) * size_of::<f32>()) as u64;
     // two slices, and as much for what the extraction makes of them: dense noise takes most
     let logits = 4 * slice;
-    let weights = shape.weight_bytes(element);
+    // what weights are loaded through takes less than that, and is gone before
+    let logits = if fp8 { logits.max(shape.fp8_loading_bytes()) } else { logits };
+    let weights = if fp8 { shape.fp8_weight_bytes() } else { shape.weight_bytes(element) };
     loop {
-        let pass = shape.workspace_bytes(element, tokens);
+        let eight = if fp8 { shape.fp8_workspace_bytes(tokens) } else { 0 };
+        let pass = shape.workspace_bytes(element, tokens) + eight;
         let bytes = weights + pass + logits;
         if bytes <= room {
             return Ok(tokens);
@@ -148,11 +157,24 @@ impl Source for OfFiles<'_> {
             "lm_head.weight" => self.weights.bare_floats(name, shape),
             _ => self.weights.floats(name, shape),
         };
-        weight.map_err(|error| {
-            let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
-            self.error = Some(error);
-            GpuError::Input { what: "weight", got, valid }
-        })
+        weight.map_err(|error| self.failed(error))
+    }
+
+    fn stored(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Stored<'_>, GpuError> {
+        let weight = match name {
+            "lm_head.weight" => self.weights.bare_stored(name, shape),
+            _ => self.weights.stored(name, shape),
+        };
+        weight.map_err(|error| self.failed(error))
+    }
+}
+
+impl OfFiles<'_> {
+    /// Keeps an error, for whoever loads to tell it as it is.
+    fn failed(&mut self, error: TeacherError) -> GpuError {
+        let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
+        self.error = Some(error);
+        GpuError::Input { what: "weight", got, valid }
     }
 }
 

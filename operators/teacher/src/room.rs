@@ -43,7 +43,7 @@ pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[
         // three parts of 16 bits, where the CPU multiplies such
         Precision::Bf16x3 => 6,
         // where it has no products of 16 bits or 8, it computes in f32
-        Precision::F32 | Precision::Bf16 | Precision::F16 | Precision::Int8 => 4,
+        Precision::F32 | Precision::Bf16 | Precision::F16 | Precision::Int8 | Precision::Fp8 => 4,
     };
     // rows of the embedding are looked up, the head is a product: two copies of one table where they are tied
     let head = if weights.has_own_head() { 0 } else { config.vocab_size * config.hidden_size };

@@ -160,6 +160,10 @@ impl Device for Counted {
         self.count(&name, stream, flops, || unsafe { self.device.product(stream, product) })
     }
 
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        self.device.ends_in_gelu(product)
+    }
+
     fn record(&self, stream: Stream) -> Result<Event> {
         self.device.record(stream)
     }

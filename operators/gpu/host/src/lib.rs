@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
-use stillhouse_gpu::{Arg, Device, Element, Event, GpuError, Launch, Matrix, Memory, Product, Result, Stream};
+use stillhouse_gpu::{
+    Arg, Device, Element, Event, GpuError, Launch, Matrix, Memory, Product, Result, Scaled, ScaledProduct, Stream,
+};
 
 unsafe extern "C" {
     fn stillhouse_host_launch(
@@ -169,6 +171,24 @@ unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
     out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));
 }
 
+/// GELU in its tanh form.
+fn gelu_new(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())) as f32
+}
+
+/// The number that a byte of e4m3 is.
+#[must_use]
+pub fn e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    let size = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if byte >> 7 == 1 { -size } else { size }
+}
+
 impl Device for Host {
     fn name(&self) -> &str {
         "host"
@@ -252,7 +272,7 @@ impl Device for Host {
     }
 
     unsafe fn product(&self, _: Stream, product: &Product) -> Result<()> {
-        let Product { a, b, d, bias, add } = product;
+        let Product { a, b, d, bias, add, gelu } = product;
         for (what, matrix) in [("A of a product", a), ("B of a product", b), ("D of a product", d)] {
             self.check_matrix(what, matrix)?;
         }
@@ -275,7 +295,50 @@ impl Device for Host {
                     let sum = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32;
                     let at = m * d.stride + n;
                     let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
-                    write(d.pointer, d.element, at, sum + bias + before);
+                    let sum = sum + bias + before;
+                    write(d.pointer, d.element, at, if *gelu { gelu_new(sum) } else { sum });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        // as where a library does it, which does not say how exact its tanh is
+        Ok(product.d.element != Element::F32 && !product.add)
+    }
+
+    fn lacks_fp8(&self) -> Option<String> {
+        None
+    }
+
+    unsafe fn scaled_product(&self, _: Stream, product: &ScaledProduct) -> Result<()> {
+        let ScaledProduct { a, b, d, bias, add } = product;
+        for (what, Scaled { pointer, scales, rows, columns }) in [("A of a product", a), ("B of a product", b)] {
+            self.check(what, *pointer, rows * columns)?;
+            self.check(what, *scales, rows * size_of::<f32>())?;
+        }
+        self.check_matrix("D of a product", d)?;
+        let fits = a.columns == b.columns && (d.rows, d.columns) == (a.rows, b.rows) && d.element != Element::F32;
+        if !fits || !a.columns.is_multiple_of(16) || !b.rows.is_multiple_of(16) {
+            let shape = |rows, columns| format!("[{rows}, {columns}]");
+            let (a, b, d) = (shape(a.rows, a.columns), shape(b.rows, b.columns), shape(d.rows, d.columns));
+            return Err(self.failed("product of e4m3", format!("{a} · {b}ᵀ into {d}")));
+        }
+        let number: Vec<f64> = (0..=u8::MAX).map(|byte| f64::from(e4m3(byte))).collect();
+        // SAFETY: just checked
+        let rows = |m: &Scaled| unsafe { std::slice::from_raw_parts(m.pointer as *const u8, m.rows * m.columns) };
+        let rows = [rows(a), rows(b)].map(|all| all.iter().map(|byte| number[usize::from(*byte)]).collect::<Vec<_>>());
+        for (m, x) in rows[0].chunks_exact(a.columns).enumerate() {
+            for (n, y) in rows[1].chunks_exact(a.columns).enumerate() {
+                let sum = x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() as f32;
+                let at = m * d.stride + n;
+                // SAFETY: all was just checked; the bias is the caller's to see to
+                unsafe {
+                    let scale = [(a.scales, m), (b.scales, n)].map(|(scales, i)| read(scales, Element::F32, i));
+                    let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
+                    let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
+                    write(d.pointer, d.element, at, sum * scale[0] * scale[1] + bias + before);
                 }
             }
         }

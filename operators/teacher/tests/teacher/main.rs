@@ -11,6 +11,7 @@ mod gpu;
 mod probe;
 mod vocabularies;
 mod weights;
+mod widen;
 
 use std::path::PathBuf;
 
