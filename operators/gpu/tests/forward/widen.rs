@@ -1,9 +1,12 @@
 //! Where widened elements go, and weights that sources hand out as they are stored.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use stillhouse_gpu::net::kernels::{Axis, Kernels, Widening};
-use stillhouse_gpu::net::{Format, Net, Order, Rope, Source, Stored};
-use stillhouse_gpu::{Buffer, Element, Result, Stream};
+use stillhouse_gpu::net::{Format, Net, Order, Rope, Shape, Source, Stored};
+use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
+use stillhouse_gpu_host::Host;
 
 use crate::angles;
 use crate::common::*;
@@ -203,7 +206,7 @@ fn weights_of_another_size_are_refused() {
 #[test]
 fn a_weight_of_several_pieces_is_whole() {
     let [shape, ..] = shapes();
-    let shape = stillhouse_gpu::net::Shape { vocab: 23_000, layers: 1, ..shape };
+    let shape = Shape { vocab: 23_000, layers: 1, ..shape };
     // 2 MiB are 10,922 rows of 48 numbers in f32, 21,845 in bf16
     let tokens = [0, 10_921, 10_922, 10_923, 21_844, 21_845, 21_846, 22_999];
     for (element, format) in [(Element::F32, Format::F32), (Element::Bf16, Format::Bf16), (Element::F16, Format::F32)] {
@@ -221,6 +224,22 @@ fn a_weight_of_several_pieces_is_whole() {
         let far = difference(&got, &want) / largest(&want);
         assert!(far <= if element == Element::F32 { 1e-5 } else { 8.0 * unit(element) }, "{element:?}: {far:e}");
     }
+}
+
+/// Beside its weights and what a pass works in, loading takes two stages of 2 MiB, however large a weight is.
+#[test]
+fn loading_takes_two_stages_of_memory() {
+    let [shape, ..] = shapes();
+    let shape = Shape { vocab: 60_000, layers: 1, ..shape };
+    let bytes = shape.weight_bytes(Element::F32) + shape.workspace_bytes(Element::F32, 8);
+    let load = |spare: u64| {
+        let device: Arc<dyn Device> = Arc::new(Host::with_memory(0, bytes + spare));
+        let mut source = Random::new(Element::F32);
+        Net::load(&device, shape, Element::F32, None, &mut source, 8).map(|_| ()).map_err(|e| e.to_string())
+    };
+    // a little more, as allocations are rounded up
+    load((4 << 20) + (64 << 10)).unwrap();
+    assert!(load((4 << 20) - (64 << 10)).unwrap_err().contains("out of memory"));
 }
 
 #[test]
