@@ -47,8 +47,6 @@ test:
 
 rust-test: setup
 	cargo nextest run --workspace
-	cargo build -q -p stillhouse-gpu --example gpu_check
-	scripts/gpu-check --host --json target/gpu-check.json >target/gpu-check.txt
 	cargo test --doc --workspace -q
 	scripts/instructions
 
@@ -74,9 +72,12 @@ python: python-setup
 python-setup: setup
 	scripts/setup-python
 
-# With the selection of the Rust tests, so that the program is built once.
+# With the selection of the Rust tests, so that the program is built once. The check of GPUs is here for torch, and for the package whose
+# replay it checks.
 python-test: python
 	cargo build --quiet --workspace --tests --bin stillhouse
+	cargo build -q -p stillhouse-gpu --example gpu_check
+	PYTHON=$(CURDIR)/.venv-torch/bin/python scripts/gpu-check --host --json target/gpu-check.json >target/gpu-check.txt
 	cd python && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd python && ../.venv-torch/bin/mypy
 	cd python && ../.venv-torch/bin/pytest

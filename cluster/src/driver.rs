@@ -3,7 +3,8 @@
 //! ```text
 //!   submit ─► every 250 ms: status ─► running ─► list the records of commits now and then; tell those that are new
 //!                                  ├► done    ─► the last look: every split has its record, or it was no end
-//!                                  └► failed  ─► the task's own error
+//!                                  ├► failed  ─► the task's own error
+//!                                  └► the run is told to stop ─► the job is cancelled at the scheduler
 //! ```
 //!
 //! What tasks give Ballista stays with the executors and is never fetched: a record is at the output before a task ends, and an executor that
@@ -28,7 +29,7 @@ use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
-use stillhouse_pipeline::output::AtWork;
+use stillhouse_pipeline::output::{AtWork, Warning};
 use stillhouse_pipeline::run::driver::{Driver, Step, Tell, Wanted, Work};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::spec::Engine;
@@ -53,6 +54,8 @@ const SHARE: u32 = 3;
 const RECORDS: usize = 16;
 /// As long as nobody but executors that cannot make its splits has told of a job, so long is waited for others.
 const OTHERS: Duration = Duration::from_mins(2);
+/// Different warnings of executors that a run passes on.
+const MOST_WARNINGS: usize = 1_000;
 /// Executors that are named as such, one by one.
 const MOST_NAMED: usize = 8;
 /// After so long without a commit it is told what could be the reason.
@@ -80,6 +83,7 @@ impl Driver for Cluster {
             if work.splits.is_empty() {
                 return Ok(());
             }
+            is_wanted(work)?;
             let mut submitted = self.submit(work).await?;
             let ended = submitted.watch(work, tell).await;
             if ended.is_err() {
@@ -89,6 +93,14 @@ impl Driver for Cluster {
             ended
         }
         .boxed()
+    }
+}
+
+/// An error once the run is told to stop: then its job is called back.
+fn is_wanted(work: &Work) -> Result<()> {
+    match work.stop.load(Ordering::Relaxed) {
+        false => Ok(()),
+        true => Err(PipelineError::new(ErrorKind::Cancelled, "the run was told to stop")),
     }
 }
 
@@ -150,7 +162,7 @@ impl Cluster {
     }
 }
 
-/// What a scheduler said, in words: one without our token or of another version has said so itself.
+/// What a scheduler said, in words: one without our token or of another build has said so itself.
 pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
     let (kind, retryable) = match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => (ErrorKind::Usage, false),
@@ -173,6 +185,7 @@ impl Submitted<'_> {
         let mut answered = Instant::now();
         loop {
             tokio::time::sleep(ASKS).await;
+            is_wanted(work)?;
             let asked = GetJobStatusParams { job_id: self.job.clone() };
             let state = match self.client.get_job_status(asked).await {
                 Ok(answer) => answer.into_inner().status.and_then(|status| status.status),
@@ -230,6 +243,10 @@ struct Commits {
     took: Duration,
     moved: Instant,
     patience: Duration,
+    /// The number of the last warning that was taken of each report.
+    warned: BTreeMap<String, u64>,
+    /// What was warned of, by anybody.
+    warnings: BTreeSet<String>,
     /// Executors of which it was told that they cannot make these splits, why, and when the last one said so.
     passed_over: BTreeMap<String, String>,
     last_passed: Instant,
@@ -250,6 +267,8 @@ impl Commits {
             took: Duration::ZERO,
             moved: now,
             patience: QUIET,
+            warned: BTreeMap::new(),
+            warnings: BTreeSet::new(),
             passed_over: BTreeMap::new(),
             last_passed: now,
         }
@@ -307,6 +326,28 @@ impl Commits {
         makers.into_iter().try_for_each(|(split, maker)| self.begins(split, Some(maker), tell))
     }
 
+    /// Passes on what executors warn of; the same words of several once.
+    fn warn(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
+        for (name, at) in reports {
+            let last = self.warned.entry(name.clone()).or_default();
+            let known = *last;
+            for Warning { number, message } in at.warnings.iter().filter(|warning| warning.number > known) {
+                if *number > *last + 1 {
+                    let left_out = number - *last - 1;
+                    tell(Step::Warning(format!("executor {}: {left_out} more warnings, in its log", at.worker)))?;
+                }
+                *last = *number;
+                if self.warnings.len() < MOST_WARNINGS && self.warnings.insert(message.clone()) {
+                    tell(Step::Warning(format!("executor {}: {message}", at.worker)))?;
+                    if self.warnings.len() == MOST_WARNINGS {
+                        tell(Step::Warning("what executors warn of from here on is in their logs only".into()))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Tells which executors pass the splits on. An error once there are only such.
     fn pass_over(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
         for at in reports.values() {
@@ -342,6 +383,7 @@ impl Commits {
         let began = Instant::now();
         let reports = work.output.reports().await?;
         self.hear(&reports, tell)?;
+        self.warn(&reports, tell)?;
         self.pass_over(&reports, tell)?;
         tell(Step::AtWork(reports))?;
         let there = work.output.committed_splits().await?;
@@ -370,5 +412,55 @@ impl Commits {
         }
         let made_again = |wanted: &Wanted| wanted.was.clone();
         work.splits.iter().filter_map(made_again).try_for_each(|record| tell(Step::Made(Box::new(record))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use stillhouse_pipeline::events::Progress;
+    use stillhouse_pipeline::output::Output;
+
+    use super::*;
+
+    fn report(worker: &str, warnings: &[(u64, &str)]) -> AtWork {
+        let warning = |(number, message): &(u64, &str)| Warning { number: *number, message: (*message).to_owned() };
+        AtWork {
+            worker: worker.into(),
+            holder: None,
+            splits: Vec::new(),
+            cannot: None,
+            progress: Progress::default(),
+            warnings: warnings.iter().map(warning).collect(),
+        }
+    }
+
+    #[test]
+    fn each_warning_of_executors_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = Work {
+            order: order::tests::order(),
+            splits: Vec::new(),
+            output: Output::on_disk(folder.path()).unwrap(),
+            stop: Arc::default(),
+        };
+        let (mut commits, told) = (Commits::new(&work), Mutex::new(Vec::new()));
+        let tell = |step: Step| {
+            let Step::Warning(message) = step else { panic!("{step:?}") };
+            told.lock().unwrap().push(message);
+            Ok(())
+        };
+        let mut hear = |one: &[(u64, &str)], two: &[(u64, &str)]| {
+            let reports = [("1".to_owned(), report("one", one)), ("2".to_owned(), report("two", two))];
+            commits.warn(&reports.into(), &tell).unwrap();
+            std::mem::take(&mut *told.lock().unwrap())
+        };
+        assert_eq!(hear(&[(1, "a device is lost")], &[]), ["executor one: a device is lost"]);
+        // a report that is read again says nothing new, and what several say is said once
+        assert!(hear(&[(1, "a device is lost")], &[(1, "a device is lost")]).is_empty());
+        // those that a report had no room for are counted
+        let said = hear(&[(4, "d"), (5, "e")], &[(2, "e")]);
+        assert_eq!(said, ["executor one: 2 more warnings, in its log", "executor one: d", "executor one: e"]);
     }
 }

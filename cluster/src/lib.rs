@@ -13,7 +13,7 @@
 //! records go straight to the output, from where the run takes them. An executor listens on no port: it asks the scheduler for work.
 //!
 //! Who may: driver, scheduler and executors share a `token`. Each call to the scheduler carries what only its owner can compute, with the
-//! version of the program; each order is sealed with it, so that an executor makes no job of strangers even where the scheduler is not what it
+//! build of the program; each order is sealed with it, so that an executor makes no job of strangers even where the scheduler is not what it
 //! seems; and an executor prepares a job under its own rules of access, as it would anybody's.
 //!
 //! On loopback nothing is encrypted. Elsewhere the scheduler shows a certificate (`tls`), and callers name it `https://host:port`; or a person gives

@@ -1,7 +1,7 @@
-//! An order on its way: the job that a run is of, sealed with the cluster's token, and the version of the program that sent it.
+//! An order on its way: the job that a run is of, sealed with the cluster's token, and the build of the program that sent it.
 //!
 //! ```text
-//!   magic │ seal: HMAC(token, body), 32 bytes │ body: CBOR { version, order }
+//!   magic │ seal: HMAC(token, body), 32 bytes │ body: CBOR { build, order }
 //! ```
 
 use ciborium::{from_reader, into_writer};
@@ -10,22 +10,22 @@ use stillhouse_pipeline::run::driver::{Order, Wanted};
 
 use crate::token::{Seal, Token};
 
-/// The version of this program: all of a cluster are of one.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// This build: the version of the program, what the sources hash to that decide bytes, and its features. All of a cluster are of one.
+pub const BUILD: &str = env!("STILLHOUSE_BUILD");
 
 /// How the bytes of our node begin; no message of Ballista does.
-const MAGIC: &[u8] = b"\0stillhouse job 1\0";
+const MAGIC: &[u8] = b"\0stillhouse job 2\0";
 
 #[derive(Serialize, Deserialize)]
 struct Body {
-    version: String,
+    build: String,
     order: Order,
 }
 
 /// As it is sent.
 pub fn to_bytes(order: &Order, token: &Token) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
-    into_writer(&Body { version: VERSION.into(), order: order.clone() }, &mut body).map_err(|e| e.to_string())?;
+    into_writer(&Body { build: BUILD.into(), order: order.clone() }, &mut body).map_err(|e| e.to_string())?;
     Ok([MAGIC, &token.seal(&[&body]), &body].concat())
 }
 
@@ -34,7 +34,7 @@ pub fn is_order(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// The order in them, where it was sealed with this token, by this version. Nothing of it is looked into before.
+/// The order in them, where it was sealed with this token, by this build. Nothing of it is looked into before.
 pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<Order, String> {
     let refused = |why: String| format!("{why}; it is not executed");
     let sealed = bytes.strip_prefix(MAGIC).ok_or_else(|| refused("this is no job of Stillhouse".into()))?;
@@ -43,18 +43,18 @@ pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<Order, String> {
     if !token.sealed(&[body], seal) {
         return Err(refused("the job was not sent by somebody with this cluster's token".into()));
     }
-    let version: Version = from_reader(body).map_err(|e| damaged(&e))?;
-    if version.version != VERSION {
-        return Err(refused(format!("the job comes from stillhouse {}, this is {VERSION}", version.version)));
+    let Sender { build } = from_reader(body).map_err(|e| damaged(&e))?;
+    if build != BUILD {
+        return Err(refused(format!("the job comes from stillhouse {build}, this is {BUILD}: another build")));
     }
     let body: Body = from_reader(body).map_err(|e| damaged(&e))?;
     Ok(body.order)
 }
 
-/// What every version has.
+/// What every build has.
 #[derive(Deserialize)]
-struct Version {
-    version: String,
+struct Sender {
+    build: String,
 }
 
 /// The seal of one split of an order.
@@ -105,11 +105,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn another_version_is_named_before_its_order_is_looked_into() {
-        let mut body = Vec::new();
-        into_writer(&serde_json::json!({"version": "9.9.9", "order": "of another kind"}), &mut body).unwrap();
-        let bytes = [MAGIC, &token("a").seal(&[&body]), &body].concat();
-        let refused = from_bytes(&bytes, &token("a")).unwrap_err();
-        assert!(refused.contains("comes from stillhouse 9.9.9, this is "), "{refused}");
+    fn another_build_is_named_before_its_order_is_looked_into() {
+        let version = env!("CARGO_PKG_VERSION");
+        let digits = BUILD.strip_prefix(version).and_then(|rest| rest.strip_prefix('+')).unwrap();
+        assert!(digits.len() >= 12 && digits[..12].bytes().all(|b| b.is_ascii_hexdigit()), "{BUILD}");
+        for build in ["9.9.9", version, &format!("{version}+0123456789ab")] {
+            let mut body = Vec::new();
+            into_writer(&serde_json::json!({"build": build, "order": "of another kind"}), &mut body).unwrap();
+            let bytes = [MAGIC, &token("a").seal(&[&body]), &body].concat();
+            let refused = from_bytes(&bytes, &token("a")).unwrap_err();
+            let says = format!("comes from stillhouse {build}, this is {BUILD}: another build");
+            assert!(refused.contains(&says), "{refused}");
+        }
     }
 }

@@ -17,6 +17,8 @@ use tokio::sync::OnceCell;
 
 /// After so long it is tried again whether a job has room here: others may have ended.
 const AGAIN: Duration = Duration::from_mins(1);
+/// So long it is known that a run is gone: its job ends at the scheduler with the first of its splits that is refused.
+const FORGETS: Duration = Duration::from_mins(10);
 
 /// A job, as far as it came here.
 #[derive(Default)]
@@ -32,6 +34,8 @@ pub struct Workplace {
     handle: Handle,
     place: Place,
     jobs: Mutex<HashMap<String, Arc<Joined>>>,
+    /// Runs that were seen to be gone, and when: what is still handed out of them is not begun.
+    gone: Mutex<HashMap<String, (Failure, Instant)>>,
 }
 
 /// Aborts what nobody waits for any more.
@@ -46,7 +50,7 @@ impl<T> Drop for Waited<T> {
 impl Workplace {
     /// In the runtime that this is called in.
     pub fn new(place: Place) -> Arc<Self> {
-        Arc::new(Self { handle: Handle::current(), place, jobs: Mutex::default() })
+        Arc::new(Self { handle: Handle::current(), place, jobs: Mutex::default(), gone: Mutex::default() })
     }
 
     /// Makes a split of a job, on the runtime of this place, whatever runtime waits for it.
@@ -68,7 +72,7 @@ impl Workplace {
     }
 
     async fn made(&self, order: &Order, wanted: &Wanted) -> Result<ShardRecord> {
-        let job = self.job(order);
+        let job = self.job(order)?;
         // one that fails is tried again by the next split
         let worker = job.worker.get_or_try_init(|| self.join(&job, order)).await?;
         tracing::info!(split = wanted.split.0, job = order.ticket.job_hash, "begins");
@@ -93,18 +97,26 @@ impl Workplace {
         joined
     }
 
-    fn job(&self, order: &Order) -> Arc<Joined> {
+    /// The job of an order; an error where its run is gone.
+    fn job(&self, order: &Order) -> Result<Arc<Joined>> {
         let key = format!("{} {}", order.ticket.job_hash, order.ticket.holder.as_deref().unwrap_or_default());
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        gone.retain(|_, (_, since)| since.elapsed() < FORGETS);
         // teachers of runs that have ended make room; what was never made is known for as long as it is not tried again
-        jobs.retain(|_, job| {
-            let is_refused_now = || {
+        jobs.retain(|key, job| {
+            let Some(worker) = job.worker.get() else {
                 let cannot = job.cannot.lock().unwrap_or_else(PoisonError::into_inner);
-                cannot.as_ref().is_some_and(|(_, since)| since.elapsed() < AGAIN)
+                return Arc::strong_count(job) > 1 || cannot.as_ref().is_some_and(|(_, since)| since.elapsed() < AGAIN);
             };
-            Arc::strong_count(job) > 1 || job.worker.get().map_or_else(is_refused_now, |worker| !worker.is_over())
+            let Some(why) = worker.is_over() else { return true };
+            gone.insert(key.clone(), (why, Instant::now()));
+            Arc::strong_count(job) > 1
         });
-        Arc::clone(jobs.entry(key).or_default())
+        match gone.get(&key) {
+            Some((why, _)) => Err(why.clone().into()),
+            None => Ok(Arc::clone(jobs.entry(key).or_default())),
+        }
     }
 }
 

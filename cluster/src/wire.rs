@@ -1,6 +1,6 @@
-//! How the scheduler is called: where, by whom, and in which version, in a header of every call.
+//! How the scheduler is called: where, by whom, and of which build, in a header of every call.
 //!
-//! `user-agent: stillhouse/<version> <proof>`: the one header that Ballista's executor lets its owner set, so all callers use it.
+//! `user-agent: stillhouse/<build> <proof>`: the one header that Ballista's executor lets its owner set, so all callers use it.
 
 use std::error::Error;
 use std::fmt;
@@ -13,7 +13,7 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-use crate::order::VERSION;
+use crate::order::BUILD;
 use crate::tls;
 use crate::token::Token;
 
@@ -67,7 +67,7 @@ impl Scheduler {
             None => endpoint,
         };
         let endpoint = endpoint.connect_timeout(CONNECTS).http2_keep_alive_interval(KEEPS).keep_alive_timeout(KEEPS);
-        endpoint.keep_alive_while_idle(true).user_agent(format!("stillhouse/{VERSION} {}", token.proof()))
+        endpoint.keep_alive_while_idle(true).user_agent(format!("stillhouse/{BUILD} {}", token.proof()))
     }
 
     /// Connects to it.
@@ -103,18 +103,18 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// Lets a call pass where its caller has the token and is of this version.
+/// Lets a call pass where its caller has the token and is of this build.
 ///
 /// # Errors
 /// Names what is missing.
 pub fn admit<T>(request: Request<T>, proof: &str) -> Result<Request<T>, Status> {
-    let (version, got) = caller(request.metadata());
-    match (version, got) {
+    let (build, got) = caller(request.metadata());
+    match (build, got) {
         (None, _) | (_, None) => Err(Status::unauthenticated(
             "this scheduler serves stillhouse only, and the call does not say that it comes from one with this cluster's token",
         )),
-        (Some(version), Some(_)) if version != VERSION => Err(Status::failed_precondition(format!(
-            "the scheduler is stillhouse {VERSION}, the caller {version}; valid: one version throughout a cluster"
+        (Some(build), Some(_)) if build != BUILD => Err(Status::failed_precondition(format!(
+            "the scheduler is stillhouse {BUILD}, the caller {build}; valid: one build throughout a cluster"
         ))),
         (_, Some(got)) if !same(got, proof) => {
             Err(Status::unauthenticated("the caller has another token than this cluster's scheduler"))
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_of_strangers_and_of_other_versions_are_refused_by_name() {
+    fn calls_of_strangers_and_of_other_builds_are_refused_by_name() {
         let (token, other) = (Token::new(&"a".repeat(32)), Token::new(&"b".repeat(32)));
         let call = |agent: Option<String>| {
             let mut request = Request::new(());
@@ -147,13 +147,15 @@ mod tests {
             }
             admit(request, &token.proof()).map(drop)
         };
-        assert!(call(Some(format!("stillhouse/{VERSION} {} tonic/0.14.9", token.proof()))).is_ok());
+        assert!(call(Some(format!("stillhouse/{BUILD} {} tonic/0.14.9", token.proof()))).is_ok());
         for (agent, says) in [
             (None, "serves stillhouse only"),
             (Some("tonic/0.14.9".to_owned()), "serves stillhouse only"),
-            (Some(format!("stillhouse/{VERSION}")), "serves stillhouse only"),
-            (Some(format!("stillhouse/9.9.9 {}", token.proof())), "the caller 9.9.9"),
-            (Some(format!("stillhouse/{VERSION} {}", other.proof())), "has another token"),
+            (Some(format!("stillhouse/{BUILD}")), "serves stillhouse only"),
+            (Some(format!("stillhouse/9.9.9 {}", token.proof())), "the caller 9.9.9; valid: one build"),
+            // of the same version
+            (Some(format!("stillhouse/{} {}", env!("CARGO_PKG_VERSION"), token.proof())), "valid: one build"),
+            (Some(format!("stillhouse/{BUILD} {}", other.proof())), "has another token"),
         ] {
             let refused = call(agent).unwrap_err();
             assert!(refused.message().contains(says), "{refused}");

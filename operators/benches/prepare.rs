@@ -51,6 +51,7 @@ fn context(tokenizer: &str) -> Result<SplitContext, AnyError> {
     Ok(SplitContext {
         split: SplitId(0),
         dataset_split: "train".into(),
+        place: None,
         vocabulary: Arc::new(vocabulary),
         teacher: None,
         statistics: SharedStatistics::default(),

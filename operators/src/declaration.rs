@@ -157,6 +157,17 @@ pub enum Picture {
         /// The shares.
         values: Vec<f32>,
     },
+    /// A value of every token that has one, as bars.
+    Strip {
+        /// What it is.
+        title: String,
+        /// Where a bar is empty.
+        low: f32,
+        /// Where it is full.
+        high: f32,
+        /// The values; none for a token that has none.
+        values: Vec<Option<f32>>,
+    },
     /// Truth values of every token, `height` of each, below one another.
     Grid {
         /// What it is.

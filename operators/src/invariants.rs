@@ -7,6 +7,7 @@ use arrow::array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Float16Type, UInt8Type, UInt16Type, UInt32Type};
 use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::Place;
 
 use crate::registry::OperatorSpec;
 use crate::rows::ListRows;
@@ -20,6 +21,8 @@ pub struct Limits {
     pub length: usize,
     /// The split that made the rows.
     pub split: SplitId,
+    /// Where its sequences stand in the data set, where the plan says it.
+    pub place: Option<Place>,
     /// The operators that made the columns, in order: each checks its own ([`crate::declaration::Declaration::check`]).
     pub operators: Vec<OperatorSpec>,
 }

@@ -25,6 +25,7 @@ pub mod partitions;
 mod pieces;
 pub mod registry;
 pub mod rows;
+mod strip;
 pub mod subtokens;
 #[cfg(test)]
 mod testing;

@@ -13,7 +13,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::Statistics;
+use stillhouse_schemas::manifest::{Place, Statistics};
 use stillhouse_teacher::Teacher;
 
 pub use crate::registry::OperatorSpec;
@@ -132,6 +132,8 @@ pub struct SplitContext {
     pub split: SplitId,
     /// Its data set split: `train`, or the name of a holdout.
     pub dataset_split: String,
+    /// Where its sequences stand in the data set, where the plan says it.
+    pub place: Option<Place>,
     /// The tokenizer with its special tokens.
     pub vocabulary: Arc<Vocabulary>,
     /// The teacher, where the job has one and the operator is to run it itself.

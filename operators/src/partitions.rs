@@ -13,7 +13,7 @@
 //! | `partition` | bool \[views, L\] | true for group 1; false on padding |
 //! | `partition_t` | float32 \[views\] | t of each view, exactly the number that the groups were drawn with |
 //!
-//! With the schedule `linear` 1 − α(t) = t, with `polynomial` 1 − (1 − t)^power. `stratified` draws one t in each of `views` equal
+//! With the schedule `linear` 1 − α(t) = t, with `polynomial` 1 − (1 − t)^power, with `arccos` arccos(1 − t)·2/π. `stratified` draws one t in each of `views` equal
 //! parts of \[eps, 1 − eps\], in a random order; `independent` draws each t from all of it. A group that
 //! would be empty among the tokens that are no padding gets one of them, at random, where there are two or more.
 //!
@@ -67,6 +67,9 @@ pub struct PartitionsConfig {
     pub sampling: Sampling,
     /// t lies in [eps, 1 − eps].
     pub eps: f64,
+    /// t lies in this interval instead, at the levels `block` and `subtoken`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub t_range: Option<[f64; 2]>,
     /// What is put into groups.
     pub level: PartitionLevel,
     /// Tokens of a block, for [`PartitionLevel::Block`].
@@ -93,6 +96,7 @@ pub fn group_share(schedule: Schedule, power: f64, t: f64) -> f64 {
     match schedule {
         Schedule::Linear => t,
         Schedule::Polynomial => 1.0 - (1.0 - t).powf(power),
+        Schedule::Arccos => libm::acos(1.0 - t) * std::f64::consts::FRAC_2_PI,
     }
 }
 
@@ -233,6 +237,7 @@ impl PartitionsConfig {
             power: spec.power,
             sampling: spec.sampling,
             eps: spec.eps,
+            t_range: spec.t_range,
             level: spec.level,
             block_length: spec.block_length.unwrap_or(1),
             digits: 1,
@@ -274,6 +279,10 @@ impl PartitionsConfig {
             Some(format!("views: got {}, valid: 1 to 1024", self.views))
         } else if !(0.0..=0.49).contains(&self.eps) {
             Some(format!("eps: got {}, valid: 0 to 0.49", self.eps))
+        } else if let Some([low, high]) =
+            self.t_range.filter(|[low, high]| !(0.0 <= *low && low < high && *high <= 1.0))
+        {
+            Some(format!("t_range: got [{low}, {high}], valid: two numbers from 0 to 1, the smaller first"))
         } else if !(self.power > 0.0 && self.power.is_finite()) {
             Some(format!("power: got {}, valid: more than 0", self.power))
         } else {

@@ -89,13 +89,33 @@ pub fn idle_step_ratio(length: u32, steps: u32, positions: u32, power: f64) -> f
     (0..steps).map(stays).sum::<f64>() / f64::from(steps.max(1))
 }
 
-/// Which point of a falling curve is its elbow: the one that is farthest below the straight line between its ends.
+/// Bases of digits among which a length is looked for: those of the lengths that the paper draws the curve over (Figures 7 and A3: ℓ = 2 to 8 for
+/// C = 50,257, 1 to 4 for C = 256; its ℓ = 2/3 for images is no length here).
+pub const ELBOW_BASES: std::ops::RangeInclusive<u64> = 4..=4096;
+
+/// Which of these lengths stands at the elbow of the idle-step ratio ([`elbow`]), among those whose digits have a base in [`ELBOW_BASES`]. With the
+/// schedules of the paper that is what it recommends (A.2.4): 4 for text, 2 for images. Without these ends a chord goes by its longest and
+/// shortest length more than by the curve: from ℓ = 1 to 8 both have it at 3.
+///
+/// ```
+/// use stillhouse_operators::subtokens::{PLANNED_LENGTHS, elbow_length};
+/// assert_eq!(elbow_length(&PLANNED_LENGTHS, 50_257, 1024, 1.0), Some(4));
+/// assert_eq!(elbow_length(&PLANNED_LENGTHS, 256, 3072, 3.0), Some(2));
+/// ```
+pub fn elbow_length(lengths: &[u32], vocab_size: u64, positions: u32, power: f64) -> Option<u32> {
+    let inside: Vec<u32> =
+        lengths.iter().copied().filter(|&length| ELBOW_BASES.contains(&base(vocab_size, length))).collect();
+    let ratio = |length: u32| idle_step_ratio(length, positions, positions, power);
+    let curve: Vec<(f64, f64)> = inside.iter().map(|&length| (f64::from(length), ratio(length))).collect();
+    inside.get(elbow(&curve)?).copied()
+}
+
+/// Which point of a falling curve is its elbow: the one that is farthest below the straight line between its ends, where one is below it.
 pub fn elbow(curve: &[(f64, f64)]) -> Option<usize> {
     let (&(x0, y0), &(x1, y1)) = (curve.first()?, curve.last()?);
     let below = |&(x, y): &(f64, f64)| (x1 - x) / (x1 - x0) - (y - y1) / (y0 - y1);
-    (x1 > x0 && y0 > y1)
-        .then(|| (0..curve.len()).max_by(|&a, &b| below(&curve[a]).total_cmp(&below(&curve[b]))))
-        .flatten()
+    let found = (0..curve.len()).max_by(|&a, &b| below(&curve[a]).total_cmp(&below(&curve[b])));
+    found.filter(|&at| x1 > x0 && y0 > y1 && below(&curve[at]) > 0.0)
 }
 
 /// Config of `subtokens`. Make it with [`SubtokensConfig::new`].

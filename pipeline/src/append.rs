@@ -102,6 +102,18 @@ pub(crate) struct Growth {
     grown: Option<JobHash>,
 }
 
+impl Growth {
+    /// The job with the new files, and the plan that is there; `None` where nothing is new.
+    pub(crate) fn grown(&self) -> Option<(&JobHash, &PlanRecord)> {
+        Some((self.grown.as_ref()?, &self.base))
+    }
+
+    /// The job that is finished there; `None` where an append is taken back first.
+    pub(crate) fn finished(&self) -> Option<&JobHash> {
+        (self.was == self.base.job_hash).then_some(&self.now)
+    }
+}
+
 /// Looks what is to be appended; `None` where nothing is: the output is empty, or has all files, or is another job's.
 ///
 /// # Errors

@@ -182,7 +182,7 @@ fn sampled(written: &Sequential, seed: u64) -> String {
     }
     format!(
         "each token is argmax(l/T + ξ) over what is left ({cut}), {noise}. This is text of a truncated teacher: ξ is no posterior noise of the \
-         teacher's own distribution, which `logprob` is of"
+         teacher's own distribution, which `logprob` and all other columns of the teacher are of"
     )
 }
 

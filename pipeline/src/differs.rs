@@ -37,7 +37,7 @@ pub(crate) fn differences_of(there: &PlanRecord, identity: &Value, files: &[Plan
     lines.extend(bounded(inputs(&there.files, files)));
     if only_grew {
         lines.push(
-            "the input only has more files: `run --append` makes the splits of these and keeps what is there".into(),
+            "the input only has more files: `run --append` or `submit --append` makes the splits of these and keeps what is there".into(),
         );
     }
     lines

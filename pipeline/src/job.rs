@@ -31,6 +31,7 @@ use crate::hub::{self, HubRef, Wanted};
 use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
+use crate::places;
 use crate::run::driver;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
@@ -88,6 +89,18 @@ impl Prepared {
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
         let output = Output::at(&shorter(named), &self.spec.output_storage(), &self.storages)?;
         Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
+    }
+
+    /// The same, which can read what the query of a run gave beside an output in a store. Where that cannot be opened, who opens it is told.
+    fn reading_beside_output(mut self) -> Self {
+        if self.spec.input.sql.is_none() {
+            return self;
+        }
+        if let (Ok(Location::Store(url)), Ok(output)) = (Location::parse(&self.base, &self.output_path), self.output())
+        {
+            self.store = self.store.with_rows_beside(&url, output.store());
+        }
+        self
     }
 }
 
@@ -167,7 +180,10 @@ fn checked(
     operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
-    Ok(Prepared {
+    if let Some(problem) = places::problem(&spec) {
+        return Err(Problems(vec![problem]).into());
+    }
+    let prepared = Prepared {
         base: base.to_path_buf(),
         output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
         environment: names.used(&spec),
@@ -181,7 +197,8 @@ fn checked(
         vocab_size,
         operators,
         spec,
-    })
+    };
+    Ok(prepared.reading_beside_output())
 }
 
 /// The disk, and every bucket that the job reads from.

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use stillhouse_operators::declaration::{JobFacts, SpecialIds};
 pub use stillhouse_operators::declaration::{rows, rows_per_batch};
+use stillhouse_operators::extract::ExtractConfig;
+use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::invariants::Limits;
 use stillhouse_operators::registry::{self, OperatorSpec};
 pub use stillhouse_operators::registry::{columns_table, job_format};
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, SpecialToken};
+use stillhouse_schemas::manifest::{Manifest, Place, SpecialToken};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{JobSpec, Permutation};
 
@@ -31,15 +33,23 @@ pub fn from_job(spec: &JobSpec, vocabulary: &Vocabulary, vocab_size: usize) -> R
     registry::of_job(&JobFacts { spec, vocab_size, special_ids: SpecialIds::of(vocabulary) })
 }
 
+/// What is asked of the teacher, over text that was given or that it writes.
+pub(crate) fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
+    operators.iter().find_map(|operator| {
+        let written = || operator.config::<GenerateConfig>().map(|generate| &generate.extract);
+        operator.config::<ExtractConfig>().or_else(written)
+    })
+}
+
 /// What the rows of a job must keep to, where they are written and where they are read. `special_tokens` are by role, as in the manifest.
 pub fn limits(
     job: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
-    split: SplitId,
+    (split, place): (SplitId, Option<Place>),
 ) -> Limits {
     let (operators, _) = recorded(job, vocab_size, special_tokens);
-    Limits { vocab_size, length: job.pack.length as usize, split, operators }
+    Limits { vocab_size, length: job.pack.length as usize, split, place, operators }
 }
 
 /// The operators that made a data set, as far as its manifest says enough, and why others cannot be known.

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
-use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS, SubtokensConfig};
+use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Appended, Range, SplitRecord};
-use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation, Schedule};
+use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation};
 
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -23,11 +23,13 @@ use crate::inputs::touched;
 use crate::job::Prepared;
 use crate::output::Found;
 use crate::shard::hex;
-use crate::source::FileState;
-use crate::{run, source};
+use crate::source::{FileState, Weighed};
+use crate::{append, outlook, places, run, source};
+
+pub use crate::outlook::{IdleSteps, ScheduleOutlook};
 
 /// Bytes of English text per token, for estimates only.
-const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
+pub(crate) const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
 
 /// A plan, as `stillhouse plan` shows it.
 #[derive(Debug, Clone, Serialize)]
@@ -62,46 +64,12 @@ pub struct Plan {
     /// What `~` and variables in the job's paths stand for, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
+    /// For jobs whose orders change over the data set: how.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleOutlook>,
     /// For jobs with sub-tokens: the share of sampling steps that change nothing, for each length; as many steps as positions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub idle_steps: Vec<IdleSteps>,
-}
-
-/// The idle-step ratio of a length of sub-tokens (MDM-Prime, Eq. A6).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct IdleSteps {
-    /// ℓ.
-    pub length: u32,
-    /// b.
-    pub base: u64,
-    /// The share of steps.
-    pub ratio: f64,
-    /// Whether the curve over ℓ has its elbow here.
-    pub elbow: bool,
-}
-
-fn idle_steps(prepared: &Prepared) -> Vec<IdleSteps> {
-    let spec = &prepared.spec;
-    if spec.subtokens.is_none() {
-        return Vec::new();
-    }
-    let power = match &spec.partitions {
-        Some(partitions) if partitions.schedule == Schedule::Polynomial => partitions.power,
-        _ => 1.0,
-    };
-    let length = spec.pack.length;
-    let ratio = |digits: u32| subtokens::idle_step_ratio(digits, length, length, power);
-    let curve: Vec<(f64, f64)> = PLANNED_LENGTHS.iter().map(|&digits| (f64::from(digits), ratio(digits))).collect();
-    let elbow = subtokens::elbow(&curve);
-    let points = PLANNED_LENGTHS.iter().zip(&curve).enumerate();
-    points
-        .map(|(at, (&length, &(_, ratio)))| IdleSteps {
-            length,
-            base: subtokens::base(prepared.vocab_size as u64, length),
-            ratio,
-            elbow: elbow == Some(at),
-        })
-        .collect()
 }
 
 /// Texts that a teacher writes at once.
@@ -134,6 +102,8 @@ pub enum Standings {
     Resumable,
     /// The finished data set of this job.
     Complete,
+    /// The finished data set of this job before files came, with --append: it grows by their splits.
+    Grows,
     /// The output of another job, which `--overwrite` removes.
     OtherJob,
 }
@@ -184,10 +154,37 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         Some(_) => Vec::new(),
         None => all_splits(prepared, hash, &hash.in_order(&prepared.files), observer)?,
     };
+    shown(prepared, hash, output, splits)
+}
+
+/// The plan of a job with --append: the splits that are there, and those of the files that have come since. Where nothing is to be appended
+/// to, or nothing has come, that of the job.
+///
+/// # Errors
+/// As [`plan()`], and when what is there cannot be appended to.
+pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observer) -> Result<Plan> {
+    let output = prepared.output()?;
+    let growth = prepared.store.wait(append::growth(prepared, hash, &output))?;
+    let Some((grown, there)) = growth.as_ref().and_then(append::Growth::grown) else {
+        return plan(prepared, hash, false, observer);
+    };
+    // what is there is held against its files as they are now, unless an append that was not finished is taken back first
+    let place = match growth.as_ref().and_then(append::Growth::finished) {
+        Some(now) => standing(prepared, now, false, observer)?.place,
+        None => output.to_string(),
+    };
+    let new: Vec<source::InputFile> = grown.in_order(&prepared.files).into_iter().skip(there.files.len()).collect();
+    let splits = appended_splits(prepared, &new, (there.splits.clone(), grown.appended.len() as u32))?;
+    let output = Standing { place, found: Standings::Grows, splits_done: there.splits.len() as u64 };
+    shown(prepared, grown, output, splits)
+}
+
+fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<SplitRecord>) -> Result<Plan> {
     let physical =
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let spec = &prepared.spec;
+    let schedule = outlook::schedule(spec, &splits);
     let text = text_bytes(&splits);
     let tokens = match (spec.input.row_length(), spec.input.documents) {
         (Some(length), _) => numbers(&splits, length),
@@ -211,7 +208,8 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
         estimated_bytes_per_token: per_token,
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
-        idle_steps: idle_steps(prepared),
+        schedule,
+        idle_steps: outlook::idle_steps(prepared),
         slots: slots(prepared)?,
         environment: prepared.environment.clone(),
     })
@@ -232,8 +230,11 @@ fn slots(prepared: &Prepared) -> Result<Option<Slots>> {
 pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(prepared);
-    source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, prepared.spec.seed, &|_| {})
-        .map_err(|e| PipelineError::source("input", e))
+    let seed = prepared.spec.seed;
+    let planned = source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, seed, &|_| {});
+    let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
+    places::planned(&prepared.spec, &mut splits, 0, &weights);
+    Ok(splits)
 }
 
 /// The splits over these files, which are in the order of the hash, where some of them were appended.
@@ -266,8 +267,11 @@ pub(crate) fn appended_splits(
     files: &[source::InputFile],
     earlier: (Vec<SplitRecord>, u32),
 ) -> Result<Vec<SplitRecord>> {
-    source::append_splits(&prepared.store, files, &prepared.spec.input, split_bytes(prepared), earlier)
-        .map_err(|e| PipelineError::source("input", e))
+    let there = earlier.0.len();
+    let planned = source::append_splits(&prepared.store, files, &prepared.spec.input, split_bytes(prepared), earlier);
+    let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
+    places::planned(&prepared.spec, &mut splits, there, &weights);
+    Ok(splits)
 }
 
 /// Bytes of text that the splits cover, as far as ranges of bytes tell.

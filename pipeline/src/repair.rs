@@ -19,6 +19,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord};
+use stillhouse_schemas::spec::EngineKind;
 
 use crate::append;
 use crate::differs::differences;
@@ -26,9 +27,9 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::job::Prepared;
-use crate::output::{CARD, MANIFEST, Output, SUCCESS, TOKENIZER};
+use crate::output::{CARD, Lock, MANIFEST, Output, SUCCESS, TOKENIZER};
 use crate::plan::{self, JobHash};
-use crate::run::{Job, blocking, planned};
+use crate::run::{Job, Stop, blocking, planned, release};
 use crate::shard::hex;
 
 /// Damages that are told one by one.
@@ -174,6 +175,32 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
 /// When the data set is another job's; when its input is another by now; when a shard comes out with other bytes than it had, which is
 /// then not published; when the store fails.
 pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
+    repair_until(prepared, output, observer, &Stop::default()).await
+}
+
+/// The same, until it is told to stop: then what it has sent elsewhere is called back, and the output is free.
+///
+/// # Errors
+/// As [`repair`]; [`ErrorKind::Cancelled`] where it was told to stop before its end.
+pub async fn repair_until(
+    prepared: Arc<Prepared>,
+    output: Output,
+    observer: Arc<dyn Observer>,
+    stop: &Stop,
+) -> Result<Repaired> {
+    let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
+    let (hash, output, lock) = stop.or(hold(&prepared, output, &observer)).await?;
+    let work = repair_locked(prepared, hash, &output, observer, stop);
+    let result = stop.or_call_back(is_elsewhere, work).await;
+    release(lock, &result).await;
+    result
+}
+
+async fn hold(
+    prepared: &Arc<Prepared>,
+    output: Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<(JobHash, Output, Lock)> {
     if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
         return Err(PipelineError::new(ErrorKind::DataSet, message));
@@ -183,13 +210,11 @@ pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn O
             format!("{output}: was derived from another data set; `{}` again mends it", derive_command(&output));
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
-    let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
+    let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let hash = append::at_output(hash, &output).await?;
     let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
-    let result = repair_locked(prepared, hash, &output, observer).await;
-    lock.release().await;
-    result
+    Ok((hash, output, lock))
 }
 
 async fn repair_locked(
@@ -197,6 +222,7 @@ async fn repair_locked(
     hash: JobHash,
     output: &Output,
     observer: Arc<dyn Observer>,
+    stop: &Stop,
 ) -> Result<Repaired> {
     let began = Instant::now();
     let mut done = Repaired::default();
@@ -234,6 +260,7 @@ async fn repair_locked(
             if !nothing_to_make {
                 Job::start(Arc::clone(&prepared), hash, output.clone(), good, observer)
                     .await?
+                    .stopped_by(stop)
                     .remake(bad, began)
                     .await?;
             }
@@ -244,7 +271,7 @@ async fn repair_locked(
             done.damages.push(Damage { name: MANIFEST.into(), message, split: None });
             done.rewritten.push(MANIFEST.into());
             let job = Job::start(prepared, hash, output.clone(), good, Arc::clone(&observer)).await?;
-            job.remake(bad, began).await?.run_pending(began).await?.finish(began).await?;
+            job.stopped_by(stop).remake(bad, began).await?.run_pending(began).await?.finish(began).await?;
         }
     }
     Ok(done)

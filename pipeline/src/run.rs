@@ -14,7 +14,9 @@
 pub mod driver;
 mod elsewhere;
 pub mod room;
+mod rows;
 pub(crate) mod splits;
+mod stop;
 pub mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +30,7 @@ use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
+use stillhouse_schemas::spec::EngineKind;
 use stillhouse_teacher::TeacherInfo;
 
 use crate::append;
@@ -41,13 +44,17 @@ use crate::holdouts::Holdouts;
 use crate::inputs::{Touched, touched};
 use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
+use crate::places;
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
 use crate::run::driver::Driver;
 use crate::run::elsewhere::Elsewhere;
+pub use crate::run::stop::Stop;
+pub(crate) use crate::run::stop::release;
+use crate::run::stop::was_stopped;
 use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
-use crate::teacher::{self, JobInput, Loaded};
+use crate::teacher::{self, Decided, JobInput, Loaded};
 use crate::verdict;
 
 /// How to run.
@@ -66,6 +73,8 @@ pub struct RunOptions {
 pub struct Ran {
     /// The plan with the metrics of its nodes, as DataFusion shows plans; `None` where nothing was left to make.
     pub plan: Option<String>,
+    /// Whether others have run the plan: then it has no metrics, which the progress of the run sums up.
+    pub is_elsewhere: bool,
 }
 
 /// Runs a job to its end; goes on where an earlier run of the same job stopped.
@@ -73,11 +82,46 @@ pub struct Ran {
 /// # Errors
 /// When the output belongs to another job, when a split fails, when the output cannot be written. Committed splits stay.
 pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<Ran> {
+    run_until(prepared, options, observer, &Stop::default()).await
+}
+
+/// The same, until it is told to stop: then what it has sent elsewhere is called back, and the output is free.
+///
+/// # Errors
+/// As [`run`]; [`ErrorKind::Cancelled`] where it was told to stop before its end.
+pub async fn run_until(
+    prepared: Arc<Prepared>,
+    options: RunOptions,
+    observer: Arc<dyn Observer>,
+    stop: &Stop,
+) -> Result<Ran> {
     let began = Instant::now();
-    let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
+    let Held { hash, output, lock, fresh, made_folder } = stop.or(hold(&prepared, options, &observer)).await?;
+    let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
+    let work = run_locked(prepared, hash, &output, options, observer, (began, stop));
+    let result = stop.or_call_back(is_elsewhere, work).await;
+    if result.is_err() && fresh && !was_stopped(&result) {
+        output.remove_if_nothing_is_committed(made_folder).await;
+    }
+    release(lock, &result).await;
+    result
+}
+
+/// An output that a run holds.
+struct Held {
+    hash: JobHash,
+    output: Output,
+    lock: output::Lock,
+    /// Whether nothing was there.
+    fresh: bool,
+    made_folder: bool,
+}
+
+async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn Observer>) -> Result<Held> {
+    let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
     let hash = append::at_output(hash, &output).await?;
-    let grows = options.append && append::growth(&prepared, &hash, &output).await?.is_some();
+    let grows = options.append && append::growth(prepared, &hash, &output).await?.is_some();
     // before anything is written, so that a job that must not write here leaves no trace
     if !grows
         && let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
@@ -89,12 +133,7 @@ pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn
     let made_folder = output.folder().is_some() && !output.has_folder().await;
     let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
-    let result = run_locked(prepared, hash, &output, options, observer, began).await;
-    if result.is_err() && fresh {
-        output.remove_if_nothing_is_committed(made_folder).await;
-    }
-    lock.release().await;
-    result
+    Ok(Held { hash, output, lock, fresh, made_folder })
 }
 
 async fn run_locked(
@@ -103,7 +142,7 @@ async fn run_locked(
     output: &Output,
     options: RunOptions,
     observer: Arc<dyn Observer>,
-    began: Instant,
+    (began, stop): (Instant, &Stop),
 ) -> Result<Ran> {
     let hash = if options.append { append::grow(&prepared, hash, output, &observer).await? } else { hash };
     let output = &output.clone().for_grown_job(&hash);
@@ -134,7 +173,7 @@ async fn run_locked(
         }
     };
     let job = Job::start(prepared, hash, output.clone(), done, Arc::clone(&observer)).await?;
-    job.run_pending(began).await?.finish(began).await
+    job.stopped_by(stop).run_pending(began).await?.finish(began).await
 }
 
 /// What is there of this job, made of the input as it is now.
@@ -158,7 +197,9 @@ pub(crate) async fn find(
 }
 
 async fn remove_staged(folder: &Path) {
-    if let Err(e) = tokio::fs::remove_dir_all(folder).await {
+    if let Err(e) = tokio::fs::remove_dir_all(folder).await
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
         tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
     }
 }
@@ -193,8 +234,7 @@ async fn files_of(
     if prepared.spec.input.sql.is_none() {
         return Ok((prepared.files.clone(), BTreeMap::new()));
     }
-    let folder = output.sql_folder(&hash.hash)?;
-    let staged = blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?;
+    let staged = rows::of_query(prepared, hash, output, observer).await?;
     Ok((staged.files, staged.skipped))
 }
 
@@ -290,6 +330,18 @@ impl Job {
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
         let driver = driver::elsewhere(&prepared.spec.engine)?;
+        Self::start_with(driver, prepared, hash, output, done, observer).await
+    }
+
+    /// The same with a driver; this process makes the splits without one.
+    async fn start_with(
+        driver: Option<Arc<dyn Driver>>,
+        prepared: Arc<Prepared>,
+        hash: JobHash,
+        output: Output,
+        done: BTreeMap<SplitId, ShardRecord>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self> {
         let Planned { splits, files, skipped, record } = planned(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let files = Arc::new(files);
@@ -298,7 +350,8 @@ impl Job {
             // what no split was made in binds nobody
             let earlier = record.teacher.clone().filter(|_| !done.is_empty());
             let load = move |p: &Prepared, o: &dyn Observer| {
-                teacher::load_all(p, JobInput { splits: &splits, files: &files }, earlier.as_ref(), pending, o)
+                let decided = earlier.as_ref().map(Decided::ByShards);
+                teacher::load_all(p, JobInput { splits: &splits, files: &files }, decided, pending, o)
             };
             blocking(&prepared, &observer, load).await?
         } else {
@@ -358,6 +411,11 @@ impl Job {
         })
     }
 
+    /// The job, which ends when it is told to stop.
+    pub(crate) fn stopped_by(self, stop: &Stop) -> Self {
+        Self { stop: stop.flag(), ..self }
+    }
+
     #[cfg(test)]
     pub(crate) fn all_splits(&self) -> Vec<SplitRecord> {
         self.splits.clone()
@@ -412,6 +470,9 @@ impl Job {
             }
             return Err(wrong);
         }
+        if let Some(message) = places::told(&manifest) {
+            self.observer.event(&Event::Warning { message });
+        }
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state
@@ -424,11 +485,13 @@ impl Job {
     /// What the plans of this run did so far.
     fn ran(&self) -> Ran {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let shown = |plan: &Arc<dyn ExecutionPlan>| {
-            DisplayableExecutionPlan::with_metrics(plan.as_ref()).indent(false).to_string()
+        // what others have run has no metrics here
+        let shown = |plan: &Arc<dyn ExecutionPlan>| match &self.driver {
+            None => DisplayableExecutionPlan::with_metrics(plan.as_ref()).indent(false).to_string(),
+            Some(_) => DisplayableExecutionPlan::new(plan.as_ref()).indent(false).to_string(),
         };
         let all: Vec<String> = plans.iter().filter(|plan| partitions(plan) > 0).map(shown).collect();
-        Ran { plan: (!all.is_empty()).then(|| all.join("\n")) }
+        Ran { plan: (!all.is_empty()).then(|| all.join("\n")), is_elsewhere: self.driver.is_some() }
     }
 
     /// Reads the shards of earlier runs, and makes those again that were damaged since. Those of a data set that was finished before files
@@ -457,7 +520,7 @@ impl Job {
     }
 }
 
-/// Runs the first split of a job into a temporary folder, which is gone afterwards.
+/// Runs the first split of a job in this process into a temporary folder, which is gone afterwards.
 ///
 /// Cost: the teacher is loaded, `input.sql` runs whole, and one split is made.
 ///
@@ -470,7 +533,8 @@ pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Re
         blocking_call(|| tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split")));
     let folder = folder.await?;
     let output = Output::on_disk(folder.path())?.create(observer.as_ref()).await?.for_job(&hash.hash);
-    let job = Job::start(prepared, hash, output, BTreeMap::new(), observer).await?;
+    // a folder of this machine is nobody else's, whatever the engine of the job
+    let job = Job::start_with(None, prepared, hash, output, BTreeMap::new(), observer).await?;
     let first = job.splits.first().cloned();
     job.run_splits(first.into_iter().collect(), began).await?;
     blocking_call(move || folder.close().map_err(PipelineError::output("the temporary folder of the first split")))

@@ -140,6 +140,7 @@ impl Sampler<'_> {
         let context = SplitContext {
             split: split.split,
             dataset_split: split.dataset_split.clone(),
+            place: split.place,
             vocabulary: Arc::clone(&prepared.vocabulary),
             teacher: self.teacher.clone(),
             statistics: SharedStatistics::default(),

@@ -48,7 +48,47 @@ pub(crate) struct Loaded {
     pub arithmetic: Option<TeacherArithmetic>,
 }
 
-/// Loads the teacher onto every device that the job names, in the arithmetic of an earlier run where there was one. When every split is
+/// An arithmetic that is decided, and by whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Decided<'a> {
+    /// By the splits that are done.
+    ByShards(&'a TeacherArithmetic),
+    /// By the run that this process works for.
+    ByRun(&'a TeacherArithmetic),
+}
+
+impl<'a> Decided<'a> {
+    fn arithmetic(self) -> &'a TeacherArithmetic {
+        match self {
+            Self::ByShards(arithmetic) | Self::ByRun(arithmetic) => arithmetic,
+        }
+    }
+
+    /// The error of a machine that computes otherwise.
+    fn refuses(self, here: &str) -> PipelineError {
+        let decided = &self.arithmetic().arithmetic;
+        let (was, is) = match self {
+            Self::ByShards(_) => ("the splits that are done were computed in", "this machine computes"),
+            Self::ByRun(_) => ("the run computes in", "this executor's machine computes"),
+        };
+        let mut message = format!("{was} {decided}, {is} {here}");
+        if here.strip_prefix(decided.as_str()).is_some_and(|rest| rest.starts_with(", ")) {
+            message += " (a version before this one did not say on which instructions, so they may be others)";
+        }
+        let valid = match self {
+            Self::ByShards(_) => "a machine that computes as the first one did, or all of it anew with --overwrite",
+            Self::ByRun(_) => "executors on machines that compute as the run's own",
+        };
+        let error = PipelineError::new(ErrorKind::Model, format!("{message}; valid: {valid}"));
+        match self {
+            Self::ByShards(_) => error,
+            // another executor's may be the same
+            Self::ByRun(_) => error.of_place(),
+        }
+    }
+}
+
+/// Loads the teacher onto every device that the job names, in the arithmetic that is decided where one is. When every split is
 /// done only its description is needed, and loading gives that too.
 ///
 /// Cost: where the arithmetic has to be measured, the teacher is loaded once more in f32 and in each candidate, one after the other.
@@ -58,7 +98,7 @@ pub(crate) struct Loaded {
 pub(crate) fn load_all(
     prepared: &Prepared,
     input: JobInput<'_>,
-    earlier: Option<&TeacherArithmetic>,
+    decided: Option<Decided<'_>>,
     pending: bool,
     observer: &dyn Observer,
 ) -> Result<Loaded> {
@@ -68,7 +108,7 @@ pub(crate) fn load_all(
     let spec = &extract.teacher;
     let devices = stillhouse_teacher::devices(&spec.device).map_err(failed)?;
     let length = prepared.spec.pack.length as usize;
-    let (dtype, cost) = match earlier {
+    let (dtype, cost) = match decided.map(Decided::arithmetic) {
         Some(earlier) => (earlier.dtype, earlier.cost),
         None if spec.dtype == Dtype::Auto || spec.max_mean_kl_nats.is_some() => {
             let device = devices.first().map(ToString::to_string).unwrap_or_default();
@@ -76,6 +116,17 @@ pub(crate) fn load_all(
         }
         None => (spec.dtype, None),
     };
+    if let Some(decided) = decided.filter(|_| pending)
+        && devices.iter().all(|device| device.open().is_ok_and(|opened| opened.is_cpu()))
+        && let Some(precision) = precision(dtype)
+    {
+        // headers tell it: an executor that is none for this job does not load the teacher, now and whenever it looks again
+        let here =
+            stillhouse_teacher::arithmetic_on_cpu(&found.path, precision, &spec.ignore_tensors).map_err(failed)?;
+        if here != decided.arithmetic().arithmetic {
+            return Err(decided.refuses(&here));
+        }
+    }
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
@@ -93,15 +144,10 @@ pub(crate) fn load_all(
         );
         return Err(PipelineError::new(ErrorKind::Model, message));
     }
-    if let Some(earlier) = earlier.filter(|earlier| pending && earlier.arithmetic != first) {
-        let message = format!(
-            "the splits that are done were computed in {}, this machine computes {first}; valid: a machine that computes as the first one \
-             did, or all of it anew with --overwrite",
-            earlier.arithmetic
-        );
-        return Err(PipelineError::new(ErrorKind::Model, message));
+    if let Some(other) = decided.filter(|decided| pending && decided.arithmetic().arithmetic != first) {
+        return Err(other.refuses(first));
     }
-    let arithmetic = match earlier {
+    let arithmetic = match decided.map(Decided::arithmetic) {
         // all of it was made by others, perhaps on another machine
         Some(earlier) if !pending => earlier.clone(),
         _ => TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost },
@@ -132,7 +178,7 @@ pub(crate) fn load(
 
 fn failed(e: TeacherError) -> PipelineError {
     let error = PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-    // a device without room for it, or one that is not there
+    // a device without room for it, one that is not there, or a CPU without the instructions
     if matches!(e, TeacherError::Device { .. }) { error.of_place() } else { error }
 }
 

@@ -248,6 +248,7 @@ mod tests {
             dataset_split: "train".into(),
             keys: None,
             appended: 0,
+            place: None,
             pieces: vec![Piece { file: "f".into(), range }],
         }
     }

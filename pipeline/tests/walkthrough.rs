@@ -133,6 +133,7 @@ async fn an_operator_of_one_file_and_one_line() {
         length: 12,
         split: SplitId(0),
         operators: prepared.operators.clone(),
+        place: None,
     };
     assert_eq!(invariants::check(&batch, &limits).unwrap(), []);
     let wrong: ArrayRef = Arc::new(Int32Array::from(vec![stored.value(0), 11]));

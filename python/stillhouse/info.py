@@ -53,7 +53,8 @@ class Info:
     as far as the tokenizer has them. ``length`` is L, the positions of a row (the longest one where rows differ).
     ``context`` is what the teacher saw of a row: all tokens before (``"sequence"``), or those of the same document alone (``"document"``),
     where it began anew, positions from 0.
-    ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule.
+    ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule; but where ``schedule`` is
+    ``"arccos"`` it was α(t) = 1 − arccos(1 − t)·2/π.
     ``block_length`` is L' where ``partition`` has a time for each block of so many tokens.
     ``sources`` has the facts of each data set of a mixture by its name, in the order of the numbers in the column ``source``; ``noise`` of a
     mixture is None where they have no noise, or each a seed of its own (replay then takes each row's own).
@@ -68,6 +69,7 @@ class Info:
     context: Literal["sequence", "document"] = "sequence"
     sources: Mapping[str, Info] = field(default_factory=dict)
     block_length: int | None = None
+    schedule: Literal["polynomial", "arccos"] = "polynomial"
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], permutation: npt.NDArray[np.int32] | None = None) -> Info:
@@ -92,6 +94,7 @@ class Info:
             special_tokens={role: int(token["id"]) for role, token in tokens.items()},
             context=(job.get("extract") or {}).get("context", "sequence"),
             block_length=partitions.get("block_length"),
+            schedule="arccos" if partitions.get("schedule") == "arccos" else "polynomial",
         )
 
 

@@ -45,7 +45,7 @@ def test_the_page_is_what_its_results_make(page: ModuleType) -> None:
 
 def test_what_is_missing_or_against_the_paper_stands_first(page: ModuleType, tmp_path: pathlib.Path) -> None:
     words, plots = page.made(tmp_path, tmp_path / "PROOF.md")
-    assert words.count("**Missing:**") == 11 and not plots
+    assert words.count("**Missing:**") == 12 and not plots
     students = [
         {"variant": name, "seed": 0, "hits": [hits] * 5, "loss": [1.0, 0.5]}
         for name, hits in (("mdlm", 600), ("stored 1", 500), ("fresh", 900))

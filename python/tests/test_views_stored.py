@@ -21,7 +21,10 @@ from test_views_keyed import batch_of
 
 import stillhouse
 from stillhouse import Info
-from stillhouse.views import ViewError, armd, bd3lm, prime
+from stillhouse.views import ARCCOS, Schedule, ViewError, armd, bd3lm, pgm, prime
+from stillhouse.views.keyed import shuffles, uniforms
+
+CORPUS = {"format": "jsonl", "paths": ["corpus.jsonl"], "text": "text"}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def make(tmp_path_factory):
         np.save(folder / "numbers.npy", numbers.astype(np.int64))
         (folder / "numbers.json").write_text(json.dumps(numbers.tolist()))
         job = {
-            "input": {"format": "jsonl", "paths": ["corpus.jsonl"], "text": "text"},
+            "input": CORPUS,
             "tokenizer": {"path": "tokenizer.json", "bos": "<s>", "eos": "</s>", "pad": "<pad>"},
             "pack": {"mode": "pad", "length": 24},
         }
@@ -76,25 +79,131 @@ def test_stored_orders_are_those_that_the_views_draw(orders, draw, make):
 
 
 def test_the_schedule_of_orders_goes_by_the_place_in_the_data_set(make):
-    schedule = {"i_ar_sequences": 10, "i_perm_sequences": 30, "rho_max": 9, "sequences_per_split": 48}
-    batch = stillhouse.open(make(orders={"kind": "progressive", "schedule": schedule}))[:]
+    schedule = {"i_ar_sequences": 10, "i_perm_sequences": 30, "rho_max": 9}
+    orders = {"kind": "progressive", "schedule": schedule | {"bytes_per_sequence": 60}}
+    ds = stillhouse.open(make(orders=orders, input=CORPUS | {"split_megabytes": 0.001}))
+    places = {split["split"]: split["place"] for split in ds.manifest["splits"]}
+    ends = [place["first"] + place["sequences"] for place in places.values()]
+    assert len(places) > 2 and [place["first"] for place in places.values()] == [0, *ends[:-1]]
+    batch = ds[:]
     stored, rule = armd.stored(batch), armd.ProgressiveSchedule(10, 30, 9)
     assert [rule.rho(n) for n in (9, 10, 20, 29, 30)] == [0, 1, 5, 8, 9]
+    seen = set()
     for row, sequence in enumerate(batch["sequence_id"].tolist()):
-        rho = rule.rho(sequence & 0xFFFFFFFF)
+        place = places[sequence >> 32]
+        rho = rule.rho(place["first"] + min(sequence & 0xFFFFFFFF, place["sequences"] - 1))
+        seen.add(rho)
         drawn = armd.progressive(batch, rho=rho, seed=42)
         np.testing.assert_array_equal(stored.order[row], drawn.order[row])
         assert (stored.order[row] != np.arange(24)).sum() <= rho
+    assert {0, 9} < seen
 
 
-@pytest.mark.parametrize("length", [4, 16, 5])
-def test_stored_blocks_are_those_that_the_view_draws(length, make):
-    batch = stillhouse.open(make(partitions={"level": "block", "block_length": length}))[:]
+@pytest.mark.parametrize(
+    ("orders", "draw"),
+    [
+        ({"kind": "progressive", "rho": 7}, lambda b: armd.progressive(b, rho=7, seed=42, epoch=3)),
+        ({"kind": "strided", "streams": [1, 2, 4]}, lambda b: armd.strided(b, streams=(1, 2, 4), seed=42, epoch=3)),
+        ({"kind": "random", "steps": 6}, lambda b: armd.random(b, steps=6, seed=42, epoch=3)),
+    ],
+)
+def test_stored_orders_of_a_later_epoch_are_those_that_the_views_draw_there(orders, draw, make):
+    batch = stillhouse.open(make(orders=orders | {"epoch": 3}))[:]
+    stored, drawn = armd.stored(batch), draw(batch)
+    np.testing.assert_array_equal(stored.order, drawn.order)
+    np.testing.assert_array_equal(stored.block, drawn.block)
+
+
+POLYNOMIAL = {"schedule": "polynomial", "power": 3}
+
+
+@pytest.mark.parametrize(
+    ("length", "more", "t_range"),
+    [
+        (4, {}, (1e-3, 1 - 1e-3)),
+        (16, {}, (1e-3, 1 - 1e-3)),
+        (5, {}, (1e-3, 1 - 1e-3)),
+        (4, {"t_range": [0.45, 0.95]}, (0.45, 0.95)),
+        (16, {"t_range": [0.3, 0.8]}, (0.3, 0.8)),
+        (5, {"t_range": [0.0, 1.0]} | POLYNOMIAL, (0.0, 1.0)),
+        (4, {"eps": 0.1} | POLYNOMIAL, (0.1, 0.9)),
+        (4, {"schedule": "arccos"}, (1e-3, 1 - 1e-3)),
+    ],
+)
+def test_stored_blocks_are_those_that_the_view_draws(length, more, t_range, make):
+    batch = stillhouse.open(make(partitions={"level": "block", "block_length": length} | more))[:]
     stored = bd3lm.stored(batch, mask_id=500)
-    drawn = bd3lm.mask(batch, block_size=length, seed=42, sampling="sequence", t_range=(1e-3, 1 - 1e-3), mask_id=500)
+    drawn = bd3lm.mask(batch, block_size=length, seed=42, sampling="sequence", t_range=t_range, mask_id=500)
+    assert t_range[0] <= stored.t.min() and stored.t.max() <= t_range[1]
     for name in ("input_ids", "targets", "t", "weights", "valid"):
         np.testing.assert_array_equal(getattr(stored, name), getattr(drawn, name), name)
     assert stored.t.shape == (48, -(-24 // length)) and stored.targets.any() and not stored.targets.all()
+
+
+def test_stored_digits_have_the_schedule_of_the_job(make):
+    batch = stillhouse.open(make(subtokens={"length": 3}, partitions={"level": "subtoken"} | POLYNOMIAL))[:]
+    stored = prime.mask(batch, view=0)
+    drawn = prime.mask(batch, seed=42, sampling="sequence", t_range=(1e-3, 1 - 1e-3))
+    linear = prime.mask(batch, seed=42, sampling="sequence", t_range=(1e-3, 1 - 1e-3), schedule="linear")
+    for name in ("input_ids", "digits", "digit_mask", "targets", "t", "weights"):
+        np.testing.assert_array_equal(getattr(stored, name), getattr(drawn, name), name)
+    assert (stored.digit_mask >= linear.digit_mask).all() and (stored.digit_mask != linear.digit_mask).any()
+
+
+def test_arccos_is_a_schedule_and_the_share_of_pgms_images():
+    """jdeschena/pgm, utils/masking_scheduler.py: arccos(r) / (π/2) with r uniform; its derivative and inverse."""
+    r = np.linspace(0.01, 0.99, 99)
+    np.testing.assert_allclose(ARCCOS.share(1 - r), np.arccos(r) / (np.pi / 2), rtol=1e-12)
+    np.testing.assert_allclose(ARCCOS.time_of(ARCCOS.share(r)), r, rtol=1e-12)
+    h = 1e-6
+    np.testing.assert_allclose(ARCCOS.derivative(r), (ARCCOS.alpha(r + h) - ARCCOS.alpha(r - h)) / (2 * h), rtol=1e-6)
+    np.testing.assert_allclose(ARCCOS.weight(r), -ARCCOS.derivative(r) / ARCCOS.share(r))
+    # large shares more often than small ones: the mean is 1 − 2/π of the linear half
+    np.testing.assert_allclose(ARCCOS.share((np.arange(1000) + 0.5) / 1000).mean(), 2 / np.pi, atol=1e-4)
+
+
+def test_a_partition_of_the_authors_images_is_drawn_as_it_is_stored(make):
+    batch = stillhouse.open(make(partitions={"views": 2, "schedule": "arccos"}))[:]
+    valid = batch["attention_mask"]
+    groups, t = pgm.draw_partitions(batch["sequence_id"], valid, views=2, seed=42, schedule=ARCCOS)
+    np.testing.assert_array_equal(batch["partition"], groups)
+    np.testing.assert_array_equal(batch["partition_t"], t)
+    # the views take the schedule from the data set
+    example = pgm.partition(batch, view=1)
+    given = pgm.partition(batch, view=1, schedule="arccos")
+    linear = pgm.partition(batch, view=1, schedule="linear")
+    np.testing.assert_array_equal(example.weights, given.weights)
+    assert (example.weights != linear.weights).any()
+
+
+@pytest.mark.parametrize("sampling", ["stratified", "independent"])
+@pytest.mark.parametrize("schedule", [{}, POLYNOMIAL, {"schedule": "arccos"}])
+@pytest.mark.parametrize("level", ["block", "subtoken"])
+def test_every_stored_view_is_drawn_as_the_format_says(level, schedule, sampling, make):
+    """docs/FORMAT.md, "Other randomness", with the package's uniforms: strata, a time for each block, groups."""
+    views, size = 3, 5
+    more = {"block_length": size} if level == "block" else {}
+    partitions = {"level": level, "views": views, "sampling": sampling, "t_range": [0.1, 0.7]} | more | schedule
+    batch = stillhouse.open(make(subtokens={"length": 3}, partitions=partitions))[:]
+    ids, valid = batch["sequence_id"], batch["attention_mask"]
+    kind = ARCCOS if schedule.get("schedule") == "arccos" else Schedule(schedule.get("power", 1))
+    strata = shuffles(42, "partition_strata", ids, views)
+    for view in range(views):
+        purpose = "bd3lm" if level == "block" else "prime"
+        blocks = -(-24 // size) if level == "block" else 1
+        part = uniforms(42, f"{purpose}_t", ids, blocks, view)
+        if sampling == "stratified":
+            part = (strata[:, (view + np.arange(blocks)) % views] + part) / views
+        t = (0.1 + (0.7 - 0.1) * part).astype(np.float32)
+        stored_t = batch["partition_t"][:, view].reshape(len(ids), blocks)
+        np.testing.assert_array_equal(stored_t, np.clip(t, *np.float32([0.1, 0.7])))
+        share = kind.share(stored_t)
+        if level == "block":
+            place, cells, there = np.arange(24) // size, 24, valid
+        else:
+            place, cells, there = np.zeros(72, int), 72, np.repeat(valid, 3, axis=1)
+        groups = (uniforms(42, f"{purpose}_mask", ids, cells, view) < share[:, place]) & there
+        np.testing.assert_array_equal(batch["partition"][:, view].reshape(len(ids), cells), groups)
 
 
 NAMED = {"none": None, "shipped": "shipped", "npy": "numbers.npy", "json": "numbers.json"}

@@ -9,8 +9,8 @@ mod tests;
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, PackMode,
-    PartitionLevel, Remainder, Separator, TeacherContext, TeacherSpec, TextDocument,
+    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, OrderSchedule,
+    PackMode, PartitionLevel, Remainder, Separator, TeacherContext, TeacherSpec, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
@@ -82,6 +82,7 @@ fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         ("schedule", orders.schedule.is_some(), of(OrderKind::Progressive)),
         ("streams", !orders.streams.is_empty(), of(OrderKind::Strided)),
         ("steps", orders.steps.is_some(), of(OrderKind::Random)),
+        ("epoch", orders.epoch > 0 && orders.kind == OrderKind::None, "progressive, strided or random"),
     ] {
         if given && !kind.is_empty() {
             let message = format!("is for kind {kind}, and orders.kind is {}", orders.kind.name());
@@ -103,6 +104,10 @@ fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         let message = format!("before orders.schedule.i_ar_sequences; valid: {} or more", schedule.i_ar_sequences);
         problems.push(Problem::new("orders.schedule.i_perm_sequences", schedule.i_perm_sequences, message));
     }
+    if let Some(OrderSchedule { bytes_per_sequence: Some(_), sequences_per_split: Some(rows), .. }) = orders.schedule {
+        let message = "counts sequences in another way than orders.schedule.bytes_per_sequence; leave it out";
+        problems.push(Problem::new("orders.schedule.sequences_per_split", rows, message));
+    }
 }
 
 /// Which keys belong to which level of partitions.
@@ -117,6 +122,19 @@ fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
             problems.push(Problem::new("partitions.block_length", length, "is for level block"));
         }
         _ => {}
+    }
+    if let Some([low, high]) = partitions.t_range {
+        let given = format!("[{low}, {high}]");
+        if partitions.level == PartitionLevel::Token {
+            let message = "is for level block or subtoken; level token has eps";
+            problems.push(Problem::new("partitions.t_range", given, message));
+        } else if !(0.0 <= low && low < high && high <= 1.0) {
+            problems.push(Problem::new(
+                "partitions.t_range",
+                given,
+                "valid: two numbers from 0 to 1, the smaller first",
+            ));
+        }
     }
     if partitions.level == PartitionLevel::Subtoken && job.subtokens.is_none() {
         let message = "needs digits; valid: level token or block, or a job with `subtokens: {length: 4}`";
@@ -366,11 +384,6 @@ fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
         let message =
             "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
-    }
-    for key in extract.other_signals() {
-        let message =
-            "is not computed while a teacher writes in this version; valid: mode parallel over the written text";
-        problems.push(Problem::missing(format!("extract.{key}"), message));
     }
     let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
     let most = job.pack.length.saturating_sub(2);

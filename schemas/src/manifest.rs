@@ -114,7 +114,8 @@ pub struct TeacherRecord {
     pub architecture: String,
     /// Number of parameters.
     pub parameters: u64,
-    /// Arithmetic of the forward pass, such as `f32 (weights widened from Q4_1)`.
+    /// Arithmetic of the forward pass, with the instructions that its bits depend on, such as
+    /// `f32 (widened from Q4_1 gguf), products and attention on x86_64 avx512`.
     pub arithmetic: String,
     /// The type of it: what the job names, or what `auto` chose. Missing where an earlier version made the data set; then the job names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -202,6 +203,30 @@ pub struct SplitRecord {
     /// With which append it came, counted from 1; 0 for what was there from the start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub appended: u32,
+    /// Where its sequences stand in the data set, where something depends on that (`orders.schedule`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
+}
+
+/// Where the sequences of a split stand in the data set, as it was planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// How many sequences stand before its first one.
+    pub first: u64,
+    /// How many it was planned to have.
+    pub sequences: u64,
+}
+
+impl Place {
+    /// Where a row of the split stands: those that were not planned stand where the last planned one does, so that places never fall back.
+    pub fn of_row(&self, row: u64) -> u64 {
+        self.first.saturating_add(row.min(self.sequences.saturating_sub(1)))
+    }
+
+    /// Where the next split begins.
+    pub fn end(&self) -> u64 {
+        self.first.saturating_add(self.sequences)
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]

@@ -6,6 +6,8 @@
 mod extract;
 mod images;
 mod input;
+mod orders;
+mod partitions;
 mod subtokens;
 
 use schemars::JsonSchema;
@@ -16,9 +18,11 @@ pub use self::extract::{
     TeacherSpec,
 };
 pub use self::images::{
-    Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES,
+    Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES, Profile,
 };
 pub use self::input::{Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument};
+pub use self::orders::{OrderKind, OrderSchedule, Orders};
+pub use self::partitions::{PartitionLevel, Partitions, Sampling, Schedule};
 pub use self::subtokens::{Permutation, SHIPPED, Subtokens};
 
 use crate::sections::Sections;
@@ -213,171 +217,6 @@ pub enum Remainder {
     Pad,
     /// They become a shorter row; the columns of shape `[L]` are then lists of any length.
     Keep,
-}
-
-/// Two-group partitions: every token is in group 0 or 1, P(group 1) = 1 − α(t).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Partitions {
-    /// Partitions per sequence.
-    #[schemars(range(min = 1, max = 1024))]
-    pub views: u32,
-    /// The schedule α(t).
-    pub schedule: Schedule,
-    /// For `polynomial`: α(t) = (1 − t)^power.
-    #[schemars(range(min = 0.01, max = 100.0))]
-    pub power: f64,
-    /// How t is drawn for the views of one sequence.
-    pub sampling: Sampling,
-    /// t lies in [eps, 1 − eps].
-    #[schemars(range(min = 0.0, max = 0.49))]
-    pub eps: f64,
-    /// What has a group and what has a t of its own.
-    #[serde(skip_serializing_if = "PartitionLevel::is_token")]
-    pub level: PartitionLevel,
-    /// For `level: block`: tokens of a block, L' (BD3-LM: 4 and 16); the last block of a sequence may be shorter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1_048_576))]
-    pub block_length: Option<u32>,
-}
-
-impl Default for Partitions {
-    fn default() -> Self {
-        Self {
-            views: 1,
-            schedule: Schedule::Linear,
-            power: 3.0,
-            sampling: Sampling::Stratified,
-            eps: 1e-3,
-            level: PartitionLevel::Token,
-            block_length: None,
-        }
-    }
-}
-
-/// What of a sequence is put into groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PartitionLevel {
-    /// Its tokens, with one t for the sequence.
-    #[default]
-    Token,
-    /// Its tokens, with a t for each block of `block_length` (BD3-LM).
-    Block,
-    /// The digits of its tokens, with one t for the sequence (MDM-Prime); needs `subtokens`.
-    Subtoken,
-}
-
-impl PartitionLevel {
-    fn is_token(&self) -> bool {
-        *self == Self::Token
-    }
-}
-
-/// The schedule α(t): the part of the sequence that is not masked at time t.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Schedule {
-    /// α(t) = 1 − t.
-    #[default]
-    Linear,
-    /// α(t) = (1 − t)^power.
-    Polynomial,
-}
-
-/// How t is drawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Sampling {
-    /// One t in each of `views` equal parts of the interval, in a random order.
-    #[default]
-    Stratified,
-    /// Each t on its own.
-    Independent,
-}
-
-/// Generation orders (ARMD): the columns `order` and `block`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Orders {
-    /// Kind of order.
-    pub kind: OrderKind,
-    /// For `progressive`: ρ, how many tokens of every sequence are shuffled among their places; this or `schedule`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1_048_576))]
-    pub rho: Option<u32>,
-    /// For `progressive`: ρ that grows over the data set; this or `rho`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub schedule: Option<OrderSchedule>,
-    /// For `strided`: S, the number of streams, or several from which one is drawn for each sequence.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(min = 1, max = 64), inner(range(min = 1, max = 1_048_576)))]
-    pub streams: Vec<u32>,
-    /// For `random`: T, the number of masking steps.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1_048_576))]
-    pub steps: Option<u32>,
-}
-
-/// Kinds of generation order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OrderKind {
-    /// No orders.
-    #[default]
-    None,
-    /// Left to right with ρ tokens shuffled among their places; blocks of one token.
-    Progressive,
-    /// S interleaved streams: the heads one by one, then S tokens at a time.
-    Strided,
-    /// Every token is masked at one of T steps; masked last is generated first, tokens of one step are a block.
-    Random,
-}
-
-impl OrderKind {
-    /// As job files have it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Progressive => "progressive",
-            Self::Strided => "strided",
-            Self::Random => "random",
-        }
-    }
-}
-
-/// ρ over the data set: 0 before `i_ar_sequences`, 1 there, growing evenly to `rho_max` at `i_perm_sequences`, constant from there on.
-///
-/// A sequence stands at (split number · `sequences_per_split` + row in the split): what a split holds does not depend on other splits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct OrderSchedule {
-    /// Where shuffling begins, in sequences. (The paper counts training steps: multiply by the sequences of a step.)
-    pub i_ar_sequences: u64,
-    /// Where ρ is at its largest, in sequences.
-    pub i_perm_sequences: u64,
-    /// The largest ρ, in tokens.
-    #[schemars(range(min = 1, max = 1_048_576))]
-    pub rho_max: u32,
-    /// Sequences that a split is counted as: about the rows of a shard.
-    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
-    pub sequences_per_split: u64,
-}
-
-impl OrderSchedule {
-    /// ρ at a place in the data set.
-    pub fn rho(&self, sequence: u64) -> u32 {
-        if sequence < self.i_ar_sequences {
-            0
-        } else if sequence >= self.i_perm_sequences {
-            self.rho_max
-        } else {
-            let (grown, all) = (sequence - self.i_ar_sequences, self.i_perm_sequences - self.i_ar_sequences);
-            // in 128 bits, as both factors may be large; the quotient is below rho_max
-            1 + (u128::from(self.rho_max - 1) * u128::from(grown) / u128::from(all)) as u32
-        }
-    }
 }
 
 /// Where the data set goes.

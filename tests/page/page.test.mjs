@@ -3,7 +3,7 @@
 // No state is waited for by sleeping, and nothing is tried twice.
 
 import assert from 'node:assert/strict';
-import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
 import path from 'node:path';
 import { after, before, test } from 'node:test';
 import { ASSETS, LONG, Server, folders, jobFile, launch, longJob, look, newToken, openPage, removed } from './helpers.mjs';
@@ -139,7 +139,7 @@ test('a job is written, corrected, submitted once, watched and looked at', lasts
   await it.end();
 });
 
-test('orders, masks of digits and blocks and what the teacher wrote are pictures', lasts(4), async () => {
+test('images, orders, masks of digits and blocks, signals and what the teacher wrote are pictures', lasts(6), async () => {
   const pixels = (canvas) => canvas.evaluate((c) => {
     const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);
     return Array.from({ length: c.height }, (_, y) => Array.from({ length: c.width }, (__, x) => (data[4 * (y * c.width + x)] < 100 ? 1 : 0)).join(''));
@@ -148,6 +148,23 @@ test('orders, masks of digits and blocks and what the teacher wrote are pictures
   const jobs = {
     ordered: cut(jobFile({ name: 'ordered', length: 16 })).replace('{views: 2, schedule: linear, sampling: stratified}', '{level: subtoken}\norders: {kind: strided, streams: [2]}'),
     blocks: cut(jobFile({ name: 'blocks', length: 16 })).replace('{views: 2, schedule: linear, sampling: stratified}', '{level: block, block_length: 4, views: 2}'),
+    signals: jobFile({ name: 'signals', length: 16 })
+      .replace(/partitions:.*\n/, '')
+      .replace(/topk: 0\n/, `topk: 3
+  logz_temperatures: [1.0, 2.0]
+  entropy: true
+  candidates: [262, 11]
+  samples: {draws: 8}
+  top_p: {mass: 0.5, most: 40}
+  hidden_states: {layers: [0, 2]}
+`),
+    image: `version: 1
+name: image
+seed: 1
+input: {format: images, paths: rgb.png, images: {size: 8, height: 6, fit: stretch, labels: none}}
+pack: {length: 144, separator: none, boundary: none}
+output: {path: out/image}
+`,
     writing: `version: 1
 name: writing
 seed: 42
@@ -159,6 +176,7 @@ extract:
 output: {path: out/writing}
 `,
   };
+  await copyFile(path.join(ASSETS, '../operators/testdata/images/rgb.png'), path.join(here.work, 'rgb.png'));
   for (const [name, text] of Object.entries(jobs)) {
     const it = await openPage(browser, server, '#/submit');
     const job = await submit(it, text);
@@ -179,6 +197,33 @@ output: {path: out/writing}
       const digits = await pixels(box('grid').locator('canvas'));
       assert.deepEqual(digits, [0, 1, 2, 3].map((y) => Array.from({ length: 16 }, (_, x) => cells[4 * x + y]).join('')));
       assert.equal(await fact(it.id('sequence'), 'order'), row.operators.find((o) => o.operator === 'orders').facts[0][1]);
+    } else if (name === 'signals') {
+      const strips = drawn.filter((p) => p.kind === 'strip');
+      assert.deepEqual(strips.map((p) => p.title), [
+        'mass of the 3 likeliest', 'ln Σ exp(l/1)', 'ln Σ exp(l/2)', 'entropy in nat', 'probability of candidate 262', 'probability of candidate 11',
+        'distinct tokens drawn', 'tokens kept by top-p', 'mass outside of top-p', 'length of the state of layer 0', 'length of the state of layer 2',
+      ]);
+      assert.equal(await box('strip').count(), strips.length);
+      for (const [n, { values, low, high }] of strips.entries()) {
+        const filled = await box('strip').nth(n).locator('canvas').evaluate((c) => {
+          const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);
+          const column = (x) => Array.from({ length: c.height }, (_, y) => 4 * (y * c.width + x));
+          return Array.from({ length: c.width }, (_, x) => (column(x).every((at) => data[at + 3] === 0) ? null : column(x).filter((at) => data[at] < 100).length));
+        });
+        assert.deepEqual(filled, values.map((v) => (v === null ? null : Array.from({ length: 24 }, (_, y) => (v - low) / (high - low) * 24 > y).filter(Boolean).length)));
+        // the row begins with a BOS, which nobody predicts
+        assert.deepEqual(filled.map((bar) => bar === null), Array.from({ length: 16 }, (_, x) => x === 0));
+      }
+      assert.match(await box('strip').nth(3).innerText(), /entropy in nat 16 tokens from left to right, 15 of them predicted; a full bar is 10\.82, an empty one 0\./);
+      assert.match(await fact(it.id('sequence'), 'predicted by the teacher'), /^15 of 16 positions$/);
+    } else if (name === 'image') {
+      // 6 rows of 8 pixels, a pixel of the canvas for each, in their own colours
+      const canvas = it.id('picture');
+      const shown = await canvas.evaluate((c) => ({ size: [c.width, c.height], data: Array.from(c.getContext('2d').getImageData(0, 0, c.width, c.height).data) }));
+      assert.deepEqual(shown.size, [8, 6]);
+      const colours = shown.data.filter((_, i) => i % 4 < 3);
+      assert.deepEqual(colours, row.tokens.map((t) => t.id));
+      assert.ok(new Set(colours).size > 20, 'a picture of something');
     } else if (name === 'blocks') {
       assert.equal(await box('shares').count(), 2);
       const columns = await pixels(box('shares').first().locator('canvas'));

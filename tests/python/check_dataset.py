@@ -271,6 +271,42 @@ def check_written(row, i, index, logp, written, manifest):
     assert x in left and scores[left == x][0] >= scores.max() - 4e-6, (row["sequence_id"], i, x)
 
 
+def check_signals(row, i, certain, logp, extract):
+    """The other signals of one position, by their definitions on the whole distribution; drawn tokens by their number alone."""
+    x, at_temperatures = int(row["input_ids"][i]), extract.get("logz_temperatures") or []
+    if at_temperatures:
+        logz = row["logz"].reshape(-1, len(at_temperatures))[i].astype(np.float64)
+        assert not certain or not logz.any(), logz
+        # l = ln p + logz at T = 1
+        if not certain and 1.0 in at_temperatures:
+            one = logz[at_temperatures.index(1.0)]
+            right = np.array([one / t + np.logaddexp.reduce(logp / t) for t in at_temperatures])
+            assert np.all(np.abs(logz - right) <= 1e-4 * np.maximum(1, np.abs(right))), (logz, right)
+    if extract.get("entropy"):
+        kept = logp[np.isfinite(logp)]
+        assert abs(row["entropy"][i] + (np.exp(kept) * kept).sum()) <= 1e-4
+    candidates = extract.get("candidates") or []
+    if candidates:
+        got, right = row["candidate_logprob"].reshape(-1, len(candidates))[i].astype(np.float64), logp[candidates]
+        near = np.abs(np.where(got == right, 0, got - np.where(np.isfinite(right), right, 0))) <= 1e-5 * np.maximum(1, np.abs(got))
+        assert np.all((got == right) | near), (got, right)
+    if extract.get("samples"):
+        counts = row["sampled_count"].astype(np.int64)
+        of = slice(counts[:i].sum(), counts[: i + 1].sum())
+        assert row["sampled_times"][of].sum() == extract["samples"]["draws"] and np.all(np.isfinite(logp[row["sampled_index"][of]]))
+        assert not certain or row["sampled_index"][of].tolist() == [x]
+    if extract.get("top_p"):
+        counts, top_p = row["top_p_count"].astype(np.int64), extract["top_p"]
+        of = slice(counts[:i].sum(), counts[: i + 1].sum())
+        index, mass = row["top_p_index"][of].astype(np.int64), np.exp(row["top_p_logprob"][of].astype(np.float64))
+        assert np.all(np.abs(mass - np.exp(logp[index])) <= 1e-5) and abs(mass.sum() + np.exp(float(row["top_p_tail"][i])) - 1) <= 1e-4
+        # the fewest that hold so much, if so many may be kept
+        assert mass[:-1].sum() < top_p["mass"] + 1e-5
+        assert counts[i] == top_p["most"] or mass.sum() >= top_p["mass"] - 1e-5
+        others = np.delete(np.exp(logp), index)
+        assert len(others) == 0 or others.max() <= mass.min() + 1e-6
+
+
 def check_token(row, i, certain, job, manifest, tally):
     """The noise of one position, of every draw, against the formula on the whole distribution."""
     vocab, noise, x = manifest["vocab_size"], job["extract"].get("noise"), int(row["input_ids"][i])
@@ -286,6 +322,7 @@ def check_token(row, i, certain, job, manifest, tally):
         logp[index] = value
         assert abs(np.logaddexp.reduce(logp)) < 1e-4
         assert abs(logp[x] - row["logprob"][i]) <= 1e-5 * max(1, abs(logp[x])), (logp[x], row["logprob"][i])
+    check_signals(row, i, certain, logp, job["extract"])
     if written_by(job):
         if not certain:
             check_written(row, i, index, logp, written_by(job), manifest)

@@ -8,10 +8,11 @@
 //! processes, so that this crate links none of it and `cargo nextest run -p stillhouse-tests` is never stale.
 //!
 //! Object stores are real servers on this machine: [`seaweed`] (a full S3), [`rclone`] (an S3 that ignores
-//! `If-None-Match`), with [`proxy`] in between where a network has to fail. What they cost is in [`seaweed`]. Where hosts are to be cut off from each other they are
+//! `If-None-Match`), with [`proxy`] in between where a network has to fail. What they cost is in [`seaweed`]. Models come from a [`hub`]. Where hosts are to be cut off from each other they are
 //! namespaces of this machine: [`network`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
 
+pub mod hub;
 pub mod network;
 pub mod proxy;
 pub mod rclone;
@@ -290,6 +291,20 @@ pub fn sha256(path: &Path) -> String {
 /// sha256 of bytes, in hexadecimal.
 pub fn hex_sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A finished data set whose manifest is another one, with what belongs to it: as if it had been made so.
+pub fn with_manifest(dataset: &Path, change: impl FnOnce(&mut Value)) {
+    let path = dataset.join("manifest.json");
+    let was = fs::read(&path).unwrap();
+    let mut manifest: Value = serde_json::from_slice(&was).unwrap();
+    change(&mut manifest);
+    let now = serde_json::to_vec_pretty(&manifest).unwrap();
+    fs::write(&path, &now).unwrap();
+    let success = fs::read_to_string(dataset.join("_SUCCESS")).unwrap();
+    let sums = [was, now].map(|bytes| hex_sha256(&bytes));
+    assert!(success.contains(&sums[0]), "{success}");
+    fs::write(dataset.join("_SUCCESS"), success.replace(&sums[0], &sums[1])).unwrap();
 }
 
 /// sha256 of every shard by name; a data set that has none gives an empty map.

@@ -119,6 +119,45 @@ fn new_files_become_further_splits_and_nothing_else_changes() {
     assert_eq!(plan["splits"].as_array().unwrap(), all);
 }
 
+/// The plan of what would be appended, and no trace of it.
+#[test]
+fn a_plan_with_append_is_what_the_append_makes() {
+    let scratch = scratch(&with(small(), &json!({"orders": progressive()})));
+    let out = scratch.path("out");
+    let plan = || scratch.stillhouse(&["plan", "job.yaml", "--append", "--json"]).expect(0).json();
+    // nothing has come: the plan of the job
+    assert_eq!((&plan()["output"]["found"], &plan()["splits"]), (&json!("complete"), &manifest(&out)["splits"]));
+    grow(&scratch);
+    let before = files(&scratch.path("."));
+    let planned = plan();
+    let shown = scratch.stillhouse(&["plan", "job.yaml", "--append"]).expect(0).stdout;
+    assert_eq!(files(&scratch.path(".")), before, "plan wrote");
+    let old = manifest(&out)["splits"].as_array().unwrap().len();
+    let new = planned["splits"].as_array().unwrap().len() - old;
+    assert!(
+        new > 1 && shown.contains(&format!("a run with --append adds {new} splits to the {old} that are there")),
+        "{shown}"
+    );
+    assert_eq!((&planned["output"]["found"], &planned["output"]["splits_done"]), (&json!("grows"), &json!(old)));
+    scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
+    let now = manifest(&out);
+    assert_eq!((&planned["splits"], &planned["job_hash"]), (&now["splits"], &now["job_hash"]));
+    // what is appended stands behind what was there, and verify knows where
+    let place = |n: usize| &now["splits"][n]["place"];
+    let end = |n: usize| place(n)["first"].as_u64().unwrap() + place(n)["sequences"].as_u64().unwrap();
+    (1..old + new).for_each(|n| assert_eq!(place(n)["first"], end(n - 1), "{n}"));
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.stillhouse(&["plan", "job.yaml", "--append", "--overwrite"]).expect(2);
+    // an old file that is another one now is told before anything is planned
+    scratch.write("in/m.jsonl", &speeches()[..2].concat());
+    scratch.write("in/zz.jsonl", &speeches()[8..].concat());
+    scratch.stillhouse(&["plan", "job.yaml", "--append"]).expect(2).says(&["cannot be appended to", "m.jsonl has"]);
+}
+
+fn progressive() -> Value {
+    json!({"kind": "progressive", "schedule": {"i_ar_sequences": 4, "i_perm_sequences": 40, "rho_max": 8}})
+}
+
 #[test]
 fn what_is_appended_is_what_a_job_over_the_new_files_makes() {
     let scratch = scratch(&small());
@@ -190,7 +229,7 @@ fn hash_of_plan(out: &Path) -> Value {
     plan["job_hash"].clone()
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     for name in files(from).into_keys() {
         fs::create_dir_all(to.join(&name).parent().unwrap()).unwrap();
         fs::copy(from.join(&name), to.join(&name)).unwrap();

@@ -13,12 +13,15 @@ use serde_json::{Value, json};
 use stillhouse_tests::network::Host;
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::server::{Ports, Server};
-use stillhouse_tests::{Scratch, files, job, nano_teacher, ran, rounds, shards, with};
+use stillhouse_tests::{Scratch, files, job, nano_teacher, ran, shards, with};
 
-use crate::resume::{moments, visible};
+use crate::resume::visible;
 use crate::stores::{packing_job, shards_in};
 
 pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// An executor says this once it asks for work.
+const IS_READY: &str = "for splits";
 
 /// A scheduler, and executors that come and go.
 pub(crate) struct Cluster<'a> {
@@ -57,16 +60,20 @@ impl<'a> Cluster<'a> {
     }
 
     pub(crate) fn executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
+        let mut executor = self.executor_that_starts(set);
+        executor.waits_until_it_says(IS_READY);
+        executor
+    }
+
+    /// One that is not waited for.
+    pub(crate) fn executor_that_starts(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
         self.started += 1;
         let log = self.scratch.path(&format!("executor-{}.log", self.started));
         let address = self.address();
         let mut command =
             command(self.scratch, &["executor", "--scheduler", &address, "--slots", "1", "--threads", "1"]);
         set(&mut command);
-        let mut server = Server::start(command, &log);
-        let wanted = log.clone();
-        server.wait_until("executor", || said(&wanted).contains("for splits"));
-        Executor { server, log }
+        Executor { server: Server::start(command, &log), log }
     }
 
     pub(crate) fn executors(&mut self, n: usize) -> Vec<Executor> {
@@ -100,6 +107,11 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
+    /// Whether it asks for work.
+    pub(crate) fn is_ready(&self) -> bool {
+        said(&self.log).contains(IS_READY)
+    }
+
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: a signal to a process that this test has started
         assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
@@ -189,41 +201,6 @@ fn one_two_and_three_executors_make_the_bytes_of_one_machine() {
     scratch.job("cluster.yaml", &cluster.job(&small_job(), "on-3"));
     ran(&mut command(&scratch, &["repair", "on-3", "cluster.yaml"])).expect(0);
     assert_eq!(shards(&dataset), expected);
-}
-
-#[test]
-fn killed_executors_change_no_byte() {
-    let wanted = rounds(3, 20);
-    let scratch = scratch();
-    let expected = alone(&scratch, &small_job());
-    let mut cluster = Cluster::start(&scratch);
-    let mut executors = cluster.executors(2);
-    let (mut kills, mut jobs, mut moments) = (0, 0, moments(5));
-    while kills < wanted {
-        jobs += 1;
-        assert!(jobs <= 3 * wanted, "{kills} kills in {jobs} jobs");
-        let name = format!("killed-{jobs}");
-        let mut run = cluster.begin(&small_job(), &name);
-        let mut seen = 0;
-        let status = loop {
-            if let Some(status) = run.try_wait().unwrap() {
-                break status;
-            }
-            let now = visible(&scratch.path(&name));
-            if kills < wanted && now > seen && now < expected.len() {
-                std::thread::sleep(Duration::from_millis(500).mul_f64(moments.next().unwrap()));
-                // one always stays
-                let at = kills % 2;
-                executors[at].server.kill();
-                executors[at] = cluster.executor(&|_| {});
-                kills += 1;
-            }
-            seen = now;
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        assert!(status.success(), "{}", std::io::read_to_string(run.stderr.take().unwrap()).unwrap());
-        assert_finished(&scratch.path(&name), &expected);
-    }
 }
 
 #[test]

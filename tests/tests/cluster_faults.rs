@@ -197,7 +197,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     again.ends_well();
     site.store.assert_finished("middle");
     assert!(said(&one.log).contains("its upload was aborted by somebody else"), "{}", said(&one.log));
-    late.waits_until_it_says("another run has taken this output over; this one stops");
+    late.waits_until_it_says("; this one stops");
     other.ends_well();
 
     let before = site.store.s3.files("shards", "");
@@ -209,4 +209,53 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     }
     assert_eq!(site.store.s3.files("shards", ""), before);
     assert_eq!(site.store.s3.list_multipart_uploads("shards"), Vec::new());
+}
+
+/// How many splits an executor has begun.
+fn begun(executor: &Executor) -> usize {
+    said(&executor.log).matches("begins split=").count()
+}
+
+#[test]
+fn a_run_that_is_told_to_stop_calls_its_job_back_and_gives_its_output_free() {
+    let scratch = scratch();
+    let mut site = Site::start(&scratch);
+    let store = site.network();
+    let mut held = Held::named(&mut site.cluster, "held", &through(&store));
+    let mut run = site.begin(&site.job("stopped", 10), &[], &through(&store));
+    held.is_about_to_commit();
+    run.signal(libc::SIGTERM);
+    assert_eq!(run.server.wait(), Some(143), "{}", run.said());
+    assert!(run.said().contains("0 of 7 splits are done and stay: run the same command again"), "{}", run.said());
+    // not left to be void some time
+    assert!(site.store.s3.get("shards", "stopped/_stillhouse/lease.json").is_none());
+    held.goes_on();
+    held.executor.waits_until_it_says("the run that this worker works for has ended; this one stops");
+    // nothing more of it was handed out: the next job is all that the executor has made since
+    site.begin(&site.job("after", 10), &[], &through(&store)).ends_well();
+    site.store.assert_finished("after");
+    assert_eq!((begun(&held.executor), site.store.committed("stopped")), (1 + SPLITS, 0));
+    site.begin(&site.job("stopped", 10), &[], &through(&store)).ends_well();
+    site.store.assert_finished("stopped");
+}
+
+#[test]
+fn executors_of_a_killed_run_stop_when_its_lease_is_not_renewed_any_more() {
+    let scratch = scratch();
+    let mut site = Site::start(&scratch);
+    let store = site.network();
+    let mut held = Held::named(&mut site.cluster, "held", &through(&store));
+    let mut run = site.begin(&site.job("killed", 10), &[], &through(&store));
+    held.is_about_to_commit();
+    run.server.kill();
+    // nobody says so, and the lease is still there
+    held.executor.waits_until_it_says("has not renewed its lease for 35 s");
+    assert!(site.store.s3.get("shards", "killed/_stillhouse/lease.json").is_some());
+    held.goes_on();
+    site.begin(&site.job("after", 10), &[], &through(&store)).ends_well();
+    site.store.assert_finished("after");
+    // what it was at is committed, and nothing after it was begun
+    assert_eq!((begun(&held.executor), site.store.committed("killed")), (1 + SPLITS, 1));
+    site.begin(&site.job("killed", 10), &[], &through(&store)).ends_well();
+    site.store.assert_finished("killed");
 }

@@ -94,7 +94,7 @@ impl Store {
 /// A run, which ends with its test.
 pub(crate) struct Run {
     pub server: Server,
-    log: PathBuf,
+    pub log: PathBuf,
 }
 
 impl Run {

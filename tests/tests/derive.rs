@@ -1,9 +1,16 @@
 //! New columns for a finished data set: those that a run of the whole job would have made, to the byte.
 
 use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, nano_teacher, shards, with};
+use stillhouse_tests::s3::ADMIN;
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::{Scratch, job, nano_teacher, rounds, shards, with, with_manifest};
+
+use crate::resume::{moments, visible};
+use crate::stores::{User, shards_in};
 
 /// The demo's corpus in some splits, packed only.
 fn packed() -> Value {
@@ -87,6 +94,151 @@ fn derived_views_are_those_of_the_whole_job() {
     scratch.stillhouse(&["verify", "next"]).expect(0);
     // the ordinary verbs say whose it is
     scratch.stillhouse(&["repair", "views", "whole.yaml"]).expect(1).says(&["stillhouse derive"]);
+}
+
+fn manifest_of(scratch: &Scratch, name: &str) -> Value {
+    serde_json::from_slice(&fs::read(scratch.path(name).join("manifest.json")).unwrap()).unwrap()
+}
+
+/// Later epochs of an order: those that a run of the whole job makes; a schedule goes on behind the rows of the epochs before it.
+#[test]
+fn later_epochs_are_derived_from_the_first() {
+    let scratch = Scratch::with_corpus(4, 3000);
+    scratch.make(&packed());
+    let derive = |name: &str, orders: Value| {
+        let job = json!({"version": 1, "name": name, "orders": orders, "output": {"path": name}});
+        scratch.job("derived.yaml", &job);
+        scratch.stillhouse(&["derive", "out", "derived.yaml", "-q"]).expect(0);
+        scratch.stillhouse(&["verify", name]).expect(0);
+        shards(&scratch.path(name))
+    };
+    for orders in [json!({"kind": "strided", "streams": [1, 2, 4]}), json!({"kind": "random", "steps": 5})] {
+        let kind = orders["kind"].as_str().unwrap();
+        let first = derive(&format!("{kind}0"), orders.clone());
+        let second = with(orders.clone(), &json!({"epoch": 1}));
+        let derived = derive(&format!("{kind}1"), second.clone());
+        assert_ne!(first, derived, "{kind}");
+        scratch
+            .job("whole.yaml", &with(packed(), &json!({"orders": second, "output": {"path": format!("{kind}-run")}})));
+        scratch.stillhouse(&["run", "whole.yaml", "-q"]).expect(0);
+        assert_eq!(shards(&scratch.path(&format!("{kind}-run"))), derived, "{kind}");
+    }
+    let schedule =
+        json!({"kind": "progressive", "schedule": {"i_ar_sequences": 20, "i_perm_sequences": 200, "rho_max": 9}});
+    derive("schedule0", schedule.clone());
+    derive("schedule2", with(schedule, &json!({"epoch": 2})));
+    let (source, first, third) =
+        (manifest_of(&scratch, "out"), manifest_of(&scratch, "schedule0"), manifest_of(&scratch, "schedule2"));
+    let all = source["totals"]["train"]["rows"].as_u64().unwrap();
+    let mut before = 0;
+    for (n, shard) in source["shards"].as_array().unwrap().iter().enumerate() {
+        let place = |of: &Value| of["splits"][n]["place"].clone();
+        assert_eq!(place(&first), json!({"first": before, "sequences": shard["rows"]}));
+        assert_eq!(place(&third), json!({"first": 2 * all + before, "sequences": shard["rows"]}));
+        before += shard["rows"].as_u64().unwrap();
+    }
+    assert!(before == all && all > 40, "{all} rows");
+    // a place that is lost or wrong is seen
+    for (place, says) in [
+        (json!({"first": 0, "sequences": 1}), "order and block are not those of the seed"),
+        (Value::Null, "nothing says where its split stands"),
+    ] {
+        with_manifest(&scratch.path("schedule2"), |manifest| manifest["splits"][0]["place"] = place);
+        let found = scratch.stillhouse(&["verify", "schedule2"]).expect(1);
+        assert!((found.stdout + &found.stderr).contains(says), "{says}");
+    }
+}
+
+/// As a run of the whole job over the images makes them.
+#[test]
+fn columns_of_images_are_derived() {
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.path("photos/cat")).unwrap();
+    for name in ["rgb.png", "grey.png", "palette.png", "444.jpg"] {
+        let from = stillhouse_tests::root().join("operators/testdata/images").join(name);
+        fs::copy(from, scratch.path("photos/cat").join(name)).unwrap();
+    }
+    let job = json!({
+        "version": 1, "name": "photos", "seed": 3,
+        "input": {"format": "images", "paths": ["photos"], "images": {"size": 8, "fit": "adm"}, "split_megabytes": 0.0004},
+        "pack": {"length": 192, "separator": "none", "boundary": "none"}, "output": {"path": "out"}
+    });
+    let source = shards(&scratch.make(&job));
+    assert!(source.len() > 1, "{source:?}");
+    let more = json!({
+        "version": 1, "name": "digits", "subtokens": {"length": 2, "filter_table": true},
+        "partitions": {"level": "subtoken", "views": 2, "schedule": "polynomial"},
+        "orders": {"kind": "progressive", "schedule": {"i_ar_sequences": 1, "i_perm_sequences": 4, "rho_max": 50}},
+        "output": {"path": "derived"}
+    });
+    scratch.job("derived.yaml", &more);
+    scratch.stillhouse(&["derive", "out", "derived.yaml", "-q"]).expect(0);
+    scratch.job("whole.yaml", &with(job, &with(more, &json!({"output": {"path": "whole"}}))));
+    scratch.stillhouse(&["run", "whole.yaml", "-q"]).expect(0);
+    // how many images a split has is known before it is read, so places are the same, too
+    assert_eq!(shards(&scratch.path("derived")), shards(&scratch.path("whole")));
+    assert_eq!(manifest_of(&scratch, "derived")["splits"], manifest_of(&scratch, "whole")["splits"]);
+    scratch.stillhouse(&["verify", "derived"]).expect(0);
+    assert_eq!(shards(&scratch.path("out")), source);
+}
+
+/// Killed at any moment it goes on, and no byte is another one.
+#[test]
+fn kills_change_no_byte_of_what_is_derived() {
+    let scratch = Scratch::with_corpus(6, 3000);
+    let source = shards(&scratch.make(&packed()));
+    scratch.job("views.yaml", &views());
+    let began = Instant::now();
+    scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
+    let duration = began.elapsed();
+    let out = scratch.path("views");
+    let (expected, whole) = (shards(&out), fs::read(out.join("manifest.json")).unwrap());
+    let (mut kills, mut midway, mut moments) = (0, 0, moments(7));
+    while kills < rounds(6, 40) {
+        fs::remove_dir_all(&out).unwrap();
+        let mut run = scratch.command(&["derive", "out", "views.yaml", "-q"]).stdin(Stdio::null()).spawn().unwrap();
+        let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
+        // every other kill is at any moment, the rest right after a commit
+        while run.try_wait().unwrap().is_none() {
+            let due = if kills % 2 == 0 { Instant::now() >= deadline } else { visible(&out) > 0 };
+            if due {
+                run.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        kills += 1;
+        midway += usize::from((1..expected.len()).contains(&visible(&out)));
+        scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
+        assert_eq!(shards(&out), expected);
+        assert_eq!(fs::read(out.join("manifest.json")).unwrap(), whole);
+    }
+    assert!(midway > 0, "no kill fell between the first and the last commit");
+    assert_eq!(shards(&scratch.path("out")), source);
+    scratch.stillhouse(&["verify", "views"]).expect(0);
+}
+
+#[test]
+fn a_bucket_derives_what_a_folder_derives() {
+    let scratch = Scratch::with_corpus(4, 3000);
+    scratch.make(&packed());
+    scratch.job("views.yaml", &views());
+    scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
+    let expected = shards(&scratch.path("views"));
+
+    let weed = Seaweed::start();
+    let s3 = weed.s3();
+    weed.create_bucket("shards");
+    let user = User { scratch: &scratch, endpoint: weed.endpoint().to_owned(), keys: ADMIN };
+    let remote =
+        |path: &str| json!({"output": {"path": path}, "storage": {"endpoint": weed.endpoint(), "path_style": true}});
+    user.job(&with(packed(), &remote("s3://shards/out"))).expect(0);
+    scratch.job("remote.yaml", &with(views(), &remote("s3://shards/views")));
+    user.run(&["derive", "s3://shards/out", "remote.yaml"]).expect(0);
+    assert_eq!(shards_in(&s3, "shards", "views"), expected);
+    assert_eq!(s3.list_multipart_uploads("shards"), []);
+    user.run(&["verify", "s3://shards/views"]).expect(0);
+    let again = user.run(&["derive", "s3://shards/out", "remote.yaml"]).expect(0);
+    assert!((again.stdout + &again.stderr).contains("was complete already"));
 }
 
 #[test]

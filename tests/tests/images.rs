@@ -205,6 +205,19 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
         scratch.stillhouse(&["verify", name]).expect(0);
         let stored = stored(&scratch.path(name));
         assert_eq!(stored.len(), rows, "{name}");
+        if name.starts_with("prime") {
+            let mut plan = scratch.command(&["plan", "paper.yaml", "--json"]);
+            for (variable, folder) in [("CIFAR10", "cifar-10-batches-py"), ("IMAGENET", "photos")] {
+                plan.env(variable, scratch.path(folder));
+            }
+            // the paper's choice, by its schedule (1 − t)^3
+            let plan = ran(&mut plan).expect(0).json();
+            let steps = plan["idle_steps"].as_array().unwrap();
+            let elbow: Vec<&Value> = steps.iter().filter(|at| at["elbow"] == true).collect();
+            assert!(elbow.len() == 1 && elbow[0]["length"] == 2 && elbow[0]["base"] == 16, "{steps:?}");
+            assert!((elbow[0]["ratio"].as_f64().unwrap() - 0.3616).abs() < 1e-4, "{steps:?}");
+            assert_eq!(stored[0]["partition"].as_array().unwrap().len(), 2 * 3072, "{name}");
+        }
         if name == "prime-table3-cifar10" {
             let labels: Vec<i64> = stored.iter().map(|row| row["label"].as_i64().unwrap()).collect();
             assert_eq!(labels, [3, 1, 4, 1, 5]);

@@ -6,16 +6,29 @@ mod cli;
 #[cfg(feature = "distributed")]
 mod cluster;
 #[cfg(feature = "distributed")]
+mod cluster_credentials;
+#[cfg(feature = "distributed")]
+mod cluster_demo;
+#[cfg(feature = "distributed")]
 mod cluster_faults;
 #[cfg(feature = "distributed")]
+mod cluster_hub;
+#[cfg(feature = "distributed")]
+mod cluster_kills;
+#[cfg(feature = "distributed")]
 mod cluster_network;
+#[cfg(feature = "distributed")]
+mod cluster_requests;
 #[cfg(feature = "distributed")]
 mod cluster_service;
 #[cfg(feature = "distributed")]
 mod cluster_store;
 #[cfg(feature = "distributed")]
 mod cluster_tls;
+#[cfg(feature = "distributed")]
+mod cluster_trust;
 mod corrupt;
+mod demo;
 mod derive;
 mod digits;
 mod engine;

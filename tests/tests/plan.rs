@@ -57,6 +57,40 @@ fn a_sample_is_shown_decoded_with_its_noise() {
     assert!(!scratch.path("out").exists());
 }
 
+/// MDM-Prime, Table 2 and A.2.4: the ratios of 1,024 tokens, and ℓ = 4 at the elbow.
+#[test]
+fn idle_steps_are_those_of_the_paper() {
+    let scratch = Scratch::with_corpus(2, 700);
+    let text = json!({"tokenizer": {"path": stillhouse_tests::nano_teacher()}, "pack": {"length": 1024}, "extract": null, "partitions": null, "subtokens": {"length": 2}});
+    let steps = |job: &Value| -> Vec<(u64, u64, f64, bool)> {
+        scratch.job("job.yaml", job);
+        let plan = scratch.stillhouse(&["plan", "job.yaml", "--json"]).expect(0).json();
+        let percent = |ratio: &Value| (1e4 * ratio.as_f64().unwrap()).round() / 100.0;
+        let steps = plan["idle_steps"].as_array().unwrap().iter();
+        steps
+            .map(|at| {
+                (
+                    at["length"].as_u64().unwrap(),
+                    at["base"].as_u64().unwrap(),
+                    percent(&at["ratio"]),
+                    at["elbow"] == true,
+                )
+            })
+            .collect()
+    };
+    let published = [
+        (1, 50_257, 36.77, false),
+        (2, 225, 13.52, false),
+        (3, 37, 4.97, false),
+        (4, 15, 1.83, true),
+        (6, 7, 0.25, false),
+        (8, 4, 0.03, false),
+    ];
+    assert_eq!(steps(&with(job(), &text)), published);
+    let shown = scratch.stillhouse(&["plan", "job.yaml"]).expect(0).stdout;
+    assert!(shown.contains("ℓ 4 (b 15) 1.8 % (elbow)"), "{shown}");
+}
+
 /// Name, size and time of everything under a folder: what a trace would change.
 fn state(folder: &std::path::Path) -> Vec<(PathBuf, u64, SystemTime)> {
     let mut found = Vec::new();

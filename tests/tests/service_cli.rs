@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use stillhouse_tests::service::{Service, eventually};
 use stillhouse_tests::{Ran, ran, shards, with};
 
+use crate::append::copy;
 use crate::service_api::{ROWS, SPLITS, long_job, quick_job, start, undisturbed};
 
 /// The lines of a summary that do not depend on the time that it took.
@@ -83,6 +84,56 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     service.scratch.job("broken.yaml", &with(quick_job("broken"), &json!({"input": {"paths": ["broken.jsonl"]}})));
     service.stillhouse(&["submit", "broken.yaml"]).expect(1).says(&["error: job ", "broken.jsonl"]);
     service.stillhouse(&["submit", "job.yaml", "--max-attempts", "1000"]).expect(2).says(&["max_attempts: got 1000"]);
+}
+
+/// An input that has grown by files: a submission with the word makes the splits of these only, as `run --append` does, also where it is
+/// stopped midway and goes on as a retry.
+#[test]
+fn submit_appends_what_the_input_has_grown_by() {
+    let service = start(&json!({"capacity": {"cpu_slots": 1}}));
+    let corpus = fs::read_to_string(service.scratch.path("corpus.jsonl")).unwrap();
+    let lines: Vec<&str> = corpus.split_inclusive('\n').collect();
+    fs::create_dir_all(service.scratch.path("in")).unwrap();
+    service.scratch.write("in/m.jsonl", &lines[..3].concat());
+    let job = |output: &str| with(long_job(output), &json!({"input": {"paths": ["in/*.jsonl"]}}));
+    service.scratch.job("job.yaml", &job("out"));
+    service.stillhouse(&["submit", "job.yaml", "--quiet"]).expect(0);
+    let (out, base) = (service.scratch.path("out"), service.scratch.path("base"));
+    let before = shards(&out);
+    copy(&out, &base);
+    service.scratch.write("in/a.jsonl", &lines[3..15].concat());
+
+    // who says nothing of it is told, as with `run`
+    service.stillhouse(&["submit", "job.yaml"]).expect(2).says(&["another job", "--append"]);
+    service.stillhouse(&["submit", "job.yaml", "--append", "--overwrite"]).expect(2).says(&["--overwrite"]);
+    let both = service.api.send_job("?append=true&overwrite=true", &[], &job("out")).problem(400);
+    assert!(both["detail"].as_str().unwrap().starts_with("append: got true with overwrite true"), "{both}");
+    assert_eq!(shards(&out), before);
+
+    let id = id_of(&service.stillhouse(&["submit", "job.yaml", "--append", "--detach"]).expect(0));
+    service.api.until_split(&id, 1);
+    service.stillhouse(&["jobs", "cancel", &id]).expect(0);
+    let stopped = service.api.until_state(&id, "cancelled");
+    assert_eq!((&stopped["append"], &stopped["overwrite"]), (&json!(true), &json!(false)));
+    service.stillhouse(&["jobs", "retry", &id]).expect(0);
+    service.api.until_state(&id, "succeeded");
+    let now = shards(&out);
+    for (name, sha256) in &before {
+        assert_eq!(now.get(name), Some(sha256), "{name}");
+    }
+    let manifest: Value = serde_json::from_slice(&fs::read(out.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["appended"][0]["files"], json!(["a.jsonl"]));
+    // what `run` makes of the same
+    service.scratch.job("base.yaml", &job("base"));
+    service.stillhouse(&["run", "base.yaml", "--append", "--quiet"]).expect(0);
+    assert_eq!(shards(&base), now);
+    // the key is of the request with its words
+    let key = [("idempotency-key", "grown")];
+    let first = service.api.send_job("?append=true", &key, &job("out")).expect(201).json();
+    assert_eq!(service.api.send_job("?append=true", &key, &job("out")).expect(200).json()["id"], first["id"]);
+    service.api.send_job("", &key, &job("out")).problem(422);
+    let again = service.api.until_state(first["id"].as_str().unwrap(), "succeeded");
+    assert_eq!(again["result"]["rows"], manifest["totals"]["train"]["rows"]);
 }
 
 #[test]

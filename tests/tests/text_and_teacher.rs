@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with};
+use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with, with_manifest};
 
 use crate::python::check;
 
@@ -356,5 +356,17 @@ fn what_storing_costs_stands_beside_what_arithmetic_costs() {
     assert!(of(arithmetic, "kl_nats", "mean") > 1e-9 && of(arithmetic, "logprob_change_nats", "max") > 1e-4);
     let page = fs::read_to_string(scratch.path("faithful.html")).unwrap();
     assert!(page.contains("<svg") && page.ends_with("</html>\n"));
+    assert_eq!((&report["computed_alike"], &report["arithmetic"]), (&json!(true), &report["stored_arithmetic"]));
+    // made on another machine: what is stored differs by two things, and the report names both
+    with_manifest(&dataset, |manifest| manifest["teacher"]["arithmetic"] = json!("bf16 of another machine"));
+    scratch.stillhouse(&verify).expect(0);
+    let elsewhere: Value = serde_json::from_slice(&fs::read(scratch.path("faithful.json")).unwrap()).unwrap();
+    assert_eq!(elsewhere["computed_alike"], false);
+    assert_eq!(elsewhere["stored_arithmetic"], "bf16 of another machine on cpu");
+    assert_eq!(elsewhere["arithmetic"], report["arithmetic"]);
+    assert_eq!(elsewhere["comparisons"][0]["what"], "stored, and this machine's arithmetic");
+    let page = fs::read_to_string(scratch.path("faithful.html")).unwrap();
+    let both = ["stored, and this machine", "bf16 of another machine on cpu", report["arithmetic"].as_str().unwrap()];
+    both.iter().for_each(|part| assert!(page.contains(part), "{part}"));
     scratch.stillhouse(&["verify", dataset.to_str().unwrap(), "--report", "x"]).expect(2).says(&["--teacher"]);
 }

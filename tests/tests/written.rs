@@ -129,6 +129,79 @@ fn prompts_come_from_the_corpus() {
     assert!(card.contains("text of a truncated teacher") && card.contains("after the first 7 tokens"), "{card}");
 }
 
+/// All that a teacher says of a token beside its log-probability.
+fn signals() -> Value {
+    json!({
+        "logz_temperatures": [1.0, 2.0], "entropy": true, "candidates": [11, 13], "samples": {"draws": 20, "power": 0.9},
+        "top_p": {"mass": 0.6, "most": 40}, "hidden_states": {"layers": [4, 1]}
+    })
+}
+
+/// Signals and hidden states while the teacher writes after prompts: the same bytes in any number of slots, found again by the pass of
+/// `verify`, shown, and missed where they are not the teacher's.
+#[test]
+fn signals_are_kept_while_the_teacher_writes() {
+    let scratch = Scratch::with_corpus(3, 500);
+    let of = |slots: u32| {
+        let written = json!({"prompt_tokens": 7, "temperature": 0.7, "top_k": 50, "slots": slots});
+        let input = json!({"format": "jsonl", "paths": ["corpus.jsonl"], "documents": null, "holdout": null});
+        with(job(), &json!({"input": input, "extract": with(signals(), &json!({"sequential": written}))}))
+    };
+    scratch.job("job.yaml", &of(16));
+    let plan = scratch.stillhouse(&["plan", "job.yaml", "--sample", "2", "--json"]).expect(0).json();
+    let dataset = scratch.make(&of(16));
+    let stored = scratch.stillhouse(&["inspect", "out", "--row", "1", "--json"]).expect(0).json();
+    assert_eq!(plan["sample"]["rows"][1], stored["row"]);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.stillhouse(&["verify", "out", "--teacher"]).expect(0);
+    let shown = scratch.stillhouse(&["inspect", "out", "--row", "0"]).expect(0).stdout;
+    for part in ["given", "mean entropy", "ln Σ exp(l/2)", "candidate 13", "20 draws", "top-p", "state of layer 4"] {
+        assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
+    }
+    let card = fs::read_to_string(dataset.join("README.md")).unwrap();
+    for part in ["`top_p_tail`", "`hidden_states`", "which `logprob` and all other columns of the teacher are of"] {
+        assert!(card.contains(part), "{part:?} is not in:\n{card}");
+    }
+    let made = shards(&dataset);
+    fs::remove_dir_all(&dataset).unwrap();
+    scratch.make(&of(3));
+    assert_eq!(shards(&dataset), made);
+    fs::remove_file(dataset.join("data").join(made.keys().next().unwrap())).unwrap();
+    scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
+    assert_eq!(shards(&dataset), made);
+
+    let path = dataset.join("manifest.json");
+    let manifest: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    fs::write(dataset.join("_SUCCESS"), "").unwrap();
+    let edits: BTreeMap<&str, fn(&mut Value)> = BTreeMap::from([
+        ("logz is", (|e| e["logz_temperatures"][1] = 3.0.into()) as fn(&mut Value)),
+        ("candidate_logprob is", |e| e["candidates"][0] = 12.into()),
+        ("sampled tokens are not those of the seed", |e| e["samples"]["power"] = 0.5.into()),
+        ("top_p_count is", |e| e["top_p"]["mass"] = 0.2.into()),
+        ("hidden_states: component", |e| e["hidden_states"]["layers"][1] = 2.into()),
+    ]);
+    for (says, edit) in edits {
+        let mut other = manifest.clone();
+        edit(&mut other["job"]["extract"]);
+        fs::write(&path, other.to_string()).unwrap();
+        let ran = scratch.stillhouse(&["verify", "out", "--teacher"]).expect(1);
+        let said = ran.stdout + &ran.stderr;
+        assert!(said.contains(says), "{says}: {said}");
+    }
+}
+
+/// Another program finds the signals in the whole distribution that is stored beside them, of truncated text too.
+#[test]
+fn the_file_alone_proves_the_signals_of_written_text() {
+    for written in [json!({}), json!({"temperature": 0.8, "top_k": 40, "top_p": 0.9, "stop": "length"})] {
+        let scratch = Scratch::new();
+        let extract = with(signals(), &json!({"sequential": written, "topk": 50_257}));
+        let small = json!({"input": {"documents": 3, "holdout": null}, "pack": {"length": 16}, "extract": extract});
+        let counted = check(&scratch.make(&with(job(), &small)), &["--tokens", "1000"]);
+        assert!(counted["noises"].as_u64().unwrap() >= 20, "{counted}");
+    }
+}
+
 /// A token that the seed's noise does not give is found: by another seed, another temperature, another cut.
 #[test]
 fn verify_finds_text_that_was_written_otherwise() {

@@ -426,6 +426,10 @@ pub struct Job {
     pub output_limit_bytes: u64,
     /// Whether it may replace the data set of another job.
     pub overwrite: bool,
+    /// Whether it makes splits of the files alone that its input has grown by, beside those of its finished data set.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub append: bool,
     /// Where the data set goes.
     pub output: String,
     /// Why it is in this state.

@@ -58,6 +58,8 @@ pub enum Work {
         folder: PathBuf,
         /// Whether it may replace another job's data set.
         overwrite: bool,
+        /// Whether it makes splits of the files alone that the input has grown by.
+        append: bool,
     },
     /// Looks at the data set of a job.
     Report {
@@ -147,7 +149,7 @@ mod tests {
             let file = format!(
                 "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{engine}"
             );
-            Work::Run { file, folder: "/".into(), overwrite: false }.asks_a_cluster(scheduler)
+            Work::Run { file, folder: "/".into(), overwrite: false, append: false }.asks_a_cluster(scheduler)
         };
         let named = "engine: {kind: ballista, scheduler: \"10.0.0.5:50050\"}";
         for (engine, here, there) in [

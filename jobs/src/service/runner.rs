@@ -210,6 +210,7 @@ impl Attempt {
                     file: self.task.file.clone(),
                     folder: self.task.folder.clone().into(),
                     overwrite: self.task.overwrite,
+                    append: self.task.append,
                 },
                 access: config.job_access(),
                 scheduler: config.cluster.scheduler.clone(),

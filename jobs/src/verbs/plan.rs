@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
-use stillhouse_pipeline::plan::{IdleSteps, Plan, Slots, Standing, Standings};
+use stillhouse_pipeline::plan::{IdleSteps, Plan, ScheduleOutlook, Slots, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{append, plan, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
@@ -47,6 +47,9 @@ pub struct Args {
     /// Plan as for a run with --overwrite: the output may hold another job's data set
     #[arg(long)]
     overwrite: bool,
+    /// Plan as for a run with --append: the splits of the files that have come since the data set was finished, behind those that are there
+    #[arg(long, conflicts_with_all = ["overwrite", "analyze"])]
+    append: bool,
     #[command(flatten)]
     threads: Threads,
     /// Write the plan as JSON
@@ -62,7 +65,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let _blocking_calls_wait_on = runtime.enter();
     let made = |prepared: Prepared| {
         let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
-        let plan = plan::plan(&prepared, &hash, args.overwrite, watch.as_ref())?;
+        let plan = match args.append {
+            true => plan::plan_appended(&prepared, &hash, watch.as_ref())?,
+            false => plan::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
+        };
         let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, watch.as_ref())).transpose()?;
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
         let analyzed = match args.analyze {
@@ -105,12 +111,17 @@ fn physical_plan(plan: &str, page: &mut Page) {
     }
 }
 
-/// A physical plan by itself.
-pub fn physical(plan: &str) -> Page {
+/// A physical plan by itself; one that executors have run comes without metrics, which it says.
+pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
     let mut page = Page::new();
     physical_plan(plan, &mut page);
+    if is_elsewhere {
+        page.line(Line::plain("  ").with(Tone::Dim, ELSEWHERE));
+    }
     page
 }
+
+const ELSEWHERE: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
 
 /// Rows of a sample that are shown; `--json` has them all.
 const SHOWN_ROWS: usize = 4;
@@ -159,6 +170,9 @@ fn render(plan: &Plan, view: View) -> Page {
     }
     fact("splits", split_counts(&plan.splits));
     fact("estimate", estimate(plan));
+    if let Some(schedule) = &plan.schedule {
+        fact("schedule", outlook(schedule));
+    }
     if !plan.idle_steps.is_empty() {
         fact("idle steps", idle_steps(&plan.idle_steps));
     }
@@ -172,6 +186,13 @@ fn render(plan: &Plan, view: View) -> Page {
         page.table(splits_table(&plan.splits), view);
     }
     page
+}
+
+/// How many tokens are shuffled over the data set.
+fn outlook(schedule: &ScheduleOutlook) -> String {
+    let ScheduleOutlook { sequences, first_rho, last_rho, warning } = schedule;
+    let said = format!("ρ {first_rho} to {last_rho} over about {} sequences of train", units::count(*sequences));
+    said + &warning.as_ref().map(|warning| format!("; warning: {warning}")).unwrap_or_default()
 }
 
 /// The share of sampling steps that change nothing, by the digits of a token.
@@ -193,6 +214,11 @@ fn standing(output: &Standing, splits: usize) -> String {
             units::counted(splits as u64, "split")
         ),
         Standings::Complete => format!("{place}; the data set is complete already"),
+        Standings::Grows => format!(
+            "{place}; a run with --append adds {} to the {} that are there",
+            units::counted((splits as u64).saturating_sub(*splits_done), "split"),
+            units::count(*splits_done)
+        ),
         Standings::OtherJob => format!("{place}; holds the output of another job, which --overwrite removes"),
     }
 }
@@ -296,6 +322,7 @@ mod tests {
             }],
             keys: None,
             appended: 0,
+            place: None,
         };
         Plan {
             name: "demo".into(),
@@ -312,6 +339,7 @@ mod tests {
             estimated_bytes: Some(26_866_545),
             slots: None,
             environment: BTreeMap::new(),
+            schedule: None,
             idle_steps: Vec::new(),
         }
     }

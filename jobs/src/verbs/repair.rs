@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use stillhouse_pipeline::events::Observer;
-use stillhouse_pipeline::repair::{Repaired, repair};
+use stillhouse_pipeline::repair::{Repaired, repair_until};
+use stillhouse_pipeline::run::Stop;
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
@@ -12,7 +13,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::signals::until_signalled;
+use crate::verbs::signals::until_stopped;
 use crate::verbs::{StoreOptions, Threads};
 
 const EXAMPLES: &str = "\
@@ -57,8 +58,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let output = args.store.output(&args.dataset, &storage)?;
         let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;
-        let work = async { repair(Arc::new(prepared), output, observer).await.map_err(|e| file.failure(e)) };
-        runtime.block_on(until_signalled(printer, || RESUME.into(), work))
+        let stop = Stop::default();
+        let work =
+            async { repair_until(Arc::new(prepared), output, observer, &stop).await.map_err(|e| file.failure(e)) };
+        runtime.block_on(until_stopped(printer, || RESUME.into(), &stop, work))
     });
     watch.close();
     runtime.shutdown_background();

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
-use stillhouse_pipeline::run::{Ran, RunOptions};
+use stillhouse_pipeline::run::{Ran, RunOptions, Stop};
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::units;
-use crate::verbs::signals::until_signalled;
+use crate::verbs::signals::until_stopped;
 use crate::verbs::{Threads, plan};
 
 const EXAMPLES: &str = "\
@@ -60,12 +60,20 @@ pub struct Args {
     verbose: bool,
 }
 
-async fn prepare_and_run(file: &Arc<JobFile>, options: RunOptions, watch: &Arc<Watch>) -> Result<Ran, Failure> {
+async fn prepare_and_run(
+    file: &Arc<JobFile>,
+    options: RunOptions,
+    watch: &Arc<Watch>,
+    stop: &Stop,
+) -> Result<Ran, Failure> {
     let (job, observer) = (Arc::clone(file), Arc::clone(watch));
-    let prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())).await;
+    let prepared = tokio::select! {
+        prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())) => prepared,
+        () = stop.asked() => return Err(Failure::Reported),
+    };
     let prepared = prepared.map_err(|e| Failure::System(format!("a worker stopped: {e}")))??;
     let observer = Arc::clone(watch) as Arc<dyn Observer>;
-    run::run(Arc::new(prepared), options, observer).await.map_err(|e| file.failure(e))
+    run::run_until(Arc::new(prepared), options, observer, stop).await.map_err(|e| file.failure(e))
 }
 
 fn how_to_go_on(watch: &Watch) -> String {
@@ -91,8 +99,9 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let watch = Arc::new(Watch::new(printer, mode));
     let file = Arc::new(file);
     let options = RunOptions { overwrite: args.overwrite, check: args.check, append: args.append };
-    let work = prepare_and_run(&file, options, &watch);
-    let result = runtime.block_on(until_signalled(printer, || how_to_go_on(&watch), work));
+    let stop = Stop::default();
+    let work = prepare_and_run(&file, options, &watch, &stop);
+    let result = runtime.block_on(until_stopped(printer, || how_to_go_on(&watch), &stop, work));
     watch.close();
     // What still computes after an interruption is not waited for: nothing of it is visible until committed.
     runtime.shutdown_background();
@@ -105,7 +114,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if args.verbose
         && let Some(plan) = &ran.plan
     {
-        printer.page(&plan::physical(plan))?;
+        printer.page(&plan::physical(plan, ran.is_elsewhere))?;
     }
     Ok(())
 }

@@ -22,6 +22,7 @@ Examples:
   stillhouse submit job.yaml                       watch it to its end; Ctrl-C leaves it running
   stillhouse submit job.yaml --detach              print its id; later: stillhouse jobs watch ID
   stillhouse submit job.yaml --priority 10 --max-attempts 5 --time-limit-hours 48
+  stillhouse submit job.yaml --append              its input has grown by files: makes the splits of these only
   STILLHOUSE_URL=https://stillhouse.example.org STILLHOUSE_TOKEN=sh_… stillhouse submit job.yaml --folder /corpora/owt";
 
 /// Send a job to a service and watch it
@@ -55,6 +56,9 @@ pub struct Args {
     /// Replace the data set of another job at the output
     #[arg(long)]
     overwrite: bool,
+    /// Where the data set is finished and the input has grown by files: make splits of the new files only, and keep every shard
+    #[arg(long, conflicts_with = "overwrite")]
+    append: bool,
     /// Name of this submission: the same name and job again gives the same job
     #[arg(long, value_name = "TEXT")]
     idempotency_key: Option<String>,
@@ -139,6 +143,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
         .with("time_limit_seconds", args.time_limit_hours.map(|h| (h * 3600.0).round().max(0.0) as u64))
         .with("output_limit_bytes", args.output_limit_gigabytes.map(|g| (g * 1e9).round().max(0.0) as u64))
         .with("overwrite", Some(true).filter(|_| args.overwrite))
+        .with("append", Some(true).filter(|_| args.append))
         .header("content-type", if json { "application/json" } else { "application/yaml" })
         .header("idempotency-key", key);
     let mut sends = 1;

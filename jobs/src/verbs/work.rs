@@ -3,6 +3,7 @@
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use stillhouse_pipeline::dataset::Dataset;
 use stillhouse_pipeline::error::PipelineError;
@@ -12,7 +13,7 @@ use stillhouse_pipeline::inspect::{InspectOptions, inspect};
 use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::output::{Found, Output};
-use stillhouse_pipeline::run::{self, RunOptions};
+use stillhouse_pipeline::run::{self, RunOptions, Stop};
 use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
@@ -37,6 +38,9 @@ Examples:
 pub struct Args {}
 
 const LONGEST_ORDER: u64 = 64 << 20;
+
+/// How long a run that was told to stop is waited for; the service kills it after `cancel_seconds`, where those are less.
+const CALLS_BACK: Duration = Duration::from_secs(5);
 
 /// Takes the order and follows it.
 pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
@@ -65,13 +69,23 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let writer = Arc::new(MessageWriter { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
     let observer = Arc::clone(&writer);
     let result = runtime.block_on(async move {
-        let work = tokio::task::spawn_blocking(move || follow(order, &observer));
+        let (stop, is_run) = (Stop::default(), matches!(order.work, Work::Run { .. }));
+        let told = stop.clone();
+        let work = tokio::task::spawn_blocking(move || follow(order, &observer, &told));
+        tokio::pin!(work);
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
             .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
         tokio::select! {
-            done = work => done.unwrap_or_else(|e| Err(PipelineError::new(ErrorKind::Output, format!("the work stopped: {e}")))),
+            done = &mut work => done.unwrap_or_else(|e| Err(PipelineError::new(ErrorKind::Output, format!("the work stopped: {e}")))),
             // what is committed stays, what is not was never visible
-            _ = terminate.recv() => std::process::exit(STOPPED),
+            _ = terminate.recv() => {
+                if is_run {
+                    // what a cluster makes for it is called back, and its output given free
+                    stop.ask();
+                    let _ = tokio::time::timeout(CALLS_BACK, work).await;
+                }
+                std::process::exit(STOPPED)
+            }
         }
     });
     writer.log.close();
@@ -172,15 +186,15 @@ async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, Pipe
     Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn follow(order: Order, writer: &Arc<MessageWriter>) -> Result<(), PipelineError> {
+fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Handle::current();
     let answer = match order.work {
-        Work::Run { file, folder, overwrite } => {
+        Work::Run { file, folder, overwrite, append } => {
             let parsed = sent(job_format().parse(&file), order.scheduler.as_deref());
             let prepared = job::prepare_parsed(parsed, &folder, &order.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
-            let options = RunOptions { overwrite, ..RunOptions::default() };
-            let ran = runtime.block_on(run::run(Arc::new(prepared), options, observer));
+            let options = RunOptions { overwrite, append, ..RunOptions::default() };
+            let ran = runtime.block_on(run::run_until(Arc::new(prepared), options, observer, stop));
             return ran.map(|_| ());
         }
         Work::Report { file, folder, row } => {

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, level, product};
 
 /// Name, rows, outputs, inputs.
-const SIZES: [(&str, usize, usize, usize); 10] = [
+const SIZES: [(&str, usize, usize, usize); 14] = [
     ("smollm2 qkv", 256, 960, 576),
     ("smollm2 attention out", 256, 576, 576),
     ("smollm2 gate and up", 256, 3072, 576),
@@ -18,6 +18,10 @@ const SIZES: [(&str, usize, usize, usize); 10] = [
     ("smollm2 down", 256, 576, 1536),
     ("smollm2 head", 160, 49_152, 576),
     ("smollm2 one token", 1, 3072, 576),
+    ("smollm2 four tokens", 4, 3072, 576),
+    ("smollm2 eight tokens", 8, 3072, 576),
+    ("smollm2 head, one token", 1, 49_152, 576),
+    ("smollm2 head, eight tokens", 8, 49_152, 576),
     ("gpt2 mlp", 256, 3072, 768),
     ("llama-1b down", 256, 2048, 8192),
     ("64 channels, head", 256, 50_257, 64),

@@ -8,7 +8,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [arithmetic, sizes @ ..] = arguments.as_slice() else {
         return Err("ARITHMETIC ROWS OUTPUTS INPUTS TIMES".into());
     };
-    let arithmetic = Arithmetic::ALL.into_iter().find(|a| a.name() == arithmetic).ok_or("f32, f16, bf16 or int8")?;
+    let arithmetic =
+        Arithmetic::ALL.into_iter().find(|a| a.name() == arithmetic).ok_or("a name that Arithmetic has")?;
     let sizes = sizes.iter().map(|size| size.parse()).collect::<Result<Vec<usize>, _>>()?;
     let [rows, outputs, inputs, times] = sizes[..] else { return Err("ROWS OUTPUTS INPUTS TIMES are missing".into()) };
 

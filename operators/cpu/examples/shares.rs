@@ -23,7 +23,7 @@ const SHAPES: [&str; 9] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let name = arguments.first().map_or("f32", String::as_str);
-    let arithmetic = Arithmetic::ALL.into_iter().find(|a| a.name() == name).ok_or("f32, f16, bf16 or int8")?;
+    let arithmetic = Arithmetic::ALL.into_iter().find(|a| a.name() == name).ok_or("a name that Arithmetic has")?;
     let shapes: Vec<&str> =
         if arguments.len() > 1 { arguments[1..].iter().map(String::as_str).collect() } else { SHAPES.to_vec() };
     let (_, work) = *peak::loops(arithmetic).first().ok_or("this machine has no such products")?;

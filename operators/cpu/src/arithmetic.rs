@@ -4,12 +4,18 @@ use crate::ProductError;
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{AmxBf16, AmxBf16x3, AmxInt8, Avx2, Avx512, Fp16, Vnni};
+use crate::narrow::{BF16, F16, Narrow};
 
 /// The types of a product; rows and results are f32 in memory with each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Arithmetic {
     /// f32 products summed in f32, on every machine.
     F32,
+    /// f32 products of weights that are rounded to f16 and kept so: the bits of [`Arithmetic::F32`] with the rounded weights, half
+    /// their memory, on every machine.
+    F32OfF16,
+    /// The same of bf16.
+    F32OfBf16,
     /// f16 products summed in f16 over 32 inputs at a time, those sums in f32.
     F16,
     /// bf16 products, exact, summed in f32.
@@ -24,10 +30,20 @@ pub enum Arithmetic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
     Baseline(Baseline),
+    BaselineOfF16(Narrow<Baseline, F16>),
+    BaselineOfBf16(Narrow<Baseline, BF16>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
+    Avx2OfF16(Narrow<Avx2, F16>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2OfBf16(Narrow<Avx2, BF16>),
+    #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512OfF16(Narrow<Avx512, F16>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512OfBf16(Narrow<Avx512, BF16>),
     #[cfg(target_arch = "x86_64")]
     Fp16(Fp16),
     #[cfg(target_arch = "x86_64")]
@@ -45,10 +61,20 @@ macro_rules! with_kernel {
     ($level:expr, $kernel:ident => $body:expr) => {
         match $level {
             $crate::arithmetic::Level::Baseline($kernel) => $body,
+            $crate::arithmetic::Level::BaselineOfF16($kernel) => $body,
+            $crate::arithmetic::Level::BaselineOfBf16($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::Avx2($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Avx2OfF16($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Avx2OfBf16($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::Avx512($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Avx512OfF16($kernel) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::arithmetic::Level::Avx512OfBf16($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::Fp16($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
@@ -72,31 +98,51 @@ impl Level {
             Arithmetic::F32 => {
                 [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2), Some(Self::Baseline(Baseline))]
             }
+            Arithmetic::F32OfF16 => [
+                Avx512::detect().map(|proof| Self::Avx512OfF16(Narrow(proof))),
+                Avx2::detect().map(|proof| Self::Avx2OfF16(Narrow(proof))),
+                Some(Self::BaselineOfF16(Narrow(Baseline))),
+            ],
+            Arithmetic::F32OfBf16 => [
+                Avx512::detect().map(|proof| Self::Avx512OfBf16(Narrow(proof))),
+                Avx2::detect().map(|proof| Self::Avx2OfBf16(Narrow(proof))),
+                Some(Self::BaselineOfBf16(Narrow(Baseline))),
+            ],
             Arithmetic::F16 => [Fp16::detect().map(Self::Fp16), None, None],
             Arithmetic::Bf16 => [AmxBf16::detect().map(Self::AmxBf16), None, None],
             Arithmetic::Bf16x3 => [AmxBf16x3::detect().map(Self::AmxBf16x3), None, None],
             Arithmetic::Int8 => [AmxInt8::detect().map(Self::AmxInt8), Vnni::detect().map(Self::Vnni), None],
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let found = [(arithmetic == Arithmetic::F32).then_some(Self::Baseline(Baseline))];
-        found.into_iter().flatten().collect()
+        let found = [match arithmetic {
+            Arithmetic::F32 => Some(Self::Baseline(Baseline)),
+            Arithmetic::F32OfF16 => Some(Self::BaselineOfF16(Narrow(Baseline))),
+            Arithmetic::F32OfBf16 => Some(Self::BaselineOfBf16(Narrow(Baseline))),
+            Arithmetic::F16 | Arithmetic::Bf16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => None,
+        }];
+        found.into_iter().flatten().filter(|level| is_allowed(level.name())).collect()
     }
 
     /// The fastest level of this machine.
     pub(crate) fn best(arithmetic: Arithmetic) -> Result<Self, ProductError> {
         Self::all(arithmetic).first().copied().ok_or_else(|| ProductError::Unavailable {
             got: arithmetic.name(),
-            valid: Arithmetic::ALL.iter().filter(|a| a.available()).map(|a| a.name()).collect::<Vec<_>>().join(", "),
+            valid: Arithmetic::ALL
+                .iter()
+                .filter(|a| a.available() && !a.widens())
+                .map(|a| a.name())
+                .collect::<Vec<_>>()
+                .join(", "),
         })
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Baseline(_) => "baseline",
+            Self::Baseline(_) | Self::BaselineOfF16(_) | Self::BaselineOfBf16(_) => "baseline",
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(_) => "avx2+fma",
+            Self::Avx2(_) | Self::Avx2OfF16(_) | Self::Avx2OfBf16(_) => "avx2+fma",
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(_) => "avx512",
+            Self::Avx512(_) | Self::Avx512OfF16(_) | Self::Avx512OfBf16(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Fp16(_) => "avx512fp16",
             #[cfg(target_arch = "x86_64")]
@@ -113,7 +159,8 @@ impl Level {
 
 impl Arithmetic {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Bf16x3, Self::Int8];
+    pub const ALL: [Self; 7] =
+        [Self::F32, Self::F32OfF16, Self::F32OfBf16, Self::F16, Self::Bf16, Self::Bf16x3, Self::Int8];
 
     /// Whether this machine has the instructions, asked of the CPU (and, for AMX, of the kernel) at run time.
     #[must_use]
@@ -121,17 +168,41 @@ impl Arithmetic {
         !Level::all(self).is_empty()
     }
 
-    /// f32, f16, bf16, bf16x3 or int8.
+    /// Whether weights are narrower in memory than the numbers that are multiplied.
+    pub(crate) const fn widens(self) -> bool {
+        matches!(self, Self::F32OfF16 | Self::F32OfBf16)
+    }
+
+    /// f32, f32-of-f16, f32-of-bf16, f16, bf16, bf16x3 or int8.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::F32OfF16 => "f32-of-f16",
+            Self::F32OfBf16 => "f32-of-bf16",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Bf16x3 => "bf16x3",
             Self::Int8 => "int8",
         }
     }
+}
+
+/// Whether this process may take these instructions; a test takes most of them away, to be another type of machine.
+#[cfg(debug_assertions)]
+fn is_allowed(level: &str) -> bool {
+    static MOST: std::sync::LazyLock<Option<String>> =
+        std::sync::LazyLock::new(|| std::env::var("STILLHOUSE_TEST_CPU").ok());
+    match MOST.as_deref() {
+        Some("baseline") => level == "baseline",
+        Some("avx2+fma") => level == "baseline" || level == "avx2+fma",
+        _ => true,
+    }
+}
+
+#[cfg(not(debug_assertions))]
+const fn is_allowed(_: &str) -> bool {
+    true
 }
 
 /// The instructions that compute such a product on this machine, for a manifest; `unavailable` where none do.

@@ -151,11 +151,8 @@ macro_rules! with_attention {
             Level::Avx512($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
             Level::AmxBf16($kernel) => $body,
-            // `best` gives none of these for f32 and bf16
-            #[cfg(target_arch = "x86_64")]
-            Level::Fp16(_) | Level::Vnni(_) | Level::AmxBf16x3(_) | Level::AmxInt8(_) => {
-                debug_assert!(false, "{}", $level.name())
-            }
+            // `best` gives no other for f32 and bf16
+            _ => debug_assert!(false, "{}", $level.name()),
         }
     };
 }
@@ -165,8 +162,19 @@ use with_attention;
 fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
     match arithmetic {
         Arithmetic::Bf16 => Level::best(Arithmetic::Bf16),
-        Arithmetic::F32 | Arithmetic::F16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => Level::best(Arithmetic::F32),
+        Arithmetic::F32
+        | Arithmetic::F32OfF16
+        | Arithmetic::F32OfBf16
+        | Arithmetic::F16
+        | Arithmetic::Bf16x3
+        | Arithmetic::Int8 => Level::best(Arithmetic::F32),
     }
+}
+
+/// The instructions that compute attention in such an arithmetic on this machine; `unavailable` where none do.
+#[must_use]
+pub fn attention_level(arithmetic: Arithmetic) -> &'static str {
+    level_of(arithmetic).map_or("unavailable", Level::name)
 }
 
 struct Job<'a> {
@@ -441,7 +449,21 @@ fn exponentials<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32],
 /// A product of a whole sum, without memory to be fetched.
 fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
     let (strip, panel, out) = (strip.as_ptr(), panel.as_ptr(), out.as_mut_ptr().cast());
-    Tile { rows, lines, strip, panel, out, first: true, next: panel, step: 0, to: out, stride: 0 }
+    Tile {
+        rows,
+        lines,
+        strip,
+        panel,
+        panels: 1,
+        apart: 0,
+        out,
+        first: true,
+        next: panel,
+        step: 0,
+        to: out,
+        stride: 0,
+        widened: false,
+    }
 }
 
 #[cfg(test)]

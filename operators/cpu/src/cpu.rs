@@ -22,8 +22,8 @@ macro_rules! proofs {
 }
 
 proofs! {
-    /// AVX2 and FMA.
-    Avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    /// AVX2, FMA and conversions of f16, which every CPU with AVX2 has.
+    Avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     /// AVX-512 as every CPU with it since 2017 has it.
     Avx512 = avx512();
     /// AVX-512 with arithmetic on f16.

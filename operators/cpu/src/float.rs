@@ -14,15 +14,20 @@
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
-use crate::kernel::{Kernel, Tile, to_lines};
+#[cfg(target_arch = "x86_64")]
+use crate::few::{self, several_avx2, several_avx512};
+use crate::kernel::{Kernel, Tile, lanes, to_lines};
 use crate::memory::Line;
+#[cfg(target_arch = "x86_64")]
+use crate::narrow::{F16, F32, depth};
+use crate::narrow::{Widens, widened};
 
 /// Lines of 16 inputs that are summed before they are added to the tile.
 const BLOCK: usize = 48;
 
 /// Blocks of a sum over `lines`: first line, number of lines, whether it is the first.
 #[inline(always)]
-fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
+pub(crate) fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
     (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0 && first))
 }
 
@@ -78,11 +83,62 @@ impl Kernel for Baseline {
     }
 }
 
+impl Widens for Baseline {
+    const ONCE_FROM: usize = 2;
+
+    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
+        let Tile { rows, lines, strip, panel, out, .. } = tile;
+        // SAFETY: the contract of `Widens::narrow_tile`, for these very sizes.
+        let (strip, panel, out) = unsafe {
+            (
+                std::slice::from_raw_parts(strip.cast::<f32>(), lines * rows * 16),
+                std::slice::from_raw_parts(panel.cast::<u16>(), lines * 16 * 16),
+                std::slice::from_raw_parts_mut(out, rows * 16),
+            )
+        };
+        for (start, count, first) in blocks(lines, tile.first) {
+            let mut sums = [[0f32; 16]; Self::ROWS];
+            let panel = panel[start * 256..(start + count) * 256].chunks_exact(256);
+            let strip = strip[start * rows * 16..(start + count) * rows * 16].chunks_exact(16 * rows);
+            for (line, kept) in strip.zip(panel) {
+                let mut weights = [0f32; 256];
+                self.to_f32::<KEPT>(kept, &mut weights);
+                for (numbers, sums) in line.chunks_exact(16).zip(&mut sums) {
+                    for (x, weights) in numbers.iter().zip(weights.chunks_exact(16)) {
+                        for (sum, w) in sums.iter_mut().zip(weights) {
+                            *sum += x * w;
+                        }
+                    }
+                }
+            }
+            for (out, sums) in out.chunks_exact_mut(16).zip(&sums) {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = if first { *sum } else { *out + *sum };
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
+        for (to, from) in to.as_chunks_mut::<16>().0.iter_mut().zip(from.as_chunks::<16>().0) {
+            let from = *from;
+            *to = lanes(|i| widened::<KEPT>(from[i]));
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 macro_rules! by_rows {
-    ($rows:expr, $tile:ident $arguments:tt, $($m:literal)*) => {
+    ($rows:expr, $tile:ident($argument:expr), $($m:literal)*) => {
         match $rows {
-            $($m => $tile::<$m> $arguments,)*
+            $($m => $tile::<$m>($argument),)*
+            _ => debug_assert!(false, "a strip of {} rows", $rows),
+        }
+    };
+    ($rows:expr, $tile:ident<$kept:ident>($argument:expr), $($m:literal)*) => {
+        match $rows {
+            $($m => $tile::<$m, $kept>($argument),)*
             _ => debug_assert!(false, "a strip of {} rows", $rows),
         }
     };
@@ -146,8 +202,12 @@ impl Kernel for Avx512 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
-        unsafe { by_rows!(tile.rows, tile_avx512(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
+        // SAFETY: the contract is the same.
+        unsafe { self.narrow_tile::<F32>(tile) }
+    }
+
+    fn panels(rows: usize) -> usize {
+        few::panels_avx512(rows)
     }
 
     #[inline(always)]
@@ -156,20 +216,80 @@ impl Kernel for Avx512 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+impl Widens for Avx512 {
+    /// Widening costs a seventh of a tile, and a tile of 16 bits a fifteenth more than one of f32.
+    const ONCE_FROM: usize = 3;
+
+    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
+        // SAFETY: `self` proves the features; the pointers are by the contract of `Widens::narrow_tile`.
+        unsafe {
+            match (tile.rows, tile.panels) {
+                (_, 1) => by_rows!(tile.rows, tile_avx512<KEPT>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                (1, 8) => several_avx512::<1, 8, KEPT>(tile, Self::ROWS),
+                (1, 4) => several_avx512::<1, 4, KEPT>(tile, Self::ROWS),
+                (1, 2) => several_avx512::<1, 2, KEPT>(tile, Self::ROWS),
+                (2, 4) => several_avx512::<2, 4, KEPT>(tile, Self::ROWS),
+                (2, 2) => several_avx512::<2, 2, KEPT>(tile, Self::ROWS),
+                (3, 2) => several_avx512::<3, 2, KEPT>(tile, Self::ROWS),
+                (4, 2) => several_avx512::<4, 2, KEPT>(tile, Self::ROWS),
+                (rows, panels) => debug_assert!(false, "{panels} panels of {rows} rows"),
+            }
+        }
+    }
+
+    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
+        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+        fn widen<const KEPT: u8>(from: &[u16], to: &mut [f32]) {
+            use core::arch::x86_64::_mm512_storeu_ps;
+            for (to, from) in to.as_chunks_mut::<16>().0.iter_mut().zip(from.as_chunks::<16>().0) {
+                // SAFETY: sixteen numbers are read and written.
+                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sixteen::<KEPT>(from.as_ptr().cast(), 0)) };
+            }
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { widen::<KEPT>(from, to) }
+    }
+}
+
+/// Sixteen weights, as f32, from the n-th on.
+///
 /// # Safety
-/// As [`Kernel::tile`], for M rows and 32 outputs.
+/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
+    use core::arch::x86_64::*;
+    // SAFETY: the contract of this function.
+    unsafe {
+        if KEPT == F32 {
+            return _mm512_load_ps(weights.cast::<f32>().add(n));
+        }
+        let bits = _mm256_loadu_si256(weights.cast::<u16>().add(n).cast());
+        if KEPT == F16 {
+            _mm512_cvtph_ps(bits)
+        } else {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }
+    }
+}
+
+/// # Safety
+/// As [`Kernel::tile`], for M rows and 32 outputs, whose weights are kept as `KEPT` says.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-unsafe fn tile_avx512<const M: usize>(tile: Tile) {
+unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
+    let depth = const { depth(KEPT, 32) };
     for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
         unsafe {
             let mut x = strip.add(start * M).cast::<f32>();
             let mut next = tile.next.wrapping_add(start * tile.step);
-            let mut w = panel.add(start * 32).cast::<f32>();
+            let mut w = panel.add(start * depth);
             for _ in 0..count {
                 for line in 0..tile.step {
                     _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
@@ -179,9 +299,10 @@ unsafe fn tile_avx512<const M: usize>(tile: Tile) {
                     _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
                 }
                 for k in 0..16 {
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 32).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add((16 + k) * 32 + 16).cast());
-                    let weights = [_mm512_load_ps(w.add(k * 32)), _mm512_load_ps(w.add(k * 32 + 16))];
+                    for line in 0..depth / 16 {
+                        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(depth + k * depth / 16 + line).cast());
+                    }
+                    let weights = [sixteen::<KEPT>(w, k * 32), sixteen::<KEPT>(w, k * 32 + 16)];
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let number = _mm512_set1_ps(*x.add(i * 16 + k));
                         sums[0] = _mm512_fmadd_ps(number, weights[0], sums[0]);
@@ -189,7 +310,7 @@ unsafe fn tile_avx512<const M: usize>(tile: Tile) {
                     }
                 }
                 x = x.add(M * 16);
-                w = w.add(16 * 32);
+                w = w.add(depth);
             }
             for (i, sums) in sums.iter().enumerate() {
                 for (half, sum) in sums.iter().enumerate() {
@@ -222,8 +343,12 @@ impl Kernel for Avx2 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
-        unsafe { by_rows!(tile.rows, tile_avx2(tile), 1 2 3 4 5 6) }
+        // SAFETY: the contract is the same.
+        unsafe { self.narrow_tile::<F32>(tile) }
+    }
+
+    fn panels(rows: usize) -> usize {
+        few::panels_avx2(rows)
     }
 
     #[inline(always)]
@@ -237,22 +362,83 @@ impl Kernel for Avx2 {
     }
 }
 
-/// # Safety
-/// As [`Kernel::tile`], for M rows and 16 outputs.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2<const M: usize>(tile: Tile) {
+impl Widens for Avx2 {
+    /// Widening costs a third of a tile, and a tile of 16 bits next to nothing more than one of f32.
+    const ONCE_FROM: usize = 12;
+
+    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
+        // SAFETY: `self` proves the features; the pointers are by the contract of `Widens::narrow_tile`.
+        unsafe {
+            match (tile.rows, tile.panels) {
+                (_, 1) => by_rows!(tile.rows, tile_avx2<KEPT>(tile), 1 2 3 4 5 6),
+                (1, 4) => several_avx2::<1, 4, KEPT>(tile, Self::ROWS),
+                (1, 2) => several_avx2::<1, 2, KEPT>(tile, Self::ROWS),
+                (2, 2) => several_avx2::<2, 2, KEPT>(tile, Self::ROWS),
+                (rows, panels) => debug_assert!(false, "{panels} panels of {rows} rows"),
+            }
+        }
+    }
+
+    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn widen<const KEPT: u8>(from: &[u16], to: &mut [f32]) {
+            use core::arch::x86_64::_mm256_storeu_ps;
+            for (to, from) in to.as_chunks_mut::<8>().0.iter_mut().zip(from.as_chunks::<8>().0) {
+                // SAFETY: eight numbers are read and written.
+                unsafe { _mm256_storeu_ps(to.as_mut_ptr(), eight::<KEPT>(from.as_ptr().cast(), 0)) };
+            }
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { widen::<KEPT>(from, to) }
+    }
+}
+
+/// Eight weights, as f32, from the n-th on.
+///
+/// # Safety
+/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
+    use core::arch::x86_64::*;
+    // SAFETY: the contract of this function.
+    unsafe {
+        if KEPT == F32 {
+            return _mm256_load_ps(weights.cast::<f32>().add(n));
+        }
+        let bits = _mm_loadu_si128(weights.cast::<u16>().add(n).cast());
+        if KEPT == F16 {
+            _mm256_cvtph_ps(bits)
+        } else {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+        }
+    }
+}
+
+/// # Safety
+/// As [`Kernel::tile`], for M rows and 16 outputs, whose weights are kept as `KEPT` says.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile_avx2<const M: usize, const KEPT: u8>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
+    let depth = const { depth(KEPT, 16) };
     for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
         // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
         unsafe {
             let mut x = strip.add(start * M).cast::<f32>();
-            let mut w = panel.add(start * 16).cast::<f32>();
+            let mut next = tile.next.wrapping_add(start * tile.step);
+            let mut w = panel.add(start * depth);
             for _ in 0..count {
+                for line in 0..if KEPT == F32 { 0 } else { tile.step } {
+                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                }
+                next = next.wrapping_add(tile.step);
                 for k in 0..16 {
-                    let weights = [_mm256_load_ps(w.add(k * 16)), _mm256_load_ps(w.add(k * 16 + 8))];
+                    let weights = [eight::<KEPT>(w, k * 16), eight::<KEPT>(w, k * 16 + 8)];
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let number = _mm256_set1_ps(*x.add(i * 16 + k));
                         sums[0] = _mm256_fmadd_ps(number, weights[0], sums[0]);
@@ -260,7 +446,7 @@ unsafe fn tile_avx2<const M: usize>(tile: Tile) {
                     }
                 }
                 x = x.add(M * 16);
-                w = w.add(16 * 16);
+                w = w.add(depth);
             }
             for (i, sums) in sums.iter().enumerate() {
                 for (half, sum) in sums.iter().enumerate() {

@@ -22,6 +22,10 @@ pub(crate) struct Tile {
     pub strip: *const Line,
     /// The packed outputs.
     pub panel: *const Line,
+    /// Panels, 1 or a power of two up to [`Kernel::panels`].
+    pub panels: usize,
+    /// Lines from a panel to the next one.
+    pub apart: usize,
     /// What is computed.
     pub out: *mut f32,
     /// Whether `out` is written; sums of further lines are added to it otherwise.
@@ -34,6 +38,8 @@ pub(crate) struct Tile {
     pub to: *const f32,
     /// Floats from one of those rows to the next; 0 where they go nowhere yet.
     pub stride: usize,
+    /// Whether the panel is one that [`Kernel::widen`] has made.
+    pub widened: bool,
 }
 
 /// A register tile's product. It is implemented on the proof (see `cpu`) that the machine has the instructions.
@@ -58,6 +64,8 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// Lines after which a call may end and another go on with `first` unset, without a change of the sum's order; `None`
     /// where one call has to have all lines.
     const PAUSE: Option<usize> = None;
+    /// Strips of a block from which its panels go through [`Kernel::widen`] first; `None` for a kernel that has no such.
+    const WIDEN_FROM: Option<usize> = None;
 
     /// The scale of values whose largest magnitude is `max` (finite, not negative); positive, and a value divided by
     /// it fits the type.
@@ -80,9 +88,13 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// # Safety
     /// - `rows` is in 1..=ROWS;
     /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` lines to be read;
-    /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read;
-    /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither.
+    /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read, or twice the lines where it is widened;
+    /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither;
+    /// - where there are several panels, so has each of them, `apart` lines from the one before, and as many floats after its own.
     unsafe fn tile(self, tile: Tile);
+
+    /// Makes a panel's lines twice as many, for [`Tile::widened`].
+    fn widen(self, _from: &[Line], _to: &mut [Line]) {}
 
     /// Lines between line l and line l + 1 of a strip's row.
     fn slots(rows: usize) -> usize {
@@ -91,6 +103,11 @@ pub(crate) trait Kernel: Copy + Send + Sync {
 
     /// Runs `f`, compiled for this kernel's machine where the compiler may inline it.
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// The most panels of a call with so many rows.
+    fn panels(_rows: usize) -> usize {
+        1
+    }
 
     /// Prepares the thread for [`Kernel::tile`] calls in `f`, and cleans up after them.
     fn session<R>(self, f: impl FnOnce() -> R) -> R {

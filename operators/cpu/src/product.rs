@@ -16,6 +16,7 @@ use crate::elementwise::{gelu, silu};
 use crate::error::ProductError;
 use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
+use crate::narrow::Widened;
 use crate::weight::{Packed, fits};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -102,8 +103,12 @@ impl Scratch {
 const BLOCK_BYTES: usize = 1 << 20;
 /// Bytes of panels that go by together: each strip of rows is then read once for several of them.
 const GROUP_BYTES: usize = 1 << 16;
-/// Multiplications below which a task is not worth another thread.
+/// Bytes of panels that are widened together, of a part of them: what strips read of them stays in a core's cache.
+const WIDENED_BYTES: usize = 1 << 19;
+/// Multiplications below which a task is not worth another thread, unless it reads [`TASK_BYTES`].
 const TASK: usize = 2 << 20;
+/// Bytes of a weight that take a core as long to fetch as it takes to wake another one, and some.
+const TASK_BYTES: usize = 1 << 18;
 /// Floats of the smallest vector; tiles are whole numbers of them, and so are the halves of a gated one.
 const LANES: usize = 8;
 /// Floats of the largest register tile.
@@ -210,7 +215,9 @@ impl Job<'_> {
         let rows = self.x.rows;
         let lines = self.weight.inputs().div_ceil(K::INPUTS);
         let work = rows * self.weight.inputs() * self.weight.outputs();
-        let threads = threads.min(work / TASK).max(1);
+        // with few rows the weight's bytes are what takes time
+        let tasks = (work / TASK).max(self.weight.bytes() / TASK_BYTES).max(1);
+        let threads = threads.min(tasks).max(1);
         let largest =
             if part_lines::<K>(lines) < lines { PART_STRIPS * K::ROWS } else { (BLOCK_BYTES / (lines * LINE)).max(1) };
         let blocks = threads.min(rows / (2 * K::ROWS)).max(rows.div_ceil(largest)).clamp(1, rows);
@@ -226,8 +233,7 @@ impl Job<'_> {
             let block = Block { rows, strips, lines, strip };
             self.pack(kernel, &block, memory);
             let panels = self.weight.panels();
-            let task = work.div_ceil(panels * blocks);
-            let group = TASK.div_ceil(task).clamp(1, panels);
+            let group = panels.div_ceil(tasks.div_ceil(blocks)).clamp(1, panels);
             if threads == 1 {
                 return self.panels(kernel, &block, memory, 0..panels);
             }
@@ -276,57 +282,88 @@ impl Job<'_> {
         let tile = K::ROWS * K::OUTPUTS / 16;
         let lines = part_lines::<K>(block.lines);
         let parts = block.lines.div_ceil(lines);
-        let tiles = zeros(&mut space[..if parts > 1 { TILES } else { tile }]);
-        // whole sums end in one tile after the other; sums in parts need one each
-        let group =
-            if parts > 1 { TILES / tile / block.strips } else { GROUP_BYTES / size_of_val(self.weight.panel(0)) };
         // lines of a panel for a line of rows
         let depth = K::INPUTS * K::OUTPUTS * size_of::<K::Weight>() / LINE;
         let step = depth.div_ceil(block.strips);
+        // whole sums end in one tile after the other; sums in parts need one each
+        let mut group =
+            if parts > 1 { TILES / tile / block.strips } else { GROUP_BYTES / size_of_val(self.weight.panel(0)) };
+        let widens = K::WIDEN_FROM.is_some_and(|from| block.strips >= from);
+        // lines of a widened panel, of a part of it
+        let wide = if widens { 2 * depth * lines.min(block.lines) } else { 0 };
+        if widens {
+            group = group.min(WIDENED_BYTES / (wide * LINE)).max(1);
+        }
+        // of few rows several panels at once
+        let abreast = if block.strips == 1 { K::panels(block.rows.len()) } else { 1 };
+        group = group.max(abreast);
+        let tiles = zeros(&mut space[..if parts > 1 { TILES } else { abreast * tile }]);
+        let mut widened = Widened::take(wide * group.min(panels.len()));
+        let widened = widened.lines();
         kernel.session(|| {
-            for start in panels.clone().step_by(group.max(1)) {
-                let group = start..panels.end.min(start + group.max(1));
+            for start in panels.clone().step_by(group) {
+                let group = start..panels.end.min(start + group);
                 for first_line in (0..block.lines).step_by(lines) {
                     let lines = lines.min(block.lines - first_line);
                     let last = first_line + lines == block.lines;
                     // what follows these panels, or this part of them
                     let ahead = if parts > 1 { start } else { group.end - 1 };
                     let mut next = self.weight.panel(ahead).as_ptr().wrapping_add((first_line + lines) * depth);
+                    if widens {
+                        for (to, p) in widened.chunks_exact_mut(wide).zip(group.clone()) {
+                            let from = &self.weight.panel(p)[first_line * depth..][..lines * depth];
+                            kernel.widen(from, &mut to[..2 * lines * depth]);
+                        }
+                    }
                     for (s, strip) in strips.chunks_exact(block.strip).enumerate() {
                         let rows = part(block.rows.len(), block.strips, s);
-                        for (g, p) in group.clone().enumerate() {
-                            let slot = if parts > 1 { s * group.len() + g } else { 0 };
-                            let out = &mut tiles[slot * tile..(slot + 1) * tile];
+                        let mut p = group.start;
+                        while p < group.end {
+                            let several = 1 << abreast.min(group.end - p).ilog2();
+                            let slot = if parts > 1 { s * group.len() + p - group.start } else { 0 };
+                            let out = &mut tiles[slot * tile..(slot + several) * tile];
                             let strip = &strip[first_line * K::slots(rows.len())..];
-                            let panel = &self.weight.panel(p)[first_line * depth..];
+                            let panel = if widens {
+                                &widened[(p - group.start) * wide..][..wide]
+                            } else {
+                                &self.weight.from_panel(p)[first_line * depth..]
+                            };
                             let first = block.rows.start + rows.start;
                             let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
                             // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a
                             // strip has 1..=ROWS; from `first_line` on it holds `lines` times the slots of its rows,
-                            // and the panel, filled for the same kernel and inputs, as many groups (and its seal, as a
-                            // kernel that has one never pauses); `out` has ROWS · OUTPUTS floats in aligned lines.
+                            // and the panel, filled for the same kernel and inputs, as many groups, or twice the lines
+                            // that they were widened to (and its seal, as a kernel that has one never pauses); so do
+                            // those after it, below the group's end; `out` has ROWS · OUTPUTS floats in aligned lines
+                            // for each of them.
                             unsafe {
                                 kernel.tile(Tile {
                                     rows: rows.len(),
                                     lines,
                                     strip: strip.as_ptr(),
                                     panel: panel.as_ptr(),
+                                    panels: several,
+                                    apart: self.weight.panel(p).len(),
                                     out: out.as_mut_ptr().cast(),
                                     first: first_line == 0,
                                     next,
                                     step,
                                     to: self.out.wrapping_add(first * self.stride + p * width),
                                     stride: if last { self.stride } else { 0 },
+                                    widened: widens,
                                 });
                             }
-                            next = next.wrapping_add(step * lines);
+                            next = next.wrapping_add(step * lines * several);
                             if last {
                                 let scales = &numbers::<f32>(scales)[s * K::ROWS..][..rows.len()];
-                                kernel.vectorised(
-                                    #[inline(always)]
-                                    || self.end::<K>(p, first, scales, numbers_mut(out)),
-                                );
+                                for (out, p) in out.chunks_exact_mut(tile).zip(p..) {
+                                    kernel.vectorised(
+                                        #[inline(always)]
+                                        || self.end::<K>(p, first, scales, numbers_mut(out)),
+                                    );
+                                }
                             }
+                            p += several;
                         }
                     }
                 }

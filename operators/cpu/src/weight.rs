@@ -235,6 +235,11 @@ impl Packed {
         &self.lines[p * self.panel..(p + 1) * self.panel]
     }
 
+    /// The lines of panel p and of all after it.
+    pub(crate) fn from_panel(&self, p: usize) -> &[Line] {
+        &self.lines[p * self.panel..]
+    }
+
     /// Number of panels.
     pub(crate) fn panels(&self) -> usize {
         self.lines.len() / self.panel

@@ -1,7 +1,7 @@
 // Causal grouped-query attention over runs of different lengths, in memory that does not grow with L².
 //
 // In: fused rows of q, k and v and a list of work, see forward/work.cuh; out: [T, heads · D]. A block takes one item for one head: 32 query
-// rows in f32 and 128 or 64 (M = 2, 1) otherwise. What the launch has to know of that stands in src/net/attention.rs.
+// rows in f32 and 128 or 64 (M = 2, 1) otherwise. What the launch has to know of that stands in src/net/kernels.rs.
 //
 // Flops per token of a run of length L: 2 L heads · D, half of 4 L: blocks of the future are skipped.
 #include "portable.cuh"

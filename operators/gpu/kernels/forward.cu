@@ -4,6 +4,7 @@
 #include "portable.cuh"
 
 #include "forward/activations.cuh"
+#include "forward/fill.cuh"
 #include "forward/norm.cuh"
 #include "forward/rope.cuh"
 #include "forward/rows.cuh"
@@ -34,10 +35,18 @@ namespace forward {
         rope<T>(qkv, cos, sin, positions, q_norm, k_norm, RopeShape{tokens, heads, kv_heads, dim, own_dim, lanes, eps});               \
     }                                                                                                                                  \
     EXPORT(rope_##T)                                                                                                                   \
-    KERNEL_BOUNDS(swiglu_##T, 256, 4)(const T* gate_up, T* out, unsigned inner) { swiglu<T>(gate_up, out, inner); }                    \
+    KERNEL_BOUNDS(swiglu_##T, 256, 4)(const T* gate_up, T* out, unsigned inner) { gated<T, Silu>(gate_up, out, inner); }               \
     EXPORT(swiglu_##T)                                                                                                                 \
-    KERNEL_BOUNDS(gelu_new_##T, 256, 4)(T* x, unsigned inner) { gelu<T>(x, inner); }                                                   \
-    EXPORT(gelu_new_##T)
+    KERNEL_BOUNDS(geglu_##T, 256, 4)(const T* gate_up, T* out, unsigned inner) { gated<T, GeluTanh>(gate_up, out, inner); }            \
+    EXPORT(geglu_##T)                                                                                                                  \
+    KERNEL_BOUNDS(gelu_new_##T, 256, 4)(T* x, unsigned inner) { curved<T, GeluTanh>(x, inner); }                                       \
+    EXPORT(gelu_new_##T)                                                                                                               \
+    KERNEL_BOUNDS(gelu_##T, 256, 4)(T* x, unsigned inner) { curved<T, Gelu>(x, inner); }                                               \
+    EXPORT(gelu_##T)                                                                                                                   \
+    KERNEL_BOUNDS(fill_##T, 256, 4)(T* to, unsigned long long count, unsigned long long key, float factor, float term) {               \
+        fill<T>(to, count, key, factor, term);                                                                                         \
+    }                                                                                                                                  \
+    EXPORT(fill_##T)
 
 typedef float f32;
 FORWARD_KERNELS(f32)

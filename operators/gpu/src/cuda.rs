@@ -14,6 +14,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::device::{Arg, Device, Element, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 use crate::error::GpuError;
+use crate::machine::versions;
 use products::{Operation, Products};
 
 /// Machine code of the kernels; empty where no toolkit was there when this was compiled.
@@ -40,6 +41,7 @@ const USUAL_SHARED_BYTES: u32 = 40 << 10;
 pub struct Cuda {
     name: String,
     model: String,
+    arithmetic: String,
     multiprocessors: u32,
     /// Compute capability, its first number.
     generation: c_int,
@@ -86,8 +88,10 @@ impl Cuda {
     /// Opens a GPU by its number.
     ///
     /// # Errors
-    /// [`GpuError::Unavailable`] without a driver, a GPU of this number, cuBLASLt or kernels, with what was looked for.
+    /// [`GpuError::Unavailable`] without a driver, a GPU of this number, cuBLASLt or kernels, with what was looked for; and where driver,
+    /// GPU or cuBLASLt are too old, with what is there and what is needed.
     pub fn open(ordinal: usize) -> Result<Self> {
+        use sys::CUdevice_attribute as Attribute;
         let name = format!("cuda:{ordinal}");
         let unavailable = |message: String| GpuError::Unavailable { device: name.clone(), message };
         // SAFETY: only tries to open libcuda, without which the calls below would panic
@@ -97,8 +101,11 @@ impl Cuda {
         if IMAGES.iter().any(|image| image.is_empty()) {
             return Err(unavailable("this binary was built without a CUDA toolkit, so without kernels".into()));
         }
-        libraries::load_cublaslt().map_err(&unavailable)?;
         let failed = |call: &str, error: DriverError| unavailable(format!("{call}: {}", words(error)));
+        let mut driver = 0;
+        // SAFETY: writes one number; every driver has it, also one that is too old to begin
+        unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
+        versions::check_driver(driver).map_err(&unavailable)?;
         result::init().map_err(|e| failed("cuInit", e))?;
         let there = count();
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < there);
@@ -106,22 +113,26 @@ impl Cuda {
             number.ok_or_else(|| unavailable(format!("there are {there} GPUs, valid: cpu, or cuda:N below")))?;
         let device = result::device::get(number).map_err(|e| failed("cuDeviceGet", e))?;
         let model = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
-        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        // SAFETY: the device is one that the driver gave
-        let multiprocessors = unsafe { result::device::get_attribute(device, count) };
-        let multiprocessors = multiprocessors.map_err(|e| failed("cuDeviceGetAttribute", e))?.unsigned_abs();
-        let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-        // SAFETY: as above
-        let generation = unsafe { result::device::get_attribute(device, major) };
-        let generation = generation.map_err(|e| failed("cuDeviceGetAttribute", e))?;
+        let attribute = |what| {
+            // SAFETY: the device is one that the driver gave
+            unsafe { result::device::get_attribute(device, what) }.map_err(|e| failed("cuDeviceGetAttribute", e))
+        };
+        let capability = [
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ];
+        versions::check_capability(&model, capability).map_err(&unavailable)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
+        libraries::load_cublaslt().map_err(&unavailable)?;
         // SAFETY: as above; released when the value is dropped
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
         let mut opened = Self {
             name: name.clone(),
             model,
+            arithmetic: String::new(),
             multiprocessors,
-            generation,
+            generation: capability[0],
             device,
             context,
             streams: [std::ptr::null_mut(); 2],
@@ -133,6 +144,10 @@ impl Cuda {
             lost: AtomicBool::new(false),
         };
         opened.set_up()?;
+        let cublaslt = opened.products().version();
+        let release = versions::driver_release();
+        opened.arithmetic =
+            versions::arithmetic(&opened.model, multiprocessors, capability, driver, release.as_deref(), cublaslt);
         Ok(opened)
     }
 
@@ -278,6 +293,10 @@ impl Device for Cuda {
 
     fn model(&self) -> &str {
         &self.model
+    }
+
+    fn arithmetic(&self) -> String {
+        self.arithmetic.clone()
     }
 
     fn multiprocessors(&self) -> u32 {

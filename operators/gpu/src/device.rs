@@ -182,6 +182,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The model of the device: `NVIDIA H200`.
     fn model(&self) -> &str;
 
+    /// All that the last bits of what it computes may depend on: the model, and the libraries that work for it.
+    fn arithmetic(&self) -> String {
+        self.model().into()
+    }
+
     /// Multiprocessors, for the size of grids.
     fn multiprocessors(&self) -> u32;
 

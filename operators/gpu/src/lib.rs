@@ -13,6 +13,9 @@ pub mod cuda;
 pub mod device;
 mod error;
 pub mod extract;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only its tests are compiled then"))]
+mod machine;
 pub mod net;
 
 pub use device::{

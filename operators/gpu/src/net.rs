@@ -2,7 +2,7 @@
 //! takes runs of tokens of any lengths, back to back, so that documents share a pass without padding.
 //!
 //! ```text
-//!   tokens ─► embed ─► x ─► norm ─► n ─► qkv ─► rope ─► attention ─► x += out ─► norm ─► n ─► up ─► gelu | swiglu ─► x += down ─┐
+//!   tokens ─► embed ─► x ─► norm ─► n ─► qkv ─► rope ─► attention ─► x += out ─► norm ─► n ─► up ─► gelu | gated ──► x += down ─┐
 //!                       ▲                                                                                                  │
 //!                       └──────────────────────────────────── layers ──────────────────────────────────────────────────────┘
 //!   x ─► norm ─► n, which stays on the device;   logits: rows of n · headᵀ, in f32, straight from the product
@@ -15,6 +15,7 @@
 
 mod kept;
 pub mod kernels;
+mod made;
 mod shape;
 mod upload;
 mod weights;
@@ -22,7 +23,8 @@ mod widen;
 
 use std::sync::Arc;
 
-pub use shape::{Kind, Shape};
+pub use made::MadeUp;
+pub use shape::{Activation, Kind, Shape};
 pub use weights::Source;
 pub use widen::{Format, Order, Stored};
 
@@ -139,13 +141,31 @@ impl Net {
         most_tokens: usize,
     ) -> Result<Self> {
         shape.check()?;
+        check_rope(&shape, rope)?;
+        Self::of(device, shape, (element, fp8), most_tokens, || {
+            let mut loader = Loader::new(device, &shape, element, fp8, source)?;
+            let angles = match rope.filter(|_| shape.rotates()) {
+                Some(Rope { cos, sin }) => Some([loader.table_of_angles(cos)?, loader.table_of_angles(sin)?]),
+                None => None,
+            };
+            Ok((angles, loader.load()?))
+        })
+    }
+
+    /// What `load` gives, with what passes work in. That comes first, since it is the caller's to choose: who asked for too much learns it
+    /// before the weights are read.
+    fn of(
+        device: &Arc<dyn Device>,
+        shape: Shape,
+        (element, fp8): (Element, bool),
+        most_tokens: usize,
+        load: impl FnOnce() -> Result<(Option<[Buffer; 2]>, Weights)>,
+    ) -> Result<Self> {
         if most_tokens == 0 || u32::try_from(most_tokens).is_err() {
             return Err(input("tokens of a pass", most_tokens, "at least 1, below 2^32"));
         }
-        check_rope(&shape, rope)?;
         let bytes = |per_token: usize| Buffer::new(device, per_token * most_tokens);
         let [wide, narrow] = shape.work_widths().map(|width| width * element.bytes());
-        // First, since it is the caller's to choose: who asked for too much learns it before the weights are read.
         let work = Workspace {
             x: bytes(shape.width * element.bytes())?,
             n: bytes(shape.width * element.bytes())?,
@@ -155,12 +175,7 @@ impl Net {
             rows: bytes(ROW_BYTES)?,
             eight: if fp8 { Some([bytes(shape.fp8_inputs())?, bytes(Element::F32.bytes())?]) } else { None },
         };
-        let mut loader = Loader::new(device, &shape, element, fp8, source)?;
-        let angles = match rope.filter(|_| shape.rotates()) {
-            Some(Rope { cos, sin }) => Some([loader.table_of_angles(cos)?, loader.table_of_angles(sin)?]),
-            None => None,
-        };
-        let weights = loader.load()?;
+        let (angles, weights) = load()?;
         Ok(Self {
             device: Arc::clone(device),
             kernels: Kernels::new(device, element),
@@ -249,7 +264,7 @@ impl Net {
         for (i, layer) in self.weights.layers.iter().enumerate() {
             kept.take(self.device.as_ref(), i, states(&work.x))?;
             self.norm(&layer.before_attention, inputs.count)?;
-            self.attention(layer, &inputs)?;
+            self.attention(i, layer, &inputs)?;
             self.norm(&layer.before_mlp, inputs.count)?;
             self.feed_forward(layer, inputs.count)?;
         }
@@ -371,7 +386,7 @@ impl Net {
     }
 
     /// x += the output projection of attention over n.
-    fn attention(&self, layer: &Layer, inputs: &Inputs) -> Result<()> {
+    fn attention(&self, number: usize, layer: &Layer, inputs: &Inputs) -> Result<()> {
         let (heads, [qkv_width, out_width]) = (self.shape.heads(), self.shape.attention_widths());
         let qkv = self.activations(&self.work.wide, inputs.count, qkv_width);
         let out = self.activations(&self.work.narrow, inputs.count, out_width);
@@ -384,8 +399,10 @@ impl Net {
             // SAFETY: so many fused rows are there; positions are below the tables', as checked
             unsafe { self.kernels.rope(qkv.pointer, &rotation, &heads, inputs.count)? };
         }
+        let items = [inputs.items, inputs.item_count as u64];
+        let scale = self.shape.score_scale(number);
         // SAFETY: the items are of these rows, and the output has room for them
-        unsafe { self.kernels.attention(qkv.pointer, out.pointer, inputs.items, inputs.item_count, &heads)? };
+        unsafe { self.kernels.attention(qkv.pointer, out.pointer, items, scale, &heads)? };
         self.linear(out, &layer.attention_out, self.activations(&self.work.x, inputs.count, self.shape.width), true)
     }
 
@@ -394,16 +411,23 @@ impl Net {
         let Shape { width, inner, .. } = self.shape;
         let n = self.activations(&self.work.n, tokens, width);
         let up = self.activations(&self.work.wide, tokens, self.shape.up_width());
-        let activated = if self.shape.gated() {
-            self.linear(n, &layer.up, up, false)?;
-            let out = self.activations(&self.work.narrow, tokens, inner);
-            // SAFETY: both have `most_tokens` rows of these widths
-            unsafe { self.kernels.swiglu(up.pointer, out.pointer, [tokens, inner])? };
-            out
-        } else {
+        let narrow = self.activations(&self.work.narrow, tokens, inner);
+        let size = [tokens, inner];
+        if self.shape.activation == Activation::GeluTanh {
             self.linear_with_gelu(n, &layer.up, up)?;
-            up
-        };
+        } else {
+            self.linear(n, &layer.up, up, false)?;
+        }
+        // SAFETY: up has `most_tokens` rows of one width or two, as the activation takes them, and narrow of one
+        unsafe {
+            match self.shape.activation {
+                Activation::SwiGlu => self.kernels.swiglu(up.pointer, narrow.pointer, size)?,
+                Activation::GeGlu => self.kernels.geglu(up.pointer, narrow.pointer, size)?,
+                Activation::GeluTanh => {}
+                Activation::Gelu => self.kernels.gelu(up.pointer, size)?,
+            }
+        }
+        let activated = if self.shape.gated() { narrow } else { up };
         self.linear(activated, &layer.down, self.activations(&self.work.x, tokens, width), true)
     }
 

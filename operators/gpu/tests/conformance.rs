@@ -15,7 +15,7 @@ use std::sync::Arc;
 use checks::check;
 use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{Asked, Extractor, Noise};
-use stillhouse_gpu::net::{Kind, Net, Shape, Source};
+use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
 use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
@@ -230,6 +230,9 @@ fn a_device_without_fp8_refuses_it() {
         kv_heads: 1,
         head_dim: 16,
         inner: 16,
+        activation: Activation::GeluTanh,
+        scaled: true,
+        scaled_by_layer: false,
         eps: 1e-5,
         positions: 4,
         tied: true,

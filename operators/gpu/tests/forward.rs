@@ -156,19 +156,49 @@ fn activations_are_those_of_f64() {
         let gate_up = upload(&device, &x, element);
         let out = empty(&device, rows * inner, element);
         let kernels = Kernels::new(&device, element);
-        unsafe { kernels.swiglu(gate_up.pointer(), out.pointer(), [rows, inner]) }.unwrap();
-        unsafe { kernels.gelu_new(gate_up.pointer(), [rows, 2 * inner]) }.unwrap();
-        let x = rounded(&x, element);
-        let gated: Vec<f64> = x
-            .chunks_exact(2 * inner)
-            .flat_map(|row| {
-                row[..inner].iter().zip(&row[inner..]).map(|(g, u)| naive::silu(*g) * u).collect::<Vec<_>>()
-            })
-            .collect();
-        let curved: Vec<f64> = x.iter().map(|x| naive::gelu_new(*x)).collect();
+        let other = upload(&device, &x, element);
+        let wide = rounded(&x, element);
+        let gated = |of: fn(f64) -> f64| -> Vec<f64> {
+            let row = |row: &[f64]| row[..inner].iter().zip(&row[inner..]).map(|(g, u)| of(*g) * u).collect::<Vec<_>>();
+            wide.chunks_exact(2 * inner).flat_map(row).collect()
+        };
+        let curved = |of: fn(f64) -> f64| wide.iter().map(|x| of(*x)).collect::<Vec<_>>();
         let units = if element == Element::F32 { 16.0 } else { 1.01 };
-        assert_near("swiglu", &download(&out, element), &gated, element, units, 1.0);
-        assert_near("gelu_new", &download(&gate_up, element), &curved, element, units, 1.0);
+        unsafe { kernels.swiglu(gate_up.pointer(), out.pointer(), [rows, inner]) }.unwrap();
+        assert_near("swiglu", &download(&out, element), &gated(naive::silu), element, units, 1.0);
+        unsafe { kernels.geglu(gate_up.pointer(), out.pointer(), [rows, inner]) }.unwrap();
+        assert_near("geglu", &download(&out, element), &gated(naive::gelu_new), element, units, 1.0);
+        unsafe { kernels.gelu_new(gate_up.pointer(), [rows, 2 * inner]) }.unwrap();
+        assert_near("gelu_new", &download(&gate_up, element), &curved(naive::gelu_new), element, units, 1.0);
+        unsafe { kernels.gelu(other.pointer(), [rows, 2 * inner]) }.unwrap();
+        assert_near("gelu", &download(&other, element), &curved(naive::gelu), element, units, 1.0);
+    }
+}
+
+/// Number i of a key, as it is written down.
+fn made_up(key: u64, i: u64) -> f64 {
+    let mut z = key.wrapping_add(i).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    let sum = (0..4).map(|part| (z >> (16 * part)) & 0xffff).sum::<u64>();
+    (sum as f64 - 131_070.0) / (65_536.0 / 3f64.sqrt())
+}
+
+#[test]
+fn memory_is_filled_with_numbers_of_a_key() {
+    // more than the threads of one round of all blocks are
+    let count = 2048 * 256 + 77;
+    for element in ELEMENTS {
+        let (device, key) = (host(6), u64::MAX - 5);
+        let memory = empty(&device, count, element);
+        unsafe { Kernels::new(&device, element).fill(memory.pointer(), count, key, [0.5, 1.0]) }.unwrap();
+        let got = download(&memory, element);
+        let want: Vec<f64> = (0..count as u64).map(|i| 0.5 * made_up(key, i) + 1.0).collect();
+        assert_near("fill", &got, &want, element, if element == Element::F32 { 3.0 } else { 1.01 }, 1.0);
+        let mean = got.iter().sum::<f64>() / count as f64;
+        let variance = got.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64;
+        assert!((mean - 1.0).abs() < 5e-3 && (variance - 0.25).abs() < 5e-3, "{mean}, {variance}");
     }
 }
 
@@ -213,7 +243,8 @@ fn attend(seed: u64, element: Element, qkv: &[f32], offsets: &[u32], shape: &Hea
     let tokens = *offsets.last().unwrap() as usize;
     let (rows, out) = (upload(&device, qkv, element), empty(&device, tokens * shape.heads * shape.dim, element));
     let kernels = Kernels::new(&device, element);
-    unsafe { kernels.attention(rows.pointer(), out.pointer(), words.pointer(), items.len(), shape) }.unwrap();
+    let (items, scale) = ([words.pointer(), items.len() as u64], 1.0 / (shape.own_dim as f64).sqrt());
+    unsafe { kernels.attention(rows.pointer(), out.pointer(), items, scale, shape) }.unwrap();
     download(&out, element)
 }
 

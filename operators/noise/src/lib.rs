@@ -72,7 +72,7 @@ pub use rows::{RowEncoder, Rows, RowsEncoded};
 pub use sample::{Sampler, Sampling};
 pub use signals::{LogitSampling, RowSignals, Sampled, Signals, TopP, signals_of_loaded};
 pub use topk::{top_k, top_k_of_loaded};
-pub use uniforms::{KeyedUniforms, fnv1a64, keyed_uniforms, splitmix64};
+pub use uniforms::{KeyedUniforms, epoch_seed, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;
 pub use verify::{Compared, Judged, compare, judge, judge_dense, total_variation_of};
 

@@ -41,6 +41,17 @@ pub struct KeyedUniforms {
     used: usize,
 }
 
+/// The seed of an epoch: of epoch 0 it is the seed itself, as in the package's views.
+///
+/// ```
+/// assert_eq!(stillhouse_noise::epoch_seed(42, 0), 42);
+/// assert_eq!(stillhouse_noise::epoch_seed(1, 2), 0x3C6E_F372_FE94_F82B);
+/// ```
+#[must_use]
+pub fn epoch_seed(seed: u64, epoch: u32) -> u64 {
+    seed.wrapping_add(u64::from(epoch).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
 /// The stream of uniforms for one purpose at one sequence. `stream` numbers independent streams of the same purpose
 /// (the draw, the view, the epoch).
 ///

@@ -18,7 +18,7 @@ use stillhouse_schemas::spec::NoiseCodec;
 
 use super::hidden::States;
 use super::pass::{Predicted, Sequence, Slice};
-use super::{ExtractConfig, NAME, Workspace, noise_error};
+use super::{ExtractConfig, NAME, Workspace, noise_error, unfit};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
@@ -68,7 +68,7 @@ impl Collector {
             config: Arc::clone(config),
             sequences: Arc::clone(sequences),
             starts,
-            asked: asked(config)?,
+            asked: config.asked()?,
             logprob: vec![0.0; positions],
             replay: None,
             dense: None,
@@ -227,12 +227,14 @@ impl Collector {
 
     fn place_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
         let Some(hidden) = &mut self.hidden else { return Ok(()) };
-        for (p, states) in positions.iter().zip(states.chunks_exact(states.len() / positions.len().max(1))) {
-            hidden.place(self.starts[p.row] + p.position, states).map_err(|message| OperatorError::Data {
-                operator: NAME,
-                place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
-                message,
-            })?;
+        let (got, expected) = (states.len(), positions.len() * hidden.values());
+        if got != expected {
+            let message = format!("{got} values of hidden states, expected {expected}: a fault of this program");
+            return Err(OperatorError::Config { operator: NAME, message });
+        }
+        for (p, states) in positions.iter().zip(states.chunks_exact(hidden.values())) {
+            let at = (self.sequences[p.row].id, p.position);
+            hidden.place(self.starts[p.row] + p.position, states).map_err(|message| unfit(at, message))?;
         }
         Ok(())
     }
@@ -309,22 +311,24 @@ impl Collector {
     }
 }
 
-/// What the config asks of every row.
-fn asked(config: &ExtractConfig) -> Result<Extraction, OperatorError> {
-    let signals = config.signals.asked();
-    let mut asked = Extraction { vocab: config.vocab_size, keys: Vec::new(), noise: None, topk: config.topk, signals };
-    if let Some(noise) = &config.noise {
-        let (value_type, condition) = (noise.stored(), noise.condition);
-        asked.keys = DrawKey::draws(noise.seed, noise.draws);
-        asked.noise = Some(match noise.codec {
-            NoiseCodec::Replay => {
-                let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
-                NoiseForm::Replay { tolerance, value_type, condition }
-            }
-            NoiseCodec::Dense => NoiseForm::Dense { value_type, condition },
-        });
+impl ExtractConfig {
+    /// What is asked of every row.
+    pub(crate) fn asked(&self) -> Result<Extraction, OperatorError> {
+        let (signals, topk) = (self.signals.asked(), self.topk);
+        let mut asked = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
+        if let Some(noise) = &self.noise {
+            let (value_type, condition) = (noise.stored(), noise.condition);
+            asked.keys = DrawKey::draws(noise.seed, noise.draws);
+            asked.noise = Some(match noise.codec {
+                NoiseCodec::Replay => {
+                    let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
+                    NoiseForm::Replay { tolerance, value_type, condition }
+                }
+                NoiseCodec::Dense => NoiseForm::Dense { value_type, condition },
+            });
+        }
+        Ok(asked)
     }
-    Ok(asked)
 }
 
 /// Corrections in the order of the lists, and how many each row has.

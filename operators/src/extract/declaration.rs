@@ -7,7 +7,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
 
-use super::{ExtractConfig, HiddenConfig, NAME, NoiseConfig, SignalsConfig, hidden, invariants, signals};
+use super::{ExtractConfig, HiddenConfig, NAME, NoiseConfig, SignalsConfig, invariants, predicted, sequences, view};
 use crate::declaration::{Column, Declaration, JobFacts, OperatorView, bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
@@ -202,15 +202,9 @@ impl Declaration for ExtractConfig {
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        let mut views = [signals::view(&self.signals, row)?, hidden::view(self, row)?].into_iter().flatten();
-        let Some(mut view) = views.next() else { return Ok(None) };
-        for other in views {
-            view.facts.extend(other.facts);
-            for (token, more) in view.tokens.iter_mut().zip(other.tokens) {
-                *token = format!("{token} · {more}");
-            }
-        }
-        Ok(Some(view))
+        let sequences = sequences(row)?;
+        let Some(sequence) = sequences.first() else { return Ok(None) };
+        view::view(self, row, &predicted(sequence, self.context, self.bos))
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {

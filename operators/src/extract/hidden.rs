@@ -25,7 +25,6 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{HiddenStates, NoisePrecision};
 
 use super::{ExtractConfig, NAME};
-use crate::declaration::OperatorView;
 use crate::invariants::{Broken, Widened, float_column};
 use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
@@ -65,8 +64,8 @@ impl HiddenConfig {
     }
 }
 
-/// The column on its way.
-pub(super) struct States {
+/// The column on its way, or the part of it that a text has so far.
+pub(crate) struct States {
     config: HiddenConfig,
     values: Values,
 }
@@ -78,13 +77,36 @@ enum Values {
 
 impl States {
     /// Of so many positions, all of them certain so far.
-    pub(super) fn new(config: HiddenConfig, positions: usize) -> Self {
+    pub(crate) fn new(config: HiddenConfig, positions: usize) -> Self {
         let count = positions * config.values();
         let values = match config.precision {
             NoisePrecision::F16 => Values::F16(vec![f16::ZERO; count]),
             NoisePrecision::F32 => Values::F32(vec![0.0; count]),
         };
         Self { config, values }
+    }
+
+    /// Values of a position.
+    pub(super) fn values(&self) -> usize {
+        self.config.values()
+    }
+
+    /// One position more, with the states that it is predicted from, \[layers, H\]. Says which value its type cannot hold.
+    pub(crate) fn push(&mut self, states: &[f32]) -> Result<(), String> {
+        let of_a_position = self.config.values();
+        let at = match &mut self.values {
+            Values::F16(values) => (values.len(), values.resize(values.len() + of_a_position, f16::ZERO)).0,
+            Values::F32(values) => (values.len(), values.resize(values.len() + of_a_position, 0.0)).0,
+        };
+        self.place(at / of_a_position.max(1), states)
+    }
+
+    /// All of them, as they are stored.
+    pub(crate) fn widened(&self) -> Vec<f32> {
+        match &self.values {
+            Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Values::F32(values) => values.clone(),
+        }
     }
 
     /// Puts the states of a position, \[layers, H\], where they belong. Says which value its type cannot hold.
@@ -177,28 +199,4 @@ pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Ve
         }
     }
     Ok(())
-}
-
-/// What is shown of a row: the length of the states of each layer, as a mean and for every token.
-pub(super) fn view(config: &ExtractConfig, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-    let Some(stored) = StoredStates::of(config.hidden.as_ref(), row)? else { return Ok(None) };
-    let length = |state: &[f32]| state.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-    let (layers, width) = (&stored.config.layers, stored.config.width);
-    let tokens: Vec<Vec<f64>> = stored
-        .row(0)
-        .chunks_exact(stored.config.values())
-        .map(|states| states.chunks_exact(width).map(length).collect())
-        .collect();
-    let predicted = tokens.iter().filter(|lengths| lengths.iter().any(|l| *l > 0.0)).count().max(1) as f64;
-    let mut facts = vec![("hidden states".into(), format!("{} of width {width}", layers.len()))];
-    for (i, layer) in layers.iter().enumerate() {
-        let mean = tokens.iter().map(|lengths| lengths[i]).sum::<f64>() / predicted;
-        facts.push((format!("mean length of the state of layer {layer}"), format!("{mean:.2}")));
-    }
-    let line = |lengths: &Vec<f64>| {
-        let each = layers.iter().zip(lengths).map(|(layer, length)| format!("|h{layer}| {length:.1}"));
-        each.collect::<Vec<_>>().join(" ")
-    };
-    let tokens = tokens.iter().map(line).collect();
-    Ok(Some(OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() }))
 }

@@ -25,8 +25,10 @@ pub mod pass;
 mod signals;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use extractor::Workspace;
+pub(crate) use hidden::States;
 pub use hidden::{HiddenConfig, StoredStates};
 pub use loosen::{LOOSENED, Loosen};
 pub use pass::{Predicted, Sequence, Slice, Visit};
@@ -38,7 +40,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use serde::{Deserialize, Serialize};
-use stillhouse_noise::{Extracted, NoiseError, Tolerance, ValueType};
+use stillhouse_noise::{Extracted, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
@@ -47,7 +49,7 @@ use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extended};
 use crate::rows::{ListRows, sequence_ids};
 use collect::Collector;
-use pass::TeacherPass;
+use pass::{TeacherPass, predicted};
 
 const NAME: &str = "extract";
 /// Bytes of dense noise and hidden states that are held at once, at least one row.
@@ -204,6 +206,26 @@ impl ExtractConfig {
         (HELD_BYTES.checked_div((dense + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
     }
 
+    /// Rows of text that is written that are worked on at once. Of a batch everything is held until its last text has ended; of signals and
+    /// hidden states that is what fits 64 MB.
+    pub fn written_at_once(&self) -> usize {
+        let signals = if self.signals.is_none() { 0 } else { self.signal_bytes() };
+        let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes);
+        (HELD_BYTES.checked_div((signals + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Bytes of the signals of a position before they are columns, at most.
+    fn signal_bytes(&self) -> usize {
+        let SignalsConfig { logz_temperatures, candidates, samples, top_p, .. } = &self.signals;
+        let drawn = samples.as_ref().map_or(0, |s| (s.draws as usize).min(self.vocab_size));
+        let kept = top_p.as_ref().map_or(0, |t| t.most.min(self.vocab_size));
+        let floats = logz_temperatures.len() + candidates.len();
+        size_of::<RowSignals>()
+            + floats * size_of::<f32>()
+            + drawn * size_of::<Sampled>()
+            + kept * size_of::<(u32, f32)>()
+    }
+
     /// The layers whose hidden states are kept.
     pub fn hidden_layers(&self) -> &[usize] {
         self.hidden.as_ref().map_or(&[], |hidden| &hidden.layers)
@@ -347,6 +369,11 @@ impl Columns {
         let schema = extended(&self.batch.schema(), self.config.fields());
         Ok((RecordBatch::try_new(schema, columns).map_err(OperatorError::arrow(NAME))?, statistics))
     }
+}
+
+/// That hidden states of a position cannot be stored.
+pub(crate) fn unfit((sequence, position): (u64, usize), message: String) -> OperatorError {
+    OperatorError::Data { operator: NAME, place: format!("sequence {sequence}, position {position}"), message }
 }
 
 pub(crate) fn noise_error(e: NoiseError) -> OperatorError {

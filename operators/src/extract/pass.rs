@@ -86,6 +86,35 @@ struct Run {
     length: usize,
 }
 
+/// The runs of a sequence, in order.
+fn runs_of(sequence: &Sequence, row: usize, context: TeacherContext) -> Vec<Run> {
+    let end = sequence.valid;
+    let mut runs = Vec::new();
+    match context {
+        TeacherContext::Sequence => runs.push(Run { row, start: 0, length: end }),
+        TeacherContext::Document => {
+            for (i, &start) in sequence.offsets.iter().enumerate() {
+                let stop = sequence.offsets.get(i + 1).map_or(end, |&next| next.min(end));
+                if start < stop {
+                    runs.push(Run { row, start, length: stop - start });
+                }
+            }
+        }
+    }
+    runs.retain(|run| run.length > 0);
+    runs
+}
+
+/// Which positions of a sequence the teacher predicts: those of its runs, but for a BOS that one begins with.
+pub(crate) fn predicted(sequence: &Sequence, context: TeacherContext, bos: u32) -> Vec<bool> {
+    let mut predicted = vec![false; sequence.tokens.len()];
+    for Run { start, length, .. } in runs_of(sequence, 0, context) {
+        let given = usize::from(sequence.tokens[start] == bos);
+        predicted[start + given..start + length].fill(true);
+    }
+    predicted
+}
+
 impl TeacherPass<'_> {
     /// Runs the teacher over the sequences and hands out every predicted position with its logits, once; `logits` is a buffer, whatever it holds.
     ///
@@ -177,23 +206,8 @@ impl TeacherPass<'_> {
     }
 
     fn runs(&self, sequences: &[Sequence]) -> Vec<Run> {
-        let mut runs = Vec::new();
-        for (row, sequence) in sequences.iter().enumerate() {
-            let end = sequence.valid;
-            match self.context {
-                TeacherContext::Sequence => runs.push(Run { row, start: 0, length: end }),
-                TeacherContext::Document => {
-                    for (i, &start) in sequence.offsets.iter().enumerate() {
-                        let stop = sequence.offsets.get(i + 1).map_or(end, |&next| next.min(end));
-                        if start < stop {
-                            runs.push(Run { row, start, length: stop - start });
-                        }
-                    }
-                }
-            }
-        }
-        runs.retain(|run| run.length > 0);
-        runs
+        let of = |(row, sequence)| runs_of(sequence, row, self.context);
+        sequences.iter().enumerate().flat_map(of).collect()
     }
 
     fn forward(

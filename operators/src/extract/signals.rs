@@ -23,7 +23,6 @@ use stillhouse_schemas::spec::Extract;
 
 use super::collect::unsigned;
 use super::{ExtractConfig, NAME};
-use crate::declaration::OperatorView;
 use crate::invariants::{Broken, Widened, float_column, unsigned_column};
 use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
@@ -200,7 +199,6 @@ impl SignalsConfig {
 pub struct StoredSignals {
     asked: Signals,
     has_ratio: bool,
-    lengths: Vec<usize>,
     logz: Option<Widened<f32>>,
     entropy: Option<Widened<f32>>,
     candidates: Option<Widened<f32>>,
@@ -274,7 +272,7 @@ impl StoredSignals {
         };
         let (logz, entropy, candidates) = (logz.transpose()?, entropy.transpose()?, candidates.transpose()?);
         let has_ratio = config.has_ratio();
-        Ok((Self { asked, has_ratio, lengths, logz, entropy, candidates, sampled, top_p }, broken))
+        Ok((Self { asked, has_ratio, logz, entropy, candidates, sampled, top_p }, broken))
     }
 
     /// What is asked of every position.
@@ -385,67 +383,4 @@ pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Ve
     }
     broken.extend(misfits);
     Ok(())
-}
-
-/// What is shown of a row: means as facts, and a line for every token.
-pub(super) fn view(config: &SignalsConfig, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-    if config.is_none() {
-        return Ok(None);
-    }
-    let (stored, misfits) = StoredSignals::of(config, row)?;
-    if let Some(misfit) = misfits.first() {
-        return Err(ArrowError::InvalidArgumentError(misfit.message.clone()));
-    }
-    let all: Vec<RowSignals> = (0..stored.lengths.first().copied().unwrap_or(0)).map(|i| stored.at(0, i)).collect();
-    let mean = |of: &dyn Fn(&RowSignals) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
-    let mut facts = Vec::new();
-    for (i, temperature) in config.logz_temperatures.iter().enumerate() {
-        let value = mean(&|s| f64::from(s.logz[i]));
-        facts.push((format!("mean of ln Σ exp(l/{temperature})"), format!("{value:.3}")));
-    }
-    if config.entropy {
-        let nats = mean(&|s| f64::from(s.entropy));
-        facts.push(("mean entropy".into(), format!("{nats:.3} nat, as of {:.1} equally likely tokens", nats.exp())));
-    }
-    for (i, id) in config.candidates.iter().enumerate() {
-        let value = mean(&|s| f64::from(s.candidates[i]).exp());
-        facts.push((format!("mean probability of candidate {id}"), format!("{value:.5}")));
-    }
-    if let Some(samples) = &config.samples {
-        let value = mean(&|s| s.sampled.len() as f64);
-        facts.push(("sampled logits".into(), format!("{} draws, {value:.1} distinct on average", samples.draws)));
-    }
-    if let Some(top_p) = &config.top_p {
-        let (kept, tail) = (mean(&|s| s.top_p.len() as f64), mean(&|s| f64::from(s.tail).exp()));
-        let value = format!("{kept:.1} tokens on average for {} of the mass, {tail:.4} outside", top_p.mass);
-        facts.push(("top-p".into(), value));
-    }
-    let tokens = all.iter().map(|signals| line(config, signals)).collect();
-    Ok(Some(OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() }))
-}
-
-/// The signals of one token, short.
-fn line(config: &SignalsConfig, signals: &RowSignals) -> String {
-    let mut parts = Vec::new();
-    if !signals.logz.is_empty() {
-        let values: Vec<String> = signals.logz.iter().map(|v| format!("{v:.2}")).collect();
-        parts.push(format!("logz {}", values.join(" ")));
-    }
-    if config.entropy {
-        parts.push(format!("H {:.2}", signals.entropy));
-    }
-    if !signals.candidates.is_empty() {
-        let values: Vec<String> = signals.candidates.iter().map(|v| format!("{v:.2}")).collect();
-        parts.push(format!("candidates {}", values.join(" ")));
-    }
-    if config.samples.is_some() {
-        let mut drawn = signals.sampled.clone();
-        drawn.sort_by_key(|s| (std::cmp::Reverse(s.times), s.index));
-        let values: Vec<String> = drawn.iter().take(3).map(|s| format!("{}×{}", s.times, s.index)).collect();
-        parts.push(format!("drawn {}{}", values.join(" "), if drawn.len() > 3 { " …" } else { "" }));
-    }
-    if config.top_p.is_some() {
-        parts.push(format!("top-p {} + {:.1e}", signals.top_p.len(), f64::from(signals.tail).exp()));
-    }
-    parts.join(" · ")
 }

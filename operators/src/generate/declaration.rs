@@ -62,12 +62,28 @@ impl Declaration for GenerateConfig {
         let facts = vec![(GIVEN.to_owned(), given.to_string()), ("written".to_owned(), (valid - given).to_string())];
         let by = |i: i32| if i < given { GIVEN } else { "written" };
         let tokens = (0..length).map(|i| if i < valid { by(i).to_owned() } else { String::new() }).collect();
-        Ok(Some(OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() }))
+        let own = OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() };
+        Ok(Some(match Declaration::view(&self.extract, row)? {
+            Some(of_teacher) => joined(own, of_teacher),
+            None => own,
+        }))
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
         Ok(Box::new(self.build(context)?))
     }
+}
+
+/// Who wrote a token, and what the teacher says of it where it did.
+fn joined(mut own: OperatorView, of_teacher: OperatorView) -> OperatorView {
+    own.facts.extend(of_teacher.facts);
+    own.pictures.extend(of_teacher.pictures);
+    for (token, more) in own.tokens.iter_mut().zip(of_teacher.tokens) {
+        if token == "written" {
+            *token = format!("{token} · {more}");
+        }
+    }
+    own
 }
 
 /// The column `given`.

@@ -7,14 +7,37 @@ use stillhouse_schemas::spec::Stop;
 
 use super::GenerateConfig;
 use super::declaration::given;
-use crate::extract::sequences;
+use crate::extract::{StoredSignals, StoredStates, sequences};
 use crate::invariants::Broken;
 use crate::rows::ListRows;
+
+/// What is stored beside log-probabilities.
+struct Certain {
+    /// With the rows whose lists do not fit, which are told elsewhere.
+    signals: Option<(StoredSignals, Vec<Broken>)>,
+    states: Option<StoredStates>,
+}
+
+impl Certain {
+    fn of(config: &GenerateConfig, batch: &RecordBatch) -> Result<Self, ArrowError> {
+        let (signals, hidden) = (&config.extract.signals, config.extract.hidden.as_ref());
+        let signals = if signals.is_none() { None } else { Some(StoredSignals::of(signals, batch)?) };
+        Ok(Self { signals, states: StoredStates::of(hidden, batch)? })
+    }
+
+    /// Whether a position is stored as one that is certain to be its token.
+    fn holds(&self, row: usize, position: usize, token: u32) -> bool {
+        let signals = self.signals.as_ref().filter(|(_, misfits)| misfits.iter().all(|misfit| misfit.row != row));
+        signals.is_none_or(|(stored, _)| stored.at(row, position) == stored.asked().certain(token))
+            && self.states.as_ref().is_none_or(|states| states.at(row, position).iter().all(|value| *value == 0.0))
+    }
+}
 
 pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let given = given(batch)?;
     let lists = ListRows::of(batch, columns::LOGPROB)?;
     let logprobs = lists.values::<Float32Array>(columns::LOGPROB)?.values();
+    let certain = Certain::of(config, batch)?;
     for (row, sequence) in sequences(batch)?.iter().enumerate() {
         let mut wrong = |message: String| broken.push(Broken::new(row, message));
         let (given, valid) = (given.value(row), sequence.valid);
@@ -29,9 +52,15 @@ pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut V
             wrong(format!("the row begins with {:?}, valid: bos, {:?}", sequence.tokens.first(), config.pack.bos));
         }
         let logprobs = &logprobs[lists.range(row)];
-        let certain = logprobs.iter().take(first).chain(logprobs.iter().skip(valid));
-        if let Some(other) = certain.copied().find(|logprob| *logprob != 0.0) {
+        let others = logprobs.iter().take(first).chain(logprobs.iter().skip(valid));
+        if let Some(other) = others.copied().find(|logprob| *logprob != 0.0) {
             wrong(format!("logprob of a position that is given or padding is {other}, valid: 0"));
+        }
+        let mut positions = (0..first).chain(valid..sequence.tokens.len());
+        if let Some(position) = positions.find(|position| !certain.holds(row, *position, sequence.tokens[*position])) {
+            wrong(format!(
+                "position {position} is given or padding, but its signals or hidden states are not those of its token alone"
+            ));
         }
         if config.written.stop == Stop::Eos {
             let written = &sequence.tokens[first..valid];

@@ -9,15 +9,16 @@
 //! |---|---|---|
 //! | those of `pack` | | one text a row: bos, prompt, what was written, padding |
 //! | `given` | int32 | positions from the start that were given; the others, up to padding, were written |
-//! | `logprob`, `topk_…` | as of `extract` | of the teacher's own distribution, whatever was sampled from; given positions are certain |
+//! | `logprob`, `topk_…`, other signals, `hidden_states` | as of `extract` | of the teacher's own distribution, whatever was sampled from; given positions are certain |
 //!
 //! ξ_k = −ln e_k of the generator that the stored noise of other jobs is replayed from (`stillhouse_noise::Sampler`), so nothing of it is
 //! stored: Gumbel distillation's sequential extraction (Algorithm 1, with x drawn and not observed). Texts are written in slots, one token
 //! of each at a step, over kept keys and values; one that has ended makes room for the next at once ([`Writer`]). What a text becomes does
-//! not depend on the others: the logits are those of the parallel pass over it, to the bit.
+//! not depend on the others: the logits, and the states of layers, are those of the parallel pass over it, to the bit.
 //!
 //! Cost per token: all weights once for each step, shared by the slots; attention over what the text has so far; one pass over V for the
-//! noise. Memory: `slots` times the keys and values of `length` tokens, logits `[slots, V]`, and the batches under way.
+//! noise. Memory: `slots` times the keys and values of `length` tokens, logits `[slots, V]`, and the batches under way, with what the teacher
+//! said of their tokens ([`GenerateConfig::rows_at_once`]).
 
 mod declaration;
 mod invariants;
@@ -35,7 +36,7 @@ use stillhouse_noise::Sampling;
 use stillhouse_schemas::spec::{Sequential, Stop};
 use stillhouse_teacher::{Teacher, TeacherInfo};
 
-use crate::extract::ExtractConfig;
+use crate::extract::{ExtractConfig, parts};
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack::PackConfig;
 
@@ -81,6 +82,16 @@ impl GenerateConfig {
         self.pack.length
     }
 
+    /// Rows of a batch of prompts, at most.
+    pub fn rows_at_once(&self) -> usize {
+        self.extract.written_at_once().min(prompts::ROWS)
+    }
+
+    /// Batches of prompts that keep all slots at work, the first of which may wait for its last text.
+    pub fn batches_at_once(&self) -> usize {
+        1 + (self.written.slots as usize).div_ceil(self.rows_at_once())
+    }
+
     fn ends(&self, token: u32) -> bool {
         self.written.stop == Stop::Eos && token == self.eos
     }
@@ -105,12 +116,14 @@ struct Generate {
 impl Operator for Generate {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let mut writer = Writer::new(self.teacher.as_ref(), Arc::clone(&self.config))?;
-        writer.push((), batch, Arc::clone(&self.meter)).map_err(|((), error)| error)?;
-        while !writer.is_idle() {
-            for ((), written) in writer.step() {
-                let Written { batch, statistics, .. } = written?;
-                self.statistics.lock().add(&statistics);
-                emit(batch)?;
+        for part in parts(batch, self.config.rows_at_once()) {
+            writer.push((), &part, Arc::clone(&self.meter)).map_err(|((), error)| error)?;
+            while !writer.is_idle() {
+                for ((), written) in writer.step() {
+                    let Written { batch, statistics, .. } = written?;
+                    self.statistics.lock().add(&statistics);
+                    emit(batch)?;
+                }
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ use crate::rows::list_column;
 
 const NAME: &str = "prompts";
 /// Rows of a batch, which a device has two of for each split.
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
 
 /// Config of `prompts`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

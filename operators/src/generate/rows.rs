@@ -12,7 +12,7 @@ use stillhouse_schemas::manifest::Statistics;
 
 use super::{GIVEN, GenerateConfig, NAME};
 use crate::declaration::with_columns;
-use crate::extract::{Forward, Predicted};
+use crate::extract::{Forward, HiddenConfig, Predicted, States, unfit};
 use crate::operator::{Counters, OperatorError};
 use crate::rows::list_column;
 
@@ -39,28 +39,26 @@ pub(super) struct Text {
     given: usize,
     /// Tokens that the teacher has seen.
     seen: usize,
-    /// Of the written tokens.
-    logprob: Vec<f32>,
-    topk: (Vec<u32>, Vec<f32>),
+    /// What the teacher says of the written tokens.
+    found: Extracted,
+    /// The states that they are predicted from, where those are kept.
+    states: Option<States>,
     /// Why it does not go on.
     pub failed: Option<OperatorError>,
 }
 
 impl Text {
-    pub fn new(place: (usize, usize), (id, document): (u64, u64), bos: u32, prompt: &[u32]) -> Self {
-        let tokens: Vec<u32> = std::iter::once(bos).chain(prompt.iter().copied()).collect();
+    /// One that begins with what is given of it.
+    pub fn new(
+        place: (usize, usize),
+        (id, document): (u64, u64),
+        given: impl Iterator<Item = u32>,
+        hidden: Option<&HiddenConfig>,
+    ) -> Self {
+        let tokens: Vec<u32> = given.collect();
         let given = tokens.len();
-        Self {
-            place,
-            id,
-            document,
-            tokens,
-            given,
-            seen: 0,
-            logprob: Vec::new(),
-            topk: Default::default(),
-            failed: None,
-        }
+        let (found, states) = (Extracted::default(), hidden.map(|hidden| States::new(hidden.clone(), 0)));
+        Self { place, id, document, tokens, given, seen: 0, found, states, failed: None }
     }
 
     /// What the teacher has not seen of it.
@@ -73,15 +71,28 @@ impl Text {
         self.seen = self.tokens.len();
     }
 
-    /// One token more, with what a row of a step says about it.
-    pub fn write(&mut self, token: u32, row: usize, extracted: &Extracted) {
+    /// One token more, with what a row of a step says about it, and the states `[layers, H]` that it is predicted from.
+    pub fn write(
+        &mut self,
+        token: u32,
+        row: usize,
+        extracted: &Extracted,
+        states: &[f32],
+    ) -> Result<(), OperatorError> {
+        if let Some(kept) = &mut self.states {
+            kept.push(states).map_err(|message| unfit((self.id, self.tokens.len()), message))?;
+        }
         self.tokens.push(token);
-        self.logprob.push(extracted.logprob[row]);
+        self.found.logprob.push(extracted.logprob[row]);
         if let Some((indices, logprobs)) = &extracted.topk {
             let k = indices.len() / extracted.logprob.len().max(1);
-            self.topk.0.extend_from_slice(&indices[row * k..(row + 1) * k]);
-            self.topk.1.extend_from_slice(&logprobs[row * k..(row + 1) * k]);
+            let of_row = row * k..(row + 1) * k;
+            let (found, values) = self.found.topk.get_or_insert_default();
+            found.extend_from_slice(&indices[of_row.clone()]);
+            values.extend_from_slice(&logprobs[of_row]);
         }
+        self.found.signals.extend(extracted.signals.get(row).cloned());
+        Ok(())
     }
 }
 
@@ -89,19 +100,13 @@ impl Text {
 pub(super) fn made(config: &GenerateConfig, texts: &[Text], busy: Duration) -> Result<Written, OperatorError> {
     let packed = packed(config, texts).map_err(OperatorError::arrow(NAME))?;
     let extract = Arc::new(config.extract.clone());
-    let mut positions = Vec::new();
-    let mut extracted = Extracted::default();
-    let mut topk = (Vec::new(), Vec::new());
-    for (row, text) in texts.iter().enumerate() {
-        positions.extend((text.given..text.tokens.len()).map(|position| Predicted { row, position }));
-        extracted.logprob.extend_from_slice(&text.logprob);
-        topk.0.extend_from_slice(&text.topk.0);
-        topk.1.extend_from_slice(&text.topk.1);
-    }
-    extracted.topk = (extract.topk > 0).then_some(topk);
     // what is done was counted while it was done
     let mut columns = Forward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
-    columns.place(&positions, &extracted, &[])?;
+    for (row, text) in texts.iter().enumerate() {
+        let written = (text.given..text.tokens.len()).map(|position| Predicted { row, position });
+        let states = text.states.as_ref().map(States::widened).unwrap_or_default();
+        columns.place(&written.collect::<Vec<_>>(), &text.found, &states)?;
+    }
     let (batch, statistics) = columns.finish()?;
     Ok(Written { batch, statistics, busy })
 }

@@ -11,7 +11,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 use stillhouse_teacher::{
-    Architecture, Decoding, DeviceChoice, Hidden, LoadOptions, Logits, Precision, Runs, TeacherError, load,
+    Architecture, Decoding, DeviceChoice, Hidden, LoadOptions, Logits, Precision, Runs, Stepped, TeacherError, load,
 };
 
 use super::*;
@@ -23,14 +23,30 @@ use crate::rows::ListRows;
 use crate::testing::{context, documents, drive, gpt2, repository, statistics};
 use crate::tokenize::TokenizeConfig;
 
-fn config(written: serde_json::Value, vocab_size: usize, [bos, eos]: [u32; 2], length: usize) -> GenerateConfig {
-    let spec: JobSpec = serde_json::from_value(json!({
+mod signals;
+
+fn config(written: serde_json::Value, vocab_size: usize, ids: [u32; 2], length: usize) -> GenerateConfig {
+    asking(json!({}), written, vocab_size, ids, length)
+}
+
+/// A config with more keys of `extract`; its teacher's states are [`WIDTH`] wide.
+fn asking(
+    more: serde_json::Value,
+    written: serde_json::Value,
+    vocab_size: usize,
+    [bos, eos]: [u32; 2],
+    length: usize,
+) -> GenerateConfig {
+    let mut extract = json!({"teacher": {"path": "t"}, "topk": 2, "mode": "sequential", "sequential": written});
+    extract.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut spec: JobSpec = serde_json::from_value(json!({
         "version": 1, "name": "small", "seed": 42, "input": {"format": "text", "paths": ["x"]},
-        "pack": {"length": length, "mode": "pad"},
-        "extract": {"teacher": {"path": "t"}, "topk": 2, "mode": "sequential", "sequential": written},
-        "output": {"path": "out"}
+        "pack": {"length": length, "mode": "pad"}, "extract": extract, "output": {"path": "out"}
     }))
     .unwrap();
+    if let Some(states) = &mut spec.extract.as_mut().unwrap().hidden_states {
+        states.width = Some(WIDTH as u32);
+    }
     let token = |(role, id): (&str, u32)| (role.to_owned(), SpecialToken { token: role.into(), id });
     let special_ids =
         SpecialIds::recorded(&[("bos", bos), ("eos", eos), ("pad", eos)].map(token).into(), SpecialTokens::Text);
@@ -140,13 +156,17 @@ fn of_one_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatc
     assert_eq!(*made, want);
 }
 
-/// A teacher whose logits are a function of the last token and the length, and none after [`POISON`].
+/// A teacher whose logits are a function of the last token, and none after [`POISON`], and whose states are [`chain_states`].
 struct Chain(TeacherInfo);
 
 const VOCAB: usize = 23;
 const BOS: u32 = 21;
 const EOS: u32 = 22;
 const POISON: u32 = 20;
+/// After it states are too large for f16.
+const WIDE: u32 = 19;
+/// That of the nano teacher.
+const WIDTH: usize = 64;
 
 impl Chain {
     fn new() -> Self {
@@ -154,7 +174,7 @@ impl Chain {
             architecture: Architecture::Gpt2,
             vocab_size: VOCAB,
             max_positions: 64,
-            hidden_size: 1,
+            hidden_size: WIDTH,
             layers: 1,
             parameters: 0,
             bos_token_id: None,
@@ -172,8 +192,21 @@ fn chain_logits(token: u32) -> Vec<f32> {
     let logit = |_| if token == POISON { f32::NAN } else { (6.0 * uniforms.next_f64()) as f32 };
     let mut logits: Vec<f32> = (0..VOCAB).map(logit).collect();
     // written by none: only a prompt brings it
-    logits[POISON as usize] = logits[POISON as usize].min(-1e4);
+    for given in [POISON, WIDE] {
+        logits[given as usize] = logits[given as usize].min(-1e4);
+    }
     logits
+}
+
+/// The states of layers after a text's first `seen` tokens, `token` being the last of them.
+fn chain_states(layers: &[usize], token: u32, seen: usize) -> Vec<f32> {
+    let of_layer = |layer: &usize| {
+        let first = if token == WIDE && *layer == 1 { 7e4 } else { (100 * layer) as f32 + token as f32 };
+        let mut state = vec![0.25; WIDTH];
+        (state[0], state[1]) = (first, seen as f32);
+        state
+    };
+    layers.iter().flat_map(of_layer).collect()
 }
 
 impl Teacher for Chain {
@@ -197,14 +230,20 @@ impl Teacher for Chain {
         panic!("a text that is written needs no slice")
     }
 
-    fn decoding(&self, slots: usize, length: usize) -> stillhouse_teacher::Result<Box<dyn Decoding + '_>> {
-        Ok(Box::new(ChainSlots { seen: vec![0; slots], length }))
+    fn decoding(
+        &self,
+        slots: usize,
+        length: usize,
+        layers: &[usize],
+    ) -> stillhouse_teacher::Result<Box<dyn Decoding + '_>> {
+        Ok(Box::new(ChainSlots { seen: vec![0; slots], length, layers: layers.to_vec() }))
     }
 }
 
 struct ChainSlots {
     seen: Vec<usize>,
     length: usize,
+    layers: Vec<usize>,
 }
 
 impl Decoding for ChainSlots {
@@ -216,8 +255,9 @@ impl Decoding for ChainSlots {
         self.seen[slot] = 0;
     }
 
-    fn step(&mut self, inputs: &[(usize, &[u32])], logits: &mut Vec<f32>) -> stillhouse_teacher::Result<()> {
-        logits.clear();
+    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> stillhouse_teacher::Result<()> {
+        out.logits.clear();
+        out.states.clear();
         for (slot, tokens) in inputs {
             let begins = self.seen[*slot] == 0;
             assert!(!begins || tokens[0] == BOS, "a text begins with bos");
@@ -227,7 +267,9 @@ impl Decoding for ChainSlots {
                 let (got, valid) = (self.seen[*slot].to_string(), format!("below {}", self.length));
                 return Err(TeacherError::Input { what: "tokens seen", got, valid });
             }
-            logits.extend(chain_logits(tokens[tokens.len() - 1]));
+            let last = tokens[tokens.len() - 1];
+            out.logits.extend(chain_logits(last));
+            out.states.extend(chain_states(&self.layers, last, self.seen[*slot]));
         }
         Ok(())
     }
@@ -265,8 +307,13 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
         for (number, batch) in &together {
             assert_eq!(*batch, alone[*number], "{slots} slots");
         }
-        let limits =
-            Limits { vocab_size: VOCAB, length: 24, split: stillhouse_schemas::ids::SplitId(0), operators: Vec::new() };
+        let limits = Limits {
+            vocab_size: VOCAB,
+            length: 24,
+            split: stillhouse_schemas::ids::SplitId(0),
+            place: None,
+            operators: Vec::new(),
+        };
         let mut broken = Vec::new();
         together.iter().for_each(|(_, batch)| Declaration::check(&config, batch, &limits, &mut broken).unwrap());
         assert_eq!(broken, []);
@@ -392,8 +439,13 @@ fn a_text_that_goes_wrong_takes_its_batch_along_and_no_other() {
         fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> stillhouse_teacher::Result<()> {
             self.0.slice(hidden, tokens, logits)
         }
-        fn decoding(&self, slots: usize, _: usize) -> stillhouse_teacher::Result<Box<dyn Decoding + '_>> {
-            self.0.decoding(slots, 4)
+        fn decoding(
+            &self,
+            slots: usize,
+            _: usize,
+            layers: &[usize],
+        ) -> stillhouse_teacher::Result<Box<dyn Decoding + '_>> {
+            self.0.decoding(slots, 4, layers)
         }
     }
     let short = Short(Chain::new());
@@ -491,8 +543,13 @@ fn the_operator_writes_what_the_writer_writes() {
 fn rows_that_no_teacher_writes_are_found() {
     let config = chain_config(json!({"prompt_tokens": 3, "slots": 4}), 24);
     let good = write(&Chain::new(), &config, &chain_prompts()[..1]).remove(0).1;
-    let limits =
-        Limits { vocab_size: VOCAB, length: 24, split: stillhouse_schemas::ids::SplitId(0), operators: Vec::new() };
+    let limits = Limits {
+        vocab_size: VOCAB,
+        length: 24,
+        split: stillhouse_schemas::ids::SplitId(0),
+        place: None,
+        operators: Vec::new(),
+    };
     let messages = |batch: &RecordBatch, config: &GenerateConfig| {
         let mut broken = Vec::new();
         Declaration::check(config, batch, &limits, &mut broken).unwrap();

@@ -17,10 +17,8 @@ use arrow::array::{AsArray, RecordBatch, UInt32Array};
 use arrow::datatypes::UInt64Type;
 use arrow::error::ArrowError;
 use rayon::prelude::*;
-use stillhouse_noise::{
-    DrawKey, Extract, Extracted, Extraction, NoiseError, NoiseStream, Observed, RowExtractor, Sampler, Signals,
-};
-use stillhouse_teacher::{Decoding, Teacher};
+use stillhouse_noise::{DrawKey, Extract, Extracted, NoiseError, NoiseStream, Observed, RowExtractor, Sampler};
+use stillhouse_teacher::{Decoding, Stepped, Teacher};
 
 use super::rows::{self, Text, Written};
 use super::{GenerateConfig, NAME, sampling};
@@ -38,7 +36,7 @@ pub struct Writer<'t, T> {
     batches: Vec<Batch<T>>,
     /// Numbers of the batches so far.
     pushed: usize,
-    logits: Vec<f32>,
+    stepped: Stepped,
 }
 
 /// A place for a text, with what chooses its tokens.
@@ -62,21 +60,19 @@ impl<'t, T> Writer<'t, T> {
     /// With the slots that the config names.
     ///
     /// # Errors
-    /// When the teacher has none, as on a GPU, or does not go on as far as that.
+    /// When the teacher has none, as on a GPU, does not go on as far as that, or has no such layers.
     pub fn new(teacher: &'t dyn Teacher, config: Arc<GenerateConfig>) -> Result<Self, OperatorError> {
         let vocab = teacher.info().vocab_size;
         let slots = config.written.slots as usize;
-        let asked =
-            Extraction { vocab, keys: Vec::new(), noise: None, topk: config.extract.topk, signals: Signals::default() };
         let sampler = Sampler::new(vocab, sampling(&config.written)).map_err(noise_error)?;
         Ok(Self {
-            decoding: teacher.decoding(slots, config.length())?,
-            extractor: RowExtractor::new(asked).map_err(noise_error)?,
+            decoding: teacher.decoding(slots, config.length(), config.extract.hidden_layers())?,
+            extractor: RowExtractor::new(config.extract.asked()?).map_err(noise_error)?,
             slots: (0..slots).map(|_| Slot { text: None, sampler: sampler.clone() }).collect(),
             waiting: VecDeque::new(),
             batches: Vec::new(),
             pushed: 0,
-            logits: Vec::new(),
+            stepped: Stepped::default(),
             config,
         })
     }
@@ -101,8 +97,8 @@ impl<'t, T> Writer<'t, T> {
     /// # Errors
     /// With the ticket, when it is no batch of prompts.
     pub fn push(&mut self, ticket: T, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<(), (T, OperatorError)> {
-        let (number, bos) = (self.pushed, self.config.extract.bos);
-        let texts = match texts(batch, number, bos) {
+        let number = self.pushed;
+        let texts = match texts(batch, number, &self.config) {
             Ok(texts) => texts,
             Err(error) => return Err((ticket, OperatorError::Arrow { operator: NAME, source: error })),
         };
@@ -158,7 +154,7 @@ impl<'t, T> Writer<'t, T> {
         if inputs.is_empty() {
             return Ok(());
         }
-        self.decoding.step(&inputs, &mut self.logits)?;
+        self.decoding.step(&inputs, &mut self.stepped)?;
         let writes = began.elapsed();
         let began = Instant::now();
         let (key, vocab) = (DrawKey::new(self.config.seed, 0), self.extractor.asked().vocab);
@@ -167,7 +163,7 @@ impl<'t, T> Writer<'t, T> {
             .collect();
         let chosen: Vec<Result<u32, NoiseError>> = at_work
             .into_par_iter()
-            .zip(self.logits.par_chunks_exact_mut(vocab))
+            .zip(self.stepped.logits.par_chunks_exact_mut(vocab))
             .map(|((text, sampler), logits)| {
                 text.see();
                 let stream = NoiseStream::new(key, text.id, text.tokens.len() as u32);
@@ -184,7 +180,7 @@ impl<'t, T> Writer<'t, T> {
         let positions: Vec<u32> = texts().map(|text| text.tokens.len() as u32).collect();
         let sequence_ids: Vec<u64> = texts().map(|text| text.id).collect();
         let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
-        let extracted = self.extractor.extract(&self.logits, &observed).map_err(noise_error)?;
+        let extracted = self.extractor.extract(&self.stepped.logits, &observed).map_err(noise_error)?;
         self.count(writes, began.elapsed());
         self.take(chosen, &extracted);
         Ok(())
@@ -209,22 +205,20 @@ impl<'t, T> Writer<'t, T> {
 
     /// Gives every text its token; takes those that have ended out of their slots.
     fn take(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &Extracted) {
+        let states_of_a_row = self.stepped.states.len() / chosen.len().max(1);
         let mut chosen = chosen.into_iter().enumerate();
         for slot in &mut self.slots {
             let Some(text) = &mut slot.text else { continue };
             let Some((row, token)) = chosen.next() else { return };
-            let has_ended = match token {
-                Ok(token) => {
-                    text.write(token, row, extracted);
-                    self.config.ends(token) || text.tokens.len() == self.config.length()
-                }
-                Err(error) => {
-                    text.failed = Some(noise_error(error));
-                    true
-                }
-            };
-            if !has_ended {
-                continue;
+            let states = &self.stepped.states[row * states_of_a_row..][..states_of_a_row];
+            let written = token.map_err(noise_error).and_then(|token| {
+                text.write(token, row, extracted, states)?;
+                Ok(self.config.ends(token) || text.tokens.len() == self.config.length())
+            });
+            match written {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(error) => text.failed = Some(error),
             }
             if let Some(text) = slot.text.take()
                 && let Some(batch) = self.batches.iter_mut().find(|batch| batch.number == text.place.0)
@@ -252,7 +246,7 @@ impl<'t, T> Writer<'t, T> {
 }
 
 /// The texts of a batch of prompts, not begun yet.
-fn texts(batch: &RecordBatch, number: usize, bos: u32) -> Result<Vec<Text>, ArrowError> {
+fn texts(batch: &RecordBatch, number: usize, config: &GenerateConfig) -> Result<Vec<Text>, ArrowError> {
     let ids = sequence_ids(batch)?;
     let lists = ListRows::of(batch, "prompt")?;
     let prompts = lists.values::<UInt32Array>("prompt")?.values();
@@ -261,7 +255,8 @@ fn texts(batch: &RecordBatch, number: usize, bos: u32) -> Result<Vec<Text>, Arro
         documents.ok_or_else(|| ArrowError::SchemaError("column document_id has not type uint64".into()))?;
     let text = |row: usize| {
         let key = (ids.value(row), documents.value(row));
-        Text::new((number, row), key, bos, &prompts[lists.range(row)])
+        let given = std::iter::once(config.extract.bos).chain(prompts[lists.range(row)].iter().copied());
+        Text::new((number, row), key, given, config.extract.hidden.as_ref())
     };
     Ok((0..batch.num_rows()).map(text).collect())
 }

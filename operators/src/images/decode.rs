@@ -5,7 +5,8 @@
 //! | grey, also with 1, 2 or 4 bits; a palette | RGB, or grey, as the job asks for; fewer bits are stretched to 0 … 255 |
 //! | alpha that is 255 everywhere | left out |
 //! | other alpha | laid on `background` ((a·v + (255 − a)·b + 127) div 255), else a bad record |
-//! | an ICC profile, gamma, chromaticities | not looked at: numbers stay as they are stored, as in Pillow's `convert("RGB")` |
+//! | an ICC profile | not looked at: numbers stay as they are stored, as in Pillow's `convert("RGB")`; with `profile: srgb` one that does not say sRGB is a bad record |
+//! | gamma, chromaticities | not looked at |
 //! | EXIF orientation | applied, or ignored where the job says so; EXIF that cannot be read is as if there were none |
 //! | 16 bits, CMYK, animation, anything cut off or damaged, other formats | a bad record |
 //!
@@ -14,14 +15,14 @@
 use std::io::Cursor;
 
 use png::{BitDepth, ColorType, DecodingError, Limits, Transformations};
-use stillhouse_schemas::spec::{Background, Channels, Images, Orientation};
+use stillhouse_schemas::spec::{Background, Channels, Images, Orientation, Profile};
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::errors::DecodeErrors;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::resize::Picture;
-use super::{Bad, bad, reason};
+use super::{Bad, bad, profile, reason};
 
 /// What a file begins with that is an image of another kind.
 const OTHERS: [(&[u8], &str); 9] = [
@@ -106,8 +107,18 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     }
     reader.next_frame(&mut values).map_err(broken)?;
     reader.finish().map_err(broken)?;
+    let colours = if reader.info().color_type == ColorType::Indexed { 3 } else { channels - (channels + 1) % 2 };
     let picture = without_alpha(Picture { width, height, channels, values }, images)?;
+    of_srgb(bytes, colours, images)?;
     Ok(turned(picture, orientation, images))
+}
+
+/// Refuses, where the job asks for it, what has a profile that does not say that its numbers are sRGB's.
+fn of_srgb(bytes: &[u8], channels: usize, images: &Images) -> Result<(), Bad> {
+    let judged = if images.profile == Profile::Srgb { profile::is_srgb(bytes, channels) } else { Ok(()) };
+    judged.or_else(|why| {
+        bad(reason::PROFILE, format!("has a colour profile that {why}; valid: sRGB, or none (`input.images.profile`)"))
+    })
 }
 
 /// The colours without alpha: left out where it says nothing, else laid on the background.
@@ -161,6 +172,7 @@ fn of_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     if values.len() != width * height * channels {
         return bad(reason::BROKEN, "does not have the size that its header tells");
     }
+    of_srgb(bytes, channels, images)?;
     Ok(turned(Picture { width, height, channels, values }, orientation, images))
 }
 

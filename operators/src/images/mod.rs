@@ -10,6 +10,7 @@
 //! Memory: the decoded image (3 bytes per pixel, 4 with alpha) and one more of it while a step runs, bounded by `max_pixels`.
 
 mod decode;
+mod profile;
 mod resize;
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,8 @@ pub mod reason {
     pub const ALPHA: &str = "transparent pixels";
     /// More than one image.
     pub const ANIMATED: &str = "animated";
+    /// A colour profile that is damaged, of other colours than the image, or not sRGB's.
+    pub const PROFILE: &str = "colour profile";
     /// Not the size of the rows.
     pub const SIZE: &str = "another size";
 }

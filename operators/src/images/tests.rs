@@ -85,6 +85,44 @@ fn hostile_images_end_as_one_reason_each() {
     assert!(pixels_of(&file("rgb.png"), &images(json!({"fit": "stretch", "max_pixels": 3975}))).is_ok());
 }
 
+/// Profiles are not looked at unless the job asks for sRGB; then one that is something else is a bad record.
+#[test]
+fn profiles_that_are_not_srgb_are_refused_on_request() {
+    use super::profile::tests::{adobe_rgb, in_jpeg, in_png, srgb_profile, with_chunk};
+    let (png, jpeg, grey) = (file("rgb.png"), file("444.jpg"), file("grey.jpg"));
+    let (ignored, srgb) = (images(json!({"fit": "stretch"})), images(json!({"fit": "stretch", "profile": "srgb"})));
+    let good = srgb_profile();
+    for (had, now) in [
+        (&png, in_png(&png, &good)),
+        (&jpeg, in_jpeg(&jpeg, &good, 60_000)),
+        (&jpeg, in_jpeg(&jpeg, &good, 100)),
+        (&png, png.clone()),
+        (&grey, grey.clone()),
+    ] {
+        assert_eq!(pixels_of(&now, &srgb).unwrap(), pixels_of(had, &ignored).unwrap());
+    }
+    let mut swapped = in_jpeg(&jpeg, &good, 100);
+    // the first part says that it is another one
+    swapped[2 + 4 + 12] = 9;
+    let bomb = in_png(&png, &vec![0; 64 << 20]);
+    assert!(bomb.len() < 200_000);
+    for (bytes, says) in [
+        (in_png(&png, &adobe_rgb()), "has other colours than sRGB"),
+        (in_jpeg(&jpeg, &adobe_rgb(), 99), "has other colours than sRGB"),
+        (in_jpeg(&grey, &good, 60_000), "is of RGB, and the image is GRAY"),
+        (in_jpeg(&jpeg, &good[..40], 60_000), "is damaged: 40 bytes that are no ICC profile"),
+        (swapped, "which do not fit each other"),
+        (with_chunk(&png, b"name\0\0not deflate"), "is damaged"),
+        (with_chunk(&png, b"name without an end"), "is damaged: no deflate"),
+        (bomb, "has more than 4194304 bytes"),
+    ] {
+        let bad = pixels_of(&bytes, &srgb).unwrap_err();
+        assert_eq!(bad.reason, reason::PROFILE, "{}", bad.message);
+        assert!(bad.message.contains(says) && bad.message.contains("`input.images.profile`"), "{}", bad.message);
+        assert!(pixels_of(&bytes, &ignored).is_ok(), "{says}: as in Pillow");
+    }
+}
+
 /// Cut off anywhere, or with any byte changed, an image is a bad record or other pixels, never a panic; what is cut off is never good.
 #[test]
 fn damaged_images_are_seen_or_are_other_images() {

@@ -14,7 +14,8 @@
 //!
 //! The n-th token sees the i-th where B(i) < B(n) (strictly causal, Eq. 5) or B(i) ≤ B(n) (causal, Eq. 3).
 //!
-//! Every choice is a function of the seed, a purpose and `sequence_id` ([`keyed_uniforms`]): the same that the package's `views.armd` draws in epoch 0.
+//! Every choice is a function of the seed, a purpose and `sequence_id` ([`keyed_uniforms`]): the same that the package's `views.armd` draws in the epoch
+//! `orders.epoch`. With a schedule ρ is a function of the place in the data set, which the plan keeps for each split ([`Place`]).
 //!
 //! | purpose | what |
 //! |---|---|
@@ -33,8 +34,9 @@ use arrow::array::{ArrayRef, RecordBatch, UInt16Array, UInt32Array};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use serde::{Deserialize, Serialize};
-use stillhouse_noise::keyed_uniforms;
+use stillhouse_noise::{epoch_seed, keyed_uniforms};
 use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::manifest::Place;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{OrderKind, OrderSchedule};
 
@@ -51,7 +53,7 @@ const NAME: &str = "orders";
 pub struct OrdersConfig {
     /// How tokens are ordered.
     pub rule: OrderRule,
-    /// Seed of the job.
+    /// Seed of the job in this epoch.
     pub seed: u64,
     /// Shape of the rows.
     pub rows: Rows,
@@ -97,25 +99,25 @@ impl Order {
     }
 }
 
-/// The order of a sequence of `length` positions, of which the first `valid` are no padding.
+/// The order of a sequence of `length` positions, of which the first `valid` are no padding. Only a schedule looks at its `place` in the data set.
 ///
 /// ```
 /// use stillhouse_operators::orders::{OrderRule, OrdersConfig, order_of};
 /// use stillhouse_schemas::columns::Rows;
 ///
 /// let config = OrdersConfig { rule: OrderRule::Strided(vec![2]), seed: 0, rows: Rows::Fixed(8) };
-/// let found = order_of(&config, 0, 8, 8);
+/// let found = order_of(&config, 0, 0, 8, 8);
 /// assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
 /// assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
 /// ```
-pub fn order_of(config: &OrdersConfig, sequence_id: u64, length: usize, valid: usize) -> Order {
+pub fn order_of(config: &OrdersConfig, sequence_id: u64, place: u64, length: usize, valid: usize) -> Order {
     let uniforms = |purpose| keyed_uniforms(config.seed, purpose, sequence_id, 0);
     let mut found = Order::left_to_right(length, valid);
     match &config.rule {
         OrderRule::Progressive(shuffled) => {
             let rho = match shuffled {
                 Shuffled::Rho(rho) => *rho,
-                Shuffled::Schedule(schedule) => schedule.rho(place(sequence_id, schedule)),
+                Shuffled::Schedule(schedule) => schedule.rho(place),
             };
             let mut lottery = uniforms("armd_places");
             let mut places = by_uniform(0..valid as u32, |_| lottery.next_f64());
@@ -142,12 +144,6 @@ pub fn order_of(config: &OrdersConfig, sequence_id: u64, length: usize, valid: u
         }
     }
     found
-}
-
-/// Where a sequence stands in the data set.
-fn place(sequence_id: u64, schedule: &OrderSchedule) -> u64 {
-    let (split, row) = (sequence_id >> 32, sequence_id & u64::from(u32::MAX));
-    split.saturating_mul(schedule.sequences_per_split).saturating_add(row)
 }
 
 /// Positions by their uniforms, ascending; of equal ones the earlier first.
@@ -211,17 +207,20 @@ impl Declaration for OrdersConfig {
             OrderKind::Strided => OrderRule::Strided(orders.streams.clone()),
             OrderKind::Random => OrderRule::Random(orders.steps.ok_or_else(|| needs("steps"))?),
         };
-        Ok(Some(Self { rule, seed: facts.spec.seed, rows: facts.rows() }))
+        Ok(Some(Self { rule, seed: epoch_seed(facts.spec.seed, orders.epoch), rows: facts.rows() }))
     }
 
     fn fields(&self) -> Vec<Field> {
         [columns::ORDER, columns::BLOCK].map(|name| self.rows.field(name, self.item(), None, None)).into()
     }
 
-    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         let (order, block) = (unsigned_column(batch, columns::ORDER)?, unsigned_column(batch, columns::BLOCK)?);
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
-            let expected = self.of(sequence);
+            let Some(expected) = self.of(sequence, limits.place) else {
+                broken.push(Broken::new(row, "nothing says where its split stands in the data set, by which ρ goes"));
+                continue;
+            };
             if order.row(row) != expected.order || block.row(row) != expected.block {
                 broken.push(Broken::new(row, "order and block are not those of the seed"));
             }
@@ -242,14 +241,19 @@ impl Declaration for OrdersConfig {
         Ok(Some(OperatorView { operator: NAME.into(), facts, pictures, ..OperatorView::default() }))
     }
 
-    fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        Ok(Box::new(Orders { config: self.clone() }))
+    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
+        Ok(Box::new(Orders { config: self.clone(), place: context.place }))
     }
 }
 
 impl OrdersConfig {
-    fn of(&self, sequence: &Sequence) -> Order {
-        order_of(self, sequence.id, sequence.tokens.len(), sequence.valid)
+    /// The order of a sequence; `None` where it depends on the place in the data set and nothing says it.
+    fn of(&self, sequence: &Sequence, split: Option<Place>) -> Option<Order> {
+        let place = match &self.rule {
+            OrderRule::Progressive(Shuffled::Schedule(schedule)) => schedule.place(sequence.id, split)?,
+            _ => 0,
+        };
+        Some(order_of(self, sequence.id, place, sequence.tokens.len(), sequence.valid))
     }
 
     /// Type of a position or a block: padding's block is one more than the last.
@@ -270,6 +274,7 @@ impl OrdersConfig {
 /// The operator.
 struct Orders {
     config: OrdersConfig,
+    place: Option<Place>,
 }
 
 impl Operator for Orders {
@@ -277,7 +282,12 @@ impl Operator for Orders {
         let arrow = OperatorError::arrow(NAME);
         let (mut orders, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for sequence in sequences(batch).map_err(&arrow)? {
-            let found = self.config.of(&sequence);
+            let found = self.config.of(&sequence, self.place).ok_or_else(|| OperatorError::Config {
+                operator: NAME,
+                message:
+                    "schedule: nothing says where the split stands in the data set; valid: a split that was planned"
+                        .into(),
+            })?;
             lengths.push(found.order.len());
             orders.extend(found.order);
             blocks.extend(found.block);

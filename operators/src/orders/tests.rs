@@ -4,8 +4,12 @@ fn config(rule: OrderRule) -> OrdersConfig {
     OrdersConfig { rule, seed: 42, rows: Rows::Fixed(8) }
 }
 
+fn schedule(i_ar_sequences: u64, i_perm_sequences: u64, rho_max: u32) -> OrderSchedule {
+    OrderSchedule { i_ar_sequences, i_perm_sequences, rho_max, bytes_per_sequence: None, sequences_per_split: None }
+}
+
 fn rules() -> Vec<OrderRule> {
-    let schedule = OrderSchedule { i_ar_sequences: 5, i_perm_sequences: 20, rho_max: 6, sequences_per_split: 10 };
+    let schedule = schedule(5, 20, 6);
     vec![
         OrderRule::Progressive(Shuffled::Rho(4)),
         OrderRule::Progressive(Shuffled::Schedule(schedule)),
@@ -19,15 +23,15 @@ fn rules() -> Vec<OrderRule> {
 /// METHODS.md §5, from 1 there and from 0 here.
 #[test]
 fn strided_orders_are_those_of_the_paper() {
-    let found = order_of(&config(OrderRule::Strided(vec![2])), 9, 8, 8);
+    let found = order_of(&config(OrderRule::Strided(vec![2])), 9, 0, 8, 8);
     assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
     assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
     // streams that are not equal, and padding
-    let found = order_of(&config(OrderRule::Strided(vec![3])), 9, 10, 8);
+    let found = order_of(&config(OrderRule::Strided(vec![3])), 9, 0, 10, 8);
     assert_eq!(found.order, [0, 3, 6, 1, 4, 7, 2, 5, 8, 9]);
     assert_eq!(found.block, [1, 2, 3, 4, 4, 4, 5, 5, 6, 6]);
     // more streams than tokens: one by one
-    let found = order_of(&config(OrderRule::Strided(vec![9])), 9, 4, 3);
+    let found = order_of(&config(OrderRule::Strided(vec![9])), 9, 0, 4, 3);
     assert_eq!((found.order, found.block), (vec![0, 1, 2, 3], vec![1, 2, 3, 4]));
 }
 
@@ -35,7 +39,7 @@ fn strided_orders_are_those_of_the_paper() {
 #[test]
 fn random_masking_sorts_by_step() {
     for id in 0..200 {
-        let found = order_of(&config(OrderRule::Random(3)), id, 8, 6);
+        let found = order_of(&config(OrderRule::Random(3)), id, 0, 8, 6);
         assert_eq!((&found.order[6..], &found.block[6..]), (&[6, 7][..], &[4, 4][..]));
         for n in 1..6 {
             let (before, here) = (found.block[n - 1], found.block[n]);
@@ -51,7 +55,7 @@ fn the_strictly_causal_property_by_brute_force() {
     for rule in rules() {
         for (length, valid) in [(1, 1), (2, 1), (5, 0), (8, 8), (8, 5), (7, 7)] {
             for id in [0, 3, 17, (4 << 32) | 2, (9 << 32) | 7] {
-                let found = order_of(&config(rule.clone()), id, length, valid);
+                let found = order_of(&config(rule.clone()), id, (id >> 32) * 10 + (id & 0xFFFF), length, valid);
                 let mut positions = found.order.clone();
                 positions.sort_unstable();
                 assert_eq!(positions, (0..length as u32).collect::<Vec<_>>(), "a permutation");
@@ -75,8 +79,7 @@ fn the_strictly_causal_property_by_brute_force() {
 
 #[test]
 fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
-    let schedule =
-        OrderSchedule { i_ar_sequences: 9_000, i_perm_sequences: 48_000, rho_max: 32, sequences_per_split: 10_000 };
+    let schedule = schedule(9_000, 48_000, 32);
     // as `views.armd.OWT.rho` gives it
     for (at, rho) in [
         (0, 0),
@@ -92,21 +95,31 @@ fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
         assert_eq!(schedule.rho(at), rho, "{at}");
     }
     let id = |split: u64, row: u64| split << 32 | row;
-    assert_eq!((place(id(0, 7), &schedule), place(id(3, 7), &schedule)), (7, 30_007));
     let config = config(OrderRule::Progressive(Shuffled::Schedule(schedule)));
-    let moved =
-        |id| order_of(&config, id, 1024, 1024).order.iter().enumerate().filter(|(n, p)| *n != **p as usize).count();
-    assert_eq!(moved(id(0, 5)), 0);
-    assert!(moved(id(0, 9_999)) <= 1 && (20..=32).contains(&moved(id(5, 3))));
+    let moved = |id, place| {
+        let found = order_of(&config, id, place, 1024, 1024);
+        found.order.iter().enumerate().filter(|(n, p)| *n != **p as usize).count()
+    };
+    assert_eq!(moved(id(0, 5), 5), 0);
+    assert!(moved(id(0, 9_999), 9_999) <= 1 && (20..=32).contains(&moved(id(5, 3), 50_003)));
+    // where a sequence stands: what was planned for its split, or what earlier versions counted
+    let planned = Some(Place { first: 20_000, sequences: 100 });
+    assert_eq!(
+        [3, 99, 100, 1 << 20].map(|row| schedule.place(id(3, row), planned)),
+        [20_003, 20_099, 20_099, 20_099].map(Some)
+    );
+    assert_eq!(schedule.place(id(3, 7), None), None);
+    let counted = OrderSchedule { sequences_per_split: Some(10_000), ..schedule };
+    assert_eq!(counted.place(id(3, 7), planned), Some(30_007));
     // equal ends: a step
-    let step = OrderSchedule { i_ar_sequences: 4, i_perm_sequences: 4, rho_max: 3, sequences_per_split: 1 };
+    let step = self::schedule(4, 4, 3);
     assert_eq!((step.rho(3), step.rho(4)), (0, 3));
 }
 
 #[test]
 fn a_growing_rho_adds_places() {
     for id in 0..50 {
-        let of = |rho| order_of(&config(OrderRule::Progressive(Shuffled::Rho(rho))), id, 64, 60);
+        let of = |rho| order_of(&config(OrderRule::Progressive(Shuffled::Rho(rho))), id, 0, 64, 60);
         assert_eq!(of(1), of(0));
         let places = |rho| -> Vec<usize> {
             of(rho).order.iter().enumerate().filter(|(n, p)| *n != **p as usize).map(|(n, _)| n).collect()
@@ -132,7 +145,7 @@ fn choices_are_uniform() {
         let config = config(rule);
         let mut counts = std::collections::BTreeMap::<Vec<u32>, u32>::new();
         for id in 0..u64::from(draws) {
-            *counts.entry(key(&order_of(&config, id, length, length))).or_default() += 1;
+            *counts.entry(key(&order_of(&config, id, 0, length, length))).or_default() += 1;
         }
         counts.into_values().collect::<Vec<_>>()
     };
@@ -153,8 +166,11 @@ fn stored_orders_are_those_that_the_package_draws() {
     for case in goldens["orders"].as_array().unwrap() {
         let rule: OrderRule = serde_json::from_value(case["rule"].clone()).unwrap();
         let config = OrdersConfig { rule, seed: case["seed"].as_u64().unwrap(), rows: Rows::Fixed(12) };
+        // the golden's seed is the job's, the config's that of the epoch
+        let config =
+            OrdersConfig { seed: epoch_seed(config.seed, case["epoch"].as_u64().unwrap_or(0) as u32), ..config };
         let (id, valid) = (case["sequence_id"].as_u64().unwrap(), case["valid"].as_u64().unwrap() as usize);
-        let found = order_of(&config, id, 12, valid);
+        let found = order_of(&config, id, 0, 12, valid);
         assert_eq!((found.order, found.block), (numbers(&case["order"]), numbers(&case["block"])), "{case}");
     }
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! At the levels `block` and `subtoken` group 1 is what a model of masks has masked, so nothing is repaired: a block that is all masked, or not at all, is what
-//! the papers train on. With one view, t in \[eps, 1 − eps\] and every sequence on its own these are the bits of the package's `views.bd3lm.mask` and
+//! the papers train on. With one view, `t_range=(eps, 1 - eps)` (or the job's) and every sequence on its own these are the bits of the package's `views.bd3lm.mask` and
 //! `views.prime.mask` in epoch 0.
 //!
 //! | level | purpose | stream | what |
@@ -87,9 +87,9 @@ impl PartitionsConfig {
         views
     }
 
-    /// The time at this part of \[eps, 1 − eps\], as f32 that is not rounded out of it; in the operations of the package's `times`.
+    /// The time at this part of \[eps, 1 − eps\] or of `t_range`, as f32 that is not rounded out of it; in the operations of the package's `times`.
     fn time(&self, part: f64) -> f32 {
-        let (low, high) = (self.eps, 1.0 - self.eps);
+        let [low, high] = self.t_range.unwrap_or([self.eps, 1.0 - self.eps]);
         let stored = (low + (high - low) * part) as f32;
         let inside = if f64::from(stored) < low {
             stored.next_up()

@@ -62,7 +62,9 @@ fn strata_hold_one_t_each_in_random_order() {
 
 #[test]
 fn group_one_has_its_share() {
-    for (schedule, power) in [(Schedule::Linear, 3.0), (Schedule::Polynomial, 3.0), (Schedule::Polynomial, 0.5)] {
+    for (schedule, power) in
+        [(Schedule::Linear, 3.0), (Schedule::Polynomial, 3.0), (Schedule::Polynomial, 0.5), (Schedule::Arccos, 3.0)]
+    {
         let config = PartitionsConfig { schedule, power, ..config(2, Sampling::Stratified) };
         // Σ (g_i − p) over all tokens has the variance Σ p(1 − p); 4 standard deviations.
         let (mut sum, mut variance, mut by_t) = (0.0, 0.0, [(0.0, 0.0); 5]);
@@ -95,6 +97,7 @@ fn shares_of_the_schedules() {
     assert_eq!(group_share(Schedule::Polynomial, 3.0, 0.5), 0.875);
     assert_eq!(group_share(Schedule::Polynomial, 1.0, 0.25), 0.25);
     assert_eq!(group_share(Schedule::Polynomial, 0.01, 1.0), 1.0);
+    assert_eq!([0.0, 0.5, 1.0].map(|t| (group_share(Schedule::Arccos, 3.0, t) * 3.0).round()), [0.0, 2.0, 3.0]);
 }
 
 /// Pearson's correlation of two lists of 0 and 1, times √n: a standard normal where they are independent.

@@ -132,7 +132,7 @@ fn the_reader_of_trainers_names_the_same_columns() {
 }
 
 fn limits(operators: Vec<OperatorSpec>) -> Limits {
-    Limits { vocab_size: 50_257, length: 8, split: SplitId(3), operators }
+    Limits { vocab_size: 50_257, length: 8, split: SplitId(3), place: None, operators }
 }
 
 /// Rows of a job without a teacher, and the same with every column of a teacher, all certain.
@@ -290,7 +290,7 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
 /// Rows of images are of another job than rows of text.
 fn a_broken_image() -> Option<&'static str> {
     let (spec, good) = crate::grid::tests::images();
-    let limits = Limits { vocab_size: 256, length: 12, split: SplitId(3), operators: vec![spec.clone()] };
+    let limits = Limits { vocab_size: 256, length: 12, split: SplitId(3), place: None, operators: vec![spec.clone()] };
     assert_eq!(invariants::check(&good, &limits).unwrap(), []);
     for (says, batch) in [
         ("sequence_id", with_values(&good, names::SEQUENCE_ID, |a| shifted::<UInt64Type>(a, 1 << 32))),

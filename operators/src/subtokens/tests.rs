@@ -22,6 +22,36 @@ fn bases_of_the_paper() {
 }
 
 #[test]
+fn an_elbow_is_farthest_below_the_line_between_the_ends() {
+    assert_eq!(elbow(&[(1.0, 1.0), (2.0, 0.2), (3.0, 0.1), (4.0, 0.0)]), Some(1));
+    assert_eq!(elbow(&[(1.0, 1.0), (2.0, 0.5), (3.0, 0.1), (4.0, 0.0)]), Some(2));
+    // a straight line, one that rises, one that falls later and later, and no line have none
+    assert_eq!(elbow(&[(0.0, 2.0), (1.0, 1.0), (2.0, 0.0)]), None);
+    assert_eq!(elbow(&[(0.0, 0.0), (1.0, 1.0)]), None);
+    assert_eq!(elbow(&[(0.0, 2.0), (1.0, 1.5), (2.0, 0.0)]), None);
+    assert_eq!((elbow(&[(1.0, 1.0)]), elbow(&[])), (None, None));
+}
+
+/// MDM-Prime, A.2.4: ℓ = 4 for text, 2 for images, each with its schedule.
+#[test]
+fn the_published_lengths_stand_at_the_elbow() {
+    let text = [(50_257, 1024), (30_522, 128), (151_936, 2048)];
+    for (vocab_size, positions) in text {
+        assert_eq!(elbow_length(&PLANNED_LENGTHS, vocab_size, positions, 1.0), Some(4), "C = {vocab_size}");
+    }
+    for (positions, power) in [(3072, 3.0), (1024, 3.0), (3072, 1.0)] {
+        assert_eq!(elbow_length(&PLANNED_LENGTHS, 256, positions, power), Some(2), "(1 − t)^{power}");
+    }
+    // over all lengths the line's ends decide: that is why the range is what it is
+    let over_all = |power, positions| {
+        let ratio = |&length: &u32| (f64::from(length), idle_step_ratio(length, positions, positions, power));
+        elbow(&PLANNED_LENGTHS.iter().map(ratio).collect::<Vec<_>>()).map(|at| PLANNED_LENGTHS[at])
+    };
+    assert_eq!((over_all(1.0, 1024), over_all(3.0, 3072)), (Some(3), Some(3)));
+    assert_eq!(elbow_length(&PLANNED_LENGTHS, 3, 16, 1.0), None);
+}
+
+#[test]
 fn bases_at_exact_powers() {
     for (power, length) in
         [(65_536u64, 2u32), (65_536, 4), (65_536, 16), (1 << 32, 2), (59_049, 10), (1_000_000, 6), (3_486_784_401, 20)]
@@ -163,7 +193,13 @@ fn digits_are_of_the_permuted_number() {
     let digits = ListRows::of(&output[0], columns::SUBTOKENS).unwrap();
     let digits: Vec<u8> = digits.values::<UInt8Array>("x").unwrap().values().to_vec();
     assert_eq!(digits, [1, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1]);
-    let limits = Limits { vocab_size: 7, length: 7, split: stillhouse_schemas::ids::SplitId(0), operators: Vec::new() };
+    let limits = Limits {
+        vocab_size: 7,
+        length: 7,
+        split: stillhouse_schemas::ids::SplitId(0),
+        place: None,
+        operators: Vec::new(),
+    };
     let broken = |config: &SubtokensConfig| {
         let mut broken = Vec::new();
         config.check(&output[0], &limits, &mut broken).unwrap();

@@ -169,6 +169,17 @@ impl Default for Logits {
 }
 
 impl Logits {
+    /// Waits until they are there, wherever that is.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn settle(&self) -> Result<()> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device(logits) => Ok(logits.ready.map_or(Ok(()), |ready| logits.device.wait(ready))?),
+        }
+    }
+
     /// All of them in memory, copied where they are not there already: for checks, not for extraction.
     ///
     /// # Errors
@@ -233,20 +244,30 @@ pub trait Teacher: Send + Sync {
     /// When the buffer is another device's, or the device fails.
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()>;
 
-    /// Slots for sequences of up to so many tokens that go on token by token.
+    /// Slots for sequences of up to so many tokens that go on token by token, and whose hidden states of these layers are wanted, as
+    /// [`Teacher::pass_keeping`] counts them.
     ///
     /// # Errors
-    /// Where the teacher's device has none, and where its positions are not those of [`Teacher::pass`].
-    fn decoding(&self, slots: usize, length: usize) -> Result<Box<dyn Decoding + '_>> {
-        let _ = (slots, length);
+    /// Where the teacher's device has none, where its positions are not those of [`Teacher::pass`], and when there is no such layer.
+    fn decoding(&self, slots: usize, length: usize, layers: &[usize]) -> Result<Box<dyn Decoding + '_>> {
+        let _ = (slots, length, layers);
         let (got, valid) = (self.info().device.clone(), "cpu".into());
         Err(TeacherError::Input { what: "device of a teacher that writes", got, valid })
     }
 }
 
+/// What a step gives of its slots, in their order.
+#[derive(Debug, Default)]
+pub struct Stepped {
+    /// Logits `[n, V]` after the last token of each.
+    pub logits: Vec<f32>,
+    /// Its hidden states `[n, layers, H]`, of the layers that the slots were made for.
+    pub states: Vec<f32>,
+}
+
 /// Sequences in slots, each of which has seen some tokens and is shown more.
 ///
-/// Logits are those of [`Teacher::pass`] over the same tokens to the bit, whatever the other slots do.
+/// Logits and states are those of [`Teacher::pass_keeping`] over the same tokens to the bit, whatever the other slots do.
 pub trait Decoding: Send {
     /// Bytes that the slots take.
     fn bytes(&self) -> usize;
@@ -254,11 +275,11 @@ pub trait Decoding: Send {
     /// Forgets what a slot has seen.
     fn clear(&mut self, slot: usize);
 
-    /// Shows slots their next tokens, one at least; slots ascend. Logits `[n, V]` after the last token of each.
+    /// Shows slots their next tokens, one at least; slots ascend.
     ///
     /// # Errors
     /// When there is no such slot, or no room in one, or a token is not of the vocabulary.
-    fn step(&mut self, inputs: &[(usize, &[u32])], logits: &mut Vec<f32>) -> Result<()>;
+    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> Result<()>;
 }
 
 /// Logits of one slice on the host: 32 MB in f32.

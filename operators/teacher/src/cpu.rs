@@ -11,8 +11,8 @@ use crate::decoding::CpuDecoding;
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::model::{build, check_tokens, describe};
-use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, level, soft_cap};
-use crate::weights::Read;
+use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, attention_level, level, soft_cap};
+use crate::weights::{Read, Weights};
 use crate::{HostTeacher, Teacher, TeacherInfo};
 
 /// A teacher on the CPU.
@@ -21,6 +21,42 @@ pub(crate) struct CpuTeacher {
     pub(crate) net: Net,
     work: Mutex<Workspace>,
     head: Mutex<HeadWork>,
+}
+
+fn info(
+    path: &Path,
+    config: &TeacherConfig,
+    weights: &Weights,
+    (dtype, arithmetic): (Precision, Arithmetic),
+) -> TeacherInfo {
+    let info = describe(path, config, weights, dtype, "cpu");
+    TeacherInfo { arithmetic: format!("{}, {}", info.arithmetic, instructions(arithmetic)), ..info }
+}
+
+/// What a teacher on this machine's CPU would say of its arithmetic ([`TeacherInfo::arithmetic`]). Reads headers only.
+///
+/// # Errors
+/// As [`check_weights`](crate::check_weights).
+pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
+    let arithmetic = dtype.on_cpu()?;
+    let config = TeacherConfig::read(path)?;
+    let (_, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
+    Ok(info(path, &config, &weights, (dtype, arithmetic)).arithmetic)
+}
+
+/// The instructions that the bits of a pass depend on. What is no product and no attention has the same bits on all of them.
+fn instructions(arithmetic: Arithmetic) -> String {
+    let (products, of) = match arithmetic {
+        Arithmetic::F32 => ("products", arithmetic),
+        other if other.available() => ("products", other),
+        _ => ("f32 products", Arithmetic::F32),
+    };
+    let (on, attention) = (level(of), attention_level(of));
+    let machine = std::env::consts::ARCH;
+    match on == attention {
+        true => format!("{products} and attention on {machine} {on}"),
+        false => format!("{products} on {machine} {on}, attention on {attention}"),
+    }
 }
 
 /// What slices of logits are made with.
@@ -34,19 +70,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// That a teacher has these layers, whose states are to be kept.
+pub(crate) fn check_layers(info: &TeacherInfo, layers: &[usize]) -> Result<()> {
+    let Some(layer) = layers.iter().find(|layer| **layer > info.layers) else { return Ok(()) };
+    let (got, valid) = (layer.to_string(), format!("0 to {}", info.layers));
+    Err(TeacherError::Input { what: "layer of hidden states", got, valid })
+}
+
 impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
-        let Some(arithmetic) = dtype.arithmetic() else {
-            let (got, valid) = (dtype.to_string(), "f32, bf16, f16, bf16x3, int8; fp8 is for GPUs".into());
-            return Err(TeacherError::Input { what: "dtype of a teacher on a CPU", got, valid });
-        };
+        let arithmetic = dtype.on_cpu()?;
         let config = TeacherConfig::read(path)?;
         let (net, weights) = build(path, &config, arithmetic, Read::Weights, ignore)?;
-        let mut info = describe(path, &config, &weights, dtype, "cpu");
-        if arithmetic != Arithmetic::F32 {
-            let on = if arithmetic.available() { level(arithmetic) } else { "f32" };
-            info.arithmetic += &format!(", products on {on}");
-        }
+        let info = info(path, &config, &weights, (dtype, arithmetic));
         Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
     }
 
@@ -103,10 +139,7 @@ impl Teacher for CpuTeacher {
         for run in runs.iter() {
             check_tokens(&self.info, run, 1, run.len())?;
         }
-        if let Some(layer) = layers.iter().find(|layer| **layer > self.info.layers) {
-            let (got, valid) = (layer.to_string(), format!("0 to {}", self.info.layers));
-            return Err(TeacherError::Input { what: "layer of hidden states", got, valid });
-        }
+        check_layers(&self.info, layers)?;
         let rows = (0..runs.tokens().len() as u32).collect();
         let mut kept = vec![0.0; runs.tokens().len() * layers.len() * self.info.hidden_size];
         let states = self.states(runs, &mut Keep { layers, out: &mut kept })?;
@@ -126,8 +159,8 @@ impl Teacher for CpuTeacher {
         floats(states, |states| self.logits_of(states, tokens, logits))
     }
 
-    fn decoding(&self, slots: usize, length: usize) -> Result<Box<dyn Decoding + '_>> {
-        Ok(Box::new(CpuDecoding::new(self, slots, length)?))
+    fn decoding(&self, slots: usize, length: usize, layers: &[usize]) -> Result<Box<dyn Decoding + '_>> {
+        Ok(Box::new(CpuDecoding::new(self, slots, length, layers)?))
     }
 }
 

@@ -1,15 +1,17 @@
 //! The slots of a teacher on a CPU: what each sequence has seen, and steps over several of them.
 
-use crate::contract::Decoding;
-use crate::cpu::CpuTeacher;
+use crate::contract::{Decoding, Stepped};
+use crate::cpu::{CpuTeacher, check_layers};
 use crate::error::{Result, TeacherError};
 use crate::model::check_goes_on;
-use crate::net::{DecodeWork, Kept};
+use crate::net::{DecodeWork, Keep, Kept};
 
 /// Slots for sequences that go on.
 pub(crate) struct CpuDecoding<'a> {
     teacher: &'a CpuTeacher,
     length: usize,
+    /// Whose states are handed out.
+    layers: Vec<usize>,
     slots: Vec<Kept>,
     work: DecodeWork,
     states: Vec<f32>,
@@ -21,7 +23,7 @@ fn invalid<T>(what: &'static str, got: impl ToString, valid: String) -> Result<T
 }
 
 impl<'a> CpuDecoding<'a> {
-    pub(crate) fn new(teacher: &'a CpuTeacher, slots: usize, length: usize) -> Result<Self> {
+    pub(crate) fn new(teacher: &'a CpuTeacher, slots: usize, length: usize, layers: &[usize]) -> Result<Self> {
         let most = teacher.info.max_positions;
         if length == 0 || length > most {
             return invalid("sequence length", length, format!("1 to {most}"));
@@ -30,8 +32,10 @@ impl<'a> CpuDecoding<'a> {
             return invalid("number of slots", slots, "at least 1".into());
         }
         check_goes_on(&teacher.net, length)?;
+        check_layers(&teacher.info, layers)?;
         let slots = (0..slots).map(|_| Kept::new(&teacher.net, length)).collect::<Result<_>>()?;
-        Ok(Self { teacher, length, slots, work: DecodeWork::default(), states: Vec::new(), rows: Vec::new() })
+        let (layers, work) = (layers.to_vec(), DecodeWork::default());
+        Ok(Self { teacher, length, layers, slots, work, states: Vec::new(), rows: Vec::new() })
     }
 
     fn check(&self, inputs: &[(usize, &[u32])]) -> Result<()> {
@@ -71,16 +75,18 @@ impl Decoding for CpuDecoding<'_> {
         }
     }
 
-    fn step(&mut self, inputs: &[(usize, &[u32])], logits: &mut Vec<f32>) -> Result<()> {
+    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> Result<()> {
         self.check(inputs)?;
         let (count, width) = (inputs.len(), self.teacher.info.hidden_size);
         self.states.resize(count * width, 0.0);
+        out.states.resize(count * self.layers.len() * width, 0.0);
         self.rows.clear();
         self.rows.extend(0..count as u32);
         // in the pool once, and not for each of a step's many small products
         rayon::scope(|_| {
-            self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states)?;
-            self.teacher.logits_of(&self.states, &self.rows, logits)
+            let keep = Keep { layers: &self.layers, out: &mut out.states };
+            self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states, keep)?;
+            self.teacher.logits_of(&self.states, &self.rows, &mut out.logits)
         })
     }
 }

@@ -171,8 +171,16 @@ impl Precision {
         self.arithmetic().is_some_and(Arithmetic::available)
     }
 
-    /// What the products of a CPU are in; none for a type that is for GPUs.
-    pub(crate) fn arithmetic(self) -> Option<Arithmetic> {
+    /// What the products of a CPU are in.
+    pub(crate) fn on_cpu(self) -> Result<Arithmetic> {
+        self.arithmetic().ok_or_else(|| {
+            let (got, valid) = (self.to_string(), "f32, bf16, f16, bf16x3, int8; fp8 is for GPUs".into());
+            TeacherError::Input { what: "dtype of a teacher on a CPU", got, valid }
+        })
+    }
+
+    /// The same; none for a type that is for GPUs.
+    fn arithmetic(self) -> Option<Arithmetic> {
         match self {
             Self::F32 => Some(Arithmetic::F32),
             Self::Bf16 => Some(Arithmetic::Bf16),

@@ -163,7 +163,11 @@ impl From<GpuError> for TeacherError {
 
 impl From<ProductError> for TeacherError {
     fn from(error: ProductError) -> Self {
-        Self::Compute(error.to_string())
+        match error {
+            // another machine may have them
+            ProductError::Unavailable { .. } => Self::Device { device: "cpu".into(), message: error.to_string() },
+            other => Self::Compute(other.to_string()),
+        }
     }
 }
 

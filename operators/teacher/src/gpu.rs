@@ -1,18 +1,20 @@
 //! Teachers on GPUs: the same files, the net and the logits on the device.
 
+mod shape;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source, Stored};
 use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
 
-use crate::config::{Architecture, ConfigFile, TeacherConfig};
+use crate::config::{Architecture, TeacherConfig};
 use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
-use crate::families::heads;
-use crate::model::{LoadOptions, check_tokens, check_weights, describe, is_buffer, open, says};
-use crate::net::{RopeFields, Tables};
+use crate::families;
+use crate::model::{LoadOptions, build, check_tokens, describe, is_buffer, open, says};
+use crate::net::{Arithmetic, RopeFields, Tables};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
 
@@ -38,25 +40,25 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let dtype = options.dtype;
     let element = element(dtype)?;
     let fp8 = dtype == Precision::Fp8;
-    // what headers tell is told before a device is filled
-    check_weights(path, &options.ignore_tensors)?;
     let config = TeacherConfig::read(path)?;
+    // what headers tell is told before a device is filled
+    let (net, headers) = build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
     let kind = kind(config.architecture)?;
-    let (json, weights) = open(path, &config, Read::Weights)?;
     let length = options.length.clamp(1, config.max_positions);
-    let shape = shape(kind, &config, &json, length)?;
+    let shape = shape::shape(kind, &net, config.max_positions, length)?;
+    let (json, weights) = open(path, &config, Read::Weights)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
     let wanted = options.batch_tokens.max(length);
     let pass_tokens = fitting(device.as_ref(), &shape, (element, fp8), [wanted, length], slice_rows)?;
     let angles = match shape.kind {
         Kind::Gpt2 => None,
         Kind::Llama | Kind::Qwen3 => {
-            let factors = match weights.has("rope_freqs.weight") {
-                true => Some(weights.bare_floats("rope_freqs.weight", &[shape.head_dim / 2])?),
-                false => None,
-            };
-            let rope = RopeFields::usual(&json, shape.head_dim).read(factors.as_deref())?;
-            Some(rope.tables(shape.positions))
+            let fields = RopeFields::usual(&json, shape.head_dim);
+            if !net.ropes.contains(&families::rope(&fields, &headers)?) {
+                let (got, valid) = ("another than the family's".into(), "that of a Llama, or device: cpu".into());
+                return Err(TeacherError::Input { what: "rotation of positions on a GPU", got, valid });
+            }
+            Some(families::rope(&fields, &weights)?.tables(shape.positions))
         }
     };
     let angles = angles.as_ref().map(|Tables { cos, sin }| Angles { cos, sin });
@@ -74,9 +76,9 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let net = net?;
     weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
-    // another type of GPU gives other last bits
+    // another type of GPU, or another cuBLASLt, gives other last bits
     let rest = if fp8 { ", the rest in bf16" } else { "" };
-    info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.model());
+    info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.arithmetic());
     if pass_tokens < wanted {
         info.arithmetic += &format!(", passes of {pass_tokens} tokens");
     }
@@ -176,43 +178,6 @@ impl OfFiles<'_> {
         self.error = Some(error);
         GpuError::Input { what: "weight", got, valid }
     }
-}
-
-/// What the configuration says of the net. Values that mean another net were refused when the headers were checked.
-fn shape(kind: Kind, config: &TeacherConfig, json: &ConfigFile, length: usize) -> Result<Shape> {
-    let common = |kind, heads, kv_heads, head_dim, inner, eps: f64| Shape {
-        kind,
-        vocab: config.vocab_size,
-        width: config.hidden_size,
-        layers: config.layers,
-        heads,
-        kv_heads,
-        head_dim,
-        inner,
-        eps: eps as f32,
-        // nobody needs angles beyond the longest sequence; learned positions are as many as there are
-        positions: if kind == Kind::Gpt2 { config.max_positions } else { length },
-        tied: false,
-        attention_bias: false,
-        mlp_bias: false,
-    };
-    if kind == Kind::Gpt2 {
-        let heads = json.size_or("n_head", 12)?;
-        let inner = json.size_or("n_inner", 4 * config.hidden_size)?;
-        let eps = json.float_or("layer_norm_epsilon", 1e-5)?;
-        let tied = json.flag_or("tie_word_embeddings", true)?;
-        let shape = common(Kind::Gpt2, heads, heads, config.hidden_size / heads, inner, eps);
-        return Ok(Shape { tied, attention_bias: true, mlp_bias: true, ..shape });
-    }
-    let [heads, kv_heads, head_dim] = heads(json, kind == Kind::Qwen3)?;
-    let (inner, eps) = (json.size("intermediate_size")?, json.float_or("rms_norm_eps", 1e-6)?);
-    let shape = common(kind, heads, kv_heads, head_dim, inner, eps);
-    Ok(Shape {
-        tied: json.flag_or("tie_word_embeddings", false)?,
-        attention_bias: kind == Kind::Llama && json.flag_or("attention_bias", false)?,
-        mlp_bias: kind == Kind::Llama && json.flag_or("mlp_bias", false)?,
-        ..shape
-    })
 }
 
 impl GpuTeacher {

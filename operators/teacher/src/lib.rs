@@ -12,8 +12,8 @@
 //! buffer for all of them. Scores of attention exist for one block of rows at a time. On a CPU activations are f32 and the products what
 //! [`Precision`] says; logits are always f32.
 //!
-//! A teacher on a CPU also goes on token by token ([`Decoding`]): keys and values of what a sequence has seen are kept, and the logits
-//! are those of the pass over the whole of it, to the bit.
+//! A teacher on a CPU also goes on token by token ([`Decoding`]): keys and values of what a sequence has seen are kept, and logits
+//! and hidden states are those of the pass over the whole of it, to the bit.
 //!
 //! What is guaranteed: a later token does not change an earlier hidden state, and on a CPU neither the other runs of a pass, nor the rows of
 //! a slice, nor the number of threads change a bit of a row. What is not: logits differ in the last bits with the instruction set of the CPU
@@ -64,7 +64,8 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Runs, Teacher};
+pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Runs, Stepped, Teacher};
+pub use cpu::arithmetic_on_cpu;
 pub use device::{DeviceChoice, Opened, Precision, devices};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
@@ -97,7 +98,8 @@ pub struct TeacherInfo {
     pub dtype: Precision,
     /// `cpu`, or `cuda:N`.
     pub device: String,
-    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf)`.
+    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf), products and attention on x86_64 avx512`.
+    /// Where the bits of a pass may differ, so does this.
     pub arithmetic: String,
 }
 

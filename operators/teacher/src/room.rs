@@ -40,20 +40,20 @@ pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[
     let config = TeacherConfig::read(path)?;
     let (net, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     let of_weight = match dtype {
-        // three parts of 16 bits, where the CPU multiplies such
-        Precision::Bf16x3 => 6,
-        // where it has no products of 16 bits or 8, it computes in f32
-        Precision::F32 | Precision::Bf16 | Precision::F16 | Precision::Int8 | Precision::Fp8 => 4,
+        Precision::Bf16 | Precision::F16 => 2,
+        // two parts of 16 bits; whoever has int8 compares it with f32 first; fp8 is on no CPU
+        Precision::F32 | Precision::Bf16x3 | Precision::Int8 | Precision::Fp8 => 4,
     };
-    // rows of the embedding are looked up, the head is a product: two copies of one table where they are tied
-    let head = if weights.has_own_head() { 0 } else { config.vocab_size * config.hidden_size };
+    // rows of the embedding are looked up, in f32; the head is a product: two copies of one table where they are tied
+    let embedding = (config.vocab_size * config.hidden_size) as u64;
+    let products = if weights.has_own_head() { weights.parameters() - embedding } else { weights.parameters() };
     let wide = |layer: &Layer| (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim;
     let widest = net.layers.iter().map(wide).max().unwrap_or(0);
     // states and their copy that is handed out; what queries, keys and values are in, of two layers
     let of_token = 2 * config.hidden_size + 2 * widest;
     let logits = SLICES * host_slice_rows(config.vocab_size) * config.vocab_size;
     Ok(HostBytes {
-        weights: (weights.parameters() + head as u64) * of_weight,
+        weights: products * of_weight + embedding * size_of::<f32>() as u64,
         pass: (batch_tokens * of_token * size_of::<f32>()) as u64,
         logits: (logits * size_of::<f32>()) as u64,
     })
@@ -70,11 +70,15 @@ mod tests {
         let [small, large] = [bytes(Precision::F32, 1024), bytes(Precision::F32, 2048)];
         assert_eq!(large.pass, 2 * small.pass);
         assert_eq!((large.weights, large.logits), (small.weights, small.logits));
-        assert_eq!(2 * bytes(Precision::Bf16x3, 1024).weights, 3 * small.weights);
         // loading it counts the same parameters; the head is tied to the embedding, and is a second table
         let teacher =
             crate::load(&path, &crate::LoadOptions { device: crate::DeviceChoice::Cpu, ..Default::default() });
         let info = teacher.unwrap().info().clone();
-        assert_eq!(small.weights, 4 * (info.parameters + (info.vocab_size * info.hidden_size) as u64));
+        let table = (info.vocab_size * info.hidden_size) as u64;
+        assert_eq!(small.weights, 4 * (info.parameters + table));
+        // what is multiplied has 16 bits, or two parts of them; what is looked up stays f32
+        for (dtype, each) in [(Precision::F16, 2), (Precision::Bf16, 2), (Precision::Bf16x3, 4)] {
+            assert_eq!(bytes(dtype, 1024).weights, each * info.parameters + 4 * table, "{dtype}");
+        }
     }
 }

@@ -23,10 +23,12 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use stillhouse_operators::extract::{ExtractConfig, LOOSENED, Loosen};
+use stillhouse_operators::extract::{LOOSENED, Loosen};
+use stillhouse_operators::orders::OrdersConfig;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::Vocabulary;
-use stillhouse_schemas::manifest::{DerivedFrom, Manifest};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{DerivedFrom, Manifest, Place, SplitRecord};
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 
@@ -36,10 +38,10 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
 use crate::job::{local_path, read_permutation, shorter};
 use crate::names::Names;
-use crate::operators;
 use crate::output::{MANIFEST, Output, TOKENIZER};
 use crate::shard::hex;
 use crate::storage::{Location, Storages};
+use crate::{operators, places};
 
 pub use self::run::{DeriveOptions, derive};
 
@@ -55,6 +57,8 @@ pub struct Derivation {
     operators: Vec<OperatorSpec>,
     /// Those that run.
     anew: Vec<OperatorSpec>,
+    /// The splits of the data set, with places where orders are made that go by them.
+    splits: Vec<SplitRecord>,
     loosen: Option<Loosen>,
     vocabulary: Arc<Vocabulary>,
     tokenizer: Vec<u8>,
@@ -126,7 +130,10 @@ impl Derivation {
         let identity = identity(&spec, &from, &beside);
         let hash = hex(&Sha256::digest(identity.to_string().as_bytes()));
         let output = output_of(&spec, base)?.for_job(&hash);
+        let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
+        let splits = if are_new { places::of_rows(&spec, manifest) } else { manifest.splits.clone() };
         Ok(Self {
+            splits,
             source,
             operators: after,
             anew,
@@ -139,6 +146,11 @@ impl Derivation {
             identity,
             spec,
         })
+    }
+
+    /// Where the sequences of a split stand.
+    fn place(&self, split: SplitId) -> Option<Place> {
+        self.splits.iter().find(|record| record.split == split)?.place
     }
 
     /// Columns that are made, in words.
@@ -178,13 +190,9 @@ async fn manifest_digest(of: &Output) -> Result<Option<String>> {
     Ok(of.get(MANIFEST).await?.map(|bytes| hex(&Sha256::digest(&bytes))))
 }
 
-fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
-    operators.iter().find_map(|operator| operator.config::<ExtractConfig>())
-}
-
 /// The noise that is stored more loosely, where another tolerance is asked for.
 fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<Loosen>> {
-    let (Some(from), Some(to)) = (extract_of(before), extract_of(after)) else { return Ok(None) };
+    let (Some(from), Some(to)) = (operators::extract_of(before), operators::extract_of(after)) else { return Ok(None) };
     let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
     if stored.tolerance == asked.tolerance {
         return Ok(None);

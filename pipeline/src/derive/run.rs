@@ -154,7 +154,7 @@ impl Work {
             job_file: String::new(),
             identity: self.derivation.identity.clone(),
             files: Vec::new(),
-            splits: self.source().splits.clone(),
+            splits: self.derivation.splits.clone(),
             appended: Vec::new(),
             teacher: None,
         }
@@ -274,11 +274,12 @@ impl Work {
         });
         let batches = Box::pin(RecordBatchStreamAdapter::new(schema, derived));
         let name = from.path.strip_prefix("data/").unwrap_or(&from.path).to_owned();
+        let place = self.derivation.place(from.split);
         let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
         let (specials, vocab) = (&self.source().tokenizer.special_tokens, self.source().vocab_size as usize);
         let how = Writing {
             spec: &spec.output,
-            limits: &operators::limits(spec, vocab, specials, from.split),
+            limits: &operators::limits(spec, vocab, specials, (from.split, place)),
             context: &shown,
             stop: &self.stop,
             memory: &MemoryConsumer::new(&name).register(&pool),
@@ -389,6 +390,7 @@ impl Work {
                 .map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes))))
                 .collect(),
             columns: finish::columns(&finish::schema(&derivation.operators)),
+            splits: derivation.splits.clone(),
             shards: in_order,
             totals,
             statistics,
@@ -414,6 +416,7 @@ impl Columns {
         let context = SplitContext {
             split: from.split,
             dataset_split: from.dataset_split.clone(),
+            place: work.derivation.place(from.split),
             vocabulary: Arc::clone(&work.derivation.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),

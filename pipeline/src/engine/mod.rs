@@ -13,14 +13,13 @@
 //! A partition is pulled from the top, a batch at a time, on one worker of the job's pool ([`pool`], where all threads are counted); it holds
 //! no thread while it waits. Overlap comes from several partitions at work, from readers that make the next batch, and from the owners of
 //! devices. Nodes hold what a plan says and metrics, nothing else: teacher, tokenizer, stores and the sums of a split are found in the
-//! session ([`session`]), so a plan can be sent to another process ([`codec`]).
+//! session ([`session`]). A plan is not sent: another process that works for a run makes it anew, from the job ([`crate::run::worker`]).
 //!
 //! Memory of a split at work: a batch of documents being made and one being worked on, what came of it at each operator, two batches at
 //! the device, one row group, and what of the shard is on its way to the store.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-pub mod codec;
 pub mod device;
 mod node;
 pub mod operator;
@@ -70,7 +69,7 @@ pub fn splits_of(plan: &dyn ExecutionPlan) -> Option<Arc<Vec<SplitRecord>>> {
 
 fn stage_name(plan: &dyn ExecutionPlan) -> &'static str {
     match plan.downcast_ref::<OperatorExec>() {
-        Some(operator) => operator.spec().name(),
+        Some(operator) => operator.name(),
         None if plan.downcast_ref::<SplitsExec>().is_some() => "read",
         None => "write",
     }

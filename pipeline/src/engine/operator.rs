@@ -28,7 +28,7 @@ use super::session::JobResources;
 use super::splits_of;
 use super::state::{Doing, StageState};
 
-/// Batches of a split that are with the device or wait for it: one is worked on while the next one is made.
+/// The fewest batches of a split that are with the device or wait for it.
 const AT_THE_DEVICE: usize = 2;
 
 /// Runs any operator over its input, partition by partition.
@@ -48,9 +48,9 @@ impl OperatorExec {
         Self { spec, input, properties, metrics: NodeMetrics::new() }
     }
 
-    /// The operator.
-    pub fn spec(&self) -> &OperatorSpec {
-        &self.spec
+    /// Its name, as a stage.
+    pub fn name(&self) -> &'static str {
+        self.spec.name()
     }
 
     fn split(&self, partition: usize) -> Result<SplitRecord> {
@@ -157,7 +157,15 @@ impl Work {
     fn parts(&self, batch: &RecordBatch) -> Box<dyn Iterator<Item = RecordBatch> + Send> {
         match self {
             Self::Extract(config) => Box::new(extract::parts(batch, config.rows_at_once())),
-            Self::Write(_) => Box::new(std::iter::once(batch.clone())),
+            Self::Write(config) => Box::new(extract::parts(batch, config.rows_at_once())),
+        }
+    }
+
+    /// Batches of a split that are with the device or wait for it: one is worked on while the next one is made.
+    fn at_once(&self) -> usize {
+        match self {
+            Self::Extract(_) => AT_THE_DEVICE,
+            Self::Write(config) => config.batches_at_once().max(AT_THE_DEVICE),
         }
     }
 
@@ -188,7 +196,7 @@ struct AtDevice {
 impl AtDevice {
     async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
         loop {
-            if self.under_way.len() < AT_THE_DEVICE && !self.ended {
+            if self.under_way.len() < self.work.at_once() && !self.ended {
                 match self.parts.next() {
                     Some(part) => {
                         self.node.stage.does(Doing::WaitsForDevice);
@@ -263,6 +271,7 @@ impl ExecutionPlan for OperatorExec {
         let context = SplitContext {
             split: split.split,
             dataset_split: split.dataset_split,
+            place: split.place,
             vocabulary: Arc::clone(&resources.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),

@@ -33,7 +33,7 @@ pub struct JobResources {
     /// Where the shards go.
     pub output: Output,
     /// What the rows of a split must keep to.
-    pub limits: Arc<dyn Fn(SplitId) -> Limits + Send + Sync>,
+    pub limits: Arc<dyn Fn(&SplitRecord) -> Limits + Send + Sync>,
     /// The threads that work on splits.
     pub spawner: Spawner,
     /// Whether the operators of a split overlap, each pulled one batch ahead: where there are fewer splits at work at once than threads.

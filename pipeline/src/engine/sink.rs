@@ -14,7 +14,6 @@ use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceC
 use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
@@ -26,7 +25,7 @@ use crate::error::{ErrorKind, PipelineError};
 use crate::shard::{self, Writing};
 
 /// The shards of a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Shards {
     /// Sizes and compression.
     pub spec: OutputSpec,
@@ -35,12 +34,11 @@ pub struct Shards {
 }
 
 /// The shard of one partition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Shard {
     /// Its name under `data/`.
     pub name: String,
     /// The record of a shard that is made again, and must come out with these bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was: Option<ShardRecord>,
 }
 
@@ -115,11 +113,6 @@ impl ShardSinkExec {
         let properties = properties(record_schema(), partitions);
         Ok(Self { shards, input, properties, metrics: NodeMetrics::new() })
     }
-
-    /// The shards.
-    pub fn shards(&self) -> &Shards {
-        &self.shards
-    }
 }
 
 impl DisplayAs for ShardSinkExec {
@@ -152,7 +145,7 @@ impl Making {
         let Self { shard, split, spec, resources, stage, metrics, memory } = self;
         let how = Writing {
             spec: &spec,
-            limits: &(resources.limits)(split.split),
+            limits: &(resources.limits)(&split),
             context: &place,
             stop: &resources.stop,
             memory: &memory,

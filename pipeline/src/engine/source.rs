@@ -16,7 +16,6 @@ use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::stream::try_unfold;
-use serde::{Deserialize, Serialize};
 use stillhouse_operators::grid::numbers_schema;
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::SplitId;
@@ -30,7 +29,7 @@ use super::state::{Doing, StageState};
 use crate::source::{InputFile, Listing, SourceError, SplitReader};
 
 /// What the splits of a job read.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Corpus {
     /// The files of the job.
     pub files: Arc<Vec<InputFile>>,
@@ -39,7 +38,6 @@ pub struct Corpus {
     /// The splits, one partition each.
     pub splits: Arc<Vec<SplitRecord>>,
     /// Bad records that `input.sql` met, by reason, and the split that they are counted with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub query_skipped: Option<(SplitId, BTreeMap<String, u64>)>,
 }
 

@@ -195,6 +195,12 @@ impl Output {
             );
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
+        #[cfg(debug_assertions)]
+        if self.joined {
+            hold().await;
+        }
+        // as for a commit: a run that takes the output over waits for who is between the look and the rename
+        let _held = self.hold_commits().await?;
         self.still_ours().await?;
         let done = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {

@@ -24,7 +24,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
-use super::{Backend, Output, REQUESTS, STATE, disk, lease};
+use super::{Backend, Output, Pulse, REQUESTS, STATE, disk, lease};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Progress, StageStatus};
 
@@ -62,6 +62,18 @@ pub struct AtWork {
     /// What it has counted since it joined the run.
     #[serde(default)]
     pub progress: Progress,
+    /// What its user should know of; the last of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
+}
+
+/// Something that a worker warns of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// Its number among this worker's, from 1.
+    pub number: u64,
+    /// In words.
+    pub message: String,
 }
 
 impl AtWork {
@@ -73,6 +85,7 @@ impl AtWork {
             splits: Vec::new(),
             cannot: None,
             progress: Progress::default(),
+            warnings: Vec::new(),
         }
     }
 }
@@ -149,6 +162,26 @@ impl Output {
             let _ = self.holder.set(holder.clone());
         }
         Self { joined: true, ..self.for_job(&ticket.job_hash) }
+    }
+
+    /// For a worker that looks now and then: whether its run still holds the output, and is alive. On a disk the kernel tells that; a lease is
+    /// there after its holder was killed too, but it is not renewed then.
+    ///
+    /// # Errors
+    /// When it does not, or the store cannot say.
+    pub(crate) async fn still_alive(&self, pulse: &mut Pulse) -> Result<()> {
+        let Some(renewals) = self.renewals().await? else { return Ok(()) };
+        let Some(waited) = pulse.ended(renewals) else { return Ok(()) };
+        let message = format!(
+            "{self}: the run that this worker works for has not renewed its lease for {} s, so it was killed or is cut off; this one stops",
+            waited.as_secs()
+        );
+        Err(PipelineError::new(ErrorKind::Output, message))
+    }
+
+    /// Whether this is a worker's, of a run in another process.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.joined
     }
 
     /// On a disk: whether the run that this worker works for still holds the lock. A run's own process holds it itself.

@@ -9,6 +9,8 @@
 //! taken over at once on the same machine, where its process is seen to be gone, and after 20 seconds elsewhere,
 //! measured by the one who waits, so clocks need not agree.
 //!
+//! Workers of the holder look at it too ([`Pulse`]): one that was given back, or is not renewed any more, is the end of their run.
+//!
 //! A lease saves work; it does not protect the data: a holder that slept through its own lease is stopped by the
 //! commit ([`super::commit`]) and by the condition of each file beside the shards ([`super::Output::put_own`]), whatever it believes.
 
@@ -267,9 +269,53 @@ async fn renew(
     }
 }
 
+/// Who has the lease, as one sees it who asks for a holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// This holder, who has renewed it so often.
+    Held(u64),
+    /// Another one.
+    Others,
+    /// Nobody.
+    Free,
+}
+
 /// Whether the lease is there and of this holder.
-pub(super) async fn is_held_by(store: &Arc<dyn ObjectStore>, holder: &str) -> object_store::Result<bool> {
-    Ok(read(store).await?.is_some_and(|(record, _)| record.holder == holder))
+pub(super) async fn seen_by(store: &Arc<dyn ObjectStore>, holder: &str) -> object_store::Result<Seen> {
+    Ok(match read(store).await? {
+        Some((record, _)) if record.holder == holder => Seen::Held(record.renewals),
+        Some(_) => Seen::Others,
+        None => Seen::Free,
+    })
+}
+
+/// How long workers wait for a renewal.
+fn patience(timing: Timing) -> Duration {
+    timing.void + 3 * timing.renew
+}
+
+/// What a worker has seen of the lease of its run: how often it was renewed, and since when it was not.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse(Option<(u64, Instant)>);
+
+impl Pulse {
+    /// Whether the holder is gone. A run that could not renew for less than the time after which a lease is void goes on; the renewal after
+    /// that may be under way for its time, after a pause of as long, and began a pause before: these are waited for as well.
+    fn is_over(&mut self, renewals: u64, now: Instant, timing: Timing) -> bool {
+        match self.0 {
+            Some((before, since)) if before == renewals => now.duration_since(since) >= patience(timing),
+            _ => {
+                self.0 = Some((renewals, now));
+                false
+            }
+        }
+    }
+
+    /// The same, now and at the times of every lease; how long it was waited for.
+    pub(super) fn ended(&mut self, renewals: u64) -> Option<Duration> {
+        let timing = Timing::default();
+        self.is_over(renewals, Instant::now(), timing).then(|| patience(timing))
+    }
 }
 
 /// Who holds the lease, in words, where its process is not seen to be dead.
@@ -353,6 +399,28 @@ mod tests {
         let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), true, &Silent);
         // far below the 20 seconds after which any lease would be void
         tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_worker_gives_a_run_up_that_does_not_renew_and_no_other() {
+        let (began, timing) = (Instant::now(), Timing::default());
+        let mut pulse = Pulse::default();
+        let mut look =
+            |renewals: u64, seconds: u64| pulse.is_over(renewals, began + Duration::from_secs(seconds), timing);
+        assert!(!look(7, 0) && !look(7, 34) && look(7, 35) && look(7, 36));
+        // it was not dead; and one that looks seldom has not seen that nothing came between
+        assert!(!look(8, 37) && !look(9, 200) && !look(9, 234) && look(9, 235));
+    }
+
+    #[tokio::test]
+    async fn who_looks_at_a_lease_sees_whose_it_is() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let lease = take(&store).await.unwrap();
+        let holder = lease.holder().to_owned();
+        assert!(matches!(seen_by(&store, &holder).await.unwrap(), Seen::Held(_)));
+        assert_eq!(seen_by(&store, "another one").await.unwrap(), Seen::Others);
+        lease.release().await;
+        assert_eq!(seen_by(&store, &holder).await.unwrap(), Seen::Free);
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 //!                        splits/N.json  the commit of split N, see [`commit`]
 //!                        lease.json     who works on it (store)   lock (disk), see [`lease`]
 //!                        staging/       shards being written (disk)
+//!                        input/         the rows of input.sql (disk, and a store whose splits are made elsewhere)
 //!                        workers/       while others work for the run: what they are at; commits (disk), see [`join`]
 //! ```
 //!
@@ -56,9 +57,10 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
-pub use self::join::{AtWork, SplitAtWork, Ticket};
+pub use self::join::{AtWork, SplitAtWork, Ticket, Warning};
 pub use self::lease::Lock;
-use self::lease::{Lease, LockKind, Timing};
+pub(crate) use self::lease::Pulse;
+use self::lease::{Lease, LockKind, Seen, Timing};
 pub use self::look::Differs;
 use self::plan::PLAN;
 pub use self::plan::PlanRecord;
@@ -71,6 +73,8 @@ use crate::shard::hex;
 use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 
 const STATE: &str = "_stillhouse";
+/// The rows of `input.sql`, as long as the job runs.
+pub(crate) const INPUT: &str = "_stillhouse/input";
 /// Small requests under way at once.
 const REQUESTS: usize = 16;
 /// Parts of all shards under way at once; each is in memory.
@@ -361,17 +365,28 @@ impl Output {
     /// # Errors
     /// When another run has it, or the store cannot say.
     pub async fn still_ours(&self) -> Result<()> {
+        self.renewals().await.map(drop)
+    }
+
+    /// The same; how often the lease was renewed, where there is one.
+    async fn renewals(&self) -> Result<Option<u64>> {
         if self.joined {
             self.is_locked().await?;
         }
-        let Some(holder) = self.holder.get().filter(|_| self.folder().is_none()) else { return Ok(()) };
-        let held = !self.lost.load(Ordering::Relaxed)
-            && lease::is_held_by(&self.store, holder).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
-        if held {
-            return Ok(());
-        }
-        let message = format!("{self}: another run has taken this output over; this one stops");
-        Err(PipelineError::new(ErrorKind::Output, message))
+        let Some(holder) = self.holder.get().filter(|_| self.folder().is_none()) else { return Ok(None) };
+        let seen = match self.lost.load(Ordering::Relaxed) {
+            true => Seen::Others,
+            false => {
+                let seen = lease::seen_by(&self.store, holder).await;
+                seen.map_err(|e| self.failed(&e, "look at the lease of", ""))?
+            }
+        };
+        let why = match seen {
+            Seen::Held(renewals) => return Ok(Some(renewals)),
+            Seen::Free if self.joined => "the run that this worker works for has ended",
+            Seen::Free | Seen::Others => "another run has taken this output over",
+        };
+        Err(PipelineError::new(ErrorKind::Output, format!("{self}: {why}; this one stops")))
     }
 
     /// Begins to write a shard; readers see nothing of it before it is committed.
@@ -429,10 +444,10 @@ impl Output {
     /// # Errors
     /// When the store refuses.
     pub async fn clean_state(&self) -> Result<()> {
-        let folders: &[&str] = if self.folder().is_some() { &["staging", "input"] } else { &[] };
-        for folder in folders {
-            self.remove_under(&format!("{STATE}/{folder}")).await?;
+        if self.folder().is_some() {
+            self.remove_under(&format!("{STATE}/staging")).await?;
         }
+        self.remove_under(INPUT).await?;
         self.remove_under(join::WORKERS).await?;
         // what workers began to put and were killed over
         self.remove_unfinished().await?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::manifest::{Appended, SplitRecord, TeacherArithmetic};
 
-use super::{Output, STATE, disk};
+use super::{INPUT, Output, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::plan::PlannedFile;
 use crate::repair;
@@ -99,15 +99,14 @@ impl Output {
         disk::found(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
     }
 
-    /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine.
-    ///
-    /// The query gives the same rows every time, so another machine that goes on with the job makes them again.
+    /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine. A run whose splits are made elsewhere
+    /// puts them beside an output in a store too.
     ///
     /// # Errors
     /// When this machine has no folder for it.
     pub fn sql_folder(&self, job_hash: &str) -> Result<PathBuf> {
         match self.folder() {
-            Some(root) => Ok(root.join(STATE).join("input")),
+            Some(root) => Ok(root.join(INPUT)),
             None => {
                 let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
                 let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));

@@ -482,3 +482,30 @@ async fn small_files_come_back(backends: &Backends) {
     assert!(!output.exists("a/b.json").await.unwrap());
     assert_eq!(output.list("a").await.unwrap().into_keys().collect::<Vec<_>>(), ["a/d.json"]);
 }
+
+/// On a disk, as for a commit: else a run that takes the output over might find the look done and the rename still to come.
+#[tokio::test]
+async fn who_puts_a_repaired_shard_in_place_is_waited_for_as_who_commits() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Output::on_disk(folder.path()).unwrap().create(&Silent).await.unwrap().for_job("hash");
+    let lock = run.lock(&Silent).await.unwrap();
+    run.let_others_join().await.unwrap();
+    let whole = content(3, 1);
+    let (shard, record) = staged(&run, &whole).await;
+    run.commit(shard, record.clone()).await.unwrap();
+    let damaged = folder.path().join(&record.path);
+    std::fs::write(&damaged, b"damaged").unwrap();
+    let worker = Output::on_disk(folder.path()).unwrap().joined(&run.ticket());
+    let (shard, again) = staged(&worker, &whole).await;
+    // as a run that takes the output over looks for those between their look and their rename
+    let looks = std::fs::File::create(folder.path().join("_stillhouse/commits")).unwrap();
+    looks.lock().unwrap();
+    let replacing = worker.replace(shard, &again, &record);
+    tokio::pin!(replacing);
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut replacing).await.is_err());
+    assert_eq!(std::fs::read(&damaged).unwrap(), b"damaged");
+    looks.unlock().unwrap();
+    replacing.await.unwrap();
+    assert_eq!(read(&run).await, whole);
+    lock.release().await;
+}

@@ -69,6 +69,7 @@ mod tests {
             splits: vec![SplitAtWork { split: SplitId(split), reads: "a.jsonl".into(), stages }],
             cannot: None,
             progress: Progress { documents: rows, devices: 1, stages: vec![stage], ..Progress::default() },
+            warnings: Vec::new(),
         }
     }
 

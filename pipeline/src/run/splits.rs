@@ -354,7 +354,9 @@ pub(crate) fn resources(
         vocabulary: Arc::clone(&prepared.vocabulary),
         devices: devices.to_vec(),
         output: output.clone(),
-        limits: Arc::new(move |split| operators::limits(&of.spec, of.vocab_size, &specials, split)),
+        limits: Arc::new(move |split| {
+            operators::limits(&of.spec, of.vocab_size, &specials, (split.split, split.place))
+        }),
         spawner,
         operators_overlap: false,
         has_failed: AtomicBool::new(false),
@@ -461,6 +463,7 @@ mod tests {
             pieces: Vec::new(),
             keys: None,
             appended: 0,
+            place: None,
         };
         let names = shard_names(&[split(0, "train"), split(1, "train"), split(2, "validation")]);
         assert_eq!(names[&SplitId(1)], "train-00001-of-00002.parquet");
@@ -475,6 +478,7 @@ mod tests {
             pieces: Vec::new(),
             keys: None,
             appended,
+            place: None,
         };
         let all = [
             split(0, "train", 0),

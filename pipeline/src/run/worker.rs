@@ -9,13 +9,13 @@
 //! The order names a job, not what to do: what is read, computed and written follows from the job, which is checked here as anybody's is. A
 //! worker that sees another input, another tokenizer, other weights or computes in another arithmetic refuses, and says in what it differs.
 //!
-//! Every two seconds a worker looks whether its run still holds the output; when it does not, what is at work ends at its next batch. That
-//! is how a cancelled or dead run is told, and costs one small request. With it goes what it is at and has counted (`_stillhouse/workers`), where
+//! Every two seconds a worker looks whether its run still holds the output; when it does not, or does not renew its lease any more, what is at
+//! work ends at its next batch. That is how a cancelled or dead run is told, and costs one small request. With it goes what it is at and has counted (`_stillhouse/workers`), where
 //! it is at another split than two seconds before, else every ten seconds.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use stillhouse_schemas::ids::SplitId;
@@ -31,20 +31,24 @@ use crate::append;
 use crate::differs::differences;
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::Pool;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::Observer;
+use crate::error::{ErrorKind, Failure, PipelineError, Result};
+use crate::events::{Event, Observer};
 use crate::holdouts::Holdouts;
 use crate::job::{Prepared, chain, prepare_parsed};
 use crate::operators::job_format;
-use crate::output::{AtWork, Output, SplitAtWork};
+use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
 use crate::plan;
-use crate::teacher::{self, JobInput, Loaded};
+use crate::teacher::{self, Decided, JobInput, Loaded};
 
 /// How often a worker looks whether its run is still there.
 const LOOKS: Duration = Duration::from_secs(2);
 
 /// How often it tells how far it is.
 const TELLS: Duration = Duration::from_secs(10);
+
+/// Warnings that a report has at most, and bytes of one.
+const MOST_WARNINGS: usize = 20;
+const LONGEST_WARNING: usize = 1_000;
 
 /// Lines that a refusal gives of what differs.
 const MOST_LINES: usize = 8;
@@ -65,7 +69,12 @@ struct Stand {
     job: Job,
     session: Session,
     at_work: Mutex<BTreeSet<SplitId>>,
+    /// Why nothing more is made for the run.
+    gone: OnceLock<Failure>,
     began: Instant,
+    warnings: Arc<Warnings>,
+    /// The name of its report; one is written at a time, so that no older one comes after a newer one.
+    report: tokio::sync::Mutex<String>,
     /// Its memory, as long as it has a teacher.
     _share: Share,
 }
@@ -87,8 +96,62 @@ impl Stand {
         AtWork {
             splits: splits.iter().map(at).collect(),
             progress: self.job.progress(self.began),
+            warnings: self.warnings.last(),
             ..AtWork::new(&self.name, &self.job.output)
         }
+    }
+
+    async fn report(&self, splits: &BTreeSet<SplitId>) {
+        let name = self.report.lock().await;
+        let at = self.tell(splits);
+        match self.job.output.report(&name, &at).await {
+            Ok(()) => self.warnings.are_told(&at.warnings),
+            Err(e) => tracing::debug!("{e}"),
+        }
+    }
+}
+
+/// What the work for a job has warned of: for this process's log, and the last of it for the run.
+struct Warnings {
+    log: Arc<dyn Observer>,
+    last: Mutex<VecDeque<Warning>>,
+    /// The number of the last one.
+    count: AtomicU64,
+    /// The number of the last one that the run can know of.
+    told: AtomicU64,
+}
+
+impl Warnings {
+    fn new(log: Arc<dyn Observer>) -> Arc<Self> {
+        Arc::new(Self { log, last: Mutex::default(), count: AtomicU64::new(0), told: AtomicU64::new(0) })
+    }
+
+    fn last(&self) -> Vec<Warning> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    fn are_told(&self, told: &[Warning]) {
+        if let Some(last) = told.last() {
+            self.told.fetch_max(last.number, Ordering::Relaxed);
+        }
+    }
+
+    fn has_news(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > self.told.load(Ordering::Relaxed)
+    }
+}
+
+impl Observer for Warnings {
+    fn event(&self, event: &Event) {
+        self.log.event(event);
+        let Event::Warning { message } = event else { return };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if last.len() == MOST_WARNINGS {
+            last.pop_front();
+        }
+        let message = message[..message.floor_char_boundary(LONGEST_WARNING)].to_owned();
+        last.push_back(Warning { number, message });
     }
 }
 
@@ -132,22 +195,24 @@ impl Worker {
     /// When this process may not, cannot, or would make other bytes than the run. An error of this place alone ([`PipelineError::of_place`]) is told
     /// at the output too, so that the run knows who passes its splits on.
     pub async fn join(order: &Order, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
+        let warnings = Warnings::new(observer);
+        let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
         let prepared = prepared(order, place, &observer).await?;
         let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
         let output = prepared.output()?.joined(&order.ticket);
         let hash = append::at_output(hash, &output).await?;
         let output = output.for_grown_job(&hash).joined(&order.ticket);
         output.still_ours().await?;
-        let mut at = AtWork::new(&place.name, &output);
+        let at = AtWork { warnings: warnings.last(), ..AtWork::new(&place.name, &output) };
         let id = uuid::Uuid::new_v4().simple().to_string();
         // of who says nothing the run does not know whether it is getting ready or is not there
         output.report(&id, &at).await?;
-        let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, observer).await;
+        warnings.are_told(&at.warnings);
+        let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, &warnings).await;
         if let Err(e) = &ready
             && e.of_place
         {
-            at.cannot = Some(e.to_string());
-            output.report(&id, &at).await?;
+            output.report(&id, &AtWork { cannot: Some(e.to_string()), warnings: warnings.last(), ..at }).await?;
         }
         ready
     }
@@ -158,8 +223,9 @@ impl Worker {
         output: Output,
         (order, place): (&Order, &Place),
         id: &str,
-        observer: Arc<dyn Observer>,
+        warnings: &Arc<Warnings>,
     ) -> Result<Self> {
+        let observer = Arc::clone(warnings) as Arc<dyn Observer>;
         let share = share(&prepared, order, place, &observer).await?;
         let (splits, job_files, skipped) = planned(&prepared, &hash, &output, order, &observer).await?;
         let loaded = loaded(&prepared, order, &splits, &job_files, &observer).await?;
@@ -195,14 +261,24 @@ impl Worker {
         let session = job.session(splits, pool.spawner().map_err(PipelineError::output("the splits"))?)?;
         let partitions = session.partitions();
         let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
-        let stand = Arc::new(Stand { name, job, session, at_work, began, _share: share });
-        let watching = tokio::spawn(watch(Arc::clone(&stand), id.to_owned()));
+        let stand = Arc::new(Stand {
+            name,
+            job,
+            session,
+            at_work,
+            gone: OnceLock::new(),
+            began,
+            warnings: Arc::clone(warnings),
+            report: tokio::sync::Mutex::new(id.to_owned()),
+            _share: share,
+        });
+        let watching = tokio::spawn(watch(Arc::clone(&stand)));
         Ok(Self { stand, partitions, turns: Mutex::default(), watching, pool })
     }
 
-    /// Whether its run is gone: nothing more is made for it.
-    pub fn is_over(&self) -> bool {
-        self.stand.job.stop.load(Ordering::Relaxed)
+    /// Why nothing more is made for its run, where that is gone.
+    pub fn is_over(&self) -> Option<Failure> {
+        self.stand.gone.get().cloned()
     }
 
     /// Makes a split and commits it for the run; one that is committed already is not made again.
@@ -216,7 +292,10 @@ impl Worker {
             Arc::clone(turns.entry(wanted.split).or_default())
         };
         let _turn = turn.lock().await;
-        let Stand { job, session, at_work, .. } = self.stand.as_ref();
+        if let Some(why) = self.is_over() {
+            return Err(why.into());
+        }
+        let Stand { job, session, at_work, warnings, .. } = self.stand.as_ref();
         job.output.still_ours().await?;
         if wanted.was.is_none()
             && let Some(record) = job.output.committed(wanted.split).await?
@@ -228,11 +307,17 @@ impl Worker {
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
         let _working = Working::on(at_work, wanted.split);
-        let warn = |message: String| tracing::warn!("{message}");
+        let warn = |message: String| warnings.event(&Event::Warning { message });
         let made = match &wanted.was {
-            None => session.execute(partition, &warn).await?,
-            Some(was) => self.again(partition, was)?.execute(0, &warn).await?,
+            None => session.execute(partition, &warn).await,
+            Some(was) => self.again(partition, was)?.execute(0, &warn).await,
         };
+        if warnings.has_news() {
+            // once the run is told that this is made, it may be at its end
+            self.stand.report(&self.stand.splits()).await;
+        }
+        // what ended here was told to stop
+        let made = made.map_err(|e| self.is_over().map_or(e, PipelineError::from))?;
         let [record] = <[ShardRecord; 1]>::try_from(made).map_err(|made| {
             let message = format!("split {} gave {} records: a fault of this program", wanted.split.0, made.len());
             PipelineError::new(ErrorKind::Output, message)
@@ -256,15 +341,17 @@ impl Drop for Worker {
 }
 
 /// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output how the work stands.
-async fn watch(stand: Arc<Stand>, id: String) {
+async fn watch(stand: Arc<Stand>) {
     let output = &stand.job.output;
     let (mut told, mut at) = (BTreeSet::new(), Instant::now());
+    let mut pulse = Pulse::default();
     loop {
         tokio::time::sleep(LOOKS).await;
-        match output.still_ours().await {
+        match output.still_alive(&mut pulse).await {
             Err(e) if e.retryable => continue,
             Err(e) => {
                 tracing::info!("{e}");
+                let _ = stand.gone.set(Failure::from(&e));
                 stand.job.stop.store(true, Ordering::Relaxed);
                 return;
             }
@@ -272,11 +359,9 @@ async fn watch(stand: Arc<Stand>, id: String) {
         }
         let splits = stand.splits();
         // a report of nothing could come after the run has taken the reports away
-        if !splits.is_empty() && (splits != told || at.elapsed() >= TELLS) {
-            match output.report(&id, &stand.tell(&splits)).await {
-                Ok(()) => (told, at) = (splits, Instant::now()),
-                Err(e) => tracing::debug!("{e}"),
-            }
+        if !splits.is_empty() && (splits != told || stand.warnings.has_news() || at.elapsed() >= TELLS) {
+            stand.report(&splits).await;
+            (told, at) = (splits, Instant::now());
         }
     }
 }
@@ -347,7 +432,34 @@ async fn loaded(
     }
     let (splits, files, arithmetic) = (splits.to_vec(), Arc::clone(files), order.teacher.clone());
     let load = move |p: &Prepared, o: &dyn Observer| {
-        teacher::load_all(p, JobInput { splits: &splits, files: &files }, arithmetic.as_ref(), true, o)
+        let decided = arithmetic.as_ref().map(Decided::ByRun);
+        teacher::load_all(p, JobInput { splits: &splits, files: &files }, decided, true, o)
     };
     blocking(prepared, observer, load).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Silent;
+
+    #[test]
+    fn a_report_has_the_last_warnings_with_their_numbers() {
+        let warnings = Warnings::new(Arc::new(Silent));
+        assert!(!warnings.has_news() && warnings.last().is_empty());
+        let warn = |message: String| warnings.event(&Event::Warning { message });
+        warn("é".repeat(LONGEST_WARNING));
+        let told = warnings.last();
+        assert_eq!((told.len(), told[0].number, told[0].message.len()), (1, 1, LONGEST_WARNING));
+        warnings.are_told(&told);
+        assert!(!warnings.has_news());
+        (0..MOST_WARNINGS).for_each(|n| warn(n.to_string()));
+        assert!(warnings.has_news());
+        let numbers: Vec<u64> = warnings.last().iter().map(|warning| warning.number).collect();
+        assert_eq!(numbers, (2..=MOST_WARNINGS as u64 + 1).collect::<Vec<_>>());
+        // an older report that was written meanwhile takes nothing back
+        warnings.are_told(&warnings.last());
+        warnings.are_told(&told);
+        assert!(!warnings.has_news());
+    }
 }

@@ -183,14 +183,21 @@ pub fn score(
         None => None,
     };
     let teacher = load(&prepared, options, observer)?;
-    if reference.is_some() && teacher.info().device != "cpu" {
-        let message = format!("--device: got {}, valid with --reference: cpu", teacher.info().device);
-        return Err(PipelineError::new(ErrorKind::Usage, message));
-    }
+    score_under(&teacher, options, &prepared, reference.as_ref(), observer, each)
+}
 
+/// The scores under a teacher that is loaded, wherever it is.
+fn score_under(
+    teacher: &Arc<dyn Teacher>,
+    options: &ScoreOptions,
+    prepared: &Prepared,
+    reference: Option<&Prepared>,
+    observer: &dyn Observer,
+    each: &mut dyn FnMut(&TextScore) -> Result<()>,
+) -> Result<Scores> {
     let mut sums = Sums::default();
     let most_texts = if reference.is_some() { options.most_texts } else { 0 };
-    let scored = Texts { options, prepared: &prepared, teacher: &teacher, most_texts, scores: true }.run(
+    let scored = Texts { options, prepared, teacher, most_texts, scores: true }.run(
         observer,
         &options.file,
         &mut |finished| {
@@ -202,9 +209,9 @@ pub fn score(
         let message = format!("{}: no text in which a token is to be predicted ({} without)", options.file, sums.empty);
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
-    let found = match (&reference, &options.reference) {
+    let found = match (reference, &options.reference) {
         (Some(prepared), Some(file)) => {
-            let other = Texts { options, prepared, teacher: &teacher, most_texts, scores: false };
+            let other = Texts { options, prepared, teacher, most_texts, scores: false };
             let other = other.run(observer, file, &mut |_| Ok(()))?;
             observer.event(&Event::Preparing { what: format!("MAUVE of {} and {} texts", scored.len(), other.len()) });
             let found = mauve(&scored, &other, &options.mauve)
@@ -296,6 +303,7 @@ impl Texts<'_> {
             let context = SplitContext {
                 split: split.split,
                 dataset_split: split.dataset_split.clone(),
+                place: split.place,
                 vocabulary: Arc::clone(&prepared.vocabulary),
                 teacher: None,
                 statistics: SharedStatistics::default(),

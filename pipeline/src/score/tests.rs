@@ -1,6 +1,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use stillhouse_gpu_host::Host;
+use stillhouse_teacher::stillhouse_gpu::Device;
+use stillhouse_teacher::{LoadOptions, Logits, gpu};
 use stillhouse_tests::nano_teacher;
 use tempfile::TempDir;
 
@@ -95,6 +98,16 @@ fn scores_are_the_same_however_tokens_share_a_pass() {
     assert!(of(64, 1)[0].nats < of(64, 64)[0].nats / 281.0 * 285.0);
 }
 
+/// The teacher of these options on the host, and on the host as a device in place of a GPU.
+fn teachers(options: &ScoreOptions, prepared: &Prepared) -> [Arc<dyn Teacher>; 2] {
+    let on_host = load(prepared, options, &crate::events::Silent).unwrap();
+    let device: Arc<dyn Device> = Arc::new(Host::new(5));
+    let loaded = LoadOptions { batch_tokens: 200, length: 64, ..LoadOptions::default() };
+    let on_device = gpu::load(&nano_teacher(), &device, &loaded).unwrap();
+    assert!(matches!(on_device.buffer().unwrap(), Logits::Device(_)));
+    [on_host, on_device.into()]
+}
+
 #[test]
 fn the_features_of_mauve_are_the_last_hidden_states() {
     let (folder, golden) = (TempDir::new().unwrap(), goldens());
@@ -103,17 +116,51 @@ fn the_features_of_mauve_are_the_last_hidden_states() {
     let _entered = runtime.enter();
     let observer = crate::events::Silent;
     let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
-    let teacher = load(&prepared, &options, &observer).unwrap();
-    let texts = Texts { options: &options, prepared: &prepared, teacher: &teacher, most_texts: 4, scores: false };
-    let features = texts.run(&observer, "texts", &mut |_| Ok(())).unwrap();
     // the first four records, of which the third has no token
     let mut expected = Features::default();
     for text in &golden["texts"].as_array().unwrap()[..3] {
         expected
             .push(&text["state"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect::<Vec<_>>());
     }
-    assert_eq!(features.len(), 3);
-    assert!(features.distance(&expected) < 1e-3, "{}", features.distance(&expected));
+    let [host, device] = teachers(&options, &prepared);
+    // alone in their passes, and beside windows that are scored
+    for (teacher, scores) in [(&host, false), (&host, true), (&device, false)] {
+        let texts = Texts { options: &options, prepared: &prepared, teacher, most_texts: 4, scores };
+        let features = texts.run(&observer, "texts", &mut |_| Ok(())).unwrap();
+        assert_eq!(features.len(), 3);
+        let off = features.distance(&expected);
+        assert!(off < 1e-3, "{}: {off}", teacher.info().device);
+    }
+}
+
+/// Perplexity and MAUVE in one go, on a device as on the host; a text of the other side is longer than a window.
+#[test]
+fn a_teacher_on_a_device_gives_mauve_too() {
+    let (folder, golden) = (TempDir::new().unwrap(), goldens());
+    let mut options = options(&folder, &golden);
+    let texts =
+        |rows: &[&str]| rows.iter().map(|text| json!({"text": text}).to_string()).collect::<Vec<_>>().join("\n");
+    let [file, other] = ["file.jsonl", "other.jsonl"].map(|name| folder.path().join(name));
+    let long = "one and two and three and four and five ".repeat(20);
+    // few tokens: their logits are a whole vocabulary each, made on the host
+    fs::write(&file, texts(&["A red house", "in May", "2, 3, 5", "It is", "Oh"])).unwrap();
+    fs::write(&other, texts(&["One sheep.", "Two cows", &long, "in the red house", "1, 2, 3, 4, 5"])).unwrap();
+    options.file = file.display().to_string();
+    options.reference = Some(other.display().to_string());
+    options.mauve = MauveOptions { clusters: Some(3), ..MauveOptions::default() };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _entered = runtime.enter();
+    let observer = crate::events::Silent;
+    let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
+    let reference = job::prepare(&options, &other.display().to_string(), "--reference", &observer).unwrap();
+    let of = |teacher: Arc<dyn Teacher>| {
+        score_under(&teacher, &options, &prepared, Some(&reference), &observer, &mut |_| Ok(())).unwrap()
+    };
+    let [host, device] = teachers(&options, &prepared).map(of);
+    assert!((host.perplexity / device.perplexity - 1.0).abs() < 1e-4, "{} {}", host.perplexity, device.perplexity);
+    let [host, device] = [host, device].map(|scores| scores.mauve.unwrap());
+    assert!((host.mauve - device.mauve).abs() < 1e-9, "{} {}", host.mauve, device.mauve);
+    assert!((0.0..1.0).contains(&host.mauve), "{}", host.mauve);
 }
 
 /// As `points` of `scripts/score-goldens`.

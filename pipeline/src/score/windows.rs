@@ -11,7 +11,7 @@ use arrow::array::RecordBatch;
 use rayon::prelude::*;
 use stillhouse_noise::Softmax;
 use stillhouse_operators::operator::OperatorError;
-use stillhouse_teacher::{Hidden, Logits, Runs, Teacher, TeacherError};
+use stillhouse_teacher::{Hidden, Logits, Runs, Teacher};
 
 use super::{Features, FirstToken, ScoreOptions, TextScore, token_rows};
 
@@ -221,7 +221,7 @@ impl<'a> Scorer<'a> {
             return Ok(());
         }
         let mut runs = Runs::new();
-        // rows of hidden states that predict a token, with the token and its text
+        // tokens of the pass that predict one, with that and its text; those whose hidden state is wanted
         let (mut rows, mut wanted, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         let mut start = 0;
         for window in &queue {
@@ -233,15 +233,17 @@ impl<'a> Scorer<'a> {
                         wanted.push((window.text, window.tokens[at]));
                     }
                 }
-                Aim::Feature => ends.push((start + window.tokens.len() - 1) as u32),
+                Aim::Feature => ends.push(start + window.tokens.len() - 1),
             }
             start += window.tokens.len();
         }
-        let hidden = self.teacher.pass(&runs)?;
+        // what the head sees, where any of it is wanted
+        let last = [self.teacher.info().layers];
+        let (hidden, states) = self.teacher.pass_keeping(&runs, if ends.is_empty() { &[] } else { &last })?;
         for (rows, wanted) in rows.chunks(self.teacher.slice_rows()).zip(wanted.chunks(self.teacher.slice_rows())) {
             self.slice(&hidden, rows, wanted)?;
         }
-        self.keep(&hidden, &ends)?;
+        self.keep(&states, &ends)?;
         for window in &queue {
             if let Some(text) = self.texts.get_mut((window.text - self.first) as usize) {
                 text.open -= 1;
@@ -273,13 +275,15 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// Keeps the hidden states of these tokens.
-    fn keep(&mut self, hidden: &Hidden, ends: &[u32]) -> Result<(), OperatorError> {
-        let Hidden::Host { states, rows } = hidden else { return Ok(()) };
+    /// Keeps the hidden states of these tokens, out of those of all `[tokens, H]`.
+    fn keep(&mut self, states: &[f32], ends: &[usize]) -> Result<(), OperatorError> {
+        let width = self.teacher.info().hidden_size;
         for end in ends {
-            let row = rows.get(*end as usize).copied().unwrap_or(0) as usize;
-            let state = states.narrow(0, row, 1).and_then(|state| state.flatten_all()?.to_vec1::<f32>());
-            self.features.push(&state.map_err(TeacherError::from)?);
+            let state = states.get(end * width..(end + 1) * width).ok_or_else(|| OperatorError::Config {
+                operator: "score",
+                message: format!("no hidden state of token {end} of a pass: a fault of this program"),
+            })?;
+            self.features.push(state);
         }
         Ok(())
     }

@@ -100,6 +100,7 @@ fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) ->
         dataset_split: String::new(),
         keys: None,
         appended: 0,
+        place: None,
         pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
     };
     if rows == 0 {

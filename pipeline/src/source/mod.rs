@@ -67,9 +67,10 @@ pub use first::{FirstRecords, first_records};
 pub use list::{InputFile, Listing, NotListed};
 pub(crate) use list::{list, literal};
 pub(crate) use numbers::with_classes;
-pub use plan::{PlanProgress, append_splits, plan_splits};
+pub use plan::{PlanProgress, Weighed, append_splits, plan_splits};
 pub use read::{ReadSummary, SplitReader, TRAIN, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
+pub(crate) use sql::{StagedRecord, staged_by_run, staged_record};
 pub use state::{Changed, FileState};
 pub use store::Store;
 

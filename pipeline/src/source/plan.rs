@@ -59,6 +59,15 @@ pub(crate) struct Segment {
     pub records: Option<u64>,
 }
 
+/// Splits, and what those that are new take of the input: bytes of text, numbers of rows, or documents that have no text yet.
+#[derive(Debug, Default)]
+pub struct Weighed {
+    /// All splits.
+    pub splits: Vec<SplitRecord>,
+    /// What each of the last ones takes.
+    pub weights: Vec<f64>,
+}
+
 /// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered through. `seed` is of the documents' keys.
 ///
 /// `target_split_bytes` are bytes of text; of `format: none`, documents.
@@ -74,15 +83,15 @@ pub fn plan_splits(
     target_split_bytes: u64,
     seed: u64,
     progress: &(dyn Fn(PlanProgress) + Sync),
-) -> Result<Vec<SplitRecord>, SourceError> {
+) -> Result<Weighed, SourceError> {
     let target = target_split_bytes.max(1);
     let store = &store.expecting(files);
     let segments = segments(store, files, input, target, progress)?;
-    let mut splits = Vec::new();
+    let mut weighed = Weighed::default();
     for part in holdout::parts(store, files, input, seed, segments)? {
-        group(files, part, target, &mut splits)?;
+        group(files, part, target, &mut weighed)?;
     }
-    Ok(splits)
+    Ok(weighed)
 }
 
 /// Cuts files that are appended to the input into splits, which come after `earlier` and carry the number of the append.
@@ -97,20 +106,24 @@ pub fn append_splits(
     files: &[InputFile],
     input: &Input,
     target_split_bytes: u64,
-    (mut splits, appended): (Vec<SplitRecord>, u32),
-) -> Result<Vec<SplitRecord>, SourceError> {
+    (splits, appended): (Vec<SplitRecord>, u32),
+) -> Result<Weighed, SourceError> {
     let target = target_split_bytes.max(1);
     let store = &store.expecting(files);
     let segments = segments(store, files, input, target, &|_| {})?;
     let before = splits.len();
-    for part in holdout::parts_as(input, &splits, &segments) {
-        group(files, part, target, &mut splits)?;
+    let parts = holdout::parts_as(input, &splits, &segments);
+    let mut weighed = Weighed { splits, weights: Vec::new() };
+    for part in parts {
+        group(files, part, target, &mut weighed)?;
     }
-    splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
-    Ok(splits)
+    weighed.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
+    Ok(weighed)
 }
 
-fn group(files: &[InputFile], part: Part, target: u64, splits: &mut Vec<SplitRecord>) -> Result<(), SourceError> {
+fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
+    let Weighed { splits, weights } = weighed;
+    let share = part.keys.map_or(1.0, |keys| keys.share());
     let taken = part.keys.map_or(1.0, |keys| keys.share().max(LEAST_TAKEN));
     let mut filled = None;
     for segment in part.segments {
@@ -128,7 +141,12 @@ fn group(files: &[InputFile], part: Part, target: u64, splits: &mut Vec<SplitRec
                 pieces: Vec::new(),
                 keys: part.keys,
                 appended: 0,
+                place: None,
             });
+            weights.push(0.0);
+        }
+        if let Some(sum) = weights.last_mut() {
+            *sum += segment.weight as f64 * share;
         }
         filled = Some(joined.unwrap_or(weight));
         if let Some(split) = splits.last_mut() {

@@ -3,6 +3,7 @@
 //! ```text
 //!   home/x/corpus.jsonl   ─► the disk, /home/x/corpus.jsonl
 //!   s3:/corpora/owt/1.gz  ─► the bucket `corpora`, owt/1.gz
+//!   input.sql:/…          ─► what the query of a run gave, where that lies beside its output
 //! ```
 //!
 //! Reading only: what is written goes to the output's own store.
@@ -29,7 +30,7 @@ use crate::storage::{Location, StoreUrl};
 pub(crate) struct Mount {
     pub at: Path,
     pub store: Arc<dyn ObjectStore>,
-    /// The bucket, without a key.
+    /// The bucket, without a key; or what is in it, where no more of it is mounted.
     pub url: StoreUrl,
 }
 
@@ -45,9 +46,15 @@ impl Router {
         Self { disk: Arc::new(LocalFileSystem::new()), mounts }
     }
 
+    /// The same with another mount, before the others.
+    pub fn with(&self, mount: Mount) -> Self {
+        let mounts = std::iter::once(mount).chain(self.mounts.iter().cloned()).collect();
+        Self { disk: Arc::clone(&self.disk), mounts }
+    }
+
     /// The buckets, by their URLs without a key.
     pub fn buckets(&self) -> impl Iterator<Item = (&StoreUrl, &Arc<dyn ObjectStore>)> {
-        self.mounts.iter().map(|mount| (&mount.url, &mount.store))
+        self.mounts.iter().filter(|mount| mount.url.key.is_empty()).map(|mount| (&mount.url, &mount.store))
     }
 
     /// A path as a person names it, and whether it is on the disk.
@@ -63,9 +70,10 @@ impl Router {
     /// Where a path is; `None` for what no path of the disk can be.
     pub fn location_of(&self, path: &Path) -> Option<Location> {
         for mount in &self.mounts {
+            let root = mount.url.path();
             if let Some(inner) = path.prefix_match(&mount.at) {
-                let key = inner.collect::<Path>().to_string();
-                return Some(Location::Store(StoreUrl { key, ..mount.url.clone() }));
+                let of_bucket = root.parts().chain(inner).collect::<Path>();
+                return Some(Location::Store(StoreUrl { key: of_bucket.to_string(), ..mount.url.clone() }));
             }
         }
         self.disk.path_to_filesystem(path).ok().map(Location::Disk)

@@ -33,6 +33,9 @@ pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
 const LARGEST_CHUNK: u64 = 2 << 20;
 const PAGE_CHUNK: u64 = 1 << 20;
 
+/// Where what the query of a run gave is read, if it lies beside an output in a store.
+const ROWS: &str = "input.sql:";
+
 /// An object store and the runtime that waits for it.
 ///
 /// The blocking calls on it must not be made on a runtime's own worker thread: use `spawn_blocking`.
@@ -68,6 +71,19 @@ impl Store {
             expected: Arc::default(),
             checkpoints: Arc::default(),
         }
+    }
+
+    /// The same, with what lies beside an output in a store.
+    pub(crate) fn with_rows_beside(&self, output: &StoreUrl, store: &Arc<dyn ObjectStore>) -> Self {
+        let url = StoreUrl { key: output.key.trim_end_matches('/').to_owned(), ..output.clone() };
+        let mount = Mount { at: Path::from(ROWS), store: Arc::clone(store), url };
+        let router = Arc::new(self.router.with(mount));
+        Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, router, ..self.clone() }
+    }
+
+    /// What a file beside the output is called here.
+    pub(crate) fn beside_output(name: &str) -> Path {
+        Path::from(ROWS).parts().chain(Path::from(name).parts()).collect()
     }
 
     /// Makes the buckets known to a session, under their URLs: nodes of DataFusion's own find them there, as they find the disk.

@@ -29,7 +29,7 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
-use super::report::{Comparing, StoredSide};
+use super::report::{self, Comparing, StoredSide};
 use super::signals::Signals;
 use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
@@ -79,7 +79,7 @@ pub(super) async fn check(
         ..TeacherCheck::default()
     };
     // On another kind of machine logits may differ as much as log-probabilities, that of the observed token and its rival.
-    let alike = teacher.info().arithmetic == record.arithmetic && teacher.info().device == record.device;
+    let alike = report::alike(record, teacher.info());
     if !alike {
         let (was, is) = (&record.arithmetic, &teacher.info().arithmetic);
         let message = format!(
@@ -305,10 +305,11 @@ impl Recomputed<'_> {
                 self.judge(*p, &result, check, variation_sum, found);
             }
             drop(on_host);
-            if let Some(stored) = &stored.states {
+            if let Some(states_stored) = &stored.states {
                 let of_a_token = states.len() / positions.len().max(1);
-                for (p, states) in positions.iter().zip(states.chunks_exact(of_a_token)) {
-                    if let Some(message) = stored.wrong(p.row, p.position, states) {
+                let all = positions.iter().zip(states.chunks_exact(of_a_token));
+                for (p, states) in all.filter(|(p, _)| p.position >= stored.given[p.row]) {
+                    if let Some(message) = states_stored.wrong(p.row, p.position, states) {
                         found.fault(self.place_of(*p), message);
                     }
                 }

@@ -7,6 +7,7 @@
 //! ```
 //!
 //! So the two errors are two numbers: the first row is ours, the others are there in every training that runs its teacher live. All noises come from the same words.
+//! On another kind of machine than the job's the live teacher is not the one that was stored of: then the first row is both errors together, and says so.
 //!
 //! Memory: the live logits of at most [`MOST_BYTES`] of sampled tokens, spread over the sample; of stored tokens all of the sample, two numbers each.
 
@@ -21,9 +22,9 @@ use stillhouse_noise::{Compared, DrawKey, NoiseError, NoiseStream, compare};
 use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::operator::{Counters, OperatorError};
-use stillhouse_schemas::manifest::Manifest;
+use stillhouse_schemas::manifest::{Manifest, TeacherRecord};
 use stillhouse_schemas::spec::Extract;
-use stillhouse_teacher::Teacher;
+use stillhouse_teacher::{Teacher, TeacherInfo};
 
 /// Live logits that are kept to be compared with.
 const MOST_BYTES: usize = 128 << 20;
@@ -41,6 +42,10 @@ pub struct Report {
     pub teacher: String,
     /// What the live teacher computes in.
     pub arithmetic: String,
+    /// What the data set was computed in.
+    pub stored_arithmetic: String,
+    /// Whether these are one: else what is stored differs from the live teacher by both, storing and computing.
+    pub computed_alike: bool,
     /// Total variation that the job promised.
     pub tolerance: Option<f64>,
     /// What is beside the live teacher.
@@ -200,18 +205,24 @@ impl Comparing {
             logprob_change_nats: Distribution::of(found.iter().map(|c| c.logprob_change).collect()),
             kl_nats: Some(Distribution::of(found.iter().map(|c| c.divergence).collect())),
         };
+        let (live, other) = (self.live.info(), self.other.info());
+        let record = manifest.teacher.as_ref();
+        let computed_alike = record.is_none_or(|record| alike(record, live));
+        let arithmetic = format!("{} on {}", live.arithmetic, live.device);
+        let was = record.map(|record| format!("{} on {}", record.arithmetic, record.device));
         let storage = Comparison {
             kind: "stored",
-            what: "what is stored".into(),
+            what: if computed_alike { "what is stored" } else { "stored, and this machine's arithmetic" }.into(),
             total_variation: (!stored.variations.is_empty()).then(|| Distribution::of(stored.variations)),
             logprob_change_nats: Distribution::of(stored.logprob_changes),
             kl_nats: None,
         };
-        let (live, other) = (self.live.info(), self.other.info());
         Report {
             dataset: manifest.job.name.clone(),
-            teacher: manifest.teacher.as_ref().map(|teacher| teacher.source.clone()).unwrap_or_default(),
-            arithmetic: format!("{} on {}", live.arithmetic, live.device),
+            teacher: record.map(|teacher| teacher.source.clone()).unwrap_or_default(),
+            stored_arithmetic: was.unwrap_or_else(|| arithmetic.clone()),
+            arithmetic,
+            computed_alike,
             tolerance: noise.map(|noise| noise.tolerance),
             comparisons: vec![
                 storage,
@@ -220,6 +231,11 @@ impl Comparing {
             ],
         }
     }
+}
+
+/// Whether a teacher computes as the one of a data set did.
+pub(super) fn alike(record: &TeacherRecord, live: &TeacherInfo) -> bool {
+    live.arithmetic == record.arithmetic && live.device == record.device
 }
 
 /// How a pass differs from the live logits that were kept; its first row is `row` of them.
@@ -267,9 +283,17 @@ impl Report {
         );
         let _ = writeln!(
             page,
-            "<p>Beside the live teacher {}, computed in {}.{}</p>",
+            "<p>Beside the live teacher {}, computed in {}.{}{}</p>",
             escaped(&self.teacher),
             escaped(&self.arithmetic),
+            match self.computed_alike {
+                true => String::new(),
+                false => format!(
+                    " The data set was computed in {}: what is stored differs from this teacher by storing and by computing, and the two cannot be told \
+                     apart here. Where it was made they can.",
+                    escaped(&self.stored_arithmetic)
+                ),
+            },
             self.tolerance
                 .map(|t| format!(" The job promised a total variation of at most {t:e} for every token."))
                 .unwrap_or_default()
@@ -395,6 +419,8 @@ mod tests {
             dataset: "<script>alert(1)</script>".into(),
             teacher: "\"><img src=x>".into(),
             arithmetic: "f32".into(),
+            stored_arithmetic: "f32".into(),
+            computed_alike: true,
             tolerance: Some(1e-3),
             comparisons: vec![Comparison {
                 kind: "stored",
@@ -407,5 +433,8 @@ mod tests {
         let page = report.html();
         assert!(!page.contains("<script") && !page.contains("<img") && page.contains("a &amp; b"));
         assert!(page.contains("stroke-dasharray"), "the promise is drawn");
+        assert!(!page.contains("The data set was computed in"));
+        let elsewhere = Report { stored_arithmetic: "bf16 <AMX>".into(), computed_alike: false, ..report };
+        assert!(elsewhere.html().contains("The data set was computed in bf16 &lt;AMX&gt;: what is stored differs"));
     }
 }

@@ -99,7 +99,8 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
         found.fault(&shard.path, "its schema is not the manifest's");
     }
     let specials = &manifest.tokenizer.special_tokens;
-    let limits = operators::limits(&manifest.job, manifest.vocab_size as usize, specials, shard.split);
+    let place = manifest.splits.iter().find(|split| split.split == shard.split).and_then(|split| split.place);
+    let limits = operators::limits(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
     let mut rows = 0;
     let mut tokens = 0;
     while let Some(batch) = batches.try_next().await.map_err(PipelineError::dataset(dataset.shown(&shard.path)))? {

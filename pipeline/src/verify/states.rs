@@ -5,7 +5,7 @@
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
-use stillhouse_operators::extract::{ExtractConfig, StoredStates};
+use stillhouse_operators::extract::StoredStates;
 use stillhouse_schemas::manifest::Manifest;
 
 use super::noise::LOGPROB_TOLERANCE;
@@ -21,7 +21,7 @@ impl States {
     /// Those of a batch; `None` where the job keeps none.
     pub(super) fn of(manifest: &Manifest, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
         let (operators, _) = operators::of_manifest(manifest);
-        let config = operators.iter().find_map(|operator| operator.config::<ExtractConfig>());
+        let config = operators::extract_of(&operators);
         Ok(StoredStates::of(config.and_then(|config| config.hidden.as_ref()), batch)?.map(Self))
     }
 

@@ -76,7 +76,8 @@ def train(dataset: str, noise: Noise | None, how: Training, seed: int) -> tuple[
         st.StreamingShardDataset(dataset, columns=columns, batch_size=how.batch, seed=seed, drop_last=False)
     )
     model = Student(noise is not None, how)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=how.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=how.lr, fused=True)
+    step = 0
     first = torch.arange(LENGTH) == 0
     curve = []
     for _ in range(how.epochs):
@@ -87,9 +88,12 @@ def train(dataset: str, noise: Noise | None, how: Training, seed: int) -> tuple[
             logits = model(example.input_ids.long(), example.targets, blueprint)
             each = F.cross_entropy(logits, example.target_ids(), reduction="none")
             loss = (example.target_weights() * each).sum() / (len(example.input_ids) * (LENGTH - 1))
+            for group in optimizer.param_groups:
+                group["lr"] = how.rate(step, len(loader))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            step += 1
             losses.append(loss.item())
         curve.append(sum(losses) / len(losses))
     return model.eval(), curve

@@ -32,13 +32,17 @@ def train(rows: Tensor, folder: pathlib.Path, how: Training, seed: int) -> None:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=how.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=how.lr, fused=True)
+    step = 0
     for epoch in range(how.epochs):
         for part in torch.randperm(len(rows)).split(how.batch):
             loss = model(rows[part], labels=rows[part]).loss
+            for group in optimizer.param_groups:
+                group["lr"] = how.rate(step, -(-len(rows) // how.batch))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            step += 1
         if (epoch + 1) % 20 == 0:
             print(f"teacher: epoch {epoch + 1} of {how.epochs}, loss {loss.item():.4f} nats/token", flush=True)
     model.save_pretrained(folder)

@@ -8,7 +8,8 @@ result                   made by                            plots
 maze.json                ../maze/run.py                     maze.png, maze-loss.png
 maze-small.json          the same, small                    maze-small.png, maze-small-loss.png
 text.json                text.py                            text-loss.png
-tolerance-V.json         methods/tolerance.py
+tolerance-V.json         methods/tolerance.py               tolerance-V.png
+agreement.json           agree.py, of two runs
 methods-NAME.json        methods/NAME.py                    methods-NAME.png
 noise_bytes-NAME.json    noise_bytes.py, any number
 official.json            official/
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
+from page_agreement import agreement
 from page_maze import maze
 from page_methods import methods
 from page_official import official
@@ -32,7 +34,7 @@ from page_text import noise_bytes, text, tolerance
 def made(results: pathlib.Path, where: pathlib.Path) -> tuple[str, dict[str, Plot]]:
     """The page and its plots by name."""
     page = Page(results, where)
-    for part in (maze, text, tolerance, methods, official, noise_bytes):
+    for part in (maze, text, tolerance, methods, agreement, official, noise_bytes):
         part(page)
     page.warn(
         "The paper names no walls of the maze. On the open map there are 2,118 walks of at most 10 moves; the first 2,000 of a breadth-first search are used."

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from page_parts import Page, Plot, by_seed, counted, machine_of, mean_and_half, of_students, shown, table
+from page_parts import Page, Plot, by_seed, counted, curves, machine_of, mean_and_half, of_students, shown, table
 
 Students = dict[str, list[Any]]
+MEASURED = ("pgm", "prime")
+"""Methods whose curves are of held-out rows."""
 SMALL = "These students see few steps of a small text, with weights of a few hundred thousand numbers: a trend that needs long training, long rows or a large vocabulary has no room here."
 
 
@@ -28,11 +30,16 @@ def methods(page: Page) -> None:
             continue
         by, how = of_students(found["students"], "student"), found["training"]
         seconds = sum(done["seconds"] for done in found["students"])
+        size = "heads on the teacher" if name == "medusa" else f"width {how['width']}, {how['layers']} layers"
         page.say(
-            f"`python python/examples/proof/methods/{name}.py`, {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, width {how['width']}, {how['layers']} layers; "
-            f"{counted(len(found['students']), 'student')} in {seconds:.0f} s on {found['machine']['threads']} thread{'s' if found['machine']['threads'] > 1 else ''} ({machine_of(found)})."
+            f"`python python/examples/proof/methods/{name}.py`, {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, {size}; "
+            f"{counted(len(found['students']), 'student')} in {seconds:.0f} s by the clock, one thread of a machine with other work to do ({machine_of(found)})."
         )
         part(page, found, by)
+        which = "validation loss" if name in MEASURED else "training loss"
+        if any("curve" in done for done in found["students"]):
+            plot = Plot(f"{title}: {which}", "step", "nats/token", curves(by))
+            page.plot(f"methods-{name}.png", f"{which} by steps", plot)
 
 
 def trend(page: Page, words: str, gaps: Sequence[float], why: str = SMALL) -> None:
@@ -45,7 +52,7 @@ def trend(page: Page, words: str, gaps: Sequence[float], why: str = SMALL) -> No
         page.say(f"Trend of the paper, **not shown**: {told}. {why}")
         page.warn(f"Against the paper: {told}.")
     elif math.isnan(half) or mean + half >= 0:
-        page.say(f"Trend of the paper, **open** (its side: {'yes' if mean < 0 else 'no'}): {told}.")
+        page.say(f"Trend of the paper, **open** (on its side: {'yes' if mean < 0 else 'no'}): {told}.")
     else:
         page.say(f"Trend of the paper, **shows**: {told}.")
 
@@ -79,17 +86,6 @@ def corpus_row(found: Any, columns: int) -> list[str]:
     return ["held-out text", "", f"{of['perplexity']:.2f}, {of['entropy']:.2f}", *[""] * (columns - 1)]
 
 
-def curves(by: Students) -> dict[str, Any]:
-    """The mean over seeds at each measured step."""
-    made = {}
-    for name, those in by.items():
-        steps = [step for step, _ in those[0]["curve"]]
-        made[name] = [
-            (float(step), sum(done["curve"][i][1] for done in those) / len(those)) for i, step in enumerate(steps)
-        ]
-    return made
-
-
 def pgm(page: Page, found: Any, by: Students) -> None:
     steps = [step for step, _ in found["students"][0]["curve"]]
     rows = [
@@ -105,7 +101,6 @@ def pgm(page: Page, found: Any, by: Students) -> None:
         "Validation loss (nats per token, one bound for all: each group of the same partitions predicted from the other) by steps of equal batches. Partitions are those of the shards.",
         table(["student", "seeds", "parameters", *(str(step) for step in steps)], rows),
     )
-    page.plot("methods-pgm.png", "validation loss by steps", Plot("PGM and MDLM", "step", "nats/token", curves(by)))
     trend(
         page,
         "MDLM with complementary masks below MDLM at equal steps (PGM, Table 1, LM1B), nats",
@@ -131,7 +126,6 @@ def prime(page: Page, found: Any, by: Students) -> None:
         "Eq. A6 with as many steps as positions.",
         table(["student", "seeds", "idle steps", "bound", "perplexity", "− ℓ = 1"], rows),
     )
-    page.plot("methods-prime.png", "validation loss by steps", Plot("MDM-Prime", "step", "nats/token", curves(by)))
     ends = (
         ("text", "2", "Table 2, OWT"),
         ("text", "4", "Table 2, OWT"),

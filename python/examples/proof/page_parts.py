@@ -71,6 +71,18 @@ def by_seed(ones: Sequence[Any], others: Sequence[Any], key: str) -> list[float]
     return [done[key] - of[done["seed"]] for done in ones if done["seed"] in of]
 
 
+def curves(by: Mapping[str, Sequence[Any]]) -> dict[str, Points]:
+    """The mean at each measured step over the seeds whose curve was kept."""
+    made: dict[str, Points] = {}
+    for name, those in by.items():
+        kept = [done["curve"] for done in those if "curve" in done]
+        if kept:
+            made[name] = [
+                (float(step), sum(curve[i][1] for curve in kept) / len(kept)) for i, (step, _) in enumerate(kept[0])
+            ]
+    return made
+
+
 @dataclass(frozen=True)
 class Plot:
     """Lines through points; ``log``: the horizontal axis has base 2."""

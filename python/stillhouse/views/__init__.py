@@ -24,9 +24,10 @@ sequence, times by the place in the global batch. With ``sampling="sequence"`` a
 from . import armd, bd3lm, keyed, mdlm, medusa, pgm, prime, times
 from .example import Example
 from .keyed import ViewError
-from .schedule import LINEAR, Schedule
+from .schedule import ARCCOS, LINEAR, Schedule
 
 __all__ = [
+    "ARCCOS",
     "LINEAR",
     "Example",
     "Schedule",

@@ -58,7 +58,30 @@ class Schedule:
         return np.asarray(-self.derivative(t) / self.alpha(t))
 
 
+class Arccos(Schedule):
+    """α(t) = 1 − arccos(1 − t)·2/π, MaskGIT's and so that of PGM's images: their share arccos(r)·2/π with r = 1 − t uniform."""
+
+    def alpha(self, t: Times) -> Doubles:
+        """α(t)."""
+        return np.asarray(1.0 - self.share(t))
+
+    def share(self, t: Times) -> Doubles:
+        """1 − α(t)."""
+        return np.asarray(np.arccos(1.0 - np.asarray(t, np.float64)) * TWO_OVER_PI)
+
+    def time_of(self, share: Times) -> Doubles:
+        """The t at which 1 − α(t) is ``share``."""
+        return np.asarray(1.0 - np.cos(np.asarray(share, np.float64) / TWO_OVER_PI))
+
+    def derivative(self, t: Times) -> Doubles:
+        """α'(t)."""
+        t = np.asarray(t, np.float64)
+        return np.asarray(-TWO_OVER_PI / np.sqrt(t * (2.0 - t)))
+
+
+TWO_OVER_PI = 0.636619772367581343
 LINEAR = Schedule()
+ARCCOS = Arccos()
 
 
 def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
@@ -66,12 +89,14 @@ def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
     if isinstance(schedule, Schedule):
         return schedule
     if schedule is None and info is not None:
-        return Schedule(info.schedule_power)
+        return ARCCOS if info.schedule == "arccos" else Schedule(info.schedule_power)
     if schedule is None:
         raise ViewError(
             "schedule: the batch has no info, which says by which schedule its data set was made; valid: "
-            "stillhouse.Batch(columns, info=ds.info), or schedule='linear' or Schedule(power)"
+            "stillhouse.Batch(columns, info=ds.info), or schedule='linear', 'arccos' or Schedule(power)"
         )
     if schedule == "linear":
         return LINEAR
-    raise ViewError(f"schedule: got {schedule!r}, valid: 'linear' or Schedule(power)")
+    if schedule == "arccos":
+        return ARCCOS
+    raise ViewError(f"schedule: got {schedule!r}, valid: 'linear', 'arccos' or Schedule(power)")

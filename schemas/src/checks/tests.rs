@@ -195,6 +195,9 @@ fn a_teacher_that_writes_needs_rows_of_its_own_and_nothing_to_store() {
     assert!(written(NONE, PAD, WRITES).contains("has 0 problems"), "{}", written(NONE, PAD, WRITES));
     assert!(written(CORPUS, PAD, &prompts(6)).contains("has 0 problems"));
     let with = |more: &str| format!("{{teacher: {{path: t}}, mode: sequential, {more}}}");
+    let signals = "logz_temperatures: [1, 2], entropy: true, candidates: [5], samples: {draws: 9}, top_p: {mass: 0.9, most: 50}, \
+                   hidden_states: {layers: [1]}";
+    assert!(written(NONE, PAD, &with(signals)).contains("has 0 problems"), "{}", written(NONE, PAD, &with(signals)));
     for (input, pack, extract, says) in [
         (NONE, "{length: 8}", WRITES.to_owned(), "pack.mode: got wrap: of no use where the teacher writes"),
         (NONE, "{mode: pad, length: 8, boundary: none}", WRITES.into(), "pack.boundary: got none: of no use"),

@@ -233,6 +233,8 @@ fn the_keys_of_an_order_are_those_of_its_kind() {
         "{kind: none}",
         "{kind: progressive, rho: 8}",
         "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5}}",
+        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3}, epoch: 2}",
+        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, bytes_per_sequence: 4000}}",
         "{kind: strided, streams: [1, 2, 4]}",
         "{kind: random, steps: 16}",
     ] {
@@ -240,6 +242,11 @@ fn the_keys_of_an_order_are_those_of_its_kind() {
     }
     for (bad, says) in [
         ("{rho: 8}", "orders.rho: is for kind progressive, and orders.kind is none"),
+        ("{epoch: 1}", "orders.epoch: is for kind progressive, strided or random, and orders.kind is none"),
+        (
+            "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5, bytes_per_sequence: 9}}",
+            "orders.schedule.sequences_per_split: got 5: counts sequences in another way",
+        ),
         ("{kind: progressive}", "orders.rho: kind progressive needs either rho or schedule"),
         ("{kind: progressive, rho: 2, steps: 4}", "orders.steps: is for kind random"),
         ("{kind: strided, streams: []}", "orders.streams"),
@@ -260,6 +267,9 @@ fn the_keys_of_partitions_are_those_of_their_level() {
         ("{level: block}", "partitions.block_length: is required for level block and missing"),
         ("{block_length: 4}", "partitions.block_length: got 4: is for level block"),
         ("{level: subtoken}", "partitions.level: got subtoken: needs digits"),
+        ("{t_range: [0.3, 0.8]}", "partitions.t_range: got [0.3, 0.8]: is for level block or subtoken"),
+        ("{level: block, block_length: 4, t_range: [0.8, 0.3]}", "got [0.8, 0.3]: valid: two numbers from 0 to 1"),
+        ("{level: block, block_length: 4, t_range: [0.8, 1.3]}", "partitions.t_range[1]: got 1.3"),
     ] {
         let problems = format().parse(&format!("{GOOD}partitions: {bad}\n")).problems.to_string();
         assert!(problems.contains(says), "{bad}: {problems}");

@@ -47,22 +47,6 @@ pub struct Extract {
     pub hidden_states: Option<HiddenStates>,
 }
 
-impl Extract {
-    /// The keys of the signals beside noise and top-k that are asked for.
-    #[must_use]
-    pub fn other_signals(&self) -> Vec<&'static str> {
-        let asked = [
-            ("logz_temperatures", !self.logz_temperatures.is_empty()),
-            ("entropy", self.entropy),
-            ("candidates", !self.candidates.is_empty()),
-            ("samples", self.samples.is_some()),
-            ("top_p", self.top_p.is_some()),
-            ("hidden_states", self.hidden_states.is_some()),
-        ];
-        asked.into_iter().filter(|(_, asked)| *asked).map(|(key, _)| key).collect()
-    }
-}
-
 /// Sampled logits (Sparse Logit Sampling, arXiv 2503.16870).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -35,6 +35,9 @@ pub struct Images {
     /// Whether an image that says by EXIF that it lies on its side is turned.
     #[serde(default)]
     pub orientation: Orientation,
+    /// What is made of colour profiles.
+    #[serde(default, skip_serializing_if = "Profile::is_ignored")]
+    pub profile: Profile,
     /// Where labels are. Default: `folder` for `files`, `cls` for `tar`, `stored` otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<ImageLabels>,
@@ -142,6 +145,23 @@ pub enum Orientation {
     Apply,
     /// Nothing, as in torchvision's `ImageFolder`.
     Ignore,
+}
+
+/// What is made of the ICC profile of an image. Numbers are never converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Profile {
+    /// Nothing, as in Pillow's `convert` and so in torchvision and the papers' code: numbers are taken as they are stored.
+    #[default]
+    Ignore,
+    /// An image whose profile is damaged, of other colours than the image, or not sRGB's (primaries, curves; of grey the curve) is a bad record.
+    Srgb,
+}
+
+impl Profile {
+    fn is_ignored(&self) -> bool {
+        *self == Self::Ignore
+    }
 }
 
 /// Where the labels of images are.

@@ -62,6 +62,9 @@ pub struct SubmitQuery {
     /// Whether it may replace the data set of another job at its output.
     #[param(default = false)]
     overwrite: Option<bool>,
+    /// Where the data set is finished and the input has grown by files: whether to make splits of the new files only and keep every shard.
+    #[param(default = false)]
+    append: Option<bool>,
 }
 
 /// Where relative paths are relative to.
@@ -141,6 +144,7 @@ pub async fn submit(
         time_limit_seconds: options.time_limit_seconds,
         output_limit_bytes: options.output_limit_bytes,
         overwrite: options.overwrite,
+        append: options.append,
     };
     let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
     let service = Arc::clone(&app.service);
@@ -218,6 +222,7 @@ struct Options {
     time_limit_seconds: u64,
     output_limit_bytes: u64,
     overwrite: bool,
+    append: bool,
 }
 
 impl Options {
@@ -226,6 +231,10 @@ impl Options {
         let priority = query.priority.unwrap_or(0);
         if !(-100..=100).contains(&priority) {
             return Err(ProblemDetails::bad_request(format!("priority: got {priority}; valid: -100 to 100")));
+        }
+        let (overwrite, append) = (query.overwrite.unwrap_or(false), query.append.unwrap_or(false));
+        if overwrite && append {
+            return Err(ProblemDetails::bad_request("append: got true with overwrite true; valid: one of the two"));
         }
         let within = |key: &str, asked: Option<u64>, most: u64| match asked {
             None => Ok(most),
@@ -238,7 +247,8 @@ impl Options {
             max_attempts: u32::try_from(attempts).unwrap_or(limits.max_attempts),
             time_limit_seconds: within("time_limit_seconds", query.time_limit_seconds, limits.longest_job_seconds())?,
             output_limit_bytes: within("output_limit_bytes", query.output_limit_bytes, limits.largest_output_bytes())?,
-            overwrite: query.overwrite.unwrap_or(false),
+            overwrite,
+            append,
         })
     }
 }
@@ -263,8 +273,10 @@ fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
 }
 
 fn fingerprint(upload: &Upload, folder: &Path, options: &Options) -> [u8; 32] {
-    let Options { priority, max_attempts, time_limit_seconds, output_limit_bytes, overwrite } = options;
-    let settings = format!("{priority} {max_attempts} {time_limit_seconds} {output_limit_bytes} {overwrite}");
+    let Options { priority, max_attempts, time_limit_seconds, output_limit_bytes, overwrite, append } = options;
+    // keys of before there was the word keep their requests
+    let append = if *append { " append" } else { "" };
+    let settings = format!("{priority} {max_attempts} {time_limit_seconds} {output_limit_bytes} {overwrite}{append}");
     let mut hash = Sha256::new();
     for part in
         [upload.text.as_bytes(), folder.as_os_str().as_encoded_bytes(), settings.as_bytes(), &[upload.json.into()]]

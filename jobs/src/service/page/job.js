@@ -180,7 +180,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       ['Attempt', `${count(job.attempt)} of ${count(job.max_attempts)}${job.failures ? `, ${counted(job.failures, 'failure')}` : ''}`],
       ['Device', `${job.device}${job.gpu == null ? '' : ` ${job.gpu}`}`],
       ['Priority', String(job.priority)],
-      ['Limits', `${duration(job.time_limit_seconds)}, ${bytes(job.output_limit_bytes)}${job.overwrite ? ', may overwrite' : ''}`],
+      ['Limits', `${duration(job.time_limit_seconds)}, ${bytes(job.output_limit_bytes)}${job.overwrite ? ', may overwrite' : ''}${job.append ? ', appends' : ''}`],
       ['Teacher', job.teacher, 'long'],
       ['Output', h('code', null, job.output), 'full'],
     ], { 'data-testid': 'facts' });

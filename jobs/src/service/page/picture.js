@@ -1,9 +1,10 @@
-// Columns as pictures: images, attention masks, times of blocks, digits that are masked. A canvas has a pixel for each value; the style sheet makes it large.
+// Columns as pictures: images, attention masks, times of blocks, digits that are masked, values of tokens. A canvas has a pixel for each value; the style sheet makes it large.
 
 import { counted } from './format.js';
 import { h } from './dom.js';
 
 const MOST_CELLS = 256; // of a mask's side
+const MOST_BARS = 512;
 const EMPTY = [242, 240, 236];
 const FULL = [27, 90, 140];
 
@@ -30,7 +31,7 @@ export function pictures(views) {
   return drawn.length ? h('div.pictures', { testid: 'pictures' }, drawn) : null;
 }
 
-/** A canvas of `width` by `height` cells, `shade(x, y)` from 0 to 1 in each. */
+/** A canvas of `width` by `height` cells, `shade(x, y)` from 0 to 1 in each; none where there is nothing. */
 function cells(kind, width, height, label, shade) {
   const canvas = h(`canvas.${kind}`, { width, height, role: 'img', 'aria-label': label });
   const context = canvas.getContext('2d');
@@ -39,6 +40,7 @@ function cells(kind, width, height, label, shade) {
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
       const part = shade(x, y);
+      if (part === null) continue;
       for (let c = 0; c < 3; c++) image.data[4 * (y * width + x) + c] = Math.round(EMPTY[c] + (FULL[c] - EMPTY[c]) * part);
       image.data[4 * (y * width + x) + 3] = 255;
     }
@@ -82,4 +84,22 @@ function grid({ title, height, cells: values }) {
   return figure('grid', cells('strip', width, height, `${title}. ${sentence}`, (x, y) => Number(values[x * height + y])), title, sentence);
 }
 
-const DRAW = { mask, shares, grid };
+const bound = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : String(Number(value.toFixed(2))));
+
+// A bar for each token, filled up from the lower to the upper end; a token without a value has no bar. Of a long row a bar is the mean of its part.
+function strip({ title, low, high, values }) {
+  const height = 24;
+  const width = Math.min(values.length, MOST_BARS);
+  const part = (bar) => Math.floor(bar * values.length / width);
+  const bars = Array.from({ length: width }, (_, n) => {
+    const there = values.slice(part(n), part(n + 1)).filter((value) => value !== null);
+    return there.length ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
+  });
+  const full = (value) => (value - low) / (high - low) * height;
+  const shade = (x, y) => (bars[x] === null ? null : Number(full(bars[x]) > height - 1 - y));
+  const given = values.filter((value) => value !== null).length;
+  const sentence = `${counted(values.length, 'token')} from left to right, ${given} of them predicted; a full bar is ${bound(high)}, an empty one ${bound(low)}.`;
+  return figure('strip', cells('strip', width, height, `${title}. ${sentence}`, shade), title, sentence);
+}
+
+const DRAW = { mask, shares, grid, strip };

@@ -5,7 +5,7 @@ import { announce, debounce, h, icon, problemBox, problemTable, setText } from '
 import { counted } from './format.js';
 
 // Kept while the page stays open, so that looking at a job does not lose what was written.
-const draft = { text: '', folder: '', priority: '0', attempts: '', hours: '', gigabytes: '', overwrite: false };
+const draft = { text: '', folder: '', priority: '0', attempts: '', hours: '', gigabytes: '', overwrite: false, append: false };
 
 export function setDraft(text) {
   draft.text = text;
@@ -53,7 +53,15 @@ export function submitView({ signal, navigate }) {
     const input = h('input', { name, testid: `option-${name}`, value: draft[name], 'aria-describedby': hint && `hint-${name}`, oninput: () => { draft[name] = input.value; if (name === 'folder') checkSoon(); }, ...props });
     return h('div.field', null, h('label', null, label, input), hint && h('small.muted', { id: `hint-${name}` }, hint));
   };
-  const overwrite = h('input', { type: 'checkbox', testid: 'option-overwrite', checked: draft.overwrite, onchange: () => { draft.overwrite = overwrite.checked; } });
+  // one or the other: ticking one takes the other back
+  const boxes = {};
+  const box = (name, other) => {
+    boxes[name] = h('input', { type: 'checkbox', testid: `option-${name}`, checked: draft[name], onchange: () => {
+      draft[name] = boxes[name].checked;
+      if (draft[name]) draft[other] = boxes[other].checked = false;
+    } });
+    return boxes[name];
+  };
 
   const form = h('form', { onsubmit: (e) => { e.preventDefault(); submit(); }, testid: 'submit-form' },
     h('div.columns', null,
@@ -68,13 +76,14 @@ export function submitView({ signal, navigate }) {
         option('attempts', 'Attempts at most', 'Empty: the server’s.', { type: 'number', min: 1, max: 1000, step: 1 }),
         option('hours', 'Time limit in hours', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any' }),
         option('gigabytes', 'Output limit in GB', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any' }),
-        h('label.check', null, overwrite, ' Replace another data set in the output folder'),
+        h('label.check', null, box('overwrite', 'append'), ' Replace another data set in the output folder'),
+        h('label.check', null, box('append', 'overwrite'), ' The input has grown by files: make the splits of these only'),
         problem, button)));
 
   function query() {
     const scaled = (value, by) => (value === '' ? null : Math.round(Number(value) * by));
     return {
-      folder: draft.folder.trim(), priority: draft.priority, max_attempts: draft.attempts, overwrite: String(draft.overwrite),
+      folder: draft.folder.trim(), priority: draft.priority, max_attempts: draft.attempts, overwrite: String(draft.overwrite), append: String(draft.append),
       time_limit_seconds: scaled(draft.hours, 3600), output_limit_bytes: scaled(draft.gigabytes, 1e9),
     };
   }

@@ -24,6 +24,7 @@ pub struct NewJob {
     pub time_limit_seconds: u64,
     pub output_limit_bytes: u64,
     pub overwrite: bool,
+    pub append: bool,
     pub output: String,
 }
 
@@ -59,6 +60,7 @@ pub struct Task {
     pub file: String,
     pub folder: String,
     pub overwrite: bool,
+    pub append: bool,
     pub max_attempts: u32,
     pub failures: u32,
     pub time_limit_seconds: u64,
@@ -69,7 +71,7 @@ pub struct Task {
 
 const COLUMNS: &str = "id, name, state, user, priority, slot, gpu, created_at, updated_at, started_at, finished_at, \
     not_before, attempt, failures, max_attempts, time_limit, output_limit, overwrite, output, reason, failure, teacher, \
-    progress, result";
+    progress, result, append";
 
 fn job(row: &Row<'_>) -> rusqlite::Result<Job> {
     let time = |i| row.get::<_, Option<i64>>(i).map(|t| t.map(Time));
@@ -99,6 +101,7 @@ fn job(row: &Row<'_>) -> rusqlite::Result<Job> {
         teacher: row.get(21)?,
         progress: from_json(row, 22)?,
         result: from_json(row, 23)?,
+        append: row.get(24)?,
     })
 }
 
@@ -149,8 +152,8 @@ pub fn submit(
     connection
         .prepare_cached(
             "INSERT INTO jobs (id, name, user, state, priority, slot, media_type, file, folder, created_at, updated_at,
-                 queued_at, max_attempts, time_limit, output_limit, overwrite, output)
-             VALUES (?1, ?2, ?3, 'queued', ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?9, ?10, ?11, ?12, ?13, ?14)",
+                 queued_at, max_attempts, time_limit, output_limit, overwrite, output, append)
+             VALUES (?1, ?2, ?3, 'queued', ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
         )?
         .execute(params![
             new.id.as_str(),
@@ -167,6 +170,7 @@ pub fn submit(
             new.output_limit_bytes.cast_signed(),
             new.overwrite,
             new.output,
+            new.append,
         ])?;
     let whose = Whose { seq: connection.last_insert_rowid(), id: new.id.clone(), attempt: 0 };
     if let Some(key) = key {
@@ -261,7 +265,7 @@ pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Optio
     sql += " ORDER BY seq DESC LIMIT ?";
     values.push(i64::from(filter.limit + 1).into());
     let mut statement = connection.prepare_cached(&sql)?;
-    let rows = statement.query_map(params_from_iter(values), |row| Ok((job(row)?, row.get::<_, i64>(24)?)))?;
+    let rows = statement.query_map(params_from_iter(values), |row| Ok((job(row)?, row.get::<_, i64>(25)?)))?;
     let mut rows: Vec<(Job, i64)> = rows.collect::<rusqlite::Result<_>>()?;
     let more = rows.len() > filter.limit as usize;
     rows.truncate(filter.limit as usize);
@@ -396,7 +400,7 @@ pub fn take_next(
     let users: Vec<String> = users.collect::<rusqlite::Result<_>>()?;
     let Some(user) = fairest(connection, users, Time(now.0 - DAY), now)? else { return Ok(None) };
     let mut statement = connection.prepare_cached(&format!(
-        "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, updated_at
+        "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, updated_at, append
          FROM jobs WHERE state = 'queued' AND slot IN ({slots}) AND user = ? ORDER BY priority DESC, queued_at, seq LIMIT 1"
     ))?;
     let values = names.iter().cloned().chain([user.clone()]);
@@ -412,6 +416,7 @@ pub fn take_next(
             time_limit_seconds: row.get::<_, i64>(9)?.cast_unsigned(),
             output_limit_bytes: row.get::<_, i64>(10)?.cast_unsigned(),
             waited: now.0 - row.get::<_, i64>(11)?,
+            append: row.get(12)?,
             user,
         })
     })?;

@@ -4,7 +4,7 @@ use rusqlite::{Connection, TransactionBehavior};
 
 use super::{Result, StoreError};
 
-const MIGRATIONS: [&str; 1] = [include_str!("001_first.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("001_first.sql"), include_str!("002_append.sql")];
 
 /// Brings the file to the newest version, each step in a transaction of its own.
 ///

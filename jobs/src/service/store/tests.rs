@@ -28,6 +28,7 @@ fn new(user: &str, priority: i32, slot: Slot) -> NewJob {
         time_limit_seconds: 10,
         output_limit_bytes: 10,
         overwrite: false,
+        append: false,
         output: "/out".into(),
     }
 }
@@ -263,6 +264,32 @@ fn a_store_survives_and_a_newer_one_is_refused() {
     drop(again);
     let refused = Store::open(folder.path()).err().unwrap().to_string();
     assert!(refused.contains("version 99"), "{refused}");
+}
+
+/// A store of the first version, with a job in it, is brought to this one.
+#[test]
+fn a_store_of_an_earlier_version_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let earlier = rusqlite::Connection::open(folder.path().join(FILE)).unwrap();
+    earlier.execute_batch(include_str!("001_first.sql")).unwrap();
+    let sql = "INSERT INTO jobs (id, name, user, state, priority, slot, media_type, file, folder, created_at, updated_at,
+                   queued_at, max_attempts, time_limit, output_limit, overwrite, output)
+               VALUES ('k3v9x0m2t8qa', 'n', 'a', 'queued', 0, 'cpu', 'application/yaml', '', '/', 1, 1, 1, 1, 1, 1, 0, '/out')";
+    earlier.execute(sql, []).unwrap();
+    earlier.pragma_update(None, "user_version", 1).unwrap();
+    drop(earlier);
+    let store = Store::open(folder.path()).unwrap();
+    let id: JobId = "k3v9x0m2t8qa".parse().unwrap();
+    assert_eq!((get(&store, &id).state, get(&store, &id).append), (JobState::Queued, false));
+    let mut grown = new("a", 5, Slot::Cpu);
+    grown.append = true;
+    let submitted = store.write_now(|t, appended| jobs::submit(t, &grown, None, LIMITS, Time(2), appended)).unwrap();
+    assert!(matches!(submitted, Submitted::New(job) if job.append));
+    let taken = store.write_now(|t, appended| jobs::take_next(t, &[Slot::Cpu], Time(3), appended)).unwrap().unwrap();
+    assert!(taken.whose.id == grown.id && taken.append);
+    let filter = Filter { limit: 1, ..Filter::default() };
+    let (page, next) = store.read_now(|c| jobs::list(c, &filter)).unwrap();
+    assert!(page[0].append && next.is_some());
 }
 
 #[test]

@@ -11,6 +11,10 @@ pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
     #[cfg(target_arch = "x86_64")]
     {
         let wide = is_x86_feature_detected!("avx512f");
+        let arithmetic = match arithmetic {
+            Arithmetic::F32OfF16 | Arithmetic::F32OfBf16 => Arithmetic::F32,
+            other => other,
+        };
         let all: [(Arithmetic, bool, &'static str, Work); 7] = [
             (Arithmetic::F32, wide, "fma zmm", x86::fma512),
             (Arithmetic::F32, is_x86_feature_detected!("fma"), "fma ymm", x86::fma256),

@@ -1,10 +1,11 @@
-//! How far the distributions of a net in half precision are from its own in f32, on the device.
+//! How far the distributions of a net in each type are from the CPU's, of f32 weights and f64 sums; and in half precision from its own in f32.
 
-use stillhouse_gpu::net::{Net, Shape};
+use stillhouse_gpu::net::{Kind, Net, Shape};
 use stillhouse_gpu::{Buffer, Element, Stream};
 use stillhouse_noise::keyed_uniforms;
 
-use crate::nets::{Angles, GPT2, TINY, Weights};
+use crate::conformance;
+use crate::nets::{Angles, GPT2, TINY, Weights, shape};
 use crate::{Check, Outcome};
 
 /// Distances of distributions, over all rows.
@@ -73,6 +74,29 @@ pub fn logits(check: &Check, shape: &Shape, element: Element, tokens: &[u32], of
 
 /// See above.
 pub fn run(check: &mut Check) -> Outcome<()> {
+    against_the_cpu(check)?;
+    against_itself(check)
+}
+
+fn against_the_cpu(check: &mut Check) -> Outcome<()> {
+    let small = shape(Kind::Gpt2, 2003, 256, 4, [4, 4, 64], 1024);
+    let (name, shape, length) =
+        if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 of 4 layers, H = 256", small, 96) };
+    let (tokens, offsets) = (tokens(4, length, shape.vocab), [0, length as u32]);
+    let exact = conformance::exact(&shape, Element::F32, &tokens, &offsets)?;
+    for element in [Element::F32, Element::Bf16, Element::F16] {
+        let what = format!("{name}, L = {length}, {} against the CPU", element.name());
+        if !check.has_time(3.0) {
+            check.report.skipped(what, "out of time");
+            continue;
+        }
+        let got = logits(check, &shape, element, &tokens, &offsets)?;
+        figures(check, &what, distance(&exact, &got, shape.vocab));
+    }
+    Ok(())
+}
+
+fn against_itself(check: &mut Check) -> Outcome<()> {
     let (name, shape, length) = if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 124M", GPT2, 256) };
     let (tokens, offsets) = (tokens(3, length, shape.vocab), [0, length as u32]);
     let exact = logits(check, &shape, Element::F32, &tokens, &offsets)?;
@@ -82,10 +106,14 @@ pub fn run(check: &mut Check) -> Outcome<()> {
             check.report.skipped(what, "out of time");
             continue;
         }
-        let far = distance(&exact, &logits(check, &shape, element, &tokens, &offsets)?, shape.vocab);
-        check.report.figure(format!("{what}: mean KL"), far.mean_kl, "nats", "");
-        check.report.figure(format!("{what}: largest KL"), far.most_kl, "nats", "");
-        check.report.figure(format!("{what}: largest |Δ ln p|"), far.most, "nats", "over all of the vocabulary");
+        let got = logits(check, &shape, element, &tokens, &offsets)?;
+        figures(check, &what, distance(&exact, &got, shape.vocab));
     }
     Ok(())
+}
+
+fn figures(check: &mut Check, what: &str, far: Distance) {
+    check.report.figure(format!("{what}: mean KL"), far.mean_kl, "nats", "");
+    check.report.figure(format!("{what}: largest KL"), far.most_kl, "nats", "");
+    check.report.figure(format!("{what}: largest |Δ ln p|"), far.most, "nats", "over all of the vocabulary");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use half::f16;
 use stillhouse_gpu::Element;
 use stillhouse_gpu::extract::Dense;
-use stillhouse_gpu::net::{Kind, Shape};
+use stillhouse_gpu::net::{Activation, Kind, Shape};
 use stillhouse_noise::{
     Correction, DrawKey, Extract, Extraction, LogitSampling, NoiseForm, NoiseStream, Observed, RowExtractor,
     RowSignals, Signals, StoredToken, Tolerance, TopP, ValueType, judge, keyed_uniforms,
@@ -14,7 +14,7 @@ use stillhouse_noise::{
 use crate::accuracy::{distance, logits, tokens};
 use crate::job::extract_once;
 use crate::nets::{Angles, Weights, shape};
-use crate::{Check, Outcome, reference};
+use crate::{Check, Outcome, bits, reference};
 
 /// Runs that are shorter and longer than what a block of attention takes, and end within one.
 const RUNS: [u32; 6] = [0, 1, 38, 168, 233, 363];
@@ -32,7 +32,7 @@ pub fn run(check: &mut Check) -> Outcome<()> {
     let rest = kernels("") - attention - noise - kernels("product") - kernels("copy");
     let note = format!("{noise} of the noise, {attention} of attention, {rest} others; products have many shapes");
     check.report.figure("kernels that were launched", (noise + attention + rest) as f64, "", &note);
-    done
+    done.and_then(|()| bits::run(check))
 }
 
 /// Logits of all kinds: flat, peaked, with ties, with tokens that nobody expected.
@@ -64,7 +64,7 @@ fn noise(check: &mut Check) -> Outcome<()> {
         for (name, form, topk) in forms()? {
             let what = format!("noise {name}, n = {rows}, V = {vocab}");
             if !check.has_time(5.0) {
-                check.report.skipped(what, "out of time");
+                check.report.unchecked(what);
                 continue;
             }
             // dense noise of many long rows says no more than that of a few
@@ -198,7 +198,7 @@ fn near(what: &str, got: &[f32], right: &[f32], most: u32) -> Outcome<()> {
     }
 }
 
-/// Nets that have every kernel: each dimension of a head, and one that is filled up.
+/// Nets that have every kernel: each dimension of a head, and one that is filled up; each activation and scale of scores.
 fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
     let llama = |dim: usize, inner: usize| shape(Kind::Llama, 211, 96, 2, [4, 2, dim], inner);
     let all = vec![
@@ -209,10 +209,19 @@ fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
         ("Llama, D = 48 in 64", Shape { attention_bias: true, mlp_bias: true, ..llama(48, 128) }),
         ("Qwen3, D = 128", shape(Kind::Qwen3, 211, 96, 2, [4, 1, 128], 128)),
         ("Llama, D = 96", llama(96, 128)),
-        ("Llama, D = 192", llama(192, 128)),
+        (
+            "GPT-2, D = 32, GELU, scores by layer",
+            Shape {
+                activation: Activation::Gelu,
+                scaled: false,
+                scaled_by_layer: true,
+                ..shape(Kind::Gpt2, 211, 64, 2, [2, 2, 32], 128)
+            },
+        ),
+        ("Llama, D = 192, GeGLU", Shape { activation: Activation::GeGlu, ..llama(192, 128) }),
         ("Llama, D = 256", llama(256, 128)),
     ];
-    all.into_iter().take(if host { 3 } else { 9 }).collect()
+    all.into_iter().take(if host { 3 } else { usize::MAX }).collect()
 }
 
 /// |Δ ln p| that a type may have against f64, with weights that have the type's values. About four times what was seen on the host.
@@ -230,7 +239,7 @@ fn nets(check: &mut Check) -> Outcome<()> {
         for element in [Element::F32, Element::Bf16, Element::F16] {
             let what = format!("net {name}, {}, runs of {:?}", element.name(), lengths(offsets));
             if !check.has_time(5.0) {
-                check.report.skipped(what, "out of time");
+                check.report.unchecked(what);
                 continue;
             }
             let tokens = tokens(2, offsets.last().copied().unwrap_or(0) as usize, shape.vocab);
@@ -257,7 +266,8 @@ fn lengths(offsets: &[u32]) -> Vec<u32> {
     offsets.windows(2).map(|run| run[1] - run[0]).collect()
 }
 
-fn exact(shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
+/// Logits of runs in f64.
+pub fn exact(shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
     let angles = Angles::of(shape);
     let mut weights = Weights::of(shape);
     let mut out = Vec::new();

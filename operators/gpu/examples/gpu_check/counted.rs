@@ -104,6 +104,10 @@ impl Device for Counted {
         self.device.model()
     }
 
+    fn arithmetic(&self) -> String {
+        self.device.arithmetic()
+    }
+
     fn multiprocessors(&self) -> u32 {
         self.device.multiprocessors()
     }

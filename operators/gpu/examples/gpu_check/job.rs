@@ -2,17 +2,19 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Instant;
+use std::{mem, thread};
 
-use stillhouse_gpu::extract::{Asked, Extracted, Extractor, Pending, SLICES};
-use stillhouse_gpu::net::{Net, Shape};
-use stillhouse_gpu::{Buffer, Device, Element, logits_stride};
+use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Pending, SLICES};
+use stillhouse_gpu::net::{MadeUp, Net, Shape};
+use stillhouse_gpu::{Buffer, Device, Element, GpuError, Stream, logits_stride};
 use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Observed, Tolerance, ValueType, keyed_uniforms};
 
 use crate::Outcome;
 use crate::accuracy::tokens;
 use crate::counted::Counted;
-use crate::nets::{Angles, Weights};
+use crate::nets::{Angles, LOGITS};
 
 /// Logits of a slice, as `stillhouse-teacher` has them.
 const SLICE_VALUES: usize = 32 << 20;
@@ -32,6 +34,17 @@ pub fn extract_once(
     // SAFETY: so many rows lie there, until the slice is collected
     let pending = unsafe { extractor.begin(logits.pointer(), observed)? };
     Ok(extractor.collect(pending)?)
+}
+
+/// How slices of logits become columns on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// As a job does it (`pipeline/src/engine/device.rs`): one thread makes logits, a helper takes one slice after the other.
+    Helper,
+    /// One thread, which has two slices in flight.
+    Ahead,
+    /// Not at all: the logits are made and stay where they are.
+    Logits,
 }
 
 /// A batch: what is read, what is observed.
@@ -60,6 +73,7 @@ impl Run {
 
 /// A net with what is made of its logits.
 pub struct Job {
+    device: Arc<dyn Device>,
     counted: Arc<Counted>,
     net: Net,
     extractor: Extractor,
@@ -74,9 +88,9 @@ fn usual(vocab: usize) -> Outcome<Extraction> {
     Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
 }
 
-/// Rows of a slice.
+/// Rows of a slice; a batch has three at least, so that they overlap however small it is.
 fn slice_rows(vocab: usize, batch_tokens: usize) -> usize {
-    (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens)
+    (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens.div_ceil(3))
 }
 
 impl Job {
@@ -90,7 +104,8 @@ impl Job {
     ) -> Outcome<Self> {
         let angles = Angles::of(shape);
         let rope = angles.as_ref().map(Angles::rope);
-        let net = Net::load(device, *shape, element, rope, &mut Weights::of(shape), batch_tokens)?;
+        let made = MadeUp { key: 1, logits: LOGITS as f32 };
+        let net = Net::made_up(device, *shape, element, rope, made, batch_tokens)?;
         let slice_rows = slice_rows(shape.vocab, batch_tokens);
         let stride = logits_stride(shape.vocab);
         let slice = || Buffer::new(device, slice_rows * stride * 4);
@@ -103,12 +118,12 @@ impl Job {
             positions: Vec::new(),
             sequence_ids: Vec::new(),
         };
-        Ok(Self { counted: Arc::clone(counted), net, extractor, slices, slice_rows, batch })
+        Ok(Self { device: Arc::clone(device), counted: Arc::clone(counted), net, extractor, slices, slice_rows, batch })
     }
 
     /// Makes the batch: as many runs of this length as fit, whose observed tokens are drawn from what the net expects. (Tokens drawn
     /// without it would be ones that no teacher expects, whose noise is cheap.)
-    pub fn prepare(&mut self, device: &Arc<dyn Device>, length: usize) -> Outcome<()> {
+    pub fn prepare(&mut self, length: usize) -> Outcome<()> {
         let vocab = self.net.shape().vocab;
         let runs = (self.net.most_tokens() / length).max(1);
         let count = runs * length;
@@ -121,16 +136,15 @@ impl Job {
         };
         let topk = LIKELY.min(vocab);
         let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
-        let mut likely = Extractor::new(device, Asked::of_rows(&asked, logits_stride(vocab)), self.slice_rows)?;
+        let mut likely = Extractor::new(&self.device, Asked::of_rows(&asked, logits_stride(vocab)), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
         let mut observed = Vec::with_capacity(count);
-        for first in (0..count).step_by(self.slice_rows) {
-            let rows: Vec<u32> = (first as u32..(first + self.slice_rows).min(count) as u32).collect();
+        for rows in slices_of(count, self.slice_rows) {
             // SAFETY: a slice has this many rows, and stays until it is collected below
             let pending = unsafe {
                 self.net.logits_into(&rows, self.slices[0].pointer(), logits_stride(vocab))?;
-                likely.begin(self.slices[0].pointer(), &self.batch.at(first, rows.len()))?
+                likely.begin(self.slices[0].pointer(), &self.batch.of(&rows))?
             };
             let (indices, logprobs) = likely.collect(pending)?.topk.ok_or("no top-k, though it was asked for")?;
             for (indices, logprobs) in indices.chunks_exact(topk).zip(logprobs.chunks_exact(topk)) {
@@ -151,53 +165,123 @@ impl Job {
         self.batch.inputs.len()
     }
 
-    /// Passes the batch so many times, from ids to columns on the host; without noise, to logits on the device.
-    pub fn run(&mut self, batches: usize, noise: bool) -> Outcome<Run> {
+    /// Passes the batch so many times, from ids to columns on the host.
+    pub fn run(&mut self, batches: usize, way: Way) -> Outcome<Run> {
         self.counted.settle()?;
         let began = Instant::now();
         let mut run = Run { tokens: (batches * self.batch_tokens()) as u64, ..Run::default() };
+        let (mut corrections, mut fallbacks) = (0, 0);
+        self.pass(batches, way, &mut |columns| {
+            corrections += columns.replay.map_or(0, |replay| replay.indices.len() as u64);
+            fallbacks += columns.fallbacks;
+        })?;
+        self.counted.settle()?;
+        run.seconds = began.elapsed().as_secs_f64();
+        (run.corrections, run.fallbacks) = (corrections, fallbacks);
+        Ok(run)
+    }
+
+    /// All columns of the batch.
+    pub fn columns(&mut self, way: Way) -> Outcome<Vec<Extracted>> {
+        let mut all = Vec::new();
+        self.pass(1, way, &mut |columns| all.push(columns))?;
+        Ok(all)
+    }
+
+    fn pass(&mut self, batches: usize, way: Way, each: &mut (dyn FnMut(Extracted) + Send)) -> Outcome<()> {
+        match way {
+            Way::Helper => Ok(self.with_helper(batches, each)?),
+            Way::Ahead | Way::Logits => self.alone(batches, way, each),
+        }
+    }
+
+    fn alone(&mut self, batches: usize, way: Way, each: &mut (dyn FnMut(Extracted) + Send)) -> Outcome<()> {
         let mut pending: VecDeque<Pending> = VecDeque::new();
         let mut slice = 0;
         let stride = logits_stride(self.net.shape().vocab);
         for _ in 0..batches {
             self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
-            for first in (0..self.batch_tokens()).step_by(self.slice_rows) {
-                if pending.len() == SLICES {
-                    self.collect(&mut pending, &mut run)?;
+            for rows in slices_of(self.batch_tokens(), self.slice_rows) {
+                if pending.len() == SLICES
+                    && let Some(oldest) = pending.pop_front()
+                {
+                    each(self.extractor.collect(oldest)?);
                 }
-                let rows: Vec<u32> =
-                    (first as u32..(first + self.slice_rows).min(self.batch_tokens()) as u32).collect();
                 let to = self.slices[slice % SLICES].pointer();
                 slice += 1;
                 // SAFETY: a slice has room for its rows; what was in it before has been collected
                 unsafe {
                     self.net.logits_into(&rows, to, stride)?;
-                    if noise {
-                        pending.push_back(self.extractor.begin(to, &self.batch.at(first, rows.len()))?);
+                    if way == Way::Ahead {
+                        pending.push_back(self.extractor.begin(to, &self.batch.of(&rows))?);
                     }
                 }
             }
         }
-        while !pending.is_empty() {
-            self.collect(&mut pending, &mut run)?;
+        for slice in pending {
+            each(self.extractor.collect(slice)?);
         }
-        self.counted.settle()?;
-        run.seconds = began.elapsed().as_secs_f64();
-        Ok(run)
+        Ok(())
     }
 
-    fn collect(&mut self, pending: &mut VecDeque<Pending>, run: &mut Run) -> Outcome<()> {
-        let Some(oldest) = pending.pop_front() else { return Ok(()) };
-        let columns = self.extractor.collect(oldest)?;
-        run.corrections += columns.replay.map_or(0, |replay| replay.indices.len() as u64);
-        run.fallbacks += columns.fallbacks;
-        Ok(())
+    fn with_helper(&mut self, batches: usize, each: &mut (dyn FnMut(Extracted) + Send)) -> Result<(), GpuError> {
+        let Self { device, net, extractor, slices, slice_rows, batch, .. } = self;
+        let stride = logits_stride(net.shape().vocab);
+        let [own, other] = slices.each_ref().map(Buffer::pointer);
+        let (to_helper, parts) = sync_channel::<(u64, DeviceSlice, Vec<u32>)>(1);
+        let (give_back, free) = sync_channel(SLICES);
+        let batch = &*batch;
+        thread::scope(|scope| {
+            let _ = give_back.send(other);
+            let helper = scope.spawn(move || -> Result<(), GpuError> {
+                for (pointer, slice, rows) in parts {
+                    let pending = extractor.begin_slice(slice, &batch.of(&rows))?;
+                    let columns = extractor.collect(pending)?;
+                    // before the rest of the work on it; who made the slice may have failed
+                    let _ = give_back.send(pointer);
+                    each(columns);
+                }
+                Ok(())
+            });
+            let mut pass = || -> Result<(), GpuError> {
+                let mut to = own;
+                for _ in 0..batches {
+                    net.hidden(&batch.inputs, &batch.offsets)?;
+                    for rows in slices_of(batch.inputs.len(), *slice_rows) {
+                        // SAFETY: a slice has room for its rows; whoever had it has given it back
+                        let slice = unsafe {
+                            net.logits_into(&rows, to, stride)?;
+                            DeviceSlice::new(to, device.record(Stream::Pass)?)
+                        };
+                        // where the helper has failed it tells why below
+                        if to_helper.send((to, slice, rows)).is_err() {
+                            return Ok(());
+                        }
+                        let Ok(next) = free.recv() else { return Ok(()) };
+                        to = next;
+                    }
+                }
+                Ok(())
+            };
+            let passed = pass();
+            mem::drop(to_helper);
+            let fault =
+                |_| GpuError::Unavailable { device: device.name().into(), message: "the helper broke down".into() };
+            helper.join().map_err(fault).flatten().and(passed)
+        })
     }
 }
 
+/// Rows of one slice after the other.
+fn slices_of(count: usize, slice_rows: usize) -> impl Iterator<Item = Vec<u32>> {
+    (0..count).step_by(slice_rows).map(move |first| (first as u32..(first + slice_rows).min(count) as u32).collect())
+}
+
 impl Batch {
-    fn at(&self, first: usize, rows: usize) -> Observed<'_> {
-        let range = first..first + rows;
+    /// Of rows that are neighbours.
+    fn of(&self, rows: &[u32]) -> Observed<'_> {
+        let first = rows.first().map_or(0, |row| *row as usize);
+        let range = first..first + rows.len();
         Observed {
             tokens: &self.observed[range.clone()],
             positions: &self.positions[range.clone()],

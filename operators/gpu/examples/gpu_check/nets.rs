@@ -1,13 +1,13 @@
 //! Shapes of known nets, and weights for them that are made up.
 
 use stillhouse_gpu::Result;
-use stillhouse_gpu::net::{Kind, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Kind, Rope, Shape, Source};
 use stillhouse_noise::{fnv1a64, keyed_uniforms};
 
 /// A prime, so that no two rows of a weight are the same.
 const NUMBERS: usize = 1_048_573;
 /// Standard deviation of the logits. The tokens of a vocabulary of 50,000 then have an entropy of about 3 nats, as under a real teacher.
-const LOGITS: f64 = 3.9;
+pub const LOGITS: f64 = 3.9;
 
 /// Standard normal numbers, read from a place that the tensor's name decides.
 pub struct Weights {
@@ -94,6 +94,12 @@ pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads:
         kv_heads,
         head_dim,
         inner,
+        activation: match kind {
+            Kind::Gpt2 => Activation::GeluTanh,
+            Kind::Llama | Kind::Qwen3 => Activation::SwiGlu,
+        },
+        scaled: true,
+        scaled_by_layer: false,
         eps: 1e-5,
         positions: 1024,
         tied: true,
@@ -105,17 +111,34 @@ pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads:
 const LLAMA: usize = 128_256;
 pub const GPT2: Shape = shape(Kind::Gpt2, 50_257, 768, 12, [12, 12, 64], 3072);
 
+/// Tokens of the longest run that is measured. GPT-2's own positions end at 1,024; made-up ones go on.
+const POSITIONS: usize = 4096;
+
 /// The shapes whose throughput is measured, the small ones first, with the seconds that it takes to make their weights.
 pub const KNOWN: [(&str, Shape, f64); 4] = [
-    ("GPT-2 124M", GPT2, 2.0),
-    ("GPT-2 Large 774M", shape(Kind::Gpt2, 50_257, 1280, 36, [20, 20, 64], 5120), 8.0),
-    ("Llama 3.2 1B", Shape { positions: 4096, ..shape(Kind::Llama, LLAMA, 2048, 16, [32, 8, 64], 8192) }, 10.0),
+    ("GPT-2 124M", Shape { positions: POSITIONS, ..GPT2 }, 1.0),
+    (
+        "GPT-2 Large 774M",
+        Shape { positions: POSITIONS, ..shape(Kind::Gpt2, 50_257, 1280, 36, [20, 20, 64], 5120) },
+        1.0,
+    ),
+    ("Llama 3.2 1B", Shape { positions: POSITIONS, ..shape(Kind::Llama, LLAMA, 2048, 16, [32, 8, 64], 8192) }, 1.0),
     (
         "Llama 3.1 8B",
-        Shape { positions: 4096, tied: false, ..shape(Kind::Llama, LLAMA, 4096, 32, [32, 8, 128], 14_336) },
-        50.0,
+        Shape { positions: POSITIONS, tied: false, ..shape(Kind::Llama, LLAMA, 4096, 32, [32, 8, 128], 14_336) },
+        3.0,
     ),
 ];
+
+/// Operations that a token takes in runs of this length: two for each weight of a product, and those of causal attention, of which half is
+/// masked.
+pub fn flops_per_token(shape: &Shape, length: usize) -> f64 {
+    let Shape { vocab, width, layers, heads, kv_heads, head_dim, inner, .. } = *shape;
+    let ups = if shape.activation.gated() { 2 } else { 1 };
+    let layer = width * (2 * heads + 2 * kv_heads) * head_dim + (ups + 1) * width * inner;
+    let attention = heads * head_dim * length;
+    2.0 * (layers * (layer + attention) + vocab * width) as f64
+}
 
 /// In their place on the host.
 pub const TINY: [(&str, Shape, f64); 2] = [

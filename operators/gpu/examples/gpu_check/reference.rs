@@ -2,7 +2,7 @@
 //! the weights, rounded to the type of the net.
 
 use half::{bf16, f16};
-use stillhouse_gpu::net::{Kind, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Kind, Rope, Shape, Source};
 use stillhouse_gpu::{Element, Result};
 
 /// A map `[out, in]`, with its bias.
@@ -89,7 +89,13 @@ fn rotate(rows: &mut [f64], heads: usize, dim: usize, rope: Rope<'_>) {
     }
 }
 
-fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape) -> Vec<f64> {
+/// What scores of a layer are divided by.
+fn divisor(shape: &Shape, layer: usize) -> f64 {
+    let root = if shape.scaled { (shape.head_dim as f64).sqrt() } else { 1.0 };
+    if shape.scaled_by_layer { root * (layer + 1) as f64 } else { root }
+}
+
+fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape, divisor: f64) -> Vec<f64> {
     let (dim, shared) = (shape.head_dim, shape.heads / shape.kv_heads);
     let (width, kv_width) = (shape.heads * dim, shape.kv_heads * dim);
     let mut out = vec![0.0; q.len()];
@@ -97,7 +103,7 @@ fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape) -> Vec<f64> {
         for (head, to) in to.chunks_exact_mut(dim).enumerate() {
             let at = |position: usize| position * kv_width + head / shared * dim;
             let query = &q[row * width + head * dim..][..dim];
-            let score = |p: usize| query.iter().zip(&k[at(p)..]).map(|(q, k)| q * k).sum::<f64>() / (dim as f64).sqrt();
+            let score = |p: usize| query.iter().zip(&k[at(p)..]).map(|(q, k)| q * k).sum::<f64>() / divisor;
             let scores: Vec<f64> = (0..=row).map(score).collect();
             let most = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
@@ -108,6 +114,29 @@ fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape) -> Vec<f64> {
         }
     }
     out
+}
+
+/// x Φ(x), the error function by a series of terms of one sign; beyond 6, f64 has no digits left of what is missing to 1.
+fn gelu(x: f64) -> f64 {
+    let z = x.abs() / std::f64::consts::SQRT_2;
+    let (mut term, mut sum) = (z, 0.0);
+    for n in 0..400 {
+        sum += term;
+        term *= 2.0 * z * z / f64::from(2 * n + 3);
+    }
+    let erf = if z > 6.0 { 1.0 } else { 2.0 / std::f64::consts::PI.sqrt() * (-z * z).exp() * sum };
+    0.5 * x * (1.0 + x.signum() * erf)
+}
+
+/// What an activation makes of a number, or of a gate.
+fn curved(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::SwiGlu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => gelu(x),
+        Activation::GeluTanh | Activation::GeGlu => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+        }
+    }
 }
 
 fn add(x: &mut [f64], y: &[f64]) {
@@ -133,9 +162,9 @@ pub fn logits(
     }
     for layer in 0..shape.layers {
         if gpt2 {
-            gpt2_layer(shape, &mut weights, &format!("h.{layer}."), &mut x)?;
+            gpt2_layer(shape, &mut weights, layer, &mut x)?;
         } else {
-            llama_layer(shape, rope, &mut weights, &format!("layers.{layer}."), &mut x)?;
+            llama_layer(shape, rope, &mut weights, layer, &mut x)?;
         }
     }
     let n = weights.norm(last, &x, shape)?;
@@ -143,21 +172,19 @@ pub fn logits(
     Ok(Linear { weight, bias: vec![0.0; vocab], inputs: width }.of(&n))
 }
 
-fn gpt2_layer(shape: &Shape, weights: &mut Rounded<'_>, at: &str, x: &mut [f64]) -> Result<()> {
+fn gpt2_layer(shape: &Shape, weights: &mut Rounded<'_>, layer: usize, x: &mut [f64]) -> Result<()> {
+    let at = format!("h.{layer}.");
     let (width, all) = (shape.width, shape.heads * shape.head_dim);
     let n = weights.norm(&format!("{at}ln_1"), x, shape)?;
     let qkv = weights.conv1d(&format!("{at}attn.c_attn"), 3 * all, width)?.of(&n);
     let part = |i: usize| -> Vec<f64> {
         qkv.chunks_exact(3 * all).flat_map(|row| &row[i * all..(i + 1) * all]).copied().collect()
     };
-    let out = attention(&part(0), &part(1), &part(2), shape);
+    let out = attention(&part(0), &part(1), &part(2), shape, divisor(shape, layer));
     add(x, &weights.conv1d(&format!("{at}attn.c_proj"), width, all)?.of(&out));
     let n = weights.norm(&format!("{at}ln_2"), x, shape)?;
     let mut inner = weights.conv1d(&format!("{at}mlp.c_fc"), shape.inner, width)?.of(&n);
-    for x in &mut inner {
-        let cube = (2.0 / std::f64::consts::PI).sqrt() * (*x + 0.044_715 * x.powi(3));
-        *x *= 0.5 * (1.0 + cube.tanh());
-    }
+    inner.iter_mut().for_each(|x| *x = curved(shape.activation, *x));
     add(x, &weights.conv1d(&format!("{at}mlp.c_proj"), width, shape.inner)?.of(&inner));
     Ok(())
 }
@@ -166,9 +193,10 @@ fn llama_layer(
     shape: &Shape,
     rope: Option<Rope<'_>>,
     weights: &mut Rounded<'_>,
-    at: &str,
+    layer: usize,
     x: &mut [f64],
 ) -> Result<()> {
+    let at = format!("layers.{layer}.");
     let (width, dim) = (shape.width, shape.head_dim);
     let (all, kv) = (shape.heads * dim, shape.kv_heads * dim);
     let n = weights.norm(&format!("{at}input_layernorm"), x, shape)?;
@@ -188,13 +216,13 @@ fn llama_layer(
         rotate(&mut q, shape.heads, dim, rope);
         rotate(&mut k, shape.kv_heads, dim, rope);
     }
-    let out = attention(&q, &k, &v, shape);
+    let out = attention(&q, &k, &v, shape, divisor(shape, layer));
     add(x, &weights.linear(&format!("{at}self_attn.o_proj"), width, all, shape.attention_bias)?.of(&out));
     let n = weights.norm(&format!("{at}post_attention_layernorm"), x, shape)?;
     let inner = shape.inner;
     let gate = weights.linear(&format!("{at}mlp.gate_proj"), inner, width, shape.mlp_bias)?.of(&n);
     let mut up = weights.linear(&format!("{at}mlp.up_proj"), inner, width, shape.mlp_bias)?.of(&n);
-    up.iter_mut().zip(&gate).for_each(|(up, gate)| *up *= gate / (1.0 + (-gate).exp()));
+    up.iter_mut().zip(&gate).for_each(|(up, gate)| *up *= curved(shape.activation, *gate));
     add(x, &weights.linear(&format!("{at}mlp.down_proj"), width, inner, shape.mlp_bias)?.of(&up));
     Ok(())
 }

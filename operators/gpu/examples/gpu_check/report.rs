@@ -14,6 +14,7 @@ pub struct Report {
     head: Value,
     rows: Vec<Value>,
     right: bool,
+    checked: bool,
     file: Option<String>,
     /// Of the rows to come.
     pub part: &'static str,
@@ -21,9 +22,8 @@ pub struct Report {
 
 impl Report {
     pub fn new(device: &Arc<dyn Device>, driver: &str, file: Option<String>) -> Self {
-        let head =
-            json!({ "device": device.model(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
-        Self { head, rows: Vec::new(), right: true, file, part: "" }
+        let head = json!({ "device": device.model(), "arithmetic": device.arithmetic(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
+        Self { head, rows: Vec::new(), right: true, checked: true, file, part: "" }
     }
 
     /// The table's head.
@@ -56,9 +56,20 @@ impl Report {
         self.rows.push(json!({ "part": self.part, "what": what, "skipped": why }));
     }
 
+    /// That there was no time to see whether something is as it should be.
+    pub fn unchecked(&mut self, what: impl Into<String>) {
+        self.checked = false;
+        self.skipped(what, "out of time");
+    }
+
     /// Whether nothing was wrong.
     pub fn all_right(&self) -> bool {
         self.right
+    }
+
+    /// Whether all that was to be right was looked at.
+    pub fn all_checked(&self) -> bool {
+        self.checked
     }
 
     /// Puts all of it into the file, if there is one.
@@ -66,6 +77,7 @@ impl Report {
         let Some(file) = &self.file else { return Ok(()) };
         let mut all = self.head.clone();
         all["right"] = json!(self.right);
+        all["checked"] = json!(self.checked);
         all["rows"] = json!(self.rows);
         fs::write(file, serde_json::to_string_pretty(&all)?).map_err(|error| format!("{file}: {error}").into())
     }

@@ -8,8 +8,8 @@ use stillhouse_gpu::net::Shape;
 use stillhouse_gpu::net::kernels::Kernels;
 use stillhouse_gpu::{Buffer, Element};
 
-use crate::job::Job;
-use crate::nets::{KNOWN, TINY};
+use crate::job::{Job, Way};
+use crate::nets::{KNOWN, TINY, flops_per_token};
 use crate::{Check, Outcome};
 
 /// Tokens of a batch.
@@ -58,8 +58,14 @@ fn one(check: &mut Check, plan: &Plan, name: &str, shape: &Shape) -> Outcome<()>
             check.report.skipped(format!("{name}, L = {length}"), "out of time");
             continue;
         }
-        job.prepare(&check.device, length)?;
-        whole(check, plan, &mut job, &format!("{name}, bf16, L = {length}"), shape)?;
+        job.prepare(length)?;
+        whole(
+            check,
+            plan,
+            &mut job,
+            &format!("{name}, bf16, L = {length}"),
+            [flops_per_token(shape, length), shape.weight_bytes(Element::Bf16) as f64],
+        )?;
         if i == 0 {
             shares(check, &mut job, name)?;
         }
@@ -69,32 +75,48 @@ fn one(check: &mut Check, plan: &Plan, name: &str, shape: &Shape) -> Outcome<()>
 
 /// Batches that take as long as is measured.
 fn batches(job: &mut Job, measured: f64) -> Outcome<usize> {
-    job.run(1, true)?; // algorithms are chosen, caches are filled
-    let once = job.run(1, true)?.seconds;
+    job.run(1, Way::Helper)?; // algorithms are chosen, caches are filled
+    let once = job.run(1, Way::Helper)?.seconds;
     Ok(((measured / once).ceil() as usize).clamp(2, 10_000))
 }
 
-fn whole(check: &mut Check, plan: &Plan, job: &mut Job, what: &str, shape: &Shape) -> Outcome<()> {
+fn whole(check: &mut Check, plan: &Plan, job: &mut Job, what: &str, [flops, weights]: [f64; 2]) -> Outcome<()> {
     let batches = batches(job, plan.measured)?;
     check.counted.restart(false);
-    let all = job.run(batches, true)?;
+    let all = job.run(batches, Way::Helper)?;
     let counts = check.counted.counts();
-    let pass = job.run(batches, false)?;
+    let ahead = job.run(batches, Way::Ahead)?;
+    let pass = job.run(batches, Way::Logits)?;
     let tokens = all.tokens as f64;
-    let weights = shape.weight_bytes(Element::Bf16);
+    let ceiling = check.ceiling;
     let report = &mut check.report;
+    let of_ceiling = |rate: f64| {
+        ceiling.map_or(String::new(), |most| format!("{:.1} % of the products' ceiling", 100.0 * rate * flops / most))
+    };
+    let note = |rate: f64, more: &str| {
+        [of_ceiling(rate).as_str(), more].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(", ")
+    };
     let batch = format!("{} tokens a batch", job.batch_tokens());
-    report.figure(format!("{what}: ids to corrections"), all.rate(), "tokens/s", &batch);
-    report.figure(format!("{what}: ids to logits"), pass.rate(), "tokens/s", "");
+    report.figure(format!("{what}: ids to corrections"), all.rate(), "tokens/s", &note(all.rate(), &batch));
+    report.figure(format!("{what}: two slices in flight"), ahead.rate(), "tokens/s", &note(ahead.rate(), "one thread"));
+    report.figure(format!("{what}: ids to logits"), pass.rate(), "tokens/s", &note(pass.rate(), ""));
+    if let Some(most) = ceiling {
+        report.figure(
+            format!("{what}: share of the ceiling"),
+            100.0 * all.rate() * flops / most,
+            "%",
+            "ids to corrections",
+        );
+    }
     let share = 100.0 * (1.0 - pass.seconds / all.seconds);
     report.figure(format!("{what}: share of the noise"), share, "%", "of the whole job's time");
     report.figure(format!("{what}: to the host"), counts.to_host as f64 / tokens, "B/token", "");
     report.figure(format!("{what}: corrections"), all.corrections as f64 / tokens, "/token", "");
     let fallbacks = all.fallbacks as f64 / tokens * 1e6;
     report.figure(format!("{what}: left to the CPU"), fallbacks, "/1e6", "tokens");
-    let beyond = counts.most_allocated.saturating_sub(weights) as f64 / f64::from(1 << 20);
+    let beyond = (counts.most_allocated as f64 - weights).max(0.0) / f64::from(1 << 20);
     report.figure(format!("{what}: peak memory beyond weights"), beyond, "MiB", "without cuBLASLt's 64");
-    report.figure(format!("{what}: weights"), weights as f64 / f64::from(1 << 20), "MiB", "");
+    report.figure(format!("{what}: weights"), weights / f64::from(1 << 20), "MiB", "");
     Ok(())
 }
 
@@ -102,7 +124,7 @@ fn whole(check: &mut Check, plan: &Plan, job: &mut Job, what: &str, shape: &Shap
 fn shares(check: &mut Check, job: &mut Job, name: &str) -> Outcome<()> {
     let waiting = waiting(check)?;
     check.counted.restart(true);
-    job.run(1, true)?;
+    job.run(1, Way::Ahead)?;
     let counts = check.counted.counts();
     check.counted.restart(false);
     let mut calls: Vec<(String, f64, u64, f64)> = counts
@@ -121,7 +143,12 @@ fn shares(check: &mut Check, job: &mut Job, name: &str) -> Outcome<()> {
         if share < LEAST_SHARE && !check.host {
             continue;
         }
-        let rate = if flops > 0.0 { format!(", {:.0} TFLOP/s", flops / seconds / 1e12) } else { String::new() };
+        let of_ceiling =
+            check.ceiling.map_or(String::new(), |most| format!(", {:.0} %", 100.0 * flops / seconds / most));
+        let rate = match flops > 0.0 {
+            true => format!(", {:.0} TFLOP/s{of_ceiling}", flops / seconds / 1e12),
+            false => String::new(),
+        };
         let note = format!("{:.1} %, {count} launches{rate}", 100.0 * share);
         check.report.figure(format!("{name}: {kernel}"), seconds / tokens * 1e9, "ns/token", &note);
     }
@@ -174,11 +201,11 @@ pub fn turns(
             return Err(format!("a turn: got {line:?}, valid: a length of 1 to {most}, at least one batch").into());
         }
         if prepared != length {
-            job.prepare(&check.device, length)?;
-            job.run(1, true)?;
+            job.prepare(length)?;
+            job.run(1, Way::Helper)?;
             prepared = length;
         }
-        let run = job.run(batches, true)?;
+        let run = job.run(batches, Way::Helper)?;
         writeln!(out, "{}", json!({ "tokens": run.tokens, "seconds": run.seconds }))?;
         out.flush()?;
     }

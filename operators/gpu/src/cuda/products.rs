@@ -30,6 +30,7 @@ const TRANSPOSED: i32 = 1;
 #[derive(Default)]
 pub(super) struct Products {
     handle: Option<sys::cublasLtHandle_t>,
+    version: usize,
     workspaces: [u64; 2],
     /// None where the library has no algorithm.
     plans: HashMap<Key, Option<Plan>>,
@@ -220,11 +221,17 @@ fn plan(handle: sys::cublasLtHandle_t, product: &Operation) -> std::result::Resu
 }
 
 impl Products {
+    /// Of cuBLASLt, as it counts; 0 before it is open.
+    pub const fn version(&self) -> usize {
+        self.version
+    }
+
     /// Opens the library; the device's context is current.
     pub fn open(&mut self, device: &str) -> Result<()> {
         self.handle = Some(result::create_handle().map_err(|error| failed(device, "cublasLtCreate", error))?);
         // SAFETY: it only returns a number
         let version = unsafe { sys::cublasLtGetVersion() };
+        self.version = version;
         if version < OLDEST_VERSION {
             let message =
                 format!("cuBLASLt {version} on the loader's path, valid: {OLDEST_VERSION} (CUDA 13) or later");

@@ -12,6 +12,8 @@ const ROW_THREADS: usize = 256;
 /// Threads of a block of an activation: 1,024 elements of 16 bits, of which most widths are multiples.
 const PIECE_THREADS: usize = 128;
 const ATTENTION_THREADS: u32 = 128;
+/// Blocks of a fill at most: some on every multiprocessor.
+const FILL_BLOCKS: usize = 2048;
 /// Dimensions of a head that attention was compiled for; others are filled up with zeros.
 const DIMS: [usize; 8] = [16, 32, 64, 80, 96, 128, 192, 256];
 /// Bytes of an item of attention's work: first row of the run, its length, first query row, 0.
@@ -263,17 +265,24 @@ impl Kernels {
         unsafe { self.launch(&launch, &pointers, &last) }
     }
 
-    /// Causal attention within each of the items' runs: out `[T, heads · dim]`.
+    /// Causal attention within each of the items' runs: out `[T, heads · dim]`; scores are multiplied with `scale`.
     ///
     /// # Safety
     /// All is within live buffers; the items are of [`work_items`] for [`query_rows`]; `heads.dim` is of [`memory_dim`].
-    pub unsafe fn attention(&self, qkv: u64, out: u64, items: u64, count: usize, heads: &Heads) -> Result<()> {
-        let Heads { heads, kv_heads, dim, own_dim } = *heads;
-        let scale = std::f64::consts::LOG2_E / (own_dim as f64).sqrt();
+    pub unsafe fn attention(
+        &self,
+        qkv: u64,
+        out: u64,
+        [items, count]: [u64; 2],
+        scale: f64,
+        heads: &Heads,
+    ) -> Result<()> {
+        let Heads { heads, kv_heads, dim, .. } = *heads;
+        let scale = std::f64::consts::LOG2_E * scale;
         let launch = Launch {
             // No such name: the device says so.
             kernel: attention_name(self.element, dim).unwrap_or("attention"),
-            grid: [(count * heads) as u32, 1, 1],
+            grid: [(count as usize * heads) as u32, 1, 1],
             block: [ATTENTION_THREADS, 1, 1],
             shared_bytes: attention_bytes(self.element, dim) as u32,
         };
@@ -286,8 +295,24 @@ impl Kernels {
     ///
     /// # Safety
     /// All is within live buffers.
-    pub unsafe fn swiglu(&self, gate_up: u64, out: u64, [rows, inner]: [usize; 2]) -> Result<()> {
-        let launch = self.pieces(names!("swiglu"), rows, inner);
+    pub unsafe fn swiglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
+        // SAFETY: as the caller says
+        unsafe { self.gated(names!("swiglu"), gate_up, out, size) }
+    }
+
+    /// The same with GELU, in its tanh form, in the place of silu.
+    ///
+    /// # Safety
+    /// All is within live buffers.
+    pub unsafe fn geglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
+        // SAFETY: as the caller says
+        unsafe { self.gated(names!("geglu"), gate_up, out, size) }
+    }
+
+    /// # Safety
+    /// As [`Kernels::swiglu`].
+    unsafe fn gated(&self, names: [&'static str; 3], gate_up: u64, out: u64, [rows, inner]: [usize; 2]) -> Result<()> {
+        let launch = self.pieces(names, rows, inner);
         // SAFETY: the arguments are the kernel's; the memory is as the caller says
         unsafe { self.launch(&launch, &[gate_up, out].map(Arg::Pointer), &[size(inner)]) }
     }
@@ -296,8 +321,24 @@ impl Kernels {
     ///
     /// # Safety
     /// All is within live buffers.
-    pub unsafe fn gelu_new(&self, x: u64, [rows, inner]: [usize; 2]) -> Result<()> {
-        let launch = self.pieces(names!("gelu_new"), rows, inner);
+    pub unsafe fn gelu_new(&self, x: u64, size: [usize; 2]) -> Result<()> {
+        // SAFETY: as the caller says
+        unsafe { self.curved(names!("gelu_new"), x, size) }
+    }
+
+    /// GELU, in place.
+    ///
+    /// # Safety
+    /// All is within live buffers.
+    pub unsafe fn gelu(&self, x: u64, size: [usize; 2]) -> Result<()> {
+        // SAFETY: as the caller says
+        unsafe { self.curved(names!("gelu"), x, size) }
+    }
+
+    /// # Safety
+    /// As [`Kernels::gelu`].
+    unsafe fn curved(&self, names: [&'static str; 3], x: u64, [rows, inner]: [usize; 2]) -> Result<()> {
+        let launch = self.pieces(names, rows, inner);
         // SAFETY: the arguments are the kernel's; the memory is as the caller says
         unsafe { self.launch(&launch, &[Arg::Pointer(x)], &[size(inner)]) }
     }
@@ -349,6 +390,23 @@ impl Kernels {
         };
         // SAFETY: the arguments are the kernel's; the memory is as the caller says
         unsafe { self.launch(&launch, &[Arg::Pointer(to)], &[Arg::U64(words as u64)]) }
+    }
+
+    /// Fills memory with numbers of a key: nearly normal ones, times a factor, plus a term.
+    ///
+    /// # Safety
+    /// All is within a live buffer.
+    pub unsafe fn fill(&self, to: u64, count: usize, key: u64, [factor, term]: [f32; 2]) -> Result<()> {
+        let blocks = count.div_ceil(ROW_THREADS).clamp(1, FILL_BLOCKS);
+        let launch = Launch {
+            kernel: of(self.element, names!("fill")),
+            grid: [blocks as u32, 1, 1],
+            block: [ROW_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        };
+        let args = [Arg::Pointer(to), Arg::U64(count as u64), Arg::U64(key)];
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &args, &[factor, term].map(Arg::F32)) }
     }
 
     /// Elements that a thread takes at once: 16 bytes of them, or one where rows do not begin at multiples of that.

@@ -7,12 +7,33 @@ use crate::error::GpuError;
 /// An architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Learned positions, LayerNorm, GELU, biases, weights as Conv1D.
+    /// Learned positions, LayerNorm, a feed-forward part without a gate, biases, weights as Conv1D.
     Gpt2,
-    /// Rotary positions, RMSNorm, SwiGLU.
+    /// Rotary positions, RMSNorm, a gated feed-forward part.
     Llama,
     /// A Llama whose query and key heads are normalised before they are rotated.
     Qwen3,
+}
+
+/// What stands between the two products of a feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `silu(gate) ⊙ up`.
+    SwiGlu,
+    /// `gelu(gate) ⊙ up`, with the tanh approximation.
+    GeGlu,
+    /// GELU with the tanh approximation.
+    GeluTanh,
+    /// GELU.
+    Gelu,
+}
+
+impl Activation {
+    /// Whether its input is a gate beside what it lets through.
+    #[must_use]
+    pub const fn gated(self) -> bool {
+        matches!(self, Self::SwiGlu | Self::GeGlu)
+    }
 }
 
 /// A net.
@@ -34,6 +55,12 @@ pub struct Shape {
     pub head_dim: usize,
     /// Inner width of the feed-forward part.
     pub inner: usize,
+    /// Of the feed-forward part; gated in a Llama and a Qwen3, and not in a GPT-2.
+    pub activation: Activation,
+    /// Whether scores are divided by sqrt(D).
+    pub scaled: bool,
+    /// Whether scores are divided by the layer's number, which begins at 1.
+    pub scaled_by_layer: bool,
     /// Of the norms.
     pub eps: f32,
     /// Tokens of the longest run.
@@ -82,6 +109,10 @@ impl Shape {
         if !self.rotates() && self.kv_heads != self.heads {
             return Err(invalid("key and value heads", self.kv_heads, format!("{}, as many as heads", self.heads)));
         }
+        if self.gated() != self.rotates() {
+            let valid = if self.rotates() { "SwiGlu, GeGlu" } else { "GeluTanh, Gelu" };
+            return Err(invalid("activation", format!("{:?}", self.activation), valid));
+        }
         Ok(())
     }
 
@@ -91,9 +122,15 @@ impl Shape {
         self.kind != Kind::Gpt2
     }
 
-    /// Whether SwiGLU is what is between the layers' last two products.
+    /// Whether the first product of the feed-forward part makes gate ‖ up.
     pub(super) fn gated(&self) -> bool {
-        self.kind != Kind::Gpt2
+        self.activation.gated()
+    }
+
+    /// What scores of a layer are multiplied with; layers count from 0.
+    pub(super) fn score_scale(&self, layer: usize) -> f64 {
+        let scale = if self.scaled { 1.0 / (self.head_dim as f64).sqrt() } else { 1.0 };
+        if self.scaled_by_layer { scale / (layer + 1) as f64 } else { scale }
     }
 
     pub(super) fn heads(&self) -> Heads {

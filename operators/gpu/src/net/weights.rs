@@ -42,6 +42,10 @@ pub(super) struct Linear {
 }
 
 impl Linear {
+    pub fn of(weight: Buffer, bias: Option<Buffer>, [outputs, inputs]: [usize; 2]) -> Self {
+        Self { weight, scales: None, bias, outputs, inputs }
+    }
+
     pub fn matrix(&self, element: Element) -> Matrix {
         let Self { outputs, inputs, .. } = *self;
         Matrix { pointer: self.weight.pointer(), element, rows: outputs, columns: inputs, stride: inputs }

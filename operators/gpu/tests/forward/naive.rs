@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use stillhouse_gpu::net::{Kind, Shape};
+use stillhouse_gpu::net::{Activation, Kind, Shape};
 
 /// Weights by name, as the net got them.
 pub type Weights = HashMap<String, Vec<f64>>;
@@ -22,6 +22,23 @@ pub fn gelu_new(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
 }
 
+/// x Φ(x), the error function by a series of terms of one sign.
+pub fn gelu(x: f64) -> f64 {
+    let z = x.abs() / std::f64::consts::SQRT_2;
+    // beyond, f64 has no digits left of what is missing to 1
+    let erf = if z > 6.0 {
+        1.0
+    } else {
+        let terms = (0..400).scan(z, |term, n| {
+            let this = *term;
+            *term *= 2.0 * z * z / f64::from(2 * n + 3);
+            Some(this)
+        });
+        2.0 / std::f64::consts::PI.sqrt() * (-z * z).exp() * terms.sum::<f64>()
+    };
+    0.5 * x * (1.0 + x.signum() * erf)
+}
+
 pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
@@ -34,15 +51,20 @@ pub fn rotate(head: &mut [f64], cos: &[f64], sin: &[f64]) {
     }
 }
 
-/// Attention within one run of fused rows of `heads + 2 kv` heads.
+/// Attention within one run of fused rows of `heads + 2 kv` heads, scores divided by sqrt(D).
 pub fn attention(qkv: &[f64], heads: usize, kv: usize, dim: usize) -> Vec<f64> {
+    scaled_attention(qkv, [heads, kv, dim], 1.0 / (dim as f64).sqrt())
+}
+
+/// The same with another scale.
+pub fn scaled_attention(qkv: &[f64], [heads, kv, dim]: [usize; 3], scale: f64) -> Vec<f64> {
     let rows: Vec<&[f64]> = qkv.chunks_exact((heads + 2 * kv) * dim).collect();
     let mut out = Vec::new();
     for (t, row) in rows.iter().enumerate() {
         for head in 0..heads {
             let part = |row: &'_ [f64], at: usize| row[at * dim..(at + 1) * dim].to_vec();
             let (q, group) = (part(row, head), head / (heads / kv));
-            let score = |s: &[f64]| dot(&q, &part(s, heads + group)) / (dim as f64).sqrt();
+            let score = |s: &[f64]| dot(&q, &part(s, heads + group)) * scale;
             let scores: Vec<f64> = rows[..=t].iter().map(|s| score(s)).collect();
             let most = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
@@ -97,6 +119,12 @@ impl Naive<'_> {
         }
     }
 
+    fn score_scale(&self, layer: usize) -> f64 {
+        let Shape { head_dim, scaled, scaled_by_layer, .. } = self.shape;
+        let by = if scaled { (head_dim as f64).sqrt() } else { 1.0 };
+        1.0 / if scaled_by_layer { by * (1.0 + layer as f64) } else { by }
+    }
+
     fn outputs(&self, name: &str) -> usize {
         let Shape { width, heads, kv_heads, head_dim, inner, vocab, .. } = self.shape;
         match name.rsplit('.').next().unwrap() {
@@ -149,12 +177,13 @@ impl Naive<'_> {
     fn gpt2_attention(&self, x: &[f64], i: usize) -> Vec<f64> {
         let Shape { heads, head_dim, .. } = self.shape;
         let qkv = self.map(&self.norm(x, &format!("h.{i}.ln_1")), &format!("h.{i}.attn.c_attn"));
-        self.map(&attention(&qkv, heads, heads, head_dim), &format!("h.{i}.attn.c_proj"))
+        self.map(&scaled_attention(&qkv, [heads, heads, head_dim], self.score_scale(i)), &format!("h.{i}.attn.c_proj"))
     }
 
     fn gpt2_mlp(&self, x: &[f64], i: usize) -> Vec<f64> {
         let inner = self.map(&self.norm(x, &format!("h.{i}.ln_2")), &format!("h.{i}.mlp.c_fc"));
-        let inner: Vec<f64> = inner.into_iter().map(gelu_new).collect();
+        let exact = self.shape.activation == Activation::Gelu;
+        let inner: Vec<f64> = inner.into_iter().map(if exact { gelu } else { gelu_new }).collect();
         self.map(&inner, &format!("h.{i}.mlp.c_proj"))
     }
 
@@ -176,13 +205,14 @@ impl Naive<'_> {
         let rows = q.chunks_exact(heads * head_dim).zip(k.chunks_exact(kv_heads * head_dim));
         let rows = rows.zip(v.chunks_exact(kv_heads * head_dim));
         let qkv: Vec<f64> = rows.flat_map(|((q, k), v)| [q, k, v].concat()).collect();
-        self.map(&attention(&qkv, heads, kv_heads, head_dim), &at("o_proj"))
+        self.map(&scaled_attention(&qkv, [heads, kv_heads, head_dim], self.score_scale(i)), &at("o_proj"))
     }
 
     fn llama_mlp(&self, x: &[f64], i: usize) -> Vec<f64> {
         let m = self.norm(x, &format!("layers.{i}.post_attention_layernorm"));
         let [gate, up] = ["gate", "up"].map(|part| self.map(&m, &format!("layers.{i}.mlp.{part}_proj")));
-        let inner: Vec<f64> = gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect();
+        let of = if self.shape.activation == Activation::GeGlu { gelu_new } else { silu };
+        let inner: Vec<f64> = gate.iter().zip(up).map(|(g, u)| of(*g) * u).collect();
         self.map(&inner, &format!("layers.{i}.mlp.down_proj"))
     }
 }

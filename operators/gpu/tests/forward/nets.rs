@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stillhouse_gpu::net::{Kind, Net, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Kind, MadeUp, Net, Rope, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
 use stillhouse_gpu_host::Host;
 
@@ -37,8 +37,9 @@ impl Source for Random {
     }
 }
 
-/// Three architectures; heads that fit and heads that are filled up, widths that are multiples of a vector and such that are not.
-pub fn shapes() -> [Shape; 4] {
+/// Three architectures with all activations and scales of scores; heads that fit and heads that are filled up, widths that are multiples of
+/// a vector and such that are not.
+pub fn shapes() -> [Shape; 6] {
     let gpt2 = Shape {
         kind: Kind::Gpt2,
         vocab: 41,
@@ -48,18 +49,32 @@ pub fn shapes() -> [Shape; 4] {
         kv_heads: 3,
         head_dim: 16,
         inner: 68,
+        activation: Activation::GeluTanh,
+        scaled: true,
+        scaled_by_layer: false,
         eps: 1e-5,
         positions: 80,
         tied: true,
         attention_bias: false,
         mlp_bias: false,
     };
-    let llama =
-        Shape { kind: Kind::Llama, heads: 4, kv_heads: 2, head_dim: 20, width: 36, eps: 1e-6, tied: false, ..gpt2 };
+    let curved = Shape { activation: Activation::Gelu, scaled: false, scaled_by_layer: true, inner: 72, ..gpt2 };
+    let llama = Shape {
+        kind: Kind::Llama,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 20,
+        width: 36,
+        eps: 1e-6,
+        activation: Activation::SwiGlu,
+        tied: false,
+        ..gpt2
+    };
     let biased =
         Shape { attention_bias: true, mlp_bias: true, head_dim: 32, heads: 2, kv_heads: 1, tied: true, ..llama };
     let qwen3 = Shape { kind: Kind::Qwen3, kv_heads: 1, head_dim: 32, width: 40, inner: 56, ..llama };
-    [gpt2, llama, biased, qwen3]
+    let geglu = Shape { activation: Activation::GeGlu, scaled_by_layer: true, ..llama };
+    [gpt2, llama, biased, qwen3, curved, geglu]
 }
 
 pub const LENGTHS: [u32; 5] = [1, 66, 2, 10, 17];
@@ -125,7 +140,7 @@ fn nets_in_f16_are_those_of_f64_but_for_roundings() {
 
 #[test]
 fn runs_in_one_pass_are_those_one_by_one() {
-    for (shape, element) in shapes().into_iter().zip([Element::Bf16, Element::F32, Element::F16, Element::Bf16]) {
+    for (shape, element) in shapes().into_iter().zip([Element::Bf16, Element::F32, Element::F16].into_iter().cycle()) {
         let device = host(2);
         let (mut net, _) = load(&device, shape, element);
         let offsets = offsets(&LENGTHS);
@@ -146,7 +161,7 @@ fn runs_in_one_pass_are_those_one_by_one() {
 
 #[test]
 fn nets_have_the_same_bits_in_every_order_of_threads() {
-    for (shape, element) in shapes().into_iter().zip([Element::F16, Element::Bf16, Element::F32, Element::Bf16]) {
+    for (shape, element) in shapes().into_iter().zip([Element::F16, Element::Bf16, Element::F32].into_iter().cycle()) {
         let bits = |seed: u64| {
             let device = host(seed);
             let (mut net, _) = load(&device, shape, element);
@@ -161,7 +176,7 @@ fn nets_have_the_same_bits_in_every_order_of_threads() {
 #[test]
 fn logits_are_of_the_rows_asked_for() {
     let device = host(0);
-    let [_, _, _, shape] = shapes();
+    let [_, _, _, shape, ..] = shapes();
     let (mut net, _) = load(&device, shape, Element::Bf16);
     net.hidden(&below(14, 60, 41), &[0, 60]).unwrap();
     let row = shape.vocab * 4;
@@ -177,7 +192,7 @@ fn logits_are_of_the_rows_asked_for() {
 
 #[test]
 fn memory_is_what_was_said_and_none_is_asked_for_later() {
-    for (shape, element) in shapes().into_iter().zip([Element::F32, Element::Bf16, Element::F16, Element::F32]) {
+    for (shape, element) in shapes().into_iter().zip([Element::F32, Element::Bf16, Element::F16].into_iter().cycle()) {
         let host = Arc::new(Host::new(0));
         let device: Arc<dyn Device> = Arc::clone(&host) as Arc<dyn Device>;
         let (mut net, _) = load(&device, shape, element);
@@ -214,4 +229,35 @@ fn what_does_not_fit_is_said() {
     assert_eq!(load(llama, None), "rotary positions: got none, valid: tables of cosines and sines");
     assert!(load(Shape { head_dim: 300, ..gpt2 }, None).contains("got 300, valid: 1 to 256"));
     assert!(load(Shape { kv_heads: 3, ..llama }, None).contains("a divisor of the 4 heads"));
+    let gated = load(Shape { activation: Activation::SwiGlu, ..gpt2 }, None);
+    assert_eq!(gated, "activation: got SwiGlu, valid: GeluTanh, Gelu");
+    assert!(load(Shape { activation: Activation::Gelu, ..llama }, None).contains("valid: SwiGlu, GeGlu"));
+}
+
+#[test]
+fn made_up_nets_are_as_large_as_loaded_ones_and_their_logits_are_as_asked() {
+    for (shape, element) in shapes().into_iter().filter(|s| s.head_dim != 20).zip(ELEMENTS.into_iter().cycle()) {
+        let shape = Shape { vocab: 331, width: 64, ..shape };
+        let logits_of = |seed: u64, key: u64| {
+            let host = Arc::new(Host::new(seed));
+            let device: Arc<dyn Device> = Arc::clone(&host) as Arc<dyn Device>;
+            let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
+            let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
+            let made = MadeUp { key, logits: 3.0 };
+            let mut net = Net::made_up(&device, shape, element, rope, made, 24).unwrap();
+            assert_eq!(host.used(), shape.weight_bytes(element) + shape.workspace_bytes(element, 24), "{shape:?}");
+            net.hidden(&below(21, 24, 331), &[0, 24]).unwrap();
+            values(&logits(&device, &mut net, &(0..24).collect::<Vec<_>>()), Element::F32)
+        };
+        let got = logits_of(0, 1);
+        let mean = got.iter().sum::<f64>() / got.len() as f64;
+        let deviation = (got.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / got.len() as f64).sqrt();
+        assert!((2.0..4.0).contains(&deviation), "{shape:?}: {deviation}");
+        assert!(got == logits_of(9, 1) && got != logits_of(0, 2), "{shape:?}");
+    }
+    let [_, llama, ..] = shapes();
+    let [cos, sin] = angles(llama.positions, llama.head_dim / 2);
+    let (rope, made) = (Some(Rope { cos: &cos, sin: &sin }), MadeUp { key: 1, logits: 3.0 });
+    let said = Net::made_up(&host(0), llama, Element::F32, rope, made, 8).unwrap_err().to_string();
+    assert!(said.contains("got 20, valid: a dimension that needs no zeros, such as 32"), "{said}");
 }

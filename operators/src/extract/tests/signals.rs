@@ -91,6 +91,42 @@ fn a_row_is_shown_in_words() {
     assert_eq!(crate::declaration::Declaration::view(&none, &out).unwrap(), None);
 }
 
+/// BOS at the front and padding at the end are certain, and would pull every mean towards 0.
+#[test]
+fn means_and_strips_are_of_predicted_positions() {
+    let rows = Rows::Fixed(5);
+    let config = ExtractConfig { topk: 2, ..with(asking(1.0), None, rows) };
+    let (out, _) = run(Place::Cpu, &config, &batch(rows, &[(vec![BOS, 8, 1, 0, 0], vec![0], 3)], PackMode::Pad));
+    let (stored, _) = StoredSignals::of(&config.signals, &out).unwrap();
+    let view = crate::declaration::Declaration::view(&config, &out).unwrap().unwrap();
+    let mean = |of: &dyn Fn(&RowSignals) -> f64| (of(&stored.at(0, 1)) + of(&stored.at(0, 2))) / 2.0;
+    let nats = mean(&|s| f64::from(s.entropy));
+    let distinct = mean(&|s| s.sampled.len() as f64);
+    for (name, value) in [
+        ("predicted by the teacher", "2 of 5 positions".to_owned()),
+        ("mean entropy", format!("{nats:.3} nat, as of {:.1} equally likely tokens", nats.exp())),
+        ("sampled logits", format!("20 draws, {distinct:.1} distinct on average")),
+        ("mass outside of top-p", format!("{:.4} on average", mean(&|s| f64::from(s.tail).exp()))),
+    ] {
+        assert!(view.facts.contains(&(name.to_owned(), value.clone())), "{name}: {value} of {:?}", view.facts);
+    }
+    // a strip for each column and for each of its temperatures and candidates, none without a line for the terminal
+    let asked = config.signals.asked();
+    let expected =
+        asked.temperatures.len() + asked.candidates.len() + ["top-k", "entropy", "sampled", "top-p", "tail"].len();
+    assert_eq!(view.pictures.len(), expected);
+    assert_eq!(view.facts.iter().filter(|(name, _)| name.is_empty()).count(), expected);
+    for picture in &view.pictures {
+        let Picture::Strip { title, low, high, values } = picture else { panic!("{picture:?}") };
+        assert_eq!(
+            values.iter().map(Option::is_some).collect::<Vec<_>>(),
+            [false, true, true, false, false],
+            "{title}"
+        );
+        assert!(values.iter().flatten().all(|v| (low - 1e-6..=high + 1e-6).contains(v)), "{picture:?}");
+    }
+}
+
 #[test]
 fn a_plan_without_signals_is_as_it_was() {
     let plan = serde_json::to_string(&with(SignalsConfig::default(), None, Rows::Fixed(3))).unwrap();

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::config::ConfigFile;
 use crate::error::Result;
 use crate::net::{Activation, Attention, Bias, Embedding, Head, HeadNorms, Layer, Loader, Mlp, Net, Rope, RopeFields};
+use crate::weights::Weights;
 
 /// Norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,11 +135,7 @@ impl Decoder {
                 fields.config.only(field, &[json!(1.0), json!(1)])?;
             }
         }
-        let factors = match loader.weights.has("rope_freqs.weight") {
-            true => Some(loader.weights.bare_floats("rope_freqs.weight", &[fields.rotated / 2])?),
-            false => None,
-        };
-        self.ropes = vec![fields.read(factors.as_deref().filter(|factors| !factors.is_empty()))?];
+        self.ropes = vec![rope(fields, loader.weights)?];
         Ok(self)
     }
 
@@ -152,7 +149,11 @@ impl Decoder {
         let names = ["lm_head.weight", "embed_tokens.weight"];
         Ok(Net {
             width,
-            head: Head { weight: loader.head(self.tied, names, &tokens, [vocab, width])?, soft_cap: self.logit_cap },
+            head: Head {
+                weight: loader.head(self.tied, names, &tokens, [vocab, width])?,
+                tied: self.tied,
+                soft_cap: self.logit_cap,
+            },
             embedding: Embedding { tokens, scale: self.embedding_scale, positions: None },
             layers,
             last: loader.rms_norm("norm", width, self.eps, self.norm_offset)?,
@@ -216,4 +217,13 @@ impl Decoder {
         };
         Ok(Some(HeadNorms { q: weight("q_norm", q)?, k: weight("k_norm", kv)?, eps: self.eps }))
     }
+}
+
+/// The rotation that a configuration names, with the factors that a GGUF file may have beside it; without them where only headers are read.
+pub(crate) fn rope(fields: &RopeFields<'_>, weights: &Weights) -> Result<Rope> {
+    let factors = match weights.has("rope_freqs.weight") {
+        true => Some(weights.bare_floats("rope_freqs.weight", &[fields.rotated / 2])?),
+        false => None,
+    };
+    fields.read(factors.as_deref().filter(|factors| !factors.is_empty()))
 }

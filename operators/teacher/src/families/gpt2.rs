@@ -58,6 +58,7 @@ pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
         width,
         head: Head {
             weight: loader.head(tied, ["lm_head.weight", "wte.weight"], &tokens, [vocab, width])?,
+            tied,
             soft_cap: None,
         },
         embedding: Embedding { tokens, scale: 1.0, positions: Some(positions) },

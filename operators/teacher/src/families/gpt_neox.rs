@@ -64,7 +64,11 @@ pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let head = if loader.weights.has("lm_head.weight") { "lm_head.weight" } else { "embed_out.weight" };
     Ok(Net {
         width,
-        head: Head { weight: loader.head(tied, [head, "embed_in.weight"], &tokens, [vocab, width])?, soft_cap: None },
+        head: Head {
+            weight: loader.head(tied, [head, "embed_in.weight"], &tokens, [vocab, width])?,
+            tied,
+            soft_cap: None,
+        },
         embedding: Embedding { tokens, scale: 1.0, positions: None },
         ropes: vec![rope.read(None)?],
         layers,

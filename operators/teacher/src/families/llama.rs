@@ -10,7 +10,7 @@ use crate::config::ConfigFile;
 use crate::error::Result;
 use crate::net::{Activation, Loader, Net, RopeFields};
 
-pub(super) const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, eps: 1e-6, tied: false };
+const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, eps: 1e-6, tied: false };
 
 pub(crate) fn llama(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = Decoder::read(config, &DEFAULTS)?;

@@ -11,6 +11,7 @@ mod olmo2;
 mod phi3;
 mod qwen;
 
+pub(crate) use decoder::rope;
 use serde_json::Value;
 
 use crate::config::{Architecture, ConfigFile};
@@ -75,11 +76,4 @@ fn windows(
         let sliding = if window.is_some() { ", sliding_attention" } else { " (sliding_window is none)" };
         config.invalid(field, &format!("{layers} of full_attention{sliding}"))
     })
-}
-
-/// Heads, heads of keys and values, and their dimensions, as `config.json` of a Llama or a Qwen3 has them.
-pub(crate) fn heads(config: &ConfigFile, qwen: bool) -> Result<[usize; 3]> {
-    let defaults = if qwen { &qwen::DEFAULTS_3 } else { &llama::DEFAULTS };
-    let decoder = decoder::Decoder::read(config, defaults)?;
-    Ok([decoder.heads, decoder.kv_heads, decoder.head_dim])
 }

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::net::{Activation, Loader, Net, RopeFields};
 
 const DEFAULTS: Defaults = Defaults { kv_heads: Some(32), head_dim: None, eps: 1e-6, tied: false };
-pub(super) const DEFAULTS_3: Defaults = Defaults { head_dim: Some(128), ..DEFAULTS };
+const DEFAULTS_3: Defaults = Defaults { head_dim: Some(128), ..DEFAULTS };
 
 pub(crate) fn qwen2(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = Decoder::read(config, &DEFAULTS)?;

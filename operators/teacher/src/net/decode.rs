@@ -19,7 +19,7 @@ use stillhouse_cpu::{AttentionScratch, KeyValues};
 
 use super::attention::Attention;
 use super::rope::Tables;
-use super::{Layer, Net, ProductScratch, Scratch, normed};
+use super::{Keep, Layer, Net, ProductScratch, Scratch, normed};
 use crate::error::Result;
 
 /// Tokens that go through the net together, in whole pieces of a sequence.
@@ -95,34 +95,41 @@ impl Net {
         !self.ropes.iter().any(|rope| rope.is_long(length))
     }
 
-    /// The final, normalised state `[n, H]` after the last token of each of these slots, which ascend and have a token at least.
+    /// The final, normalised state `[n, H]` after the last token of each of these slots, which ascend and have a token at least, and those of
+    /// other layers there.
     pub(crate) fn go_on(
         &self,
         slots: &mut [Kept],
         inputs: &[(usize, &[u32])],
         work: &mut Work,
         out: &mut [f32],
+        mut keep: Keep<'_>,
     ) -> Result<()> {
         let mut wanted = inputs.iter().peekable();
-        let (mut pieces, mut rows, mut outs) = (Vec::new(), 0, out.chunks_exact_mut(self.width));
+        let (mut pieces, mut rows, mut done) = (Vec::new(), 0, 0);
+        let mut step = |pieces: &mut Vec<Piece<'_>>| {
+            let these = done..done + pieces.len();
+            done = these.end;
+            self.step(
+                pieces,
+                work,
+                &mut out[these.start * self.width..these.end * self.width],
+                keep.of(these, self.width),
+            )
+        };
         for (slot, kept) in slots.iter_mut().enumerate() {
             let Some((_, tokens)) = wanted.next_if(|(wanted, _)| *wanted == slot) else { continue };
             if rows > 0 && rows + tokens.len() > STEP_TOKENS {
-                self.step(&mut pieces, work, &mut outs)?;
+                step(&mut pieces)?;
                 (pieces, rows) = (Vec::new(), 0);
             }
             pieces.push(Piece { kept, tokens, rows: rows..rows + tokens.len() });
             rows += tokens.len();
         }
-        self.step(&mut pieces, work, &mut outs)
+        step(&mut pieces)
     }
 
-    fn step<'a>(
-        &self,
-        pieces: &mut [Piece<'_>],
-        work: &mut Work,
-        outs: &mut impl Iterator<Item = &'a mut [f32]>,
-    ) -> Result<()> {
+    fn step(&self, pieces: &mut [Piece<'_>], work: &mut Work, out: &mut [f32], mut keep: Keep<'_>) -> Result<()> {
         let Some(rows) = pieces.last().map(|piece| piece.rows.end) else { return Ok(()) };
         work.x.resize(rows * self.width, 0.0);
         let mut x = work.x.chunks_exact_mut(self.width);
@@ -136,13 +143,16 @@ impl Net {
         for (rope, tables) in self.ropes.iter().zip(&mut work.angles) {
             rope.extend(tables, false, longest);
         }
+        let last = |row: usize| (row - 1) * self.width..row * self.width;
         for number in 0..self.layers.len() {
+            keep.take_rows(number, pieces.iter().map(|piece| &work.x[last(piece.rows.end)]), self.width);
             self.layer(number, pieces, work)?;
         }
-        for (piece, out) in pieces.iter_mut().zip(outs) {
+        for (piece, out) in pieces.iter_mut().zip(out.chunks_exact_mut(self.width)) {
             piece.kept.length += piece.tokens.len();
-            self.last.apply(&work.x[(piece.rows.end - 1) * self.width..][..self.width], out);
+            self.last.apply(&work.x[last(piece.rows.end)], out);
         }
+        keep.take(self.layers.len(), out, self.width);
         Ok(())
     }
 

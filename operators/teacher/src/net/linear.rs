@@ -1,8 +1,5 @@
 //! Linear maps: weights packed once for the products of this machine, with their biases.
 
-use std::borrow::Cow;
-
-use half::{bf16, f16};
 use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Threads, product};
 
 use crate::error::{Result, TeacherError};
@@ -54,12 +51,11 @@ impl Linear {
         bias: Option<Vec<f32>>,
         arithmetic: Arithmetic,
     ) -> Result<Self> {
-        let (weight, arithmetic) = computable(weight, arithmetic);
         let layout = match stored {
             Stored::Outputs => Layout::Outputs { stride: inputs },
             Stored::Inputs => Layout::Inputs { stride: outputs },
         };
-        let weight = Packed::new(&weight, outputs, inputs, layout, arithmetic)?;
+        let weight = Packed::new(weight, outputs, inputs, layout, computable(arithmetic))?;
         Ok(Self { shape: [outputs, inputs], weight: Some(weight), bias, end: Epilogue::Store })
     }
 
@@ -70,15 +66,15 @@ impl Linear {
         bias: Option<Vec<f32>>,
         arithmetic: Arithmetic,
     ) -> Result<Self> {
-        let (gate_up, arithmetic) = computable(gate_up, arithmetic);
         let (gate, up) = gate_up.split_at(gate_up.len() / 2);
-        let weight = Packed::gate_up(gate, up, width, inputs, Layout::Outputs { stride: inputs }, arithmetic)?;
+        let weight =
+            Packed::gate_up(gate, up, width, inputs, Layout::Outputs { stride: inputs }, computable(arithmetic))?;
         Ok(Self { shape: [width, inputs], weight: Some(weight), bias, end: Epilogue::SwiGlu })
     }
 
-    /// The place of a weight that is not read.
-    pub(crate) fn unread(shape: [usize; 2]) -> Self {
-        Self { shape, weight: None, bias: None, end: Epilogue::Store }
+    /// The place of a weight that is not read; `bias` is whatever is there in the place of one.
+    pub(crate) fn unread(shape: [usize; 2], bias: Option<Vec<f32>>) -> Self {
+        Self { shape, weight: None, bias, end: Epilogue::Store }
     }
 
     /// With GELU (the tanh approximation) at its end.
@@ -92,6 +88,10 @@ impl Linear {
 
     pub(crate) fn inputs(&self) -> usize {
         self.shape[1]
+    }
+
+    pub(crate) fn has_bias(&self) -> bool {
+        self.bias.is_some()
     }
 
     /// The types of its products on this machine.
@@ -127,13 +127,12 @@ impl Linear {
     }
 }
 
-/// A weight as this machine's products take it: where it has none of a type, the weight is rounded to that and the products are f32.
-fn computable(weight: &[f32], arithmetic: Arithmetic) -> (Cow<'_, [f32]>, Arithmetic) {
-    let rounded = |round: &dyn Fn(f32) -> f32| weight.iter().map(|w| round(*w)).collect();
+/// What this machine's products are: where it has none of a type of 16 bits, weights are rounded to that and kept so, and products are f32.
+fn computable(arithmetic: Arithmetic) -> Arithmetic {
     match (arithmetic, arithmetic.available()) {
-        (Arithmetic::F16, false) => (rounded(&|w| f16::from_f32(w).to_f32()), Arithmetic::F32),
-        (Arithmetic::Bf16, false) => (rounded(&|w| bf16::from_f32(w).to_f32()), Arithmetic::F32),
-        (Arithmetic::Bf16x3, false) => (Cow::Borrowed(weight), Arithmetic::F32),
-        _ => (Cow::Borrowed(weight), arithmetic),
+        (Arithmetic::F16, false) => Arithmetic::F32OfF16,
+        (Arithmetic::Bf16, false) => Arithmetic::F32OfBf16,
+        (Arithmetic::Bf16x3, false) => Arithmetic::F32,
+        _ => arithmetic,
     }
 }

@@ -57,7 +57,7 @@ impl Loader<'_> {
             Activation::SwiGlu if self.weights.is_read() => {
                 Linear::gated(&weight, [outputs / 2, inputs], biases, self.arithmetic)
             }
-            Activation::SwiGlu => Ok(Linear::unread([outputs / 2, inputs])),
+            Activation::SwiGlu => Ok(Linear::unread([outputs / 2, inputs], biases)),
             _ => self.packed(&weight, [outputs, inputs], Stored::Outputs, biases),
         }
     }
@@ -103,7 +103,7 @@ impl Loader<'_> {
         if self.weights.is_read() {
             return Linear::new(weight, [outputs, inputs], stored, bias, self.arithmetic);
         }
-        Ok(Linear::unread([outputs, inputs]))
+        Ok(Linear::unread([outputs, inputs], bias))
     }
 
     /// `NAME.weight`, to which `offset` is added (Gemma stores what the scale differs from 1).

@@ -33,7 +33,7 @@ pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
 pub(crate) use loader::{Bias, Loader};
 pub(crate) use rope::{Rope, RopeFields, Tables};
 use stillhouse_cpu::AttentionScratch;
-pub(crate) use stillhouse_cpu::{Arithmetic, level};
+pub(crate) use stillhouse_cpu::{Arithmetic, attention_level, level};
 
 use crate::contract::Runs;
 use crate::error::Result;
@@ -118,6 +118,8 @@ pub(crate) struct Embedding {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub weight: Linear,
+    /// Whether the weight is the embedding's.
+    pub tied: bool,
     pub soft_cap: Option<f32>,
 }
 
@@ -150,10 +152,15 @@ impl Keep<'_> {
 
     /// Takes the states `[tokens, H]` that a layer gives.
     fn take(&mut self, layer: usize, states: &[f32], width: usize) {
+        self.take_rows(layer, states.chunks_exact(width), width);
+    }
+
+    /// The same of rows that do not lie together.
+    fn take_rows<'s>(&mut self, layer: usize, states: impl Iterator<Item = &'s [f32]> + Clone, width: usize) {
         let places = self.layers.iter().enumerate().filter(|(_, kept)| **kept == layer);
         for (place, _) in places {
             let out = self.out.chunks_exact_mut(self.layers.len() * width);
-            for (out, states) in out.zip(states.chunks_exact(width)) {
+            for (out, states) in out.zip(states.clone()) {
                 out[place * width..][..width].copy_from_slice(states);
             }
         }

@@ -1,16 +1,18 @@
 //! Teachers on a device, here the host in its place: the same logits as transformers and as the CPU's path.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, Extract, Extraction, NoiseForm, Observed, Tolerance, ValueType};
 use stillhouse_teacher::candle_core::quantized::GgmlDType;
 use stillhouse_teacher::probe::{Reference, Text};
 use stillhouse_teacher::stillhouse_gpu::Device;
 use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
-use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
+use stillhouse_teacher::{Architecture, LoadOptions, Logits, Runs, Teacher, TeacherConfig, gpu};
 
-use super::golden::Golden;
+use super::golden::{Golden, IN_GGUF, Spelling, cases, checkpoint};
 use super::*;
 
 fn options(dtype: Precision) -> LoadOptions {
@@ -95,6 +97,106 @@ fn a_device_widens_what_is_in_a_gguf() {
                 assert!(copied == widened, "{case} in {kind:?}, which are copied to where they belong");
             }
         }
+    }
+}
+
+/// The teacher of a file on a device, for the sequences of a golden case; or what it is told.
+fn on_device_for(golden: &Golden, path: &Path) -> Result<Vec<f32>, String> {
+    let device: Arc<dyn Device> = Arc::new(Host::new(3));
+    let options = LoadOptions { batch_tokens: golden.tokens.len(), length: golden.length, ..options(Precision::F32) };
+    let teacher = gpu::load(path, &device, &options).map_err(|e| e.to_string())?;
+    let mut runs = Runs::new();
+    golden.tokens.chunks(golden.length).for_each(|run| runs.push(run.iter().copied()));
+    teacher.pass(&runs).map_err(|e| e.to_string())?;
+    Ok(logits(teacher.as_ref(), &runs))
+}
+
+/// What a device says of a golden case that it does not compute. What is not named here it computes.
+fn refusal(case: &str, family: Architecture) -> Option<&'static str> {
+    match (case, family) {
+        ("qwen3_bias_window", _) => Some("sliding window on a GPU: got 8 tokens in layer 1, with sequences of 29"),
+        ("llama_dynamic_long", _) => Some("sequence length"),
+        (_, Architecture::Gpt2 | Architecture::Llama | Architecture::Qwen3) => None,
+        _ => Some("gpt2, llama, qwen3 on a GPU; the others with device: cpu"),
+    }
+}
+
+/// Every golden case there is, now and later: a device gives the logits of transformers, or refuses by name.
+#[test]
+fn every_golden_case_is_right_on_a_device_or_refused_by_name() {
+    let (mut wrong, mut computed) = (Vec::new(), 0);
+    let mut check = |what: String, golden: &Golden, path: &Path, refusal: Option<&str>| match (
+        on_device_for(golden, path),
+        refusal,
+    ) {
+        (Ok(got), None) if off(&got, &floats(&golden.logits)) < 1e-4 => computed += 1,
+        (Ok(got), None) => wrong.push(format!("{what}: off by {}", off(&got, &floats(&golden.logits)))),
+        (Ok(_), Some(_)) => wrong.push(format!("{what}: computed, though it cannot be")),
+        (Err(said), Some(refusal)) if said.contains(refusal) => {}
+        (Err(said), _) => wrong.push(format!("{what}: {said}")),
+    };
+    for case in cases() {
+        let golden = Golden::read(&case);
+        for spelling in [Spelling::Now, Spelling::Old].into_iter().filter(|s| !golden.config(*s).is_null()) {
+            let folder = golden.checkpoint(spelling, 1);
+            let family = TeacherConfig::read(folder.path()).unwrap().architecture;
+            check(format!("{case}, {spelling:?}"), &golden, folder.path(), refusal(&case, family));
+        }
+    }
+    for case in IN_GGUF {
+        let (golden, folder) = (Golden::read(case), Golden::read(case).gguf());
+        let path = folder.path().join("model.gguf");
+        let family = TeacherConfig::read(&path).unwrap().architecture;
+        check(format!("{case}, GGUF"), &golden, &path, refusal(case, family));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(computed >= 30, "{computed}");
+}
+
+/// What a configuration may say of a family that has a GPU path, each by itself: it changes the logits, and a device's as it changes the CPU's.
+#[test]
+fn every_word_of_a_configuration_is_heeded_or_refused() {
+    let longrope = |original: usize| {
+        let factors = |last: f64| [1.0, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, last];
+        json!({"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": original,
+            "short_factor": factors(4.0), "long_factor": factors(9.0), "attention_factor": 1.25})
+    };
+    let patches: [(&str, &str, Value, &str); 12] = [
+        ("gpt2", "activation_function", json!("gelu"), ""),
+        ("gpt2", "scale_attn_weights", json!(false), ""),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), ""),
+        ("gpt2", "layer_norm_epsilon", json!(0.1), ""),
+        ("llama", "hidden_act", json!("gelu_pytorch_tanh"), ""),
+        ("llama", "rms_norm_eps", json!(0.1), ""),
+        ("llama", "rope_parameters", longrope(64), ""),
+        ("llama", "rope_parameters", longrope(28), "length of sequences under longrope, on a GPU: got 29"),
+        ("qwen3", "hidden_act", json!("gelu_pytorch_tanh"), ""),
+        ("qwen3_bias_window", "sliding_window", json!(29), ""),
+        ("qwen3_bias_window", "sliding_window", json!(28), "sliding window on a GPU: got 28 tokens in layer 1"),
+        (
+            "qwen3_bias_window",
+            "layer_types",
+            json!(["sliding_attention", "full_attention", "full_attention"]),
+            "layer 0",
+        ),
+    ];
+    for (case, field, value, refused) in patches {
+        let golden = Golden::read(case);
+        let (what, mut config) = (format!("{case}, {field}: {value}"), golden.config(Spelling::Now));
+        config[field] = value;
+        let folder = checkpoint(&config, golden.tensors(), 1);
+        if !refused.is_empty() {
+            let said = on_device_for(&golden, folder.path()).unwrap_err();
+            assert!(said.contains(refused) && said.contains("device: cpu"), "{what}: {said}");
+            continue;
+        }
+        let cpu = load_on_host(folder.path(), Precision::F32).unwrap();
+        let hidden = cpu.hidden(&golden.tokens, golden.batch, golden.length).unwrap();
+        let want = floats(&cpu.logits(&rows(&hidden)).unwrap());
+        let changed = off(&want, &floats(&golden.logits));
+        assert!(changed > 1e-3, "{what} changes nothing: {changed}");
+        let off = off(&on_device_for(&golden, folder.path()).unwrap(), &want);
+        assert!(off < 1e-4, "{what}: off by {off}");
     }
 }
 

@@ -8,6 +8,7 @@ mod errors;
 mod gguf;
 mod golden;
 mod gpu;
+mod levels;
 mod probe;
 mod vocabularies;
 mod weights;

@@ -10,6 +10,7 @@ use super::*;
 use crate::dataset::Dataset;
 use crate::events::{Event, Observer};
 use crate::source::InputFile;
+use crate::teacher::Decided;
 use crate::verify::{VerifyOptions, verify};
 
 #[derive(Default)]
@@ -69,15 +70,28 @@ fn an_earlier_choice_is_not_measured_again() {
     let arithmetic = teacher::load(path, spec, Dtype::F16, 32, "cpu").unwrap().info().arithmetic.clone();
     let earlier = TeacherArithmetic { dtype: Dtype::F16, arithmetic, cost: None };
     let told = Told::default();
-    let loaded = teacher::load_all(&prepared, none, Some(&earlier), true, &told).unwrap();
+    let loaded = teacher::load_all(&prepared, none, Some(Decided::ByShards(&earlier)), true, &told).unwrap();
     assert_eq!(loaded.teachers[0].info().dtype, Precision::F16);
     assert_eq!(loaded.arithmetic, Some(earlier.clone()));
     assert!(!told.0.lock().unwrap().contains("tokens per second"));
     // what others have made is told as they made it, and is no reason to stop
     let others = TeacherArithmetic { arithmetic: "f16 on the abacus".into(), ..earlier };
-    let told = teacher::load_all(&prepared, none, Some(&others), false, &Silent).unwrap();
+    let told = teacher::load_all(&prepared, none, Some(Decided::ByShards(&others)), false, &Silent).unwrap();
     assert_eq!(told.arithmetic, Some(others.clone()));
-    assert!(teacher::load_all(&prepared, none, Some(&others), true, &Silent).is_err());
+    let refused = |decided| teacher::load_all(&prepared, none, Some(decided), true, &Silent).err().unwrap();
+    let of_shards = refused(Decided::ByShards(&others));
+    assert!(of_shards.to_string().starts_with("the splits that are done were computed in f16 on the abacus, this"));
+    assert!(!of_shards.of_place);
+    // of a run that has none yet nothing is said of splits, and another executor may take them
+    let of_run = refused(Decided::ByRun(&others));
+    let told = of_run.to_string();
+    assert!(told.starts_with("the run computes in f16 on the abacus, this executor's machine computes f16 "), "{told}");
+    assert!(of_run.of_place && !told.contains("done"), "{told}");
+    // what an earlier version wrote is another arithmetic, also where this one's begins with it
+    let (bare, _) = earlier.arithmetic.split_once(", ").unwrap();
+    let bare = TeacherArithmetic { arithmetic: bare.to_owned(), ..others };
+    let told = refused(Decided::ByShards(&bare)).to_string();
+    assert!(told.contains("did not say on which instructions"), "{told}");
     // and without text there is nothing to choose by
     let error = teacher::load_all(&prepared, none, None, true, &Silent).err().unwrap().to_string();
     assert!(error.contains("extract.teacher.dtype: the first 0 splits have no token to measure with"), "{error}");

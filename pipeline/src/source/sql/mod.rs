@@ -37,6 +37,7 @@ use super::error::SourceError;
 use super::sniff;
 use super::store::Store;
 pub use stage::{Staged, stage_sql, staged};
+pub(crate) use stage::{StagedRecord, staged_by_run, staged_record};
 pub use table::QueryTable;
 use table::{FilesTable, Skipped};
 

@@ -41,14 +41,33 @@ pub struct Staged {
     pub skipped: BTreeMap<String, u64>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Record {
-    rows: u64,
-    files: Vec<(String, u64)>,
-    skipped: BTreeMap<String, u64>,
+/// What was staged, as the run that did it has noted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StagedRecord {
+    pub rows: u64,
+    /// Names and sizes.
+    pub files: Vec<(String, u64)>,
+    pub skipped: BTreeMap<String, u64>,
     /// What the files were that the query read.
     #[serde(default)]
-    inputs: Vec<FileState>,
+    pub inputs: Vec<FileState>,
+}
+
+impl StagedRecord {
+    /// Whether the query read these files.
+    pub fn is_of(&self, inputs: &[InputFile]) -> bool {
+        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state)
+    }
+
+    /// What was staged, where each file is found at what `place` says of its name.
+    pub fn at<E>(self, place: impl Fn(&str) -> Result<object_store::path::Path, E>) -> Result<Staged, E> {
+        let mut files = Vec::new();
+        for (name, size) in self.files {
+            let (location, state) = (place(&name)?, FileState { bytes: size, ..FileState::default() });
+            files.push(InputFile { path: format!("sql/{name}"), location, size, state });
+        }
+        Ok(Staged { files, rows: self.rows, skipped: self.skipped })
+    }
 }
 
 fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
@@ -100,7 +119,7 @@ pub fn stage_sql(
         watched.check(&file.location, true).map_err(|e| SourceError::of_store(&file.path, e))?;
     }
     let states = inputs().map(|f| f.state.clone()).collect();
-    let written = Record { rows, files, skipped: skipped.take(), inputs: states };
+    let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states };
     let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
     let partial = dir.join("staged.json.partial");
     std::fs::write(&partial, text).map_err(temporary(&partial))?;
@@ -114,23 +133,27 @@ pub fn stage_sql(
 ///
 /// That it was the same job is for the caller to know.
 pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
-    let record: Record = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
-    let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
-    let same =
-        record.inputs.len() == inputs.len() && record.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state);
-    (same && record.files.iter().all(whole)).then(|| named(dir, record).ok()).flatten()
+    let record = staged_record(dir).filter(|record| record.is_of(inputs))?;
+    named(dir, record).ok()
 }
 
-fn named(dir: &Path, record: Record) -> Result<Staged, SourceError> {
-    let mut files = Vec::new();
-    for (name, size) in record.files {
-        let path = dir.join(&name);
-        let location = object_store::path::Path::from_filesystem_path(&path)
-            .map_err(|e| temporary(&path)(std::io::Error::other(e)))?;
-        let state = FileState { bytes: size, ..FileState::default() };
-        files.push(InputFile { path: format!("sql/{name}"), location, size, state });
-    }
-    Ok(Staged { files, rows: record.rows, skipped: record.skipped })
+/// What was staged in `dir`, whatever it was staged of: for who works for the run that did it.
+pub(crate) fn staged_by_run(dir: &Path) -> Option<Staged> {
+    named(dir, staged_record(dir)?).ok()
+}
+
+/// What is noted of the rows in `dir`, where they are all there.
+pub(crate) fn staged_record(dir: &Path) -> Option<StagedRecord> {
+    let record: StagedRecord = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
+    let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
+    record.files.iter().all(whole).then_some(record)
+}
+
+fn named(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
+    record.at(|name| {
+        let path = dir.join(name);
+        object_store::path::Path::from_filesystem_path(&path).map_err(|e| temporary(&path)(std::io::Error::other(e)))
+    })
 }
 
 /// The files that are written.

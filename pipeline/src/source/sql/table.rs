@@ -268,6 +268,7 @@ fn read_lines(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> std::
         pieces: vec![Piece { file: file.path.clone(), range: Range::Bytes { start: 0, end: u64::MAX, line: Some(1) } }],
         keys: None,
         appended: 0,
+        place: None,
     };
     let (mut texts, mut line, mut rows, mut bytes) = (LargeStringBuilder::new(), String::new(), 0, 0);
     let mut flush = |texts: &mut LargeStringBuilder, rows: usize, judge: &Judge| {

@@ -137,6 +137,7 @@ impl Bucket {
             pieces: vec![piece],
             keys: None,
             appended: 0,
+            place: None,
         };
         SplitReader::new(&self.store, &Listing::new(Arc::new(self.files.clone())), split, Arc::new(self.input.clone()))
     }

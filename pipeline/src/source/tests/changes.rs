@@ -182,7 +182,7 @@ fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
         let names = Names::of(&Access::everything());
         list(&store, std::path::Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     };
-    let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap();
+    let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap().splits;
     let mut batches = 0;
     let error = read_split(&store, &files, &splits[0], &input, &mut |_| {
         batches += 1;

@@ -105,7 +105,7 @@ impl Bench {
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {
-        plan_splits(&self.store, &self.files(input), input, target, 0, &|_| {})
+        plan_splits(&self.store, &self.files(input), input, target, 0, &|_| {}).map(|weighed| weighed.splits)
     }
 
     pub fn read(&self, files: &[InputFile], input: &Input, splits: &[SplitRecord]) -> Result<Got, SourceError> {

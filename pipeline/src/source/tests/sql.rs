@@ -25,7 +25,7 @@ pub(super) fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>),
     let mut as_parquet = input.clone();
     as_parquet.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
     as_parquet.tables.clear();
-    let splits = plan_splits(&bench.store, &staged_now.files, &as_parquet, 1 << 20, 0, &|_| {})?;
+    let splits = plan_splits(&bench.store, &staged_now.files, &as_parquet, 1 << 20, 0, &|_| {})?.splits;
     let documents = bench.read(&staged_now.files, &as_parquet, &splits)?.documents;
     Ok((staged_now, documents))
 }

@@ -105,21 +105,21 @@ def ordered(
             return lost(model, armd.progressive(batch, step, schedule=schedule, seed=seed)).mean()
         return lost(model, armd.random(batch, steps=args.length, seed=seed)).mean()
 
-    def add(as_name: str) -> None:
+    def add(as_name: str, curve: list[tuple[int, float]]) -> None:
         by_order = measured(model, held_out)
         texts = {f"S = {s}": judge(written(model, args, s, 7 + seed)) for s in STREAMS}
-        results.add(as_name, seed, began, validation=by_order["S = 1"], orders=by_order, written=texts)
+        results.add(as_name, seed, began, validation=by_order["S = 1"], orders=by_order, written=texts, curve=curve)
 
     data = common.batches(folder, COLUMNS, args.batch_size, seed)
-    common.fit(model, data, loss, args.steps, args.lr)
+    curve = common.fit(model, data, loss, args.steps, args.lr)
     if results.lack(name, seed):
-        add(name)
+        add(name, curve)
     if name != "random":
         began, model = time.monotonic(), copy.deepcopy(model).train()
-        common.fit(
-            model, data, lambda step, batch: lost(model, armd.stored(batch)).mean(), args.steps // 4, args.lr / 2
-        )
-        add(f"{name} + strided")
+        curve = common.fit(
+            model, data, lambda step, batch: lost(model, armd.stored(batch)).mean(), args.steps // 4, args.lr / 2, begun=args.steps
+        )  # fmt: skip
+        add(f"{name} + strided", curve)
 
 
 def masked(args: argparse.Namespace, seed: int, results: Results, held_out: list[Any]) -> None:
@@ -135,16 +135,12 @@ def masked(args: argparse.Namespace, seed: int, results: Results, held_out: list
         each = F.cross_entropy(model(example.input_ids, example.targets), example.target_ids(), reduction="none")
         return (example.target_weights() * each).sum() / (tokens * batch.rows)
 
-    common.fit(
-        model,
-        common.batches(folder, COLUMNS, args.batch_size, seed),
-        lambda step, batch: bound(batch, seed),
-        args.steps,
-        args.lr,
-    )
+    data = common.batches(folder, COLUMNS, args.batch_size, seed)
+    curve = common.fit(model, data, lambda step, batch: bound(batch, seed), args.steps, args.lr)
     with torch.no_grad():
         draws = [bound(batch, 1, draw).item() * batch.rows for batch in held_out for draw in range(4)]
-    results.add("mdlm", seed, began, validation=sum(draws) / (4 * sum(batch.rows for batch in held_out)))
+    loss = sum(draws) / (4 * sum(batch.rows for batch in held_out))
+    results.add("mdlm", seed, began, validation=loss, curve=curve)
 
 
 def main(argv: list[str] | None = None) -> None:

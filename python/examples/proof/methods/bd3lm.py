@@ -105,7 +105,7 @@ def student(args: argparse.Namespace, size: int, with_noise: bool, seed: int, ju
         xi = example.noise(out="softmax", threads=1) if with_noise else None
         return bound(model, example, xi) / (tokens * batch.rows)
 
-    common.fit(model, common.batches(folder, columns, args.batch_size, seed), loss, args.steps, args.lr)
+    curve = common.fit(model, common.batches(folder, columns, args.batch_size, seed), loss, args.steps, args.lr)
     sums: dict[str, float] = {}
     rows = 0
     with torch.no_grad():
@@ -124,7 +124,7 @@ def student(args: argparse.Namespace, size: int, with_noise: bool, seed: int, ju
         texts = {
             passes * args.length // size: judge(written(model, args, size, passes, 7 + seed)) for passes in PASSES[size]
         }
-    return {name: of / rows for name, of in sums.items()} | {"written": texts}
+    return {name: of / rows for name, of in sums.items()} | {"written": texts, "curve": curve}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -37,6 +37,8 @@ TEMPERATURE = 0.85
 """τ of the noise at generation (Gumbel distillation, appendix C.1)."""
 NOISE = ["logprob", "noise_count", "noise_index", "noise_logprob"]
 EOS = 0
+AVERAGED = 50
+"""Steps of which a learning curve has the mean loss."""
 VALIDATION = 2
 """Documents that are held out: the last ones."""
 
@@ -313,9 +315,11 @@ def fit(
     model: nn.Module, data: Iterator[Any], loss_of: Callable[[int, Any], Tensor], steps: int, lr: float,
     every: int = 0, measure: Callable[[], float] | None = None, begun: int = 0,
 ) -> list[tuple[int, float]]:  # fmt: skip
-    """Trains for so many steps: warm-up over 40 steps, cosine to a tenth. Gives ``measure()`` at every ``every``-th step."""
+    """Trains for so many steps: warm-up over 40 steps, cosine to a tenth. Gives the learning curve: ``measure()`` at every ``every``-th step, without it the mean loss of
+    each ``AVERAGED`` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    curve = []
+    curve: list[tuple[int, float]] = []
+    losses: list[float] = []
     for step, batch in zip(range(steps), data):
         rate = min(1.0, (step + 1) / 40) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
@@ -325,10 +329,15 @@ def fit(
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if measure is not None and every and ((step + 1) % every == 0 or step + 1 == steps):
-            model.eval()
-            curve.append((begun + step + 1, measure()))
-            model.train()
+        losses.append(loss.item())
+        if (step + 1) % (every or AVERAGED) == 0 or step + 1 == steps:
+            if measure is None:
+                curve.append((begun + step + 1, sum(losses) / len(losses)))
+            elif every:
+                model.eval()
+                curve.append((begun + step + 1, measure()))
+                model.train()
+            losses = []
     model.eval()
     return curve
 

@@ -64,7 +64,7 @@ def student(args: argparse.Namespace, name: str, seed: int, judge: Judge) -> dic
             return (example.target_weights() * each).sum() / size
         return bound(example, example.noise(out="softmax", threads=1) if name == "noise" else None) / size
 
-    common.fit(model, common.batches(folder, COLUMNS[name], args.batch_size, seed), loss, args.steps, args.lr)
+    curve = common.fit(model, common.batches(folder, COLUMNS[name], args.batch_size, seed), loss, args.steps, args.lr)
     sums: dict[str, float] = {}
     rows = 0
     with torch.no_grad():
@@ -81,7 +81,7 @@ def student(args: argparse.Namespace, name: str, seed: int, judge: Judge) -> dic
                     sums[kind] = sums.get(kind, 0.0) + bound(example, xi).item() / (4 * tokens)
             rows += batch.rows
     texts = {passes: judge(common.generate(model, args, args.texts, passes, 7 + seed)) for passes in PASSES}
-    return {kind: of / rows for kind, of in sums.items()} | {"written": texts}
+    return {kind: of / rows for kind, of in sums.items()} | {"written": texts, "curve": curve}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -63,7 +63,8 @@ class Heads(nn.Module):
         return torch.stack([outer(F.silu(inner(s)) + s) for inner, outer, s in zip(self.inner, self.outer, states)], 1)
 
 
-def train(args: argparse.Namespace, judge: Judge, with_noise: bool, seed: int) -> Heads:
+def train(args: argparse.Namespace, judge: Judge, with_noise: bool, seed: int) -> tuple[Heads, list[tuple[int, float]]]:
+    """The heads and their learning curve."""
     folder = common.noise_job(args, topk=args.topk)
     torch.manual_seed(seed)
     model = Heads(judge.model.lm_head.weight.detach(), with_noise)
@@ -78,8 +79,8 @@ def train(args: argparse.Namespace, judge: Judge, with_noise: bool, seed: int) -
         return F.cross_entropy(logits.flatten(0, 1), example.target_ids()[:, :, 1:].flatten())
 
     columns = COLUMNS if with_noise else COLUMNS[:2]
-    common.fit(model, common.batches(folder, columns, args.batch_size, seed), loss, args.steps, args.lr)
-    return model
+    curve = common.fit(model, common.batches(folder, columns, args.batch_size, seed), loss, args.steps, args.lr)
+    return model, curve
 
 
 @torch.no_grad()
@@ -142,10 +143,11 @@ def main(argv: list[str] | None = None) -> None:
         for name in ("heads", "noise"):
             if results.lack(name, seed):
                 began = time.monotonic()
-                model = train(args, judge, name == "noise", seed)
+                model, curve = train(args, judge, name == "noise", seed)
                 found = {
                     "right_with_own_noise": own_noise(args, judge, model, held_out),
                     "drawn": acceptance(args, judge, model, held_out, False, seed),
+                    "curve": curve,
                 }
                 if name == "heads":
                     found["greedy"] = acceptance(args, judge, model, held_out, True, seed)

@@ -110,13 +110,13 @@ def student(args: argparse.Namespace, name: str, seed: int, dense: Blueprint) ->
         example = masked(batch, args, at)
         return F.cross_entropy(model(example.input_ids, example.targets, blueprint(example)), example.target_ids())
 
-    common.fit(model, common.batches(folder, COLUMNS, args.batch_size, at), loss, args.steps, args.lr)
+    curve = common.fit(model, common.batches(folder, COLUMNS, args.batch_size, at), loss, args.steps, args.lr)
     each = losses(model, args, folder, blueprint)
     shown = {
         "prior": losses(model, args, folder, lambda example: prior(example, args.vocab)),
         "dense": losses(model, args, folder, dense),
     }
-    return {"validation": sum(each) / len(each), "batches": each, "shown": shown}
+    return {"validation": sum(each) / len(each), "batches": each, "shown": shown, "curve": curve}
 
 
 @torch.no_grad()

@@ -1,0 +1,124 @@
+//! Tiles of few rows, of several panels at once.
+//!
+//! A row's sums are few and each addition waits for the one before, and with few rows every weight comes from the memory: one panel after
+//! the other, a core is busy with neither the sums nor the memory. Panels side by side give it other sums to go on with and more of the
+//! memory to ask for.
+//!
+//! ```text
+//! panel p     [ line ][ line ] .. ──┐
+//! panel p + 1 [ line ][ line ] .. ──┼─► sums of all of them, line by line; the line 8 KiB on is asked for
+//! ..                                │   (past a panel's end: that of the panel as many further)
+//! panel p + 7 [ line ][ line ] .. ──┘
+//! ```
+//!
+//! The sum of a row and an output has the same terms in the same order as in a tile of one panel.
+
+use crate::float::{blocks, eight, sixteen};
+use crate::kernel::Tile;
+use crate::memory::LINE;
+use crate::narrow::depth;
+
+/// Bytes of a panel between what is read and what is asked for.
+const AHEAD: usize = 8 << 10;
+
+/// Panels at once for AVX-512, as many as sixteen registers have sums for.
+pub(crate) const fn panels_avx512(rows: usize) -> usize {
+    match rows {
+        1 => 8,
+        2 => 4,
+        3 | 4 => 2,
+        _ => 1,
+    }
+}
+
+/// Panels at once for AVX2, as many as eight registers have sums for.
+pub(crate) const fn panels_avx2(rows: usize) -> usize {
+    match rows {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
+}
+
+/// Lines from a line of a panel to that which is asked for, while lines `n` of `lines` of P panels are read.
+#[inline(always)]
+fn ahead(n: usize, depth: usize, tile: &Tile) -> usize {
+    let by = AHEAD / (depth * LINE);
+    let next = if n + by < tile.lines { 0 } else { (tile.panels * tile.apart).wrapping_sub(tile.lines * depth) };
+    next.wrapping_add(by * depth)
+}
+
+macro_rules! tiles {
+    ($name:ident, $features:literal, $outputs:literal, $vector:literal, $weights:ident, $zero:ident, $set:ident, $fma:ident, $add:ident, $load:ident, $store:ident) => {
+        /// # Safety
+        /// As [`crate::kernel::Kernel::tile`], for M rows and P panels whose weights are kept as `KEPT` says.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn $name<const M: usize, const P: usize, const KEPT: u8>(tile: Tile, rows: usize) {
+            use core::arch::x86_64::*;
+            let Tile { lines, strip, panel, out, apart, .. } = tile;
+            let depth = const { depth(KEPT, $outputs) };
+            for (start, count, first) in blocks(lines, tile.first) {
+                let mut sums = [[[$zero(); 2]; M]; P];
+                // SAFETY: lines below `start + count <= lines`, rows below M, panels below P, inputs below 16 and outputs below those of a
+                // panel; the tiles of panels are `rows` rows apart in `out`. What is asked for need not be there.
+                unsafe {
+                    for n in start..start + count {
+                        let (x, w) = (strip.add(n * M).cast::<f32>(), panel.add(n * depth));
+                        let ahead = w.wrapping_add(ahead(n, depth, &tile));
+                        for k in 0..16 {
+                            for (p, sums) in sums.iter_mut().enumerate() {
+                                for line in k * depth / 16..(k + 1) * depth / 16 {
+                                    _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(p * apart + line).cast());
+                                }
+                                let w = w.add(p * apart);
+                                let weights =
+                                    [$weights::<KEPT>(w, k * $outputs), $weights::<KEPT>(w, k * $outputs + $vector)];
+                                for (i, sums) in sums.iter_mut().enumerate() {
+                                    let number = $set(*x.add(i * 16 + k));
+                                    sums[0] = $fma(number, weights[0], sums[0]);
+                                    sums[1] = $fma(number, weights[1], sums[1]);
+                                }
+                            }
+                        }
+                    }
+                    for (p, sums) in sums.iter().enumerate() {
+                        for (i, sums) in sums.iter().enumerate() {
+                            for (half, sum) in sums.iter().enumerate() {
+                                let to = out.add((p * rows + i) * $outputs + half * $vector);
+                                let sum = if first { *sum } else { $add($load(to), *sum) };
+                                $store(to, sum);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+tiles!(
+    several_avx512,
+    "avx512f,avx512dq,avx512bw,avx512vl",
+    32,
+    16,
+    sixteen,
+    _mm512_setzero_ps,
+    _mm512_set1_ps,
+    _mm512_fmadd_ps,
+    _mm512_add_ps,
+    _mm512_load_ps,
+    _mm512_store_ps
+);
+tiles!(
+    several_avx2,
+    "avx2,fma,f16c",
+    16,
+    8,
+    eight,
+    _mm256_setzero_ps,
+    _mm256_set1_ps,
+    _mm256_fmadd_ps,
+    _mm256_add_ps,
+    _mm256_load_ps,
+    _mm256_store_ps
+);

@@ -1,0 +1,109 @@
+//! Bits: the words of the noise are the CPU's, and columns are the same again, whatever waits for what.
+
+use stillhouse_gpu::extract::Extracted;
+use stillhouse_gpu::net::{Kind, Shape};
+use stillhouse_gpu::{Arg, Buffer, Element, Launch, Stream};
+use stillhouse_noise::{DrawKey, NoiseStream, exponentials};
+
+use crate::job::{Job, Way};
+use crate::nets::{GPT2, TINY, shape};
+use crate::{Check, Outcome};
+
+/// What an exponential of the device may differ from the CPU's, in steps of f32.
+const MOST_STEPS: u32 = 4;
+
+/// See above.
+pub fn run(check: &mut Check) -> Outcome<()> {
+    let vocab = if check.host { 1031 } else { 128_257 };
+    for (seed, draw, sequence, position) in [(0, 0, 0, 0), (u64::MAX, 3, u64::MAX, u32::MAX), (42, 1, 7 << 40, 1023)] {
+        let what = format!("words, seed {seed}, sequence {sequence}, V = {vocab}");
+        let stream = NoiseStream::new(DrawKey::new(seed, draw), sequence, position);
+        match words(check, &stream, vocab) {
+            Ok(note) => check.report.verdict(what, true, &note),
+            Err(error) => check.report.verdict(what, false, &error.to_string()),
+        }
+    }
+    again(check)
+}
+
+/// The words of a stream to the bit, its exponentials to a few steps.
+fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
+    let (e, words) = (Buffer::new(&check.device, vocab * 4 + 4)?, Buffer::new(&check.device, vocab * 4)?);
+    let [key0, key1] = stream.key.words();
+    let args = [
+        Arg::U32(key0),
+        Arg::U32(key1),
+        Arg::U32(stream.position),
+        Arg::U64(stream.sequence_id),
+        Arg::U32(vocab as u32),
+        Arg::Pointer(e.pointer()),
+        Arg::Pointer(words.pointer()),
+    ];
+    let launch = Launch { kernel: "noise_exponentials", grid: [64, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
+    // SAFETY: as the kernel declares, with buffers of this many values
+    unsafe { check.device.launch(Stream::Extract, &launch, &args)? };
+    let read = |buffer: &Buffer| -> Outcome<Vec<u32>> {
+        Ok(buffer.to_host(Stream::Extract)?.as_chunks::<4>().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect())
+    };
+    let (e, words) = (read(&e)?, read(&words)?);
+    if let Some(at) = (0..vocab).find(|at| words[*at] != stream.word(*at as u32)) {
+        return Err(format!("word {at} is {:#x}, on the CPU {:#x}", words[at], stream.word(at as u32)).into());
+    }
+    let mut right = vec![0f32; vocab];
+    let e0 = exponentials(stream, &mut right);
+    right.push(e0);
+    // both are above 0, so that their bits are in their order
+    let steps = |at: usize| e[at].abs_diff(right[at].to_bits());
+    let most = (0..=vocab).max_by_key(|at| steps(*at)).unwrap_or_default();
+    if steps(most) > MOST_STEPS {
+        return Err(format!("e {most} is {:e}, on the CPU {:e}", f32::from_bits(e[most]), right[most]).into());
+    }
+    let other = (0..=vocab).filter(|at| steps(*at) > 0).count();
+    Ok(format!("e: {other} of {} differ, by {} steps at most", vocab + 1, steps(most)))
+}
+
+/// A batch of a job twice, with two slices in flight, and with a wait after everything.
+fn again(check: &mut Check) -> Outcome<()> {
+    let wide = Shape { tied: false, ..shape(Kind::Llama, 128_256, 1024, 4, [16, 8, 64], 2816) };
+    let shapes = if check.host {
+        [(TINY[0].0, TINY[0].1, 16, 48), (TINY[1].0, TINY[1].1, 24, 48)]
+    } else {
+        [("GPT-2 124M", GPT2, 1024, 4096), ("Llama of 4 layers", wide, 1024, 4096)]
+    };
+    for (name, shape, length, batch) in shapes {
+        for element in [Element::Bf16, Element::F32] {
+            let what = format!("the same bytes again, {name}, {}", element.name());
+            if !check.has_time(8.0) {
+                check.report.unchecked(what);
+                continue;
+            }
+            let mut job = Job::load(&check.device, &check.counted, &shape, element, batch)?;
+            job.prepare(length)?;
+            let first = job.columns(Way::Helper)?;
+            let mut others =
+                vec![("again", job.columns(Way::Helper)?), ("two slices in flight", job.columns(Way::Ahead)?)];
+            check.counted.restart(true);
+            others.push(("a wait after everything", job.columns(Way::Ahead)?));
+            check.counted.restart(false);
+            let different: Vec<&str> =
+                others.iter().filter(|(_, other)| !same(&first, other)).map(|(way, _)| *way).collect();
+            let note = match different.is_empty() {
+                true => format!(
+                    "{} slices, also {}",
+                    first.len(),
+                    others.iter().map(|(way, _)| *way).collect::<Vec<_>>().join(", ")
+                ),
+                false => format!("not the same: {}", different.join(", ")),
+            };
+            check.report.verdict(what, different.is_empty(), &note);
+        }
+    }
+    Ok(())
+}
+
+/// To the bit.
+fn same(one: &[Extracted], other: &[Extracted]) -> bool {
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let all = one.iter().zip(other).all(|(one, other)| one == other && bits(&one.logprob) == bits(&other.logprob));
+    one.len() == other.len() && all
+}

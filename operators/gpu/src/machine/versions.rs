@@ -1,0 +1,104 @@
+//! What a machine has, and what it must have: driver, GPU, cuBLASLt. Each of them may decide the last bits of a result.
+
+use std::fs;
+
+/// The driver's CUDA, as `cuDriverGetVersion` counts: that of which the kernels and cuBLASLt are.
+const OLDEST_DRIVER: i32 = 13_000;
+/// Ampere: what the kernels are compiled for.
+const LEAST_CAPABILITY: [i32; 2] = [8, 0];
+/// Major numbers of the GPUs for which there is machine code; for later ones the driver makes it out of PTX.
+const COMPILED: [i32; 2] = [8, 9];
+
+/// That the driver is new enough.
+pub fn check_driver(version: i32) -> Result<(), String> {
+    if version >= OLDEST_DRIVER {
+        return Ok(());
+    }
+    let [found, valid] = [version, OLDEST_DRIVER].map(of_driver);
+    Err(format!("the NVIDIA driver is one for CUDA {found}, valid: one for CUDA {valid} or later, or cpu"))
+}
+
+/// That the GPU runs the kernels.
+pub fn check_capability(model: &str, found: [i32; 2]) -> Result<(), String> {
+    if found >= LEAST_CAPABILITY {
+        return Ok(());
+    }
+    let [major, minor] = LEAST_CAPABILITY;
+    Err(format!("{model} has compute capability {}.{}, valid: {major}.{minor} or later, or cpu", found[0], found[1]))
+}
+
+/// What the bytes depend on; `release` is the driver's own number, which decides where the driver compiles the kernels.
+pub fn arithmetic(
+    model: &str,
+    multiprocessors: u32,
+    capability: [i32; 2],
+    driver: i32,
+    release: Option<&str>,
+    cublaslt: usize,
+) -> String {
+    let [major, minor] = capability;
+    let compiles = !COMPILED.contains(&major);
+    let release = release.filter(|_| compiles).map(|release| format!(" {release}")).unwrap_or_default();
+    format!(
+        "{model} ({multiprocessors} multiprocessors, compute capability {major}.{minor}), driver{release} for CUDA {}, cuBLASLt {}",
+        of_driver(driver),
+        of_cublaslt(cublaslt)
+    )
+}
+
+fn of_driver(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+fn of_cublaslt(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// The number of the kernel module, where the system says it: 580.82.07.
+pub fn driver_release() -> Option<String> {
+    release_in(&fs::read_to_string("/proc/driver/nvidia/version").ok()?)
+}
+
+fn release_in(text: &str) -> Option<String> {
+    let words = text.lines().next()?.split_whitespace();
+    let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    words.filter(is_release).map(str::to_owned).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_old_is_told_with_both_numbers() {
+        assert!(check_driver(13_000).is_ok() && check_driver(13_020).is_ok());
+        let said = check_driver(12_080).unwrap_err();
+        assert_eq!(said, "the NVIDIA driver is one for CUDA 12.8, valid: one for CUDA 13.0 or later, or cpu");
+        assert!([[8, 0], [8, 6], [9, 0], [12, 1]].into_iter().all(|found| check_capability("A GPU", found).is_ok()));
+        let said = check_capability("Tesla T4", [7, 5]).unwrap_err();
+        assert_eq!(said, "Tesla T4 has compute capability 7.5, valid: 8.0 or later, or cpu");
+    }
+
+    #[test]
+    fn arithmetic_names_what_the_bytes_depend_on() {
+        let of =
+            |capability, driver, cublaslt| arithmetic("A GPU", 132, capability, driver, Some("580.82.07"), cublaslt);
+        assert_eq!(
+            of([9, 0], 13_000, 130_002),
+            "A GPU (132 multiprocessors, compute capability 9.0), driver for CUDA 13.0, cuBLASLt 13.0.2"
+        );
+        // machine code of the driver's own making
+        assert!(of([10, 0], 13_000, 130_002).contains("driver 580.82.07 for CUDA 13.0"));
+        let others = [of([9, 0], 13_010, 130_002), of([9, 0], 13_000, 130_102), of([8, 6], 13_000, 130_002)];
+        assert!(others.iter().all(|other| *other != of([9, 0], 13_000, 130_002)), "{others:?}");
+    }
+
+    #[test]
+    fn the_release_is_found_in_what_the_kernel_says() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (user@host)\nGCC version: 13.3.0";
+        assert_eq!(release_in(open).as_deref(), Some("580.82.07"));
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Sat May 24 07:25:52 UTC 2025\n";
+        assert_eq!(release_in(closed).as_deref(), Some("575.57.08"));
+        assert_eq!(release_in(""), None);
+    }
+}

@@ -1,0 +1,143 @@
+//! What a device has to compute, out of the net that the CPU would: one reading of configurations for both, so that neither computes what
+//! the other refuses, and a field that a family learns to read changes both.
+
+use stillhouse_gpu::net::{Activation as Between, Kind, Shape};
+
+use crate::error::{Result, TeacherError};
+use crate::net::{Activation, Attention, Embedding, Head, Layer, Mlp, Net, Norm};
+
+/// What all layers have in common on a device. Every field of a layer is read here, or the compiler says so.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Facts {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    inner: usize,
+    activation: Activation,
+    /// Of q, k and v, and of what follows attention.
+    attention_bias: [bool; 2],
+    mlp_bias: [bool; 2],
+    /// Of the norms before both parts, where they are of the kind that the device has.
+    eps: [Option<f32>; 2],
+    norms_after: [bool; 2],
+    /// Of the norms of queries and keys.
+    head_eps: Option<f32>,
+    soft_cap: Option<f32>,
+    rope: Option<usize>,
+    parallel: bool,
+}
+
+impl Facts {
+    /// Window and scale, which may differ from layer to layer, are looked at in [`shape`].
+    fn of(kind: Kind, layer: &Layer) -> Self {
+        let Layer { before_attention, qkv, attention, out, after_attention, before_mlp, mlp, after_mlp, parallel } =
+            layer;
+        let Attention { heads, kv_heads, head_dim, scale: _, soft_cap, window: _, rope, norms } = attention;
+        let Mlp { up, activation, down } = mlp;
+        let eps = |norm: &Option<Norm>| norm.as_ref().and_then(|norm| eps(kind, norm));
+        Self {
+            heads: *heads,
+            kv_heads: *kv_heads,
+            head_dim: *head_dim,
+            inner: down.inputs(),
+            activation: *activation,
+            attention_bias: [qkv.has_bias(), out.has_bias()],
+            mlp_bias: [up.has_bias(), down.has_bias()],
+            eps: [eps(before_attention), eps(before_mlp)],
+            norms_after: [after_attention.is_some(), after_mlp.is_some()],
+            head_eps: norms.as_ref().map(|norms| norms.eps),
+            soft_cap: *soft_cap,
+            rope: *rope,
+            parallel: *parallel,
+        }
+    }
+}
+
+fn eps(kind: Kind, norm: &Norm) -> Option<f32> {
+    match (kind, norm) {
+        (Kind::Gpt2, Norm::Layer { weight: _, bias: _, eps }) => Some(*eps),
+        (Kind::Llama | Kind::Qwen3, Norm::Rms { weight: _, eps }) => Some(*eps),
+        _ => None,
+    }
+}
+
+fn refused(what: &'static str, got: impl ToString, valid: impl std::fmt::Display) -> TeacherError {
+    TeacherError::Input { what, got: got.to_string(), valid: format!("{valid}, or device: cpu") }
+}
+
+/// The shape of a net whose headers were read, for runs of up to `length` of the `positions` that it has.
+///
+/// # Errors
+/// Where the device would compute another net: with what it has not, and what is valid.
+pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> Result<Shape> {
+    let Net { width, embedding, ropes, layers, last, head } = net;
+    let Embedding { tokens: _, scale, positions: learned } = embedding;
+    let Head { weight: head, tied, soft_cap } = head;
+    let gpt2 = kind == Kind::Gpt2;
+    let Some(facts) = layers.first().map(|layer| Facts::of(kind, layer)) else {
+        return Err(refused("layers of a teacher on a GPU", 0, "at least 1"));
+    };
+    let [attention_bias, mlp_bias] = [facts.attention_bias[0], facts.mlp_bias[0]];
+    let last = eps(kind, last);
+    let is_there = [
+        ("layers that differ, on a GPU", layers.iter().all(|layer| Facts::of(kind, layer) == facts)),
+        ("norms on a GPU", last.is_some() && facts.eps == [last; 2] && facts.norms_after == [false; 2]),
+        ("norms of queries and keys on a GPU", facts.head_eps == last.filter(|_| kind == Kind::Qwen3)),
+        ("soft caps on a GPU", facts.soft_cap.is_none() && soft_cap.is_none()),
+        ("positions on a GPU", facts.rope == (!gpt2).then_some(0) && learned.is_some() == gpt2),
+        ("layers with two parts side by side, on a GPU", !facts.parallel),
+        ("biases on a GPU", facts.attention_bias == [attention_bias; 2] && facts.mlp_bias == [mlp_bias; 2]),
+        ("a GPT-2 without biases, on a GPU", !gpt2 || attention_bias && mlp_bias),
+        ("scale of embeddings on a GPU", *scale == 1.0),
+    ];
+    if let Some((what, _)) = is_there.iter().find(|(_, is_there)| !is_there) {
+        return Err(refused(what, format!("{facts:?}"), format!("those of a {kind:?}")));
+    }
+    let narrow = layers.iter().enumerate().filter_map(|(i, layer)| Some((i, layer.attention.window?)));
+    if let Some((layer, window)) = narrow.clone().find(|(_, window)| *window < length) {
+        let got = format!("{window} tokens in layer {layer}, with sequences of {length}");
+        return Err(refused("sliding window on a GPU", got, format!("none, or one of at least {length} tokens")));
+    }
+    if ropes.iter().any(|rope| rope.is_long(length)) {
+        let valid = "at most the context before it was stretched";
+        return Err(refused("length of sequences under longrope, on a GPU", length, valid));
+    }
+    let (scaled, scaled_by_layer) = scales(layers, facts.head_dim)
+        .ok_or_else(|| refused("scale of scores on a GPU", layers[0].attention.scale, "1, or 1 / sqrt(head_dim)"))?;
+    Ok(Shape {
+        kind,
+        vocab: head.outputs(),
+        width: *width,
+        layers: layers.len(),
+        heads: facts.heads,
+        kv_heads: facts.kv_heads,
+        head_dim: facts.head_dim,
+        inner: facts.inner,
+        activation: match facts.activation {
+            Activation::SwiGlu => Between::SwiGlu,
+            Activation::GeGlu => Between::GeGlu,
+            Activation::GeluTanh => Between::GeluTanh,
+            Activation::Gelu => Between::Gelu,
+        },
+        scaled,
+        scaled_by_layer,
+        eps: last.unwrap_or_default(),
+        // nobody needs angles beyond the longest sequence; learned positions are as many as there are
+        positions: if gpt2 { positions } else { length },
+        tied: *tied,
+        attention_bias,
+        mlp_bias,
+    })
+}
+
+/// Whether scores are divided by sqrt(D), and whether by the layer's number too.
+fn scales(layers: &[Layer], head_dim: usize) -> Option<(bool, bool)> {
+    let of = |scaled: bool, by_layer: bool, i: usize| {
+        let scale = if scaled { 1.0 / (head_dim as f32).sqrt() } else { 1.0 };
+        if by_layer { scale / (i + 1) as f32 } else { scale }
+    };
+    let all = [(true, false), (false, false), (true, true), (false, true)];
+    all.into_iter().find(|(scaled, by_layer)| {
+        layers.iter().enumerate().all(|(i, layer)| layer.attention.scale == of(*scaled, *by_layer, i))
+    })
+}

@@ -1,0 +1,200 @@
+//! The rows of `input.sql` for all who make splits of a run: the query runs once, where the run is.
+//!
+//! ```text
+//!   output on a disk              run ── query ──► <output>/_stillhouse/input ◄── workers read
+//!   output in a store             run ── query ──► a folder of this machine
+//!   … and splits made elsewhere         └── parts, then staged.json ──► <output>/_stillhouse/input ◄── workers read, and a run that goes on
+//! ```
+//!
+//! A query is asked for its rows once, because another machine, or the same one at another time, may be given others: then a split of one would be
+//! of other rows than its neighbour of another. Parts are named by what they hold, so that a run that sleeps and wakes up puts nothing in the place of
+//! another's.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use stillhouse_schemas::spec::EngineKind;
+
+use super::{blocking, stage_query};
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::Observer;
+use crate::job::Prepared;
+use crate::output::{INPUT, Output};
+use crate::plan::JobHash;
+use crate::shard::hex;
+use crate::source::{Staged, StagedRecord, Store, staged_by_run, staged_record};
+use crate::storage::blocking as blocking_call;
+
+/// Bytes that are read of a part at once.
+const PIECE: usize = 8 << 20;
+/// Characters of a sha256 that tell parts apart.
+const DIGITS: usize = 16;
+
+/// What lies beside the output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Shared {
+    #[serde(flatten)]
+    staged: StagedRecord,
+    /// sha256 of each file.
+    sha256: Vec<String>,
+}
+
+impl Shared {
+    async fn find(output: &Output) -> Result<Option<Self>> {
+        output.get_json(&record()).await
+    }
+
+    fn here(self) -> Staged {
+        let stored: Vec<(String, String)> =
+            self.staged.files.iter().map(|(name, _)| name.clone()).zip(self.sha256).collect();
+        let place = |name: &str| {
+            let sha256 = stored.iter().find(|(part, _)| part == name).map_or("", |(_, sha256)| sha256);
+            Ok::<_, std::convert::Infallible>(Store::beside_output(&stored_as(name, sha256)))
+        };
+        match self.staged.at(place) {
+            Ok(staged) => staged,
+            Err(never) => match never {},
+        }
+    }
+}
+
+fn record() -> String {
+    format!("{INPUT}/staged.json")
+}
+
+fn stored_as(name: &str, sha256: &str) -> String {
+    format!("{INPUT}/{}-{name}", &sha256[..DIGITS.min(sha256.len())])
+}
+
+/// The rows that the query of a job gives, or gave.
+pub(super) async fn of_query(
+    prepared: &Arc<Prepared>,
+    hash: &JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<Staged> {
+    let is_shared =
+        output.folder().is_none() && (output.is_joined() || prepared.spec.engine.kind == EngineKind::Ballista);
+    let shared = if is_shared { Shared::find(output).await? } else { None };
+    if output.is_joined() {
+        return of_run(output, shared).await;
+    }
+    if let Some(shared) = shared.clone().filter(|shared| shared.staged.is_of(&prepared.files)) {
+        return Ok(shared.here());
+    }
+    let folder = output.sql_folder(&hash.hash)?;
+    let staged = {
+        let folder = folder.clone();
+        blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?
+    };
+    if !is_shared {
+        return Ok(staged);
+    }
+    let put = put(output, &folder, shared).await?;
+    Ok(put.here())
+}
+
+/// What the run has staged that this process works for.
+async fn of_run(output: &Output, shared: Option<Shared>) -> Result<Staged> {
+    let staged = match output.folder() {
+        None => shared.map(Shared::here),
+        Some(root) => {
+            let folder = root.join(INPUT);
+            blocking_call(move || Ok::<_, PipelineError>(staged_by_run(&folder))).await?
+        }
+    };
+    staged.ok_or_else(|| {
+        let message = format!(
+            "{output}: the rows of input.sql are not there as this machine sees it; valid: an output that all executors and the run share"
+        );
+        PipelineError::new(ErrorKind::Output, message)
+    })
+}
+
+/// Puts what is staged in a folder beside the output, where those who make the splits read it.
+async fn put(output: &Output, folder: &Path, before: Option<Shared>) -> Result<Shared> {
+    let of = folder.to_owned();
+    let made = blocking_call(move || summed(&of)).await?;
+    if let Some(before) = before
+        && before.sha256 != made.sha256
+    {
+        let message = format!(
+            "{output}: input.sql gives other rows than it gave when this job was begun; valid: the input as it was and a query whose rows \
+             depend on nothing else, or all of it anew with --overwrite"
+        );
+        return Err(PipelineError::new(ErrorKind::Input, message));
+    }
+    for ((name, bytes), sha256) in made.staged.files.iter().zip(&made.sha256) {
+        let stored = stored_as(name, sha256);
+        if output.size(&stored).await? == Some(*bytes) {
+            continue;
+        }
+        output.still_ours().await?;
+        send(output, folder.join(name), &stored, *bytes, sha256).await?;
+    }
+    output.put_own_json(&record(), &made).await?;
+    Ok(made)
+}
+
+async fn send(output: &Output, file: PathBuf, stored: &str, bytes: u64, sha256: &str) -> Result<()> {
+    let failed = |e| PipelineError::store(ErrorKind::Output, &e, "write", &output.shown(stored));
+    let mut upload = output.upload_copy(stored, bytes, Some(sha256)).await?;
+    let mut start = 0;
+    while start < bytes {
+        let file = file.clone();
+        let piece = blocking_call(move || read(&file, start)).await?;
+        start += piece.len() as u64;
+        if let Err(e) = upload.put(piece.into()).await {
+            upload.abort().await;
+            return Err(failed(e));
+        }
+    }
+    if upload.sha256() != sha256 {
+        upload.abort().await;
+        let message = format!("{}: was changed while it was sent; run again", file.display());
+        return Err(PipelineError::new(ErrorKind::Input, message).retryable());
+    }
+    let staged = upload.finish().await.map_err(failed)?;
+    output.place(staged, stored).await
+}
+
+#[expect(clippy::disallowed_methods, reason = "runs through `blocking`")]
+fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut piece = Vec::new();
+    let mut take = || {
+        let mut open = std::fs::File::open(file)?;
+        open.seek(SeekFrom::Start(start))?;
+        open.take(PIECE as u64).read_to_end(&mut piece)
+    };
+    match take() {
+        Ok(0) => {
+            let message = format!("{}: ends before byte {start}", file.display());
+            Err(PipelineError::new(ErrorKind::Input, message))
+        }
+        Ok(_) => Ok(piece),
+        Err(e) => Err(PipelineError::output(format!("cannot read {}", file.display()))(e)),
+    }
+}
+
+/// What is noted of a folder, with the sums of its files.
+fn summed(folder: &Path) -> Result<Shared> {
+    let gone = || {
+        let message = format!("{}: the rows of input.sql are gone; run again", folder.display());
+        PipelineError::new(ErrorKind::Input, message).retryable()
+    };
+    let staged = staged_record(folder).ok_or_else(gone)?;
+    let mut sha256 = Vec::new();
+    for (name, bytes) in &staged.files {
+        let (mut hasher, mut start) = (Sha256::new(), 0);
+        while start < *bytes {
+            let piece = read(&folder.join(name), start)?;
+            start += piece.len() as u64;
+            hasher.update(&piece);
+        }
+        sha256.push(hex(&hasher.finalize()));
+    }
+    Ok(Shared { staged, sha256 })
+}

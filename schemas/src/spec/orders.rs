@@ -1,0 +1,116 @@
+//! `orders`: in which order and in which blocks the tokens of a sequence are generated.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::manifest::Place;
+
+/// Generation orders (ARMD): the columns `order` and `block`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Orders {
+    /// Kind of order.
+    pub kind: OrderKind,
+    /// For `progressive`: ρ, how many tokens of every sequence are shuffled among their places; this or `schedule`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub rho: Option<u32>,
+    /// For `progressive`: ρ that grows over the data set; this or `rho`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<OrderSchedule>,
+    /// For `strided`: S, the number of streams, or several from which one is drawn for each sequence.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 64), inner(range(min = 1, max = 1_048_576)))]
+    pub streams: Vec<u32>,
+    /// For `random`: T, the number of masking steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub steps: Option<u32>,
+    /// The epoch that the orders are of: another one has other choices (the seed of the package's views there), and `schedule` goes on from the
+    /// epochs before it. `stillhouse derive` makes those of later epochs from the data set of the first.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub epoch: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// Kinds of generation order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderKind {
+    /// No orders.
+    #[default]
+    None,
+    /// Left to right with ρ tokens shuffled among their places; blocks of one token.
+    Progressive,
+    /// S interleaved streams: the heads one by one, then S tokens at a time.
+    Strided,
+    /// Every token is masked at one of T steps; masked last is generated first, tokens of one step are a block.
+    Random,
+}
+
+impl OrderKind {
+    /// As job files have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Progressive => "progressive",
+            Self::Strided => "strided",
+            Self::Random => "random",
+        }
+    }
+}
+
+/// ρ over the data set: 0 before `i_ar_sequences`, 1 there, growing evenly to `rho_max` at `i_perm_sequences`, constant from there on.
+///
+/// A sequence stands after those that were planned for the splits before its own, whatever these came to hold: a split's rows do not depend on other splits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OrderSchedule {
+    /// Where shuffling begins, in sequences. (The paper counts training steps: multiply by the sequences of a step.)
+    pub i_ar_sequences: u64,
+    /// Where ρ is at its largest, in sequences.
+    pub i_perm_sequences: u64,
+    /// The largest ρ, in tokens.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub rho_max: u32,
+    /// Bytes of input that are planned as one sequence: of text as it is stored without compression, for `codes` and `images` numbers. Left out,
+    /// text is planned at 4.2 bytes per token. `plan` and `run` say where it is far from what is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
+    pub bytes_per_sequence: Option<u64>,
+    /// What data sets of earlier versions have: a sequence stands at (split number · this + row in the split), so ρ falls back where splits
+    /// have more rows than this. Leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_294_967_295_u64))]
+    pub sequences_per_split: Option<u64>,
+}
+
+impl OrderSchedule {
+    /// Where a sequence stands in the data set, by its id and what was planned for its split; `None` where nothing was.
+    pub fn place(&self, sequence_id: u64, planned: Option<Place>) -> Option<u64> {
+        let (split, row) = (sequence_id >> 32, sequence_id & u64::from(u32::MAX));
+        match self.sequences_per_split {
+            Some(rows) => Some(split.saturating_mul(rows).saturating_add(row)),
+            None => planned.map(|place| place.of_row(row)),
+        }
+    }
+
+    /// ρ at a place in the data set.
+    pub fn rho(&self, sequence: u64) -> u32 {
+        if sequence < self.i_ar_sequences {
+            0
+        } else if sequence >= self.i_perm_sequences {
+            self.rho_max
+        } else {
+            let (grown, all) = (sequence - self.i_ar_sequences, self.i_perm_sequences - self.i_ar_sequences);
+            // in 128 bits, as both factors may be large; the quotient is below rho_max
+            1 + (u128::from(self.rho_max - 1) * u128::from(grown) / u128::from(all)) as u32
+        }
+    }
+}

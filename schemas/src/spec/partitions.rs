@@ -1,0 +1,92 @@
+//! `partitions`: what of a sequence is put into two groups, and how their share is drawn.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Two-group partitions: every token is in group 0 or 1, P(group 1) = 1 − α(t).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Partitions {
+    /// Partitions per sequence.
+    #[schemars(range(min = 1, max = 1024))]
+    pub views: u32,
+    /// The schedule α(t).
+    pub schedule: Schedule,
+    /// For `polynomial`: α(t) = (1 − t)^power.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub power: f64,
+    /// How t is drawn for the views of one sequence.
+    pub sampling: Sampling,
+    /// t lies in [eps, 1 − eps].
+    #[schemars(range(min = 0.0, max = 0.49))]
+    pub eps: f64,
+    /// For `level: block` and `subtoken`: t lies in [low, high], in place of what `eps` says (BD3-LM narrows it for short blocks).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(inner(range(min = 0.0, max = 1.0)))]
+    pub t_range: Option<[f64; 2]>,
+    /// What has a group and what has a t of its own.
+    #[serde(skip_serializing_if = "PartitionLevel::is_token")]
+    pub level: PartitionLevel,
+    /// For `level: block`: tokens of a block, L' (BD3-LM: 4 and 16); the last block of a sequence may be shorter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub block_length: Option<u32>,
+}
+
+impl Default for Partitions {
+    fn default() -> Self {
+        Self {
+            views: 1,
+            schedule: Schedule::Linear,
+            power: 3.0,
+            sampling: Sampling::Stratified,
+            eps: 1e-3,
+            t_range: None,
+            level: PartitionLevel::Token,
+            block_length: None,
+        }
+    }
+}
+
+/// What of a sequence is put into groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PartitionLevel {
+    /// Its tokens, with one t for the sequence.
+    #[default]
+    Token,
+    /// Its tokens, with a t for each block of `block_length` (BD3-LM).
+    Block,
+    /// The digits of its tokens, with one t for the sequence (MDM-Prime); needs `subtokens`.
+    Subtoken,
+}
+
+impl PartitionLevel {
+    fn is_token(&self) -> bool {
+        *self == Self::Token
+    }
+}
+
+/// The schedule α(t): the part of the sequence that is not masked at time t.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// α(t) = 1 − t.
+    #[default]
+    Linear,
+    /// α(t) = (1 − t)^power.
+    Polynomial,
+    /// α(t) = 1 − arccos(1 − t)·2/π: what is masked, or in group 1, is more often much than little (MaskGIT; PGM's images).
+    Arccos,
+}
+
+/// How t is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampling {
+    /// One t in each of `views` equal parts of the interval, in a random order.
+    #[default]
+    Stratified,
+    /// Each t on its own.
+    Independent,
+}

@@ -1,0 +1,44 @@
+//! An executor that lacks what others have ends the run with its name before anything is committed.
+
+use std::process::Command;
+
+use serde_json::json;
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::with;
+
+use crate::cluster::{Cluster, Held, alone, scratch};
+use crate::cluster_store::Run;
+use crate::stores::{packing_job, shards_in};
+
+#[test]
+fn one_of_two_executors_without_credentials_is_named_and_nothing_is_committed() {
+    let scratch = scratch();
+    let job = with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}));
+    let expected = alone(&scratch, &job);
+    let weed = Seaweed::start();
+    weed.create_bucket("shards");
+    let s3 = weed.s3();
+    let with_keys = |command: &mut Command| weed.environment(command);
+    let mut cluster = Cluster::start(&scratch);
+    let there = cluster.job(&job, "s3://shards/a");
+    // the one with keys is at work before the other one asks, and has committed nothing yet
+    let mut keyed = Held::named(&mut cluster, "keyed", &with_keys);
+    let mut run = Run::begin(&scratch, &there, &[], &with_keys);
+    keyed.is_about_to_commit();
+    let keyless = cluster.executor(&|command| {
+        command.args(["--name", "keyless"]);
+    });
+    assert!(matches!(run.server.wait(), Some(1 | 2)), "{}", run.said());
+    assert!(run.said().contains("credentials") && run.said().contains("(executor keyless)"), "{}", run.said());
+    assert!(s3.list("shards", "a/_stillhouse/splits/").is_empty());
+    assert!(shards_in(&s3, "shards", "a").is_empty());
+    // nor does the other one commit for a run that has ended
+    keyed.goes_on();
+    keyed.executor.waits_until_it_says("this one stops");
+    assert!(s3.list("shards", "a/_stillhouse/splits/").is_empty());
+    // without the one that cannot, the same command goes on
+    drop(keyless);
+    Run::begin(&scratch, &there, &[], &with_keys).ends_well();
+    assert_eq!(shards_in(&s3, "shards", "a"), expected);
+    assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
+}

@@ -1,0 +1,47 @@
+//! Weights come once to a machine, however many executors it has: their caches are one, and a lock beside it tells who downloads.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+use stillhouse_tests::hub::Hub;
+use stillhouse_tests::{nano_teacher, with};
+
+use crate::cluster::{Cluster, alone, assert_finished, said, scratch, small_job};
+use crate::cluster_store::Run;
+
+const WEIGHTS: &str = "model.safetensors";
+
+/// Files of a cache that hold bytes of the hub.
+fn blobs(cache: &Path) -> Vec<String> {
+    let folder = cache.join("models--tests--teacher/blobs");
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn two_executors_with_one_cache_download_the_weights_once() {
+    let scratch = scratch();
+    let expected = alone(&scratch, &small_job());
+    let hub = Hub::start(&nano_teacher());
+    let job = with(small_job(), &json!({"extract": {"teacher": {"path": Hub::REFERENCE}}}));
+    let mut cluster = Cluster::start(&scratch);
+    // the run is on another machine, so to say
+    let (of_run, of_executors) = (scratch.path("cache-of-run"), scratch.path("cache-of-executors"));
+    let mut run = Run::begin(&scratch, &cluster.job(&job, "hub"), &[], &|command| hub.environment(command, &of_run));
+    run.wait_until("its own download", || hub.asked("GET", WEIGHTS) == 1);
+    assert_eq!(hub.asked("HEAD", WEIGHTS), 1);
+    // the first executor's download is not over before the second one wants the same file
+    hub.keeps(WEIGHTS, 3);
+    let with_cache = |command: &mut Command| hub.environment(command, &of_executors);
+    let executors = [cluster.executor(&with_cache), cluster.executor(&with_cache)];
+    run.ends_well();
+    assert_finished(&scratch.path("hub"), &expected);
+    assert_eq!((hub.asked("HEAD", WEIGHTS), hub.asked("GET", WEIGHTS)), (3, 2));
+    for executor in &executors {
+        assert!(said(&executor.log).contains("committed split="), "{}", said(&executor.log));
+    }
+    // whole files, and nothing that was begun
+    assert_eq!(blobs(&of_executors).len(), 3);
+    assert!(blobs(&of_executors).iter().all(|name| name.len() == 64), "{:?}", blobs(&of_executors));
+}

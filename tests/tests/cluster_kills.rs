@@ -1,0 +1,147 @@
+//! `kill -9` of executors at random, again and again during one job: the data set is the one of a run that nobody disturbs.
+//!
+//! ```text
+//!   kill n is due when n/22 of the splits are committed ─► one of three is drawn, and a moment ─► another one is ready? ─► SIGKILL, a new one
+//! ```
+//!
+//! The new one is not waited for, so it may be the next to go, while it gets ready or before it has asked for anything. Its splits come back when the
+//! scheduler takes it for dead.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stillhouse_tests::seaweed::Seaweed;
+use stillhouse_tests::{Scratch, corpus, files, rounds, with};
+
+use crate::cluster::{Cluster, Executor, alone, assert_finished, small_job};
+use crate::cluster_store::Run;
+use crate::resume::{moments, visible};
+use crate::stores::shards_in;
+
+const KILLS: usize = 20;
+const EXECUTORS: usize = 3;
+/// Splits for each kill, and two kills' worth at the end, in which nothing is killed.
+const SPLITS_EACH: usize = 2;
+const AT_THE_END: usize = 2;
+/// Words of a split: it takes longer than a kill.
+const WORDS: usize = 1500;
+/// A kill comes so long after it is due at most.
+const LATEST: Duration = Duration::from_millis(200);
+
+/// A folder with documents for so many kills: pieces of the first speeches.
+fn scratch(kills: usize) -> Scratch {
+    let documents = SPLITS_EACH * (kills + AT_THE_END);
+    let scratch = Scratch::new();
+    let mut lines = String::new();
+    let speeches = corpus(33, 60_000);
+    let speeches = speeches.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let texts = speeches.map(|speech| speech["text"].as_str().unwrap().to_owned());
+    let pieces = texts.flat_map(|text| {
+        let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+        words.chunks_exact(WORDS).map(|words| words.join(" ")).collect::<Vec<_>>()
+    });
+    for (n, text) in pieces.take(documents).enumerate() {
+        writeln!(lines, "{}", json!({"id": n, "text": text})).unwrap();
+    }
+    assert_eq!(lines.lines().count(), documents);
+    scratch.write("corpus.jsonl", &lines);
+    scratch
+}
+
+/// A job with a teacher, and with as many splits as documents at least: a document has 8 to 9 kB.
+fn job() -> Value {
+    with(small_job(), &json!({"input": {"split_megabytes": 0.009}}))
+}
+
+/// Executors that are killed while a run is at work.
+struct Killed<'a, 'b> {
+    cluster: &'b mut Cluster<'a>,
+    set: &'b dyn Fn(&mut Command),
+    executors: Vec<Executor>,
+    draws: Box<dyn Iterator<Item = f64>>,
+}
+
+impl<'a, 'b> Killed<'a, 'b> {
+    fn start(cluster: &'b mut Cluster<'a>, seed: u64, set: &'b dyn Fn(&mut Command)) -> Self {
+        let executors = (0..EXECUTORS).map(|_| cluster.executor(set)).collect();
+        Self { cluster, set, executors, draws: Box::new(moments(seed)) }
+    }
+
+    /// One of them, as soon as another one is left that works.
+    fn one(&mut self, run: &mut Run) {
+        let at = (self.draws.next().unwrap() * EXECUTORS as f64) as usize;
+        thread::sleep(LATEST.mul_f64(self.draws.next().unwrap()));
+        let executors = &self.executors;
+        let is_left = || executors.iter().enumerate().any(|(n, other)| n != at && other.is_ready());
+        run.wait_until("another executor", is_left);
+        self.executors[at].server.kill();
+        self.executors[at] = self.cluster.executor_that_starts(self.set);
+    }
+
+    /// So many during a run, spread over what it commits.
+    fn during(&mut self, run: &mut Run, kills: usize, splits: usize, committed: &dyn Fn() -> usize) {
+        for n in 1..=kills {
+            let due = n * splits / (kills + AT_THE_END);
+            run.wait_until("the next commit", || committed() >= due);
+            self.one(run);
+            assert!(committed() < splits, "all is committed after {n} kills");
+        }
+    }
+}
+
+#[test]
+fn executors_killed_twenty_times_during_one_job_change_no_byte() {
+    let scratch = scratch(KILLS);
+    let expected = alone(&scratch, &job());
+    let splits = expected.len();
+    assert!(splits >= SPLITS_EACH * KILLS, "{splits} splits");
+    let mut cluster = Cluster::start(&scratch);
+    let there = cluster.job(&job(), "killed");
+    let dataset = scratch.path("killed");
+    let as_they_are = |_: &mut Command| {};
+    let mut executors = Killed::start(&mut cluster, 11, &as_they_are);
+    let mut run = Run::begin(&scratch, &there, &[], &|_| {});
+    executors.during(&mut run, KILLS, splits, &|| visible(&dataset));
+    run.ends_well();
+    assert_finished(&dataset, &expected);
+    assert_eq!(names(&dataset), names(&scratch.path("alone")));
+}
+
+/// All that a data set consists of.
+fn names(dataset: &Path) -> BTreeSet<PathBuf> {
+    files(dataset).into_keys().collect()
+}
+
+#[test]
+fn executors_killed_while_they_write_to_a_store_leave_nothing_there() {
+    let kills = rounds(3, KILLS);
+    let scratch = scratch(kills);
+    let expected = alone(&scratch, &job());
+    let splits = expected.len();
+    assert!(splits >= SPLITS_EACH * kills, "{splits} splits");
+    let weed = Seaweed::start();
+    weed.create_bucket("shards");
+    let s3 = weed.s3();
+    let with_keys = |command: &mut Command| weed.environment(command);
+    let mut cluster = Cluster::start(&scratch);
+    let there = cluster.job(&job(), "s3://shards/killed");
+    let mut executors = Killed::start(&mut cluster, 12, &with_keys);
+    let mut run = Run::begin(&scratch, &there, &[], &with_keys);
+    executors.during(&mut run, kills, splits, &|| s3.list("shards", "killed/_stillhouse/splits/").len());
+    run.ends_well();
+    assert_eq!(shards_in(&s3, "shards", "killed"), expected);
+    assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
+    // a run that nobody disturbs leaves the same objects
+    let here = with(job(), &json!({"output": {"path": "s3://shards/undisturbed"}}));
+    Run::begin(&scratch, &here, &[], &with_keys).ends_well();
+    let names = |prefix: &str| -> BTreeSet<String> {
+        let names = s3.list("shards", &format!("{prefix}/")).into_keys();
+        names.map(|name| name.strip_prefix(prefix).unwrap().to_owned()).collect()
+    };
+    assert_eq!(names("killed"), names("undisturbed"));
+}

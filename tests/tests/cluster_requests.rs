@@ -1,0 +1,71 @@
+//! What a split costs a store: the requests that ARCHITECTURE's "what it would take" is computed from.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use serde_json::json;
+use stillhouse_tests::proxy::{FaultProxy, Plan, Request};
+use stillhouse_tests::s3::{self, ADMIN};
+use stillhouse_tests::with;
+
+use crate::cluster::{Cluster, scratch};
+use crate::cluster_store::{Run, SPLITS, Store, seven_splits};
+
+/// Small requests for a split, beside the parts of its shard and the looks at the lease.
+const MOST: usize = 8;
+
+/// What a request is for, and whether it is one for each split or one for so many seconds.
+fn purpose(request: &Request) -> (&'static str, bool) {
+    let (path, query) = (request.path.as_str(), request.query.as_str());
+    let is = |name: &str| path.contains(name) || query.contains(name);
+    match request.method.as_str() {
+        _ if is("lease.json") => ("lease", false),
+        _ if is("workers") => ("report", false),
+        "GET" if is("list-type") => ("list", false),
+        _ if is("/_stillhouse/splits/") => ("record", true),
+        "PUT" if is("partNumber=") => ("part", true),
+        _ if is("/data/") => ("shard", true),
+        _ if is("corpus.jsonl") => ("input", true),
+        _ => ("job", false),
+    }
+}
+
+/// How many requests of each kind, with the method.
+fn counted(requests: &[Request], of_splits: bool) -> BTreeMap<(&'static str, &str), usize> {
+    let mut counted = BTreeMap::new();
+    for request in requests {
+        let (what, of_split) = purpose(request);
+        if of_split == of_splits {
+            *counted.entry((what, request.method.as_str())).or_default() += 1;
+        }
+    }
+    counted
+}
+
+#[test]
+fn a_split_asks_a_store_for_little() {
+    let scratch = scratch();
+    let store = Store::start(&scratch, None, &|_| {});
+    let network = || FaultProxy::start(store.weed.endpoint(), Plan { probability: 0.0, ..Plan::default() });
+    let (of_run, of_executor) = (network(), network());
+    let through = |network: &FaultProxy| {
+        let endpoint = network.endpoint();
+        move |command: &mut Command| s3::environment(command, &endpoint, ADMIN)
+    };
+    let mut cluster = Cluster::start(&scratch);
+    let _executor = cluster.executor(&through(&of_executor));
+    let job = cluster.job(&seven_splits("asked"), "s3://shards/asked");
+    // a request that is sent again is one too many
+    let job = with(job, &json!({"storage": {"retry": {"request_timeout_seconds": 300}}}));
+    Run::begin(&scratch, &job, &[], &through(&of_run)).ends_well();
+    store.assert_finished("asked");
+    let (run, executor) = (of_run.requests(), of_executor.requests());
+    for (who, requests) in [("run", &run), ("executor", &executor)] {
+        println!("{who}: {:?}, beside {:?}", counted(requests, true), counted(requests, false));
+    }
+    let mut small = counted(&executor, true);
+    // each of these shards is one part
+    assert_eq!(small.remove(&("part", "PUT")), Some(SPLITS));
+    let small: usize = small.into_values().sum();
+    assert!(small <= MOST * SPLITS, "{small} requests for {SPLITS} splits: {:?}", counted(&executor, true));
+}

@@ -1,0 +1,57 @@
+//! The demo's job file, and the bytes that come of what does not depend on the processor.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stillhouse_tests::{Scratch, root, shards};
+
+/// `jobs/examples/demo.yaml` over this corpus, with its data set in `out`.
+pub(crate) fn demo_over(corpus: &Path) -> String {
+    let text = fs::read_to_string(root().join("jobs/examples/demo.yaml")).unwrap();
+    let teacher = root().join("assets/teacher-nano-gpt2");
+    let places = [
+        ("../../assets/corpus/sotu-small.jsonl.gz", corpus, 1),
+        ("../../assets/teacher-nano-gpt2", teacher.as_path(), 2),
+        ("../../demo-out/demo", Path::new("out"), 1),
+    ];
+    places.into_iter().fold(text, |text, (named, there, times)| {
+        assert_eq!(text.matches(named).count(), times, "{named}");
+        text.replace(named, there.to_str().unwrap())
+    })
+}
+
+/// The corpus that the demo reads.
+pub(crate) fn corpus() -> PathBuf {
+    root().join("assets/corpus/sotu-small.jsonl.gz")
+}
+
+/// A job file without a section, whose lines are indented.
+fn without(section: &str, text: &str) -> String {
+    let mut inside = false;
+    let keeps = |line: &&str| {
+        inside = if line.starts_with(' ') { inside } else { line.starts_with(section) };
+        !inside
+    };
+    text.lines().filter(keeps).map(|line| format!("{line}\n")).collect()
+}
+
+/// The sha256 of every shard: ids, packing, digits, groups, orders, Parquet and zstd. No teacher and no mathematical function decides any of it, so
+/// it is the same on every machine. A change of these is a change of what users have: it is wanted and told of, or it is a fault.
+const GOLDEN: [(&str, &str); 3] = [
+    ("train-00000-of-00002.parquet", "cb6e7fd8691064b326ad3f3f0185ff4d4363bb1d5aa2b39127fbb6f6900c9863"),
+    ("train-00001-of-00002.parquet", "8b4de068c1da614e87da72f492c7e44823297bc5625efd0158ae6eb34b68584c"),
+    ("validation-00000-of-00001.parquet", "d5d783e59564938b3c0ae55bef1b337fc4e0df34d9a6b860a37535ac0fa78031"),
+];
+
+#[test]
+fn the_demo_without_its_teacher_has_the_bytes_that_it_had() {
+    let scratch = Scratch::new();
+    let job = without("extract:", &demo_over(&corpus()));
+    let job = job + "orders: {kind: progressive, rho: 16}\n";
+    scratch.write("demo.yaml", &job);
+    scratch.stillhouse(&["run", "demo.yaml", "--quiet"]).expect(0);
+    let made = shards(&scratch.path("out"));
+    let golden = GOLDEN.map(|(name, sha256)| (name.to_owned(), sha256.to_owned()));
+    assert_eq!(made, BTreeMap::from(golden));
+}
