@@ -11,7 +11,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, host_bytes, load};
+use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, Stepped, host_bytes, load};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -38,16 +38,16 @@ fn main() -> Result<(), Failure> {
         weights / 1e6
     );
     println!("{:>6} {:>10} {:>14} {:>8}", "texts", "tokens/s", "median step ms", "GB/s");
-    let (length, vocab, mut logits) = (length.parse::<usize>()?, info.vocab_size as u32, Vec::new());
+    let (length, vocab, mut out) = (length.parse::<usize>()?, info.vocab_size as u32, Stepped::default());
     for count in texts.split(',') {
         let count: usize = count.parse()?;
-        let mut decoding = teacher.decoding(count, length)?;
+        let mut decoding = teacher.decoding(count, length, &[])?;
         let mut seconds = Vec::with_capacity(length);
         for position in 0..length as u32 {
             let tokens: Vec<u32> = (0..count as u32).map(|text| (position * 7919 + text * 104_729) % vocab).collect();
             let inputs: Vec<(usize, &[u32])> = tokens.chunks(1).enumerate().collect();
             let start = Instant::now();
-            decoding.step(&inputs, &mut logits)?;
+            decoding.step(&inputs, &mut out)?;
             seconds.push(start.elapsed().as_secs_f64());
         }
         // attention's part grows with the text: a median of each tenth, not of all
