@@ -6,6 +6,8 @@
 
 #[path = "forward/common.rs"]
 mod common;
+#[path = "forward/mistakes.rs"]
+mod mistakes;
 #[path = "forward/naive.rs"]
 mod naive;
 #[path = "forward/nets.rs"]
