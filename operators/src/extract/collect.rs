@@ -310,7 +310,7 @@ impl Collector {
 }
 
 /// What the config asks of every row.
-fn asked(config: &ExtractConfig) -> Result<Extraction, OperatorError> {
+pub(super) fn asked(config: &ExtractConfig) -> Result<Extraction, OperatorError> {
     let signals = config.signals.asked();
     let mut asked = Extraction { vocab: config.vocab_size, keys: Vec::new(), noise: None, topk: config.topk, signals };
     if let Some(noise) = &config.noise {

@@ -39,6 +39,7 @@ use crate::{operators, plan};
 
 mod arithmetic;
 mod devices;
+mod memory;
 
 fn assets() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets")

@@ -8,6 +8,7 @@ mod errors;
 mod gguf;
 mod golden;
 mod gpu;
+mod memory;
 mod probe;
 mod vocabularies;
 mod weights;
