@@ -11,6 +11,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod awaited;
 pub mod driver;
 mod elsewhere;
 pub mod room;
@@ -43,6 +44,7 @@ use crate::job::{Prepared, chain};
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
+use crate::run::awaited::Awaited;
 use crate::run::driver::Driver;
 use crate::run::elsewhere::Elsewhere;
 use crate::source::{self, Staged};
@@ -271,6 +273,8 @@ pub(crate) struct Job {
     driver: Option<Arc<dyn Driver>>,
     /// What is known of the work of others for this run.
     elsewhere: Mutex<Elsewhere>,
+    /// Whom the devices of this process have waited for.
+    awaited: Mutex<Awaited>,
 }
 
 impl Job {
@@ -355,6 +359,7 @@ impl Job {
             observer,
             driver,
             elsewhere: Mutex::default(),
+            awaited: Mutex::default(),
         })
     }
 

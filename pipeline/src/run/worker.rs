@@ -189,6 +189,7 @@ impl Worker {
             observer,
             driver: None,
             elsewhere: Mutex::default(),
+            awaited: Mutex::default(),
         };
         let pool = Pool::new(rayon::current_num_threads());
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
@@ -261,6 +262,7 @@ async fn watch(stand: Arc<Stand>, id: String) {
     let (mut told, mut at) = (BTreeSet::new(), Instant::now());
     loop {
         tokio::time::sleep(LOOKS).await;
+        stand.job.look_whom_devices_await(&stand.session.resources.at_work);
         match output.still_ours().await {
             Err(e) if e.retryable => continue,
             Err(e) => {
