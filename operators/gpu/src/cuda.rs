@@ -437,6 +437,16 @@ impl Device for Cuda {
         self.call("cuStreamWaitEvent", || unsafe { result::stream::wait_event(self.stream(stream), event, flags) })
     }
 
+    fn is_done(&self, event: Event) -> Result<bool> {
+        self.current()?;
+        let event = self.event(event)?;
+        // SAFETY: it lives as long as this value
+        match unsafe { sys::cuEventQuery(event) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => self.call("cuEventQuery", || other.result()).map(|()| true),
+        }
+    }
+
     fn wait(&self, event: Event) -> Result<()> {
         self.current()?;
         let event = self.event(event)?;

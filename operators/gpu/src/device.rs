@@ -285,6 +285,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// When the device fails.
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()>;
 
+    /// Whether a stream has come to a point; false where the device cannot tell.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn is_done(&self, event: Event) -> Result<bool> {
+        let _ = event;
+        Ok(false)
+    }
+
     /// Waits on the host until a stream has come to a point.
     ///
     /// # Errors
@@ -351,6 +360,11 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         self.device.free(self.pointer);
     }
+}
+
+/// What buffers of these sizes take: none is empty.
+pub(crate) fn taken(sizes: &[usize]) -> u64 {
+    sizes.iter().map(|bytes| (*bytes).max(1) as u64).sum()
 }
 
 /// Memory of the host that copies to and from a device do not wait for.

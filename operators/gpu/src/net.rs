@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub use made::MadeUp;
 pub use shape::{Activation, Kind, Shape};
 pub use weights::Source;
-pub use widen::{Format, Order, Stored};
+pub use widen::{Format, Order, STAGES_BYTES, Stored};
 
 use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, Scaled, ScaledProduct, Stream};
 use crate::error::GpuError;

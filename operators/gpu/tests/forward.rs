@@ -8,6 +8,8 @@
 mod common;
 #[path = "forward/fp8.rs"]
 mod fp8;
+#[path = "forward/mistakes.rs"]
+mod mistakes;
 #[path = "forward/naive.rs"]
 mod naive;
 #[path = "forward/nets.rs"]

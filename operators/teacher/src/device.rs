@@ -1,4 +1,6 @@
-use std::{fmt, str::FromStr, sync::Arc};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use stillhouse_cpu::Arithmetic;
@@ -49,14 +51,55 @@ pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
     }
 }
 
-#[cfg(feature = "cuda")]
-fn gpus() -> usize {
-    stillhouse_gpu::cuda::count()
+/// Opens a GPU by its number.
+pub type OpenGpu = Box<dyn Fn(usize) -> Result<Arc<dyn Device>> + Send + Sync>;
+
+/// GPUs in the place of this machine's.
+static OTHERS: OnceLock<(usize, OpenGpu)> = OnceLock::new();
+
+/// Gives this program so many GPUs of its own in the place of the machine's, as a test does whose GPU is the host; the first ones stay.
+pub fn provide_gpus(count: usize, open: OpenGpu) {
+    let _ = OTHERS.set((count, open));
 }
 
-#[cfg(not(feature = "cuda"))]
 fn gpus() -> usize {
-    0
+    OTHERS.get().map_or_else(here::count, |(count, _)| *count)
+}
+
+fn open_gpu(ordinal: usize) -> Result<Arc<dyn Device>> {
+    match OTHERS.get() {
+        Some((_, open)) => open(ordinal),
+        None => here::open(ordinal),
+    }
+}
+
+/// The machine's own.
+#[cfg(feature = "cuda")]
+mod here {
+    use super::{Arc, Device, Result};
+
+    pub fn count() -> usize {
+        stillhouse_gpu::cuda::count()
+    }
+
+    pub fn open(ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(stillhouse_gpu::cuda::Cuda::open(ordinal)?))
+    }
+}
+
+/// The machine's own, for which this program was not built.
+#[cfg(not(feature = "cuda"))]
+mod here {
+    use super::{Arc, Device, DeviceChoice, Result, TeacherError};
+
+    pub fn count() -> usize {
+        0
+    }
+
+    pub fn open(ordinal: usize) -> Result<Arc<dyn Device>> {
+        let message = "this binary was built without CUDA, valid: cpu".into();
+        Err(TeacherError::Device { device: DeviceChoice::Cuda(ordinal).to_string(), message })
+    }
 }
 
 impl FromStr for DeviceChoice {
@@ -109,8 +152,8 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(Opened::Cpu),
             Self::Auto if gpus() == 0 => Ok(Opened::Cpu),
-            Self::Auto => cuda(0).map(Opened::Gpu),
-            Self::Cuda(ordinal) => cuda(ordinal).map(Opened::Gpu),
+            Self::Auto => open_gpu(0).map(Opened::Gpu),
+            Self::Cuda(ordinal) => open_gpu(ordinal).map(Opened::Gpu),
         }
     }
 }
@@ -130,17 +173,6 @@ impl Opened {
     pub fn is_cpu(&self) -> bool {
         matches!(self, Self::Cpu)
     }
-}
-
-#[cfg(feature = "cuda")]
-fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(stillhouse_gpu::cuda::Cuda::open(ordinal)?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
-    let message = "this binary was built without CUDA, valid: cpu".into();
-    Err(TeacherError::Device { device: DeviceChoice::Cuda(ordinal).to_string(), message })
 }
 
 /// The type that weights and activations have; logits are f32 whatever it is.

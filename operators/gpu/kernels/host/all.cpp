@@ -21,6 +21,9 @@
 #ifdef STILLHOUSE_SELFTEST
 #include "selftest.cu"
 #endif
+#ifdef STILLHOUSE_MISTAKES
+#include "mistakes.cu"
+#endif
 
 namespace stillhouse_host {
 

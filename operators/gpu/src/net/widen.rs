@@ -17,6 +17,8 @@ use crate::error::GpuError;
 
 /// Bytes of a stage: enough for the full speed of a bus, whose copies begin within some microseconds.
 const STAGE_BYTES: usize = 2 << 20;
+/// Bytes of a device that weights come through while they are loaded.
+pub const STAGES_BYTES: usize = 2 * STAGE_BYTES;
 
 /// How the elements of a tensor are stored. Blocks are those of GGUF files.
 #[allow(missing_docs, reason = "the formats' own names")]

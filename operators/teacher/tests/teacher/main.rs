@@ -9,6 +9,7 @@ mod gguf;
 mod golden;
 mod gpu;
 mod levels;
+mod memory;
 mod probe;
 mod vocabularies;
 mod weights;
