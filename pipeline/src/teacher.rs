@@ -134,9 +134,10 @@ pub(crate) fn load_all(
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
-    let loading = Loading { path: &found.path, spec, dtype, length, extraction: extraction(prepared)? };
+    let of_run = matches!(decided, Some(Decided::ByRun(_)));
+    let loading = Loading { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
     // where nothing is left to make, what it was made with binds nobody
-    let before = earlier.filter(|_| pending).and_then(|earlier| earlier.pass_tokens);
+    let before = decided.filter(|_| pending).and_then(|decided| decided.arithmetic().pass_tokens);
     let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
     let mut teachers = devices.iter().map(|d| loading.load(d, before)).collect::<Result<Vec<_>>>()?;
     let least = teachers.iter().map(|teacher| teacher.pass_tokens()).min().unwrap_or(usize::MAX);
@@ -186,7 +187,7 @@ pub(crate) fn load(
     length: usize,
     device: &str,
 ) -> Result<Arc<dyn Teacher>> {
-    Loading { path, spec, dtype, length, extraction: None }.load(device, None)
+    Loading { path, spec, dtype, length, extraction: None, of_run: false }.load(device, None)
 }
 
 /// What a job has made of its teacher's logits, where it asks for anything.
@@ -203,6 +204,8 @@ struct Loading<'a> {
     dtype: Dtype,
     length: usize,
     extraction: Option<Extraction>,
+    /// Whether another process has decided on the tokens of a pass.
+    of_run: bool,
 }
 
 impl Loading<'_> {
@@ -217,7 +220,12 @@ impl Loading<'_> {
             extraction: self.extraction.clone(),
             ignore_tensors: self.spec.ignore_tensors.clone(),
         };
-        stillhouse_teacher::load(self.path, &options).map(Arc::from).map_err(failed)
+        stillhouse_teacher::load(self.path, &options).map(Arc::from).map_err(|error| {
+            // there may be more memory where another executor is
+            let of_place = self.of_run && pass_tokens.is_some() && matches!(error, TeacherError::Device { .. });
+            let error = failed(error);
+            if of_place { error.of_place() } else { error }
+        })
     }
 }
 

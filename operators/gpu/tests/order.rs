@@ -197,7 +197,8 @@ fn pinned_memory_that_is_written_again_too_early_is_seen() {
 
 #[test]
 fn pinned_memory_that_is_given_back_too_early_is_seen() {
-    let (_, faults) = on_careless(0, Forgets::WaitFor(Stream::Pass), |device, _| load(device).map(drop));
+    // weights come through pinned memory on one stream, and the other waits for it
+    let (_, faults) = on_careless(0, Forgets::AnyWait, |device, _| load(device).map(drop));
     assert!(faults.iter().any(|fault| fault.contains("given back with a copy on its way")), "{faults:?}");
 }
 

@@ -13,6 +13,8 @@ pub enum Forgets {
     WaitIn,
     /// To wait for what this stream does.
     WaitFor(Stream),
+    /// To wait for either.
+    AnyWait,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,7 @@ impl Device for Careless {
         if self.forgets() == Forgets::WaitIn { Ok(()) } else { self.host.wait_in(stream, event) }
     }
     fn wait(&self, event: Event) -> Result<()> {
-        if self.forgets() == Forgets::WaitFor(stream(event)) { Ok(()) } else { self.host.wait(event) }
+        let forgotten = [Forgets::WaitFor(stream(event)), Forgets::AnyWait].contains(&self.forgets());
+        if forgotten { Ok(()) } else { self.host.wait(event) }
     }
 }

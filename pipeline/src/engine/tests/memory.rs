@@ -11,7 +11,7 @@ use stillhouse_teacher::stillhouse_gpu::Device;
 use super::*;
 use crate::error::Result;
 use crate::events::{Event, Observer};
-use crate::teacher::Loaded;
+use crate::teacher::{Decided, Loaded};
 
 /// Beyond what any of this takes.
 const MUCH: u64 = 8 << 30;
@@ -59,7 +59,7 @@ impl Observer for Told {
 fn load(text: &str, folder: &Path, earlier: Option<&TeacherArithmetic>) -> (Result<Loaded>, Vec<String>) {
     let (prepared, told) = (prepare(text, folder), Told::default());
     let none = JobInput { splits: &[], files: &[] };
-    let loaded = teacher::load_all(&prepared, none, earlier, true, &told);
+    let loaded = teacher::load_all(&prepared, none, earlier.map(Decided::ByShards), true, &told);
     (loaded, told.0.into_inner().unwrap())
 }
 
@@ -103,7 +103,7 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     gpus([(MUCH, 0); 2]);
     let prepared = prepare(&job_on(folder, "cuda:0", 8, "out"), folder);
     let none = JobInput { splits: &[], files: &[] };
-    let described = teacher::load_all(&prepared, none, Some(&arithmetic), false, &Silent).unwrap();
+    let described = teacher::load_all(&prepared, none, Some(Decided::ByShards(&arithmetic)), false, &Silent).unwrap();
     assert_eq!(described.arithmetic, Some(arithmetic));
 }
 
