@@ -136,7 +136,10 @@ mod tests {
     use crate::{Arithmetic, Epilogue, Layout, Rows, RowsMut, Scratch, Threads, product};
     use proptest::prelude::*;
 
-    const BOTH: [(Arithmetic, fn(f32) -> f32); 2] = [
+    /// What rounds a weight as it is kept.
+    type Rounds = fn(f32) -> f32;
+
+    const BOTH: [(Arithmetic, Rounds); 2] = [
         (Arithmetic::F32OfF16, |w| f16::from_f32(w).to_f32()),
         (Arithmetic::F32OfBf16, |w| bf16::from_f32(w).to_f32()),
     ];

@@ -326,7 +326,7 @@ impl Job<'_> {
                             let panel = if widens {
                                 &widened[(p - group.start) * wide..][..wide]
                             } else {
-                                &self.weight.from_panel(p)[first_line * depth..]
+                                &self.weight.panels_from(p)[first_line * depth..]
                             };
                             let first = block.rows.start + rows.start;
                             let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };

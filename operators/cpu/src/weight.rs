@@ -236,7 +236,7 @@ impl Packed {
     }
 
     /// The lines of panel p and of all after it.
-    pub(crate) fn from_panel(&self, p: usize) -> &[Line] {
+    pub(crate) fn panels_from(&self, p: usize) -> &[Line] {
         &self.lines[p * self.panel..]
     }
 
