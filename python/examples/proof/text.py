@@ -323,15 +323,13 @@ def main(argv: list[str] | None = None) -> None:
         default=["mdlm", "dense", "stored 1e-2", "stored 1e-3", "topk", "stored 1e-4", "fresh", "stored 1e-1"],
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument(
-        "--texts", type=int, default=16, help="texts that each student writes for each number of passes"
-    )
+    parser.add_argument("--texts", type=int, default=8, help="texts that each student writes for each number of passes")
     parser.add_argument("--rows", type=int, default=24, help="validation rows")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, required=True, help="where the raw results go, after each student")
