@@ -267,6 +267,7 @@ def score(args: argparse.Namespace, rows: Tensor, name: str) -> dict[str, Any]:
     file.write_text("".join(json.dumps({"text": tokenizer.decode(row)}) + "\n" for row in rows[:, 1:].tolist()))
     command = [args.program, "score", file, "--teacher", args.teacher, "--json", "--threads", "1", "--device", "cpu"]
     made: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    del made["teacher"]  # a path of this machine
     return made
 
 
