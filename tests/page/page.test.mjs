@@ -183,7 +183,7 @@ output: {path: out/writing}
     await it.state('succeeded');
     await it.id('tokens').waitFor({ timeout: LONG });
     const { row } = await server.get(`jobs/${job}/report`);
-    const drawn = row.operators.flatMap((o) => o.pictures ?? []);
+    const drawn = (row.operators ?? []).flatMap((o) => o.pictures ?? []);
     const box = (kind) => it.id('pictures').getByTestId(kind);
     if (name === 'ordered') {
       // N = 16, S = 2: 0 8 1 9 …, blocks 1 2 3 3 4 4 …: the strictly causal mask begins with a token that sees nothing

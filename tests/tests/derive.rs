@@ -160,7 +160,7 @@ fn columns_of_images_are_derived() {
     }
     let job = json!({
         "version": 1, "name": "photos", "seed": 3,
-        "input": {"format": "images", "paths": ["photos"], "images": {"size": 8, "fit": "adm"}, "split_megabytes": 0.001},
+        "input": {"format": "images", "paths": ["photos"], "images": {"size": 8, "fit": "adm"}, "holdout": {"validation": {"last_documents": 1}}},
         "pack": {"length": 192, "separator": "none", "boundary": "none"}, "output": {"path": "out"}
     });
     let source = shards(&scratch.make(&job));
