@@ -61,6 +61,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       for (const b of box.children) b.disabled = true;
       try {
         if (method === 'DELETE') {
+          leaving = true;
           await request(jobPath(id, rest), { method });
           navigate('#/', `Deleted the job ${job.name}. Its data set at ${job.output} stays.`);
           return;
@@ -68,6 +69,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
         await answered(async () => (await request(jobPath(id, rest), { method })).json());
         problem.replaceChildren();
       } catch (error) {
+        leaving = false;
         if (!signal.aborted) problem.replaceChildren(problemBox(error));
         load();
       } finally {
@@ -111,6 +113,8 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
     } }, h('summary', null, 'As it was submitted'), box);
   }
 
+  // A job that is being deleted is not asked for: it would not be there.
+  let leaving = false;
   // Answers may come in another order than they were asked for: what was asked before the newest that came is old.
   let asked = 0;
   let newest = 0;
@@ -124,6 +128,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   }
 
   async function load() {
+    if (leaving) return;
     try {
       await answered(() => json(jobPath(id), { signal }));
       problem.replaceChildren();
