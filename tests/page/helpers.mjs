@@ -59,8 +59,8 @@ output: {path: ${out}, shard_megabytes: 2}
 
 /** Eight splits and about 10 seconds. */
 export const longJob = (name) => jobFile({ name, split: 0.025 });
-/** The same with three draws of noise, some 20 seconds: for what has to find it at work. */
-export const longerJob = (name) => longJob(name).replace('draws: 1', 'draws: 3');
+/** The same with eight draws of noise, about a minute: for what has to find it at work. */
+export const longerJob = (name) => longJob(name).replace('draws: 1', 'draws: 8');
 
 /** `stillhouse serve` on a free port; started again on the same one. */
 export class Server {
