@@ -8,8 +8,9 @@ use std::{env, fs};
 /// Machine code for Ampere and Hopper, and PTX from which the driver makes code for what came later.
 const TARGETS: [&str; 3] =
     ["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"];
-/// The sources, and whether products may be fused with sums: the noise has to have the CPU's bits.
-const SOURCES: [(&str, bool); 3] = [("noise", false), ("forward", true), ("attention", true)];
+/// The sources, and whether products may be fused with sums: the noise and widened weights have to have the CPU's bits.
+const SOURCES: [(&str, bool); 5] =
+    [("noise", false), ("forward", true), ("attention", true), ("widen", false), ("fp8", false)];
 
 fn main() {
     println!("cargo::rerun-if-changed=kernels");

@@ -175,7 +175,7 @@ pub enum Measure {
     ExtractNanos,
     /// Nanoseconds in which a device had no batch to work on: no split was ready.
     DeviceIdleNanos,
-    /// Nanoseconds in which a teacher on the CPU waited for the extraction of its logits. On a GPU the host's wait is not the device's.
+    /// Nanoseconds in which a device had no buffer for logits, and nothing else to do: it waited for the extraction.
     DeviceBlockedNanos,
 }
 

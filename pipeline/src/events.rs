@@ -194,6 +194,9 @@ pub struct StageProgress {
     pub rows: u64,
     /// Seconds of the stage's own work; not those in which it waited for its neighbours. Splits at work at once add up.
     pub busy_seconds: f64,
+    /// Seconds in which devices had no batch while the stage was at work, looked at now and then; where several stages were, shared out evenly.
+    #[serde(default)]
+    pub awaited_seconds: f64,
 }
 
 /// Counters of this run.
@@ -225,7 +228,7 @@ pub struct Progress {
     /// Seconds in which devices had no batch, as no split was ready, summed over them.
     #[serde(default)]
     pub device_idle_seconds: f64,
-    /// Seconds in which a teacher on the CPU waited for the extraction of its logits.
+    /// Seconds in which devices waited for the extraction of the logits that they had made, summed over them.
     #[serde(default)]
     pub device_blocked_seconds: f64,
     /// The stages, in the order of the pipeline; the same ones in every event of a run.
@@ -239,6 +242,12 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// The stage that devices without a batch have waited for longest.
+    pub fn most_awaited(&self) -> Option<&str> {
+        let awaited = self.stages.iter().filter(|stage| stage.awaited_seconds > 0.0);
+        awaited.max_by(|a, b| a.awaited_seconds.total_cmp(&b.awaited_seconds)).map(|stage| stage.name.as_str())
+    }
+
     /// Adds what another process has counted for the same run: its work, not what the run itself knows of time, splits and shards.
     pub fn add(&mut self, other: &Self) {
         self.documents += other.documents;
@@ -258,6 +267,7 @@ impl Progress {
                 Some(own) => {
                     own.rows += stage.rows;
                     own.busy_seconds += stage.busy_seconds;
+                    own.awaited_seconds += stage.awaited_seconds;
                 }
                 None => self.stages.push(stage.clone()),
             }

@@ -11,6 +11,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod awaited;
 pub mod driver;
 mod elsewhere;
 pub mod room;
@@ -47,6 +48,7 @@ use crate::output::{self, Found, Output, PlanRecord};
 use crate::places;
 use crate::plan::{self, JobHash};
 use crate::repair::{self, check_finished};
+use crate::run::awaited::Awaited;
 use crate::run::driver::Driver;
 use crate::run::elsewhere::Elsewhere;
 pub use crate::run::stop::Stop;
@@ -311,6 +313,8 @@ pub(crate) struct Job {
     driver: Option<Arc<dyn Driver>>,
     /// What is known of the work of others for this run.
     elsewhere: Mutex<Elsewhere>,
+    /// Whom the devices of this process have waited for.
+    awaited: Mutex<Awaited>,
 }
 
 impl Job {
@@ -408,6 +412,7 @@ impl Job {
             observer,
             driver,
             elsewhere: Mutex::default(),
+            awaited: Mutex::default(),
         })
     }
 

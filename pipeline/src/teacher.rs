@@ -4,6 +4,7 @@
 //!   dtype named                     ─► load on every device
 //!   dtype auto, or a bound on KL    ─► first tokens of the input ─► f32, then each candidate: how fast, how far from f32
 //!                                   ─► noted in the plan ─► load on every device
+//!   GPUs                            ─► tokens of a pass that all of them have room for ─► noted in the plan
 //! ```
 //!
 //! What was chosen stands in the plan, so that a run that goes on computes as the one before it, and in the manifest, so that a check does.
@@ -12,6 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
+use stillhouse_noise::Extraction;
+use stillhouse_operators::extract::ExtractConfig;
+use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::manifest::{ArithmeticCost, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Dtype, TeacherSpec};
 use stillhouse_teacher::probe::{self, Difference, Reference, Text};
@@ -130,16 +134,30 @@ pub(crate) fn load_all(
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
-    let teachers: Vec<_> = devices
-        .iter()
-        .map(|device| load(&found.path, spec, dtype, length, &device.to_string()))
-        .collect::<Result<_>>()?;
+    let of_run = matches!(decided, Some(Decided::ByRun(_)));
+    let loading = Loading { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
+    // where nothing is left to make, what it was made with binds nobody
+    let before = decided.filter(|_| pending).and_then(|decided| decided.arithmetic().pass_tokens);
+    let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+    let mut teachers = devices.iter().map(|d| loading.load(d, before)).collect::<Result<Vec<_>>>()?;
+    let least = teachers.iter().map(|teacher| teacher.pass_tokens()).min().unwrap_or(usize::MAX);
+    for (at, device) in devices.iter().enumerate() {
+        // the bytes of a split must not depend on which device has more room
+        if teachers[at].pass_tokens() > least {
+            // before it is loaded again
+            drop(teachers.remove(at));
+            teachers.insert(at, loading.load(device, Some(least as u64))?);
+        }
+    }
+    for message in teachers.iter().filter_map(|teacher| teacher.warning()) {
+        observer.event(&Event::Warning { message: format!("teacher: {message}") });
+    }
     // else the bytes of a split would depend on the device that it came to
     let mut infos = teachers.iter().map(|teacher| teacher.info());
     let first = infos.next().map_or("", |info| &info.arithmetic);
     if let Some(other) = infos.find(|info| info.arithmetic != first) {
         let message = format!(
-            "extract.teacher.device: {} computes {}, another device {first}; valid: devices of one kind with as much memory",
+            "extract.teacher.device: {} computes {}, another device {first}; valid: devices of one kind",
             other.device, other.arithmetic
         );
         return Err(PipelineError::new(ErrorKind::Model, message));
@@ -150,7 +168,10 @@ pub(crate) fn load_all(
     let arithmetic = match decided.map(Decided::arithmetic) {
         // all of it was made by others, perhaps on another machine
         Some(earlier) if !pending => earlier.clone(),
-        _ => TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost },
+        _ => {
+            let pass_tokens = (least != usize::MAX).then_some(least as u64);
+            TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost, pass_tokens }
+        }
     };
     Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
 }
@@ -166,14 +187,46 @@ pub(crate) fn load(
     length: usize,
     device: &str,
 ) -> Result<Arc<dyn Teacher>> {
-    let options = LoadOptions {
-        device: device.parse().map_err(failed)?,
-        batch_tokens: spec.batch_tokens as usize,
-        length,
-        dtype: precision(dtype).unwrap_or_default(),
-        ignore_tensors: spec.ignore_tensors.clone(),
-    };
-    stillhouse_teacher::load(path, &options).map(Arc::from).map_err(failed)
+    Loading { path, spec, dtype, length, extraction: None, of_run: false }.load(device, None)
+}
+
+/// What a job has made of its teacher's logits, where it asks for anything.
+fn extraction(prepared: &Prepared) -> Result<Option<Extraction>> {
+    let config = prepared.operators.iter().find_map(|operator| operator.config::<ExtractConfig>());
+    let invalid = |e: OperatorError| PipelineError::new(ErrorKind::Usage, format!("extract: {}", chain(&e)));
+    config.map(|config| config.extraction().map_err(invalid)).transpose()
+}
+
+/// How a teacher is loaded, wherever.
+struct Loading<'a> {
+    path: &'a Path,
+    spec: &'a TeacherSpec,
+    dtype: Dtype,
+    length: usize,
+    extraction: Option<Extraction>,
+    /// Whether another process has decided on the tokens of a pass.
+    of_run: bool,
+}
+
+impl Loading<'_> {
+    /// Onto a device; with the tokens of a pass that others have.
+    fn load(&self, device: &str, pass_tokens: Option<u64>) -> Result<Arc<dyn Teacher>> {
+        let options = LoadOptions {
+            device: device.parse().map_err(failed)?,
+            batch_tokens: self.spec.batch_tokens as usize,
+            length: self.length,
+            dtype: precision(self.dtype).unwrap_or_default(),
+            pass_tokens: pass_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
+            extraction: self.extraction.clone(),
+            ignore_tensors: self.spec.ignore_tensors.clone(),
+        };
+        stillhouse_teacher::load(self.path, &options).map(Arc::from).map_err(|error| {
+            // there may be more memory where another executor is
+            let of_place = self.of_run && pass_tokens.is_some() && matches!(error, TeacherError::Device { .. });
+            let error = failed(error);
+            if of_place { error.of_place() } else { error }
+        })
+    }
 }
 
 fn failed(e: TeacherError) -> PipelineError {
@@ -190,6 +243,7 @@ pub(crate) fn precision(dtype: Dtype) -> Option<Precision> {
         Dtype::F16 => Some(Precision::F16),
         Dtype::Bf16x3 => Some(Precision::Bf16x3),
         Dtype::Int8 => Some(Precision::Int8),
+        Dtype::Fp8 => Some(Precision::Fp8),
     }
 }
 

@@ -165,6 +165,9 @@ pub struct TeacherArithmetic {
     /// What it costs, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<ArithmeticCost>,
+    /// Tokens of a pass at most, on a GPU: they show in the last bits of the logits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_tokens: Option<u64>,
 }
 
 /// Base-b coding of tokens.

@@ -200,6 +200,9 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     if run.devices > 0 && run.teacher_tokens > 0 && run.seconds > 0.0 {
         let share = |seconds: f64| units::share((seconds / (run.seconds * run.devices as f64)).min(1.0));
         let mut waited = format!("waited {} of the time for splits", share(run.device_idle_seconds));
+        if let Some(stage) = run.most_awaited().filter(|_| run.device_idle_seconds > 0.0) {
+            waited += &format!(" (most of all for {stage})");
+        }
         if run.device_blocked_seconds > 0.0 {
             waited += &format!(", {} for the extraction", share(run.device_blocked_seconds));
         }
@@ -212,6 +215,9 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use stillhouse_pipeline::events::StageProgress;
+
     use super::*;
     use crate::printer::tests::captured;
 
@@ -246,6 +252,10 @@ mod tests {
         }
     }
 
+    fn stage((name, awaited_seconds): (&str, f64)) -> StageProgress {
+        StageProgress { name: name.into(), awaited_seconds, ..StageProgress::default() }
+    }
+
     fn progress(seconds: f64) -> Event {
         let so_far = |per_second: f64| (seconds * per_second) as u64;
         Event::Progress(Progress {
@@ -262,6 +272,7 @@ mod tests {
             devices: 1,
             device_idle_seconds: 2.5,
             device_blocked_seconds: 8.0,
+            stages: [("read", 0.3), ("tokenize", 1.9), ("extract", 0.0)].map(stage).to_vec(),
             ..Progress::default()
         })
     }
@@ -283,7 +294,7 @@ mod tests {
         size        11.5 MB, 9.14 bytes per token
         time        02:05, 2,400 tokens/s in this run
         extraction  10.0 % of it for log-probabilities, noise and top-k, the rest is the teacher's pass
-        device      waited 2.5 % of the time for splits, 8.0 % for the extraction
+        device      waited 2.5 % of the time for splits (most of all for tokenize), 8.0 % for the extraction
         ");
     }
 
@@ -298,6 +309,11 @@ mod tests {
         let names: Vec<&str> = events.iter().filter_map(|e| e["event"].as_str()).collect();
         assert_eq!(names, ["job_started", "progress", "job_finished"]);
         assert_eq!(events[1]["teacher_tokens"], 3000);
+        assert_eq!(events[1]["device_blocked_seconds"], 8.0);
+        assert_eq!(
+            events[1]["stages"][1],
+            json!({"name": "tokenize", "rows": 0, "busy_seconds": 0.0, "awaited_seconds": 1.9})
+        );
         assert_eq!(err.text(), "");
     }
 

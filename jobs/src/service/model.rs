@@ -312,7 +312,7 @@ pub struct ProgressView {
     /// Seconds in which devices had no batch, as no split was ready, summed over them.
     #[serde(default)]
     pub device_idle_seconds: f64,
-    /// Seconds in which a teacher on the CPU waited for the extraction of its logits.
+    /// Seconds in which devices waited for the extraction of the logits that they had made, summed over them.
     #[serde(default)]
     pub device_blocked_seconds: f64,
     /// Bytes of the committed shards, those of earlier attempts included.

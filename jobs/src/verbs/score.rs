@@ -119,6 +119,7 @@ enum Type {
     F16,
     Bf16,
     Int8,
+    Fp8,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
@@ -187,6 +188,7 @@ impl Args {
                 Type::F16 => Dtype::F16,
                 Type::Bf16 => Dtype::Bf16,
                 Type::Int8 => Dtype::Int8,
+                Type::Fp8 => Dtype::Fp8,
             },
             batch_tokens: self.batch_tokens,
             window_tokens: self.window_tokens,

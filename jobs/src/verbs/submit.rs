@@ -279,6 +279,8 @@ fn progress(data: &Value) -> Option<Progress> {
         name: s.name.clone(),
         rows: s.rows,
         busy_seconds: s.seconds,
+        // the service does not keep it
+        awaited_seconds: 0.0,
     };
     Some(Progress {
         seconds: view.seconds,

@@ -103,6 +103,7 @@ enum Arithmetic {
     F16,
     Bf16,
     Int8,
+    Fp8,
 }
 
 impl Arithmetic {
@@ -113,6 +114,7 @@ impl Arithmetic {
             Self::F16 => Dtype::F16,
             Self::Bf16 => Dtype::Bf16,
             Self::Int8 => Dtype::Int8,
+            Self::Fp8 => Dtype::Fp8,
         }
     }
 }

@@ -1,15 +1,27 @@
 //! Compiles the kernels for the host: one translation unit, as C++.
 
-fn main() {
+use std::path::{Path, PathBuf};
+use std::{env, io};
+
+mod mistakes;
+
+fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=../kernels");
+    println!("cargo::rerun-if-changed=mistakes.rs");
+    let out = env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| io::Error::other("no OUT_DIR"))?;
+    let mistakes = out.join("mistakes");
+    mistakes::write(Path::new("../kernels"), &mistakes)?;
     cc::Build::new()
         .cpp(true)
         .std("c++17")
         .file("../kernels/host/all.cpp")
         .include("../kernels")
+        .include(mistakes)
         .define("STILLHOUSE_SELFTEST", None)
+        .define("STILLHOUSE_MISTAKES", None)
         // fused products would give other bits than the CPU's code, which has none
         .flag("-ffp-contract=off")
         .opt_level(2)
         .compile("stillhouse_kernels");
+    Ok(())
 }

@@ -12,16 +12,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::device::{Arg, Device, Event, Launch, Memory, Product, Result, Stream};
+use crate::device::{Arg, Device, Element, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 use crate::error::GpuError;
 use crate::machine::versions;
-use products::Products;
+use products::{Operation, Products};
 
 /// Machine code of the kernels; empty where no toolkit was there when this was compiled.
-const IMAGES: [&[u8]; 3] = [&NOISE.0, &FORWARD.0, &ATTENTION.0];
+const IMAGES: [&[u8]; 5] = [&NOISE.0, &FORWARD.0, &ATTENTION.0, &WIDEN.0, &FP8.0];
 static NOISE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/noise.fatbin")));
 static FORWARD: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/forward.fatbin")));
 static ATTENTION: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")));
+static WIDEN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/widen.fatbin")));
+static FP8: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/fp8.fatbin")));
 
 /// What an image has of numbers is read in place.
 #[repr(C, align(64))]
@@ -30,6 +32,8 @@ struct Aligned<B: ?Sized>(B);
 /// Events of a stream. One that is used again only ever stands for a later point of the same stream, so whoever still waits for it waits
 /// longer, and never for nothing.
 const EVENTS: usize = 64;
+/// Hopper: the one that cuBLASLt scales rows of e4m3 for (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`), in CUDA 13.
+const WITH_FP8: c_int = 9;
 /// From here on dynamic shared memory has to be asked for: 48 KiB with what a kernel has as static memory.
 const USUAL_SHARED_BYTES: u32 = 40 << 10;
 
@@ -39,6 +43,8 @@ pub struct Cuda {
     model: String,
     arithmetic: String,
     multiprocessors: u32,
+    /// Compute capability, its first number.
+    generation: c_int,
     device: sys::CUdevice,
     context: sys::CUcontext,
     streams: [sys::CUstream; 2],
@@ -126,6 +132,7 @@ impl Cuda {
             model,
             arithmetic: String::new(),
             multiprocessors,
+            generation: capability[0],
             device,
             context,
             streams: [std::ptr::null_mut(); 2],
@@ -382,8 +389,33 @@ impl Device for Cuda {
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
         self.current()?;
         // SAFETY: as the caller says
-        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), product) };
+        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &Operation::of(product)?) };
         // cuBLASLt says "execution failed" of a device that is lost as well; the driver knows
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
+    }
+
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        // how exact the library's tanh is, it does not say: enough for 16 bits
+        if product.d.element == Element::F32 || product.add {
+            return Ok(false);
+        }
+        self.current()?;
+        self.products().has_plan(&self.name, &Operation::of(product)?)
+    }
+
+    fn lacks_fp8(&self) -> Option<String> {
+        let message = format!(
+            "{} is of compute capability {}, and cuBLASLt scales rows of e4m3 on {WITH_FP8} (Hopper) only",
+            self.model, self.generation
+        );
+        (self.generation != WITH_FP8).then_some(message)
+    }
+
+    unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
+        self.current()?;
+        let operation = Operation::of_scaled(product)?;
+        // SAFETY: as the caller says
+        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &operation) };
         done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
     }
 
@@ -403,6 +435,16 @@ impl Device for Cuda {
         let event = self.event(event)?;
         // SAFETY: both live as long as this value
         self.call("cuStreamWaitEvent", || unsafe { result::stream::wait_event(self.stream(stream), event, flags) })
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        self.current()?;
+        let event = self.event(event)?;
+        // SAFETY: it lives as long as this value
+        match unsafe { sys::cuEventQuery(event) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => self.call("cuEventQuery", || other.result()).map(|()| true),
+        }
     }
 
     fn wait(&self, event: Event) -> Result<()> {

@@ -112,6 +112,36 @@ pub struct Product {
     pub bias: u64,
     /// Whether the product is added to what D holds.
     pub add: bool,
+    /// Whether D is GELU, in its tanh form, of the sum: where [`Device::ends_in_gelu`] says so, and not with `add`.
+    pub gelu: bool,
+}
+
+/// A row-major matrix of e4m3 (8 bits: a sign, 4 of the exponent, 3 of the mantissa; finite up to 448), with a factor for each row.
+#[derive(Debug, Clone, Copy)]
+pub struct Scaled {
+    /// Its first element; rows lie one after the other.
+    pub pointer: u64,
+    /// What each row is multiplied with, f32 `[rows]`.
+    pub scales: u64,
+    /// Rows.
+    pub rows: usize,
+    /// Columns, a multiple of 16.
+    pub columns: usize,
+}
+
+/// As [`Product`], of 8-bit numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct ScaledProduct {
+    /// A.
+    pub a: Scaled,
+    /// B; its rows are a multiple of 16.
+    pub b: Scaled,
+    /// D, of 16 bits.
+    pub d: Matrix,
+    /// Pointer to the bias, 0 for none.
+    pub bias: u64,
+    /// Whether the product is added to what D holds.
+    pub add: bool,
 }
 
 /// Bytes of a device.
@@ -220,6 +250,29 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// With shapes that do not fit, or when the device fails.
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()>;
 
+    /// Whether [`Device::product`] ends this product with GELU; else [`gelu_new`](crate::net::kernels::Kernels::gelu_new) is to follow it.
+    ///
+    /// # Errors
+    /// With shapes that do not fit, or when the device fails.
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool>;
+
+    /// Why this device has no products of 8-bit numbers; none where it has.
+    fn lacks_fp8(&self) -> Option<String> {
+        Some("it has no products of e4m3".into())
+    }
+
+    /// Computes a product of 8-bit numbers, in the order of a stream.
+    ///
+    /// # Safety
+    /// The matrices and their scales are within live buffers.
+    ///
+    /// # Errors
+    /// With shapes that do not fit, where there are no such products ([`Device::lacks_fp8`]), or when the device fails.
+    unsafe fn scaled_product(&self, _: Stream, _: &ScaledProduct) -> Result<()> {
+        let (call, message) = ("product of e4m3".into(), self.lacks_fp8().unwrap_or_default());
+        Err(GpuError::Failed { device: self.name().into(), call, message, lost: false })
+    }
+
     /// The point where a stream is now.
     ///
     /// # Errors
@@ -231,6 +284,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// # Errors
     /// When the device fails.
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()>;
+
+    /// Whether a stream has come to a point; false where the device cannot tell.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn is_done(&self, event: Event) -> Result<bool> {
+        let _ = event;
+        Ok(false)
+    }
 
     /// Waits on the host until a stream has come to a point.
     ///
@@ -298,6 +360,11 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         self.device.free(self.pointer);
     }
+}
+
+/// What buffers of these sizes take: none is empty.
+pub(crate) fn taken(sizes: &[usize]) -> u64 {
+    sizes.iter().map(|bytes| (*bytes).max(1) as u64).sum()
 }
 
 /// Memory of the host that copies to and from a device do not wait for.

@@ -150,6 +150,12 @@ fn check(what: &'static str, got: usize, valid: std::ops::RangeInclusive<usize>)
 }
 
 impl Extractor {
+    /// Bytes that an extractor takes of a device; what allocations round up comes on top.
+    #[must_use]
+    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
+        Work::bytes(asked, most_rows) + SLICES as u64 * Slot::bytes(asked, most_rows)
+    }
+
     /// An extractor of slices of up to `most_rows` rows, with all the memory it will need.
     ///
     /// # Errors
@@ -217,6 +223,15 @@ impl Extractor {
         self.expected = 1.25 * wire.total as f64 / lists;
         // SAFETY: the logits are there until now, as the caller of `begin` said
         unsafe { assemble(&mut self.fallback, &self.asked, &wire, pending.logits) }
+    }
+}
+
+impl Drop for Extractor {
+    fn drop(&mut self) {
+        // A slice that nobody collected may still be on its way to memory that is freed now. A device that fails is not at work.
+        if let Ok(event) = self.device.record(Stream::Extract) {
+            let _ = self.device.wait(event);
+        }
     }
 }
 

@@ -18,7 +18,9 @@ pub mod extract;
 mod machine;
 pub mod net;
 
-pub use device::{Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, Stream};
+pub use device::{
+    Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, Scaled, ScaledProduct, Stream,
+};
 pub use error::GpuError;
 
 /// Floats from one row of logits to the next such that every row begins at a multiple of 32 bytes: products into rows of odd lengths (the

@@ -19,14 +19,16 @@ mod made;
 mod shape;
 mod upload;
 mod weights;
+mod widen;
 
 use std::sync::Arc;
 
 pub use made::MadeUp;
 pub use shape::{Activation, Kind, Shape};
 pub use weights::Source;
+pub use widen::{Format, Order, STAGES_BYTES, Stored};
 
-use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, Stream};
+use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, Scaled, ScaledProduct, Stream};
 use crate::error::GpuError;
 use kept::Kept;
 use kernels::{ITEM_BYTES, Kernels, Rotation, Scale, query_rows, work_items};
@@ -58,6 +60,8 @@ struct Workspace {
     narrow: Buffer,
     inputs: Buffer,
     rows: Buffer,
+    /// What a product of 8 bits reads, and the scales of its rows.
+    eight: Option<[Buffer; 2]>,
 }
 
 /// Where what a pass was told lies.
@@ -106,10 +110,40 @@ impl Net {
         source: &mut dyn Source,
         most_tokens: usize,
     ) -> Result<Self> {
+        Self::load_with(device, shape, (element, false), rope, source, most_tokens)
+    }
+
+    /// The same with the layers' products of e4m3: weights with a scale for each output, what they are multiplied with one for each token.
+    /// Everything else, the head too, is bfloat16 with sums in f32.
+    ///
+    /// # Errors
+    /// As [`Net::load`]; where the device has no such products, and with widths that are no multiple of 16.
+    pub fn load_fp8(
+        device: &Arc<dyn Device>,
+        shape: Shape,
+        rope: Option<Rope<'_>>,
+        source: &mut dyn Source,
+        most_tokens: usize,
+    ) -> Result<Self> {
+        if let Some(message) = device.lacks_fp8() {
+            return Err(input("products in fp8", format!("{}, but {message}", device.name()), "f32, bf16, f16"));
+        }
+        shape.check_fp8()?;
+        Self::load_with(device, shape, (Element::Bf16, true), rope, source, most_tokens)
+    }
+
+    fn load_with(
+        device: &Arc<dyn Device>,
+        shape: Shape,
+        (element, fp8): (Element, bool),
+        rope: Option<Rope<'_>>,
+        source: &mut dyn Source,
+        most_tokens: usize,
+    ) -> Result<Self> {
         shape.check()?;
         check_rope(&shape, rope)?;
-        Self::of(device, shape, element, most_tokens, || {
-            let mut loader = Loader::new(device, &shape, element, source)?;
+        Self::of(device, shape, (element, fp8), most_tokens, || {
+            let mut loader = Loader::new(device, &shape, element, fp8, source)?;
             let angles = match rope.filter(|_| shape.rotates()) {
                 Some(Rope { cos, sin }) => Some([loader.table_of_angles(cos)?, loader.table_of_angles(sin)?]),
                 None => None,
@@ -123,7 +157,7 @@ impl Net {
     fn of(
         device: &Arc<dyn Device>,
         shape: Shape,
-        element: Element,
+        (element, fp8): (Element, bool),
         most_tokens: usize,
         load: impl FnOnce() -> Result<(Option<[Buffer; 2]>, Weights)>,
     ) -> Result<Self> {
@@ -139,6 +173,7 @@ impl Net {
             narrow: bytes(narrow)?,
             inputs: bytes(INPUT_BYTES)?,
             rows: bytes(ROW_BYTES)?,
+            eight: if fp8 { Some([bytes(shape.fp8_inputs())?, bytes(Element::F32.bytes())?]) } else { None },
         };
         let (angles, weights) = load()?;
         Ok(Self {
@@ -287,7 +322,9 @@ impl Net {
         let vocab = self.shape.vocab;
         let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride };
         // SAFETY: the states and the head are the net's; the logits' memory is as the caller says
-        unsafe { self.device.product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, add: false }) }
+        unsafe {
+            self.device.product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, add: false, gelu: false })
+        }
     }
 
     fn check_runs(&self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
@@ -374,15 +411,19 @@ impl Net {
         let Shape { width, inner, .. } = self.shape;
         let n = self.activations(&self.work.n, tokens, width);
         let up = self.activations(&self.work.wide, tokens, self.shape.up_width());
-        self.linear(n, &layer.up, up, false)?;
         let narrow = self.activations(&self.work.narrow, tokens, inner);
         let size = [tokens, inner];
+        if self.shape.activation == Activation::GeluTanh {
+            self.linear_with_gelu(n, &layer.up, up)?;
+        } else {
+            self.linear(n, &layer.up, up, false)?;
+        }
         // SAFETY: up has `most_tokens` rows of one width or two, as the activation takes them, and narrow of one
         unsafe {
             match self.shape.activation {
                 Activation::SwiGlu => self.kernels.swiglu(up.pointer, narrow.pointer, size)?,
                 Activation::GeGlu => self.kernels.geglu(up.pointer, narrow.pointer, size)?,
-                Activation::GeluTanh => self.kernels.gelu_new(up.pointer, size)?,
+                Activation::GeluTanh => {}
                 Activation::Gelu => self.kernels.gelu(up.pointer, size)?,
             }
         }
@@ -395,9 +436,32 @@ impl Net {
     }
 
     fn linear(&self, from: Matrix, linear: &Linear, to: Matrix, add: bool) -> Result<()> {
-        let product = Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add };
+        if let (Some(b), Some([rows, scales])) = (linear.scaled(), &self.work.eight) {
+            let a =
+                Scaled { pointer: rows.pointer(), scales: scales.pointer(), rows: from.rows, columns: from.columns };
+            let product = ScaledProduct { a, b, d: to, bias: linear.bias(), add };
+            // SAFETY: there is room for `most_tokens` rows of the widest inputs; activations and weights as below
+            return unsafe {
+                self.kernels.quantise(from.pointer, a.pointer, a.scales, [from.rows, from.columns])?;
+                self.device.scaled_product(Stream::Pass, &product)
+            };
+        }
+        let product = Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add, gelu: false };
         // SAFETY: activations have `most_tokens` rows, and weights their shapes' sizes
         unsafe { self.device.product(Stream::Pass, &product) }
+    }
+
+    /// to = GELU of the map: inside the product where the device does that, else after it.
+    fn linear_with_gelu(&self, from: Matrix, linear: &Linear, to: Matrix) -> Result<()> {
+        let product =
+            Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add: false, gelu: true };
+        if linear.scaled().is_none() && self.device.ends_in_gelu(&product)? {
+            // SAFETY: activations have `most_tokens` rows, and weights their shapes' sizes
+            return unsafe { self.device.product(Stream::Pass, &product) };
+        }
+        self.linear(from, linear, to, false)?;
+        // SAFETY: it has `most_tokens` rows of this width
+        unsafe { self.kernels.gelu_new(to.pointer, [to.rows, to.columns]) }
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use checks::check;
 use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{Asked, Extractor, Noise};
+use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
 use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
@@ -208,6 +209,96 @@ fn what_the_kernels_cannot_do_the_cpu_does() {
     for value_type in [ValueType::F16, ValueType::F32] {
         let got = check(&on_host(2), &slice, &asked(vocab, replay(1e-5, value_type, true), 2, 0)).unwrap();
         assert!((3..=6).contains(&got.fallbacks), "{}", got.fallbacks);
+    }
+}
+
+/// Whoever has no products of 8 bits says so, before any weight is read.
+#[test]
+fn a_device_without_fp8_refuses_it() {
+    struct Nothing;
+    impl Source for Nothing {
+        fn tensor(&mut self, name: &str, _: &[usize]) -> stillhouse_gpu::Result<Vec<f32>> {
+            panic!("{name} is read");
+        }
+    }
+    let shape = Shape {
+        kind: Kind::Gpt2,
+        vocab: 8,
+        width: 16,
+        layers: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        inner: 16,
+        activation: Activation::GeluTanh,
+        scaled: true,
+        scaled_by_layer: false,
+        eps: 1e-5,
+        positions: 4,
+        tied: true,
+        attention_bias: true,
+        mlp_bias: true,
+    };
+    let broken = Broken { host: Host::new(0), prefix: "broken", kernels: "noise_" };
+    let device: Arc<dyn Device> = Arc::new(broken);
+    let said = Net::load_fp8(&device, shape, None, &mut Nothing, 4).unwrap_err().to_string();
+    assert_eq!(said, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
+}
+
+/// 16 bytes of a row and its corrections, index and value as short as they may be; a quarter more of these than the slice before had.
+#[test]
+fn few_bytes_come_to_the_host() {
+    for (vocab, value_type, of_one) in [
+        (50_257, ValueType::F16, 4),
+        (65_536, ValueType::F16, 4),
+        (65_537, ValueType::F16, 6),
+        (1031, ValueType::F32, 6),
+        (65_537, ValueType::F32, 8),
+    ] {
+        let rows = 6;
+        let slice = teacher_like(vocab, rows);
+        let asked = asked(vocab, replay(1e-3, value_type, true), 1, 0);
+        let host = Arc::new(Host::new(0));
+        let device: Arc<dyn Device> = host.clone();
+        let logits = upload(&device, &slice, vocab);
+        let mut extractor = Extractor::new(&device, asked, rows as usize).unwrap();
+        let mut bytes = || {
+            let before = host.copied_out();
+            // SAFETY: the buffer holds these rows, and lives until they are collected
+            let begun = unsafe { extractor.begin(logits.pointer(), &slice.positions()) }.unwrap();
+            let found = extractor.collect(begun).unwrap().replay.unwrap().indices.len();
+            (found as u64, host.copied_out() - before)
+        };
+        let (found, _) = bytes();
+        let (again, copied) = bytes();
+        assert_eq!(again, found);
+        // 64 corrections are room for those that the next slice has more
+        let ahead = (1.25 * found as f64) as u64 + 64;
+        assert!(copied <= rows * 16 + ahead * of_one && copied >= rows * 16 + found * of_one, "V = {vocab}: {copied}");
+        println!("V = {vocab}, {value_type}: {found} corrections of {rows} rows, {copied} bytes");
+    }
+}
+
+/// What a job's batch is sized by.
+#[test]
+fn an_extractor_takes_as_much_memory_as_was_said() {
+    let all = |noise, draws, topk, signals| Asked { signals, stride: 264, ..asked(257, noise, draws, topk) };
+    let dense = |value_type| Some(Noise::Dense { value_type, condition: true });
+    for asked in [
+        all(None, 1, 0, Signals::default()),
+        all(replay(1e-3, ValueType::F16, true), 1, 5, Signals::default()),
+        all(replay(1e-3, ValueType::F16, true), 4, 0, signals(257, 1.0, 0.9, 64)),
+        all(dense(ValueType::F16), 3, 0, Signals::default()),
+        all(dense(ValueType::F32), 2, 300, signals(257, 0.7, 0.999, 300)),
+    ] {
+        for rows in [1, 9] {
+            let host = Arc::new(Host::new(0));
+            let device: Arc<dyn Device> = host.clone();
+            let extractor = Extractor::new(&device, asked.clone(), rows).unwrap();
+            assert_eq!(Extractor::bytes(&asked, rows), host.used(), "{rows} rows of {asked:?}");
+            drop(extractor);
+            assert_eq!((host.used(), host.used_pinned()), (0, 0));
+        }
     }
 }
 

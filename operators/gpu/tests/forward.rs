@@ -6,14 +6,20 @@
 
 #[path = "forward/common.rs"]
 mod common;
+#[path = "forward/fp8.rs"]
+mod fp8;
+#[path = "forward/mistakes.rs"]
+mod mistakes;
 #[path = "forward/naive.rs"]
 mod naive;
 #[path = "forward/nets.rs"]
 mod nets;
+#[path = "forward/widen.rs"]
+mod widen;
 
 use common::*;
-use stillhouse_gpu::Element;
 use stillhouse_gpu::net::kernels::{Heads, Kernels, Rotation, Scale, memory_dim, query_rows, work_items};
+use stillhouse_gpu::{Buffer, Element, Matrix, Product, Stream};
 
 #[test]
 fn embeddings_are_summed() {
@@ -195,6 +201,39 @@ fn memory_is_filled_with_numbers_of_a_key() {
         let mean = got.iter().sum::<f64>() / count as f64;
         let variance = got.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64;
         assert!((mean - 1.0).abs() < 5e-3 && (variance - 0.25).abs() < 5e-3, "{mean}, {variance}");
+    }
+}
+
+/// Products that end in GELU: as the product, then the kernel, but for the rounding between them.
+#[test]
+fn products_end_in_gelu() {
+    let (device, [m, n, k]) = (host(5), [5, 24, 40]);
+    for element in [Element::Bf16, Element::F16] {
+        let (x, w, b) = (numbers(1, m * k), numbers(2, n * k), numbers(3, n));
+        let [x_at, w_at, b_at] = [&x, &w, &b].map(|values| upload(&device, values, element));
+        let d = empty(&device, m * n, element);
+        let matrix = |buffer: &Buffer, rows, columns| Matrix {
+            pointer: buffer.pointer(),
+            element,
+            rows,
+            columns,
+            stride: columns,
+        };
+        let [x, w, b] = [&x, &w, &b].map(|values| rounded(values, element));
+        for bias in [0, b_at.pointer()] {
+            let (a, b_of, d_of) = (matrix(&x_at, m, k), matrix(&w_at, n, k), matrix(&d, m, n));
+            let product = Product { a, b: b_of, d: d_of, bias, add: false, gelu: true };
+            assert!(device.ends_in_gelu(&product).unwrap());
+            assert!(!device.ends_in_gelu(&Product { add: true, ..product }).unwrap());
+            unsafe { device.product(Stream::Pass, &product) }.unwrap();
+            let sums = naive::linear(&x, k, &w, (bias != 0).then_some(&b));
+            let want: Vec<f64> = sums.into_iter().map(naive::gelu_new).collect();
+            assert_near("product and GELU", &download(&d, element), &want, element, 1.01, 0.01);
+        }
+        let in_f32 = Matrix { element: Element::F32, ..matrix(&d, m, n) };
+        let product =
+            Product { a: matrix(&x_at, m, k), b: matrix(&w_at, n, k), d: in_f32, bias: 0, add: false, gelu: true };
+        assert!(!device.ends_in_gelu(&product).unwrap());
     }
 }
 

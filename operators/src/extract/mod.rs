@@ -40,7 +40,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use serde::{Deserialize, Serialize};
-use stillhouse_noise::{Extracted, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
+use stillhouse_noise::{Extracted, Extraction, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
@@ -194,6 +194,14 @@ impl ExtractConfig {
             logits: None,
             workspace: Workspace::default(),
         })
+    }
+
+    /// What is asked of every row of logits.
+    ///
+    /// # Errors
+    /// With noise that cannot be stored.
+    pub fn extraction(&self) -> Result<Extraction, OperatorError> {
+        self.asked()
     }
 
     /// Rows that are worked on at once: all of a batch, but of dense noise and hidden states only what fits 64 MB.

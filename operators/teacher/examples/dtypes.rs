@@ -1,13 +1,19 @@
 //! What each type costs on a text and how fast it is here, beside f32:
 //!
 //! ```text
-//! cargo run --release -p stillhouse-teacher --example dtypes -- MODEL TEXT
+//! cargo run --release -p stillhouse-teacher --example dtypes -- MODEL TEXT [fp8]
 //! ```
+//!
+//! With `fp8` also what that type costs, beside f32 of a GPU: both computed on the host in a GPU's place, whose sums are exact and whose
+//! speed says nothing.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use stillhouse_teacher::probe::{Reference, Text, seconds};
-use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, gguf_tokenizer, load};
+use stillhouse_gpu_host::Host;
+use stillhouse_teacher::probe::{Difference, Reference, Text, seconds};
+use stillhouse_teacher::stillhouse_gpu::Device;
+use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, gguf_tokenizer, gpu, load};
 use tokenizers::Tokenizer;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -16,11 +22,16 @@ const LENGTH: usize = 256;
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<PathBuf> = std::env::args().skip(1).map(PathBuf::from).collect();
-    let [model, text] = arguments.as_slice() else { return Err("usage: dtypes MODEL TEXT".into()) };
+    let (model, text, with_fp8) = match arguments.as_slice() {
+        [model, text] => (model, text, false),
+        [model, text, last] if last.as_os_str() == "fp8" => (model, text, true),
+        _ => return Err("usage: dtypes MODEL TEXT [fp8]".into()),
+    };
     let ids = tokenizer(model)?.encode_fast(std::fs::read_to_string(text)?, false)?;
     let load = |dtype| load(model, &LoadOptions { device: DeviceChoice::Cpu, dtype, ..LoadOptions::default() });
     let teacher = load(Precision::F32)?;
     let text = Text::new(ids.get_ids().chunks(LENGTH), teacher.info().vocab_size);
+    let of_fp8 = text.clone();
     println!("{} tokens in sequences of {LENGTH}; KL and changes in nat", text.tokens());
     println!("{:>6} {:>10} {:>11} {:>11} {:>11}", "dtype", "tokens/s", "mean KL", "largest KL", "ln p moves");
     let count = text.tokens() as f64;
@@ -37,15 +48,27 @@ fn main() -> Result<(), Failure> {
         };
         let difference = reference.difference(teacher.as_ref())?;
         let speed = count / seconds(teacher.as_ref(), reference.text())?;
-        println!(
-            "{:>6} {speed:>10.0} {:>11.2e} {:>11.2e} {:>11.2e}",
-            dtype.to_string(),
-            difference.mean_kl_nats,
-            difference.max_kl_nats,
-            difference.max_logprob_change_nats
-        );
+        print(dtype, &format!("{speed:.0}"), &difference);
+    }
+    if with_fp8 {
+        let device: Arc<dyn Device> = Arc::new(Host::new(0));
+        let load = |dtype| gpu::load(model, &device, &LoadOptions { dtype, ..LoadOptions::default() });
+        let reference = Reference::new(of_fp8, load(Precision::F32)?.as_ref())?;
+        for dtype in [Precision::Bf16, Precision::Fp8] {
+            print(dtype, "host", &reference.difference(load(dtype)?.as_ref())?);
+        }
     }
     Ok(())
+}
+
+fn print(dtype: Precision, speed: &str, difference: &Difference) {
+    println!(
+        "{:>6} {speed:>10} {:>11.2e} {:>11.2e} {:>11.2e}",
+        dtype.to_string(),
+        difference.mean_kl_nats,
+        difference.max_kl_nats,
+        difference.max_logprob_change_nats
+    );
 }
 
 fn tokenizer(model: &Path) -> Result<Tokenizer, Failure> {

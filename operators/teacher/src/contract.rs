@@ -162,6 +162,23 @@ impl DeviceLogits {
     }
 }
 
+/// A point that a device comes to.
+#[derive(Debug, Clone)]
+pub struct Point {
+    device: Arc<dyn Device>,
+    event: Event,
+}
+
+impl Point {
+    /// Whether the device has come there.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn is_there(&self) -> Result<bool> {
+        Ok(self.device.is_done(self.event)?)
+    }
+}
+
 impl Default for Logits {
     fn default() -> Self {
         Self::Host(Vec::new())
@@ -177,6 +194,15 @@ impl Logits {
         match self {
             Self::Host(_) => Ok(()),
             Self::Device(logits) => Ok(logits.ready.map_or(Ok(()), |ready| logits.device.wait(ready))?),
+        }
+    }
+
+    /// From where on they are there, where that is a device's to know.
+    #[must_use]
+    pub fn made(&self) -> Option<Point> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(logits) => logits.ready.map(|event| Point { device: Arc::clone(&logits.device), event }),
         }
     }
 
@@ -211,6 +237,11 @@ pub trait Teacher: Send + Sync {
     /// Tokens of a pass at most, unless a single run has more: what there is room for.
     fn pass_tokens(&self) -> usize {
         usize::MAX
+    }
+
+    /// What whoever uses it should know of how it was loaded.
+    fn warning(&self) -> Option<&str> {
+        None
     }
 
     /// A buffer for [`Teacher::slice`], to be used again and again.

@@ -23,9 +23,14 @@ pub(crate) struct CpuTeacher {
     head: Mutex<HeadWork>,
 }
 
-fn info(path: &Path, config: &TeacherConfig, weights: &Weights, dtype: Precision) -> TeacherInfo {
+fn info(
+    path: &Path,
+    config: &TeacherConfig,
+    weights: &Weights,
+    (dtype, arithmetic): (Precision, Arithmetic),
+) -> TeacherInfo {
     let info = describe(path, config, weights, dtype, "cpu");
-    TeacherInfo { arithmetic: format!("{}, {}", info.arithmetic, instructions(dtype.arithmetic())), ..info }
+    TeacherInfo { arithmetic: format!("{}, {}", info.arithmetic, instructions(arithmetic)), ..info }
 }
 
 /// What a teacher on this machine's CPU would say of its arithmetic ([`TeacherInfo::arithmetic`]). Reads headers only.
@@ -33,9 +38,10 @@ fn info(path: &Path, config: &TeacherConfig, weights: &Weights, dtype: Precision
 /// # Errors
 /// As [`check_weights`](crate::check_weights).
 pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
+    let arithmetic = dtype.on_cpu()?;
     let config = TeacherConfig::read(path)?;
     let (_, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
-    Ok(info(path, &config, &weights, dtype).arithmetic)
+    Ok(info(path, &config, &weights, (dtype, arithmetic)).arithmetic)
 }
 
 /// The instructions that the bits of a pass depend on. What is no product and no attention has the same bits on all of them.
@@ -73,9 +79,10 @@ pub(crate) fn check_layers(info: &TeacherInfo, layers: &[usize]) -> Result<()> {
 
 impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
+        let arithmetic = dtype.on_cpu()?;
         let config = TeacherConfig::read(path)?;
-        let (net, weights) = build(path, &config, dtype.arithmetic(), Read::Weights, ignore)?;
-        let info = info(path, &config, &weights, dtype);
+        let (net, weights) = build(path, &config, arithmetic, Read::Weights, ignore)?;
+        let info = info(path, &config, &weights, (dtype, arithmetic));
         Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
     }
 

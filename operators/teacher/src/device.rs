@@ -1,4 +1,6 @@
-use std::{fmt, str::FromStr, sync::Arc};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use stillhouse_cpu::Arithmetic;
@@ -49,14 +51,55 @@ pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
     }
 }
 
-#[cfg(feature = "cuda")]
-fn gpus() -> usize {
-    stillhouse_gpu::cuda::count()
+/// Opens a GPU by its number.
+pub type OpenGpu = Box<dyn Fn(usize) -> Result<Arc<dyn Device>> + Send + Sync>;
+
+/// GPUs in the place of this machine's.
+static OTHERS: OnceLock<(usize, OpenGpu)> = OnceLock::new();
+
+/// Gives this program so many GPUs of its own in the place of the machine's, as a test does whose GPU is the host; the first ones stay.
+pub fn provide_gpus(count: usize, open: OpenGpu) {
+    let _ = OTHERS.set((count, open));
 }
 
-#[cfg(not(feature = "cuda"))]
 fn gpus() -> usize {
-    0
+    OTHERS.get().map_or_else(here::count, |(count, _)| *count)
+}
+
+fn open_gpu(ordinal: usize) -> Result<Arc<dyn Device>> {
+    match OTHERS.get() {
+        Some((_, open)) => open(ordinal),
+        None => here::open(ordinal),
+    }
+}
+
+/// The machine's own.
+#[cfg(feature = "cuda")]
+mod here {
+    use super::{Arc, Device, Result};
+
+    pub fn count() -> usize {
+        stillhouse_gpu::cuda::count()
+    }
+
+    pub fn open(ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(stillhouse_gpu::cuda::Cuda::open(ordinal)?))
+    }
+}
+
+/// The machine's own, for which this program was not built.
+#[cfg(not(feature = "cuda"))]
+mod here {
+    use super::{Arc, Device, DeviceChoice, Result, TeacherError};
+
+    pub fn count() -> usize {
+        0
+    }
+
+    pub fn open(ordinal: usize) -> Result<Arc<dyn Device>> {
+        let message = "this binary was built without CUDA, valid: cpu".into();
+        Err(TeacherError::Device { device: DeviceChoice::Cuda(ordinal).to_string(), message })
+    }
 }
 
 impl FromStr for DeviceChoice {
@@ -109,8 +152,8 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(Opened::Cpu),
             Self::Auto if gpus() == 0 => Ok(Opened::Cpu),
-            Self::Auto => cuda(0).map(Opened::Gpu),
-            Self::Cuda(ordinal) => cuda(ordinal).map(Opened::Gpu),
+            Self::Auto => open_gpu(0).map(Opened::Gpu),
+            Self::Cuda(ordinal) => open_gpu(ordinal).map(Opened::Gpu),
         }
     }
 }
@@ -132,17 +175,6 @@ impl Opened {
     }
 }
 
-#[cfg(feature = "cuda")]
-fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(stillhouse_gpu::cuda::Cuda::open(ordinal)?))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(ordinal: usize) -> Result<Arc<dyn Device>> {
-    let message = "this binary was built without CUDA, valid: cpu".into();
-    Err(TeacherError::Device { device: DeviceChoice::Cuda(ordinal).to_string(), message })
-}
-
 /// The type that weights and activations have; logits are f32 whatever it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -159,23 +191,35 @@ pub enum Precision {
     /// 8-bit products, a scale for each output of a weight and each row of activations; only on a CPU that has such instructions. What it
     /// costs is to be asked of a [`crate::probe::Reference`] first.
     Int8,
+    /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token; everything else, the head too, in
+    /// bfloat16. Only on GPUs that have such products. What it costs is to be asked of a [`crate::probe::Reference`] first.
+    Fp8,
 }
 
 impl Precision {
     /// Whether this machine's CPU has instructions for products of this type.
     #[must_use]
     pub fn is_native(self) -> bool {
-        self.arithmetic().available()
+        self.arithmetic().is_some_and(Arithmetic::available)
     }
 
     /// What the products of a CPU are in.
-    pub(crate) fn arithmetic(self) -> Arithmetic {
+    pub(crate) fn on_cpu(self) -> Result<Arithmetic> {
+        self.arithmetic().ok_or_else(|| {
+            let (got, valid) = (self.to_string(), "f32, bf16, f16, bf16x3, int8; fp8 is for GPUs".into());
+            TeacherError::Input { what: "dtype of a teacher on a CPU", got, valid }
+        })
+    }
+
+    /// The same; none for a type that is for GPUs.
+    fn arithmetic(self) -> Option<Arithmetic> {
         match self {
-            Self::F32 => Arithmetic::F32,
-            Self::Bf16 => Arithmetic::Bf16,
-            Self::F16 => Arithmetic::F16,
-            Self::Bf16x3 => Arithmetic::Bf16x3,
-            Self::Int8 => Arithmetic::Int8,
+            Self::F32 => Some(Arithmetic::F32),
+            Self::Bf16 => Some(Arithmetic::Bf16),
+            Self::F16 => Some(Arithmetic::F16),
+            Self::Bf16x3 => Some(Arithmetic::Bf16x3),
+            Self::Int8 => Some(Arithmetic::Int8),
+            Self::Fp8 => None,
         }
     }
 }
@@ -190,8 +234,9 @@ impl FromStr for Precision {
             "f16" => Ok(Self::F16),
             "bf16x3" => Ok(Self::Bf16x3),
             "int8" => Ok(Self::Int8),
+            "fp8" => Ok(Self::Fp8),
             _ => {
-                let valid = "f32, bf16, f16, bf16x3, int8".into();
+                let valid = "f32, bf16, f16, bf16x3, int8, fp8".into();
                 Err(TeacherError::Input { what: "dtype", got: format!("`{text}`"), valid })
             }
         }
@@ -206,6 +251,7 @@ impl fmt::Display for Precision {
             Self::F16 => "f16",
             Self::Bf16x3 => "bf16x3",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
         })
     }
 }

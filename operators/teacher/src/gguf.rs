@@ -1,12 +1,16 @@
-//! GGUF files: one file with metadata, tokenizer and (mostly quantised) weights. Weights are widened on loading: for whole sequences that is
-//! faster than products on quantised blocks. What the metadata mean for each family, and how its tensors lie, is in `gguf_model.rs`.
+//! GGUF files: one file with metadata, tokenizer and (mostly quantised) weights. Weights are widened on loading, by a GPU where it is one that
+//! asks: for whole sequences that is faster than products on quantised blocks. What the metadata mean for each family, and how its tensors lie, is in `gguf_model.rs`.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::path::{Path, PathBuf};
 
+use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{Device, Tensor};
+use memmap2::Mmap;
+use stillhouse_gpu::net::{Format, Stored};
 
 use crate::error::{Result, TeacherError, words};
 use crate::gguf_header;
@@ -15,6 +19,8 @@ use crate::weights::check_shape;
 pub(crate) struct Gguf {
     pub(crate) path: PathBuf,
     content: Content,
+    /// The whole file, once its bytes were asked for.
+    map: OnceCell<Mmap>,
 }
 
 impl Gguf {
@@ -30,7 +36,7 @@ impl Gguf {
         if let Some(problem) = gguf_header::shape_problem(&content) {
             return Err(damaged(path, &problem));
         }
-        Ok(Self { path: path.into(), content })
+        Ok(Self { path: path.into(), content, map: OnceCell::new() })
     }
 
     /// A value of the metadata.
@@ -107,6 +113,35 @@ impl Gguf {
             .map_err(|error| damaged(&self.path, &format!("tensor `{stored}`: {}", words(&error))))
     }
 
+    /// The bytes of the tensor that Hugging Face calls `name`, for who widens them; none where its numbers are to be computed from them
+    /// ([`Gguf::order`]), or where its rows are no whole blocks, which reading it says. See [`Gguf::check_tensor`].
+    pub(crate) fn bytes(&self, name: &str, shape: &[usize]) -> Result<Option<Stored<'_>>> {
+        let stored = self.name_of(name);
+        let Some(info) = self.content.tensor_infos.get(&stored) else { return Ok(None) };
+        let (kind, dims) = (info.ggml_dtype, info.shape.dims());
+        let Some(order) = self.order(name, shape)? else { return Ok(None) };
+        if !dims.last().is_some_and(|columns| columns.is_multiple_of(kind.block_size())) {
+            return Ok(None);
+        }
+        let length = info.shape.elem_count() / kind.block_size() * kind.type_size();
+        let start = self.content.tensor_data_offset.checked_add(info.offset).and_then(|at| usize::try_from(at).ok());
+        let range = start.and_then(|start| Some(start..start.checked_add(length)?));
+        let bytes = self.map()?.get(range.unwrap_or(0..usize::MAX));
+        let bytes = bytes.ok_or_else(|| damaged(&self.path, &format!("tensor `{stored}` ends after the file")))?;
+        Ok(Some(Stored::Bytes { bytes, format: format(kind), order }))
+    }
+
+    fn map(&self) -> Result<&[u8]> {
+        if let Some(map) = self.map.get() {
+            return Ok(map);
+        }
+        // SAFETY: the map lives only while the weights are copied out of it; changing a model's file meanwhile is undefined for every
+        // reader that maps it
+        let map = unsafe { Mmap::map(&open(&self.path)?) };
+        let map = map.map_err(|source| TeacherError::Io { path: self.path.clone(), source })?;
+        Ok(self.map.get_or_init(|| map))
+    }
+
     /// Refuses a tensor that is missing or has another shape; nothing is read.
     pub(crate) fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
         let stored = self.name_of(name);
@@ -146,6 +181,26 @@ impl Gguf {
 
     pub(crate) fn stored_types(&self) -> Vec<String> {
         self.content.tensor_infos.values().map(|info| ggml_name(&format!("{:?}", info.ggml_dtype))).collect()
+    }
+}
+
+fn format(kind: GgmlDType) -> Format {
+    match kind {
+        GgmlDType::F32 => Format::F32,
+        GgmlDType::F16 => Format::F16,
+        GgmlDType::BF16 => Format::Bf16,
+        GgmlDType::Q4_0 => Format::Q4_0,
+        GgmlDType::Q4_1 => Format::Q4_1,
+        GgmlDType::Q5_0 => Format::Q5_0,
+        GgmlDType::Q5_1 => Format::Q5_1,
+        GgmlDType::Q8_0 => Format::Q8_0,
+        GgmlDType::Q8_1 => Format::Q8_1,
+        GgmlDType::Q2K => Format::Q2K,
+        GgmlDType::Q3K => Format::Q3K,
+        GgmlDType::Q4K => Format::Q4K,
+        GgmlDType::Q5K => Format::Q5K,
+        GgmlDType::Q6K => Format::Q6K,
+        GgmlDType::Q8K => Format::Q8K,
     }
 }
 

@@ -17,6 +17,7 @@
 use candle_core::Tensor;
 use candle_core::quantized::gguf_file::Value as Metadata;
 use serde_json::{Map, Value, json};
+use stillhouse_gpu::net::Order;
 
 use crate::config::{Architecture, ConfigFile, SUPPORTED_IN_GGUF, TeacherConfig};
 use crate::error::Result;
@@ -280,6 +281,18 @@ impl Gguf {
             (Architecture::Gpt2, _) if is_conv1d(module) && shape.len() == 2 => Ok(tensor.t()?.contiguous()?),
             _ => Ok(tensor),
         }
+    }
+
+    /// How a tensor lies in the file, for who takes its bytes; none where its numbers are others than the file's, or lie otherwise.
+    pub(crate) fn order(&self, name: &str, shape: &[usize]) -> Result<Option<Order>> {
+        let module = name.rsplit('.').nth(1).unwrap_or_default();
+        Ok(match (self.architecture()?, module) {
+            (Architecture::Llama | Architecture::SmolLm3, "q_proj" | "k_proj") => Some(Order::Neighbours),
+            (Architecture::Gpt2, _) if is_conv1d(module) && shape.len() == 2 => Some(Order::Transposed),
+            (Architecture::Gemma2 | Architecture::Gemma3, _) if name.ends_with("norm.weight") => None,
+            (Architecture::GptNeoX, "query_key_value") => None,
+            _ => Some(Order::AsAsked),
+        })
     }
 
     /// The shape that a tensor has in the file.

@@ -1,12 +1,13 @@
 //! Teachers on GPUs: the same files, the net and the logits on the device.
 
+mod budget;
 mod shape;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Shape, Source};
-use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
+use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Source, Stored};
+use stillhouse_gpu::{Device, Element, GpuError, Stream};
 
 use crate::config::{Architecture, TeacherConfig};
 use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
@@ -17,11 +18,10 @@ use crate::model::{LoadOptions, build, check_tokens, describe, is_buffer, open, 
 use crate::net::{Arithmetic, RopeFields, Tables};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
+use budget::{Budget, Fitted};
 
 /// Logits of one slice: 128 MB in f32, enough rows for a product at full speed, and for a block of the extraction on every multiprocessor.
 const SLICE_VALUES: usize = 32 << 20;
-/// Of what is free, this share is left to others and to fragmentation.
-const SPARE: f64 = 0.05;
 
 struct GpuTeacher {
     info: TeacherInfo,
@@ -29,16 +29,19 @@ struct GpuTeacher {
     net: Mutex<Net>,
     slice_rows: usize,
     pass_tokens: usize,
+    warning: Option<String>,
 }
 
 /// Loads a model onto a device, with room for passes of as many tokens as are asked for, or a half, a quarter … of them where there is no
-/// more room; what is in a pass shows in the last bits of the logits, so the number is part of [`TeacherInfo::arithmetic`] then.
+/// more room, or as many as an earlier run had; what is in a pass shows in the last bits of the logits, so a smaller number is part of
+/// [`TeacherInfo::arithmetic`].
 ///
 /// # Errors
 /// As [`crate::load`]; and with both numbers where the weights with a pass over one sequence do not fit the device.
 pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let dtype = options.dtype;
     let element = element(dtype)?;
+    let fp8 = dtype == Precision::Fp8;
     let config = TeacherConfig::read(path)?;
     // what headers tell is told before a device is filled
     let (net, headers) = build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
@@ -48,7 +51,6 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let (json, weights) = open(path, &config, Read::Weights)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
     let wanted = options.batch_tokens.max(length);
-    let pass_tokens = fitting(device.as_ref(), &shape, element, [wanted, length], slice_rows)?;
     let angles = match shape.kind {
         Kind::Gpt2 => None,
         Kind::Llama | Kind::Qwen3 => {
@@ -64,64 +66,40 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     if shape.tied {
         weights.check_tied("lm_head.weight", config.architecture.prefix().1)?;
     }
-    let mut source = OfFiles { weights: &weights, error: None };
-    let net = Net::load(device, shape, element, angles, &mut source, pass_tokens);
-    if let Some(error) = source.error {
-        return Err(error);
-    }
-    let net = net?;
+    let make = |pass_tokens| {
+        let mut source = OfFiles { weights: &weights, error: None };
+        let net = match fp8 {
+            true => Net::load_fp8(device, shape, angles, &mut source, pass_tokens),
+            false => Net::load(device, shape, element, angles, &mut source, pass_tokens),
+        };
+        source.error.map_or_else(|| net.map_err(TeacherError::from), Err)
+    };
+    let extraction = options.extraction.as_ref();
+    let budget = Budget { device, shape: &shape, element, fp8, slice_rows, extraction };
+    let Fitted { net, pass_tokens, warning } = budget.fit([wanted, length], options.pass_tokens, make)?;
     weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // another type of GPU, or another cuBLASLt, gives other last bits
-    info.arithmetic = format!("{}, sums in f32, on {}", info.arithmetic, device.arithmetic());
+    let rest = if fp8 { ", the rest in bf16" } else { "" };
+    info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.arithmetic());
     if pass_tokens < wanted {
         info.arithmetic += &format!(", passes of {pass_tokens} tokens");
     }
-    Ok(Box::new(GpuTeacher { info, device: Arc::clone(device), net: Mutex::new(net), slice_rows, pass_tokens }))
+    let (device, net) = (Arc::clone(device), Mutex::new(net));
+    Ok(Box::new(GpuTeacher { info, device, net, slice_rows, pass_tokens, warning }))
 }
 
 fn element(dtype: Precision) -> Result<Element> {
     match dtype {
         // what it stands in for
         Precision::F32 | Precision::Bf16x3 => Ok(Element::F32),
-        Precision::Bf16 => Ok(Element::Bf16),
+        // of what is no product of layers
+        Precision::Bf16 | Precision::Fp8 => Ok(Element::Bf16),
         Precision::F16 => Ok(Element::F16),
         Precision::Int8 => {
-            let valid = "f32, bf16, f16; int8 is for CPUs".into();
+            let valid = "f32, bf16, f16, fp8; int8 is for CPUs".into();
             Err(TeacherError::Input { what: "dtype of a teacher on a GPU", got: dtype.to_string(), valid })
         }
-    }
-}
-
-/// Tokens of a pass such that it, the weights and two slices of logits have room.
-fn fitting(
-    device: &dyn Device,
-    shape: &Shape,
-    element: Element,
-    [mut tokens, least]: [usize; 2],
-    slice_rows: usize,
-) -> Result<usize> {
-    let Memory { free, total } = device.memory()?;
-    let room = (free as f64 * (1.0 - SPARE)) as u64;
-    let slice = (slice_rows * logits_stride(shape.vocab) * size_of::<f32>()) as u64;
-    // two slices, and as much for what the extraction makes of them: dense noise takes most
-    let logits = 4 * slice;
-    let weights = shape.weight_bytes(element);
-    loop {
-        let pass = shape.workspace_bytes(element, tokens);
-        let bytes = weights + pass + logits;
-        if bytes <= room {
-            return Ok(tokens);
-        }
-        if tokens == least {
-            let name = device.name();
-            let short = GpuError::Memory { device: name.into(), bytes, free, total };
-            let parts = format!("weights {weights}, a pass over {tokens} tokens {pass}, logits and noise {logits}");
-            let message =
-                format!("{short}: {parts}; valid: a smaller type, shorter sequences, a device with more memory");
-            return Err(TeacherError::Device { device: name.into(), message });
-        }
-        tokens = (tokens / 2).max(least);
     }
 }
 
@@ -150,11 +128,24 @@ impl Source for OfFiles<'_> {
             "lm_head.weight" => self.weights.bare_floats(name, shape),
             _ => self.weights.floats(name, shape),
         };
-        weight.map_err(|error| {
-            let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
-            self.error = Some(error);
-            GpuError::Input { what: "weight", got, valid }
-        })
+        weight.map_err(|error| self.failed(error))
+    }
+
+    fn stored(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Stored<'_>, GpuError> {
+        let weight = match name {
+            "lm_head.weight" => self.weights.bare_stored(name, shape),
+            _ => self.weights.stored(name, shape),
+        };
+        weight.map_err(|error| self.failed(error))
+    }
+}
+
+impl OfFiles<'_> {
+    /// Keeps an error, for whoever loads to tell it as it is.
+    fn failed(&mut self, error: TeacherError) -> GpuError {
+        let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
+        self.error = Some(error);
+        GpuError::Input { what: "weight", got, valid }
     }
 }
 
@@ -175,6 +166,10 @@ impl Teacher for GpuTeacher {
 
     fn pass_tokens(&self) -> usize {
         self.pass_tokens
+    }
+
+    fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     fn buffer(&self) -> Result<Logits> {

@@ -64,9 +64,9 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Runs, Stepped, Teacher};
+pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Point, Runs, Stepped, Teacher};
 pub use cpu::arithmetic_on_cpu;
-pub use device::{DeviceChoice, Opened, Precision, devices};
+pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, provide_gpus};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use model::{LoadOptions, check_weights, decoding_bytes, load, load_on_host};

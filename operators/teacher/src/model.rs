@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use stillhouse_cpu::KeyValues;
+use stillhouse_noise::Extraction;
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
 use crate::cpu::CpuTeacher;
@@ -25,6 +26,10 @@ pub struct LoadOptions {
     pub batch_tokens: usize,
     /// Tokens of the longest sequence, for which a GPU has room in any case.
     pub length: usize,
+    /// Tokens of a pass of an earlier run that this one goes on with: a GPU has room for exactly these, or is refused.
+    pub pass_tokens: Option<usize>,
+    /// What is made of the logits, where it is known: a GPU has room for that beside them.
+    pub extraction: Option<Extraction>,
     /// Names of tensors that are no part of the model and may be there all the same, `*` for any characters: `medusa_head.*`.
     pub ignore_tensors: Vec<String>,
 }
@@ -36,6 +41,8 @@ impl Default for LoadOptions {
             dtype: Precision::F32,
             batch_tokens: 16_384,
             length: 1024,
+            pass_tokens: None,
+            extraction: None,
             ignore_tensors: Vec::new(),
         }
     }

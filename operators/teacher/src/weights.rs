@@ -1,6 +1,6 @@
 //! Weights by name, whatever file they lie in.
 //!
-//! Architectures ask for tensors by the names and shapes of Hugging Face checkpoints; a source hands each out in f32, and notes what it handed out: what nobody asked for is an error, since then the
+//! Architectures ask for tensors by the names and shapes of Hugging Face checkpoints; a source hands each out in f32, or its bytes as they lie in the file, and notes what it handed out: what nobody asked for is an error, since then the
 //! configuration describes another model than the weights are.
 //!
 //! With [`Read::Headers`] names, types and shapes are checked in the same way and no weight is read: a tensor then is one zero,
@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Tensor};
-use safetensors::Dtype as Stored;
+use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use stillhouse_gpu::net::{Format, Order, Stored};
 
 use crate::error::{Result, TeacherError, words};
 use crate::gguf::Gguf;
@@ -97,12 +98,7 @@ impl Weights {
     fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = match &self.store {
             Store::Safetensors { .. } => {
-                let (path, view) = self.view(name)?;
-                check_shape(path, name, view.shape(), shape)?;
-                if !matches!(view.dtype(), Stored::F64 | Stored::F32 | Stored::F16 | Stored::BF16) {
-                    let got = format!("{:?}", view.dtype());
-                    return Err(TeacherError::Type { path: path.into(), name: name.into(), got });
-                }
+                let (view, _) = self.weight(name, shape)?;
                 match self.read {
                     Read::Weights => view.load(&Device::Cpu)?,
                     Read::Headers => self.unread(shape)?,
@@ -119,6 +115,46 @@ impl Weights {
         self.note(name);
         self.parameters.fetch_add(tensor.elem_count() as u64, Ordering::Relaxed);
         Ok(tensor.to_dtype(DType::F32)?)
+    }
+
+    /// A tensor of safetensors, which must have this shape and a type of weights.
+    fn weight(&self, name: &str, shape: &[usize]) -> Result<(TensorView<'_>, Format)> {
+        let (path, view) = self.view(name)?;
+        check_shape(path, name, view.shape(), shape)?;
+        let format = match view.dtype() {
+            Dtype::F64 => Format::F64,
+            Dtype::F32 => Format::F32,
+            Dtype::F16 => Format::F16,
+            Dtype::BF16 => Format::Bf16,
+            other => {
+                let got = format!("{other:?}");
+                return Err(TeacherError::Type { path: path.into(), name: name.into(), got });
+            }
+        };
+        Ok((view, format))
+    }
+
+    /// The tensor `prefix + name` as the file has it, for a device that widens it; its numbers where the file has others.
+    pub(crate) fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        self.bare_stored(&format!("{}{name}", self.prefix), shape)
+    }
+
+    /// The same, without the prefix.
+    pub(crate) fn bare_stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        let stored = match &self.store {
+            Store::Safetensors { .. } => {
+                let (view, format) = self.weight(name, shape)?;
+                Some(Stored::Bytes { bytes: view.data(), format, order: Order::AsAsked })
+            }
+            Store::Gguf(gguf) => {
+                gguf.check_tensor(name, shape)?;
+                gguf.bytes(name, shape)?
+            }
+        };
+        let Some(stored) = stored else { return self.bare_floats(name, shape).map(Stored::Numbers) };
+        self.note(name);
+        self.parameters.fetch_add(shape.iter().product::<usize>() as u64, Ordering::Relaxed);
+        Ok(stored)
     }
 
     /// The tensor `prefix + name` as f32 in row order; empty where only headers are read.
@@ -300,6 +336,31 @@ pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_are_handed_out_as_they_are_stored() {
+        let file = |model: &str| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model);
+        let path = file("llama-gqa/model.safetensors");
+        let weights = Weights::safetensors(&[path], Read::Weights).unwrap();
+        let weights = weights.with_prefix_if("model.", "embed_tokens.weight");
+        for (name, shape) in [("norm.weight", &[48][..]), ("layers.1.self_attn.k_proj.weight", &[16, 48])] {
+            let before = weights.parameters();
+            let stored = weights.stored(name, shape).unwrap();
+            let Stored::Bytes { bytes, format: Format::F32, order: Order::AsAsked } = stored else {
+                panic!("{name}: {stored:?}")
+            };
+            let numbers: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            assert_eq!(numbers, weights.floats(name, shape).unwrap());
+            assert_eq!(weights.parameters(), before + 2 * numbers.len() as u64);
+        }
+        let said = |name: &str, shape: &[usize]| {
+            let stored = weights.stored(name, shape).map(|_| ()).unwrap_err().to_string();
+            assert_eq!(stored, weights.floats(name, shape).unwrap_err().to_string());
+            stored
+        };
+        assert!(said("norm.weight", &[49]).contains("[49]"));
+        assert!(said("norm.bias", &[48]).contains("is missing"));
+    }
 
     #[test]
     fn a_star_is_any_characters() {

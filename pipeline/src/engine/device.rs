@@ -14,7 +14,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -34,6 +34,8 @@ mod written;
 const QUEUE: usize = 2;
 /// Buffers of logits of a device.
 const BUFFERS: usize = 2;
+/// How often an owner that has no buffer looks whether its device still has something to do.
+const LOOKS: Duration = Duration::from_micros(200);
 
 /// A batch with its new columns.
 #[derive(Debug)]
@@ -77,6 +79,7 @@ pub struct DeviceQueue {
     owner: Arc<Owner>,
     info: Arc<TeacherInfo>,
     loss: Arc<Loss>,
+    under_way: Arc<UnderWay>,
 }
 
 /// The threads of a device; they end with this value.
@@ -146,15 +149,20 @@ impl DeviceQueue {
         let none = |e: io::Error| OperatorError::Config { operator: "extract", message: format!("no thread: {e}") };
         let loss = Arc::new(Loss::default());
         let under_way = Arc::new(UnderWay(Mutex::new((0, Instant::now()))));
-        let (noted, ends) = (Arc::clone(&loss), Arc::clone(&under_way));
+        let (noted, ends, begins) = (Arc::clone(&loss), Arc::clone(&under_way), Arc::clone(&under_way));
         let columns = move || make_columns(&to_columns, &buffers, &noted, &ends);
         let columns = thread("columns").spawn(columns).map_err(none)?;
-        let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free, &under_way);
+        let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free, &begins);
         let forward = thread("forward").spawn(forward).map_err(none)?;
         // a batch of a CPU may take minutes, and nothing is to be given back there
         let threads = if is_gpu { vec![forward, columns] } else { Vec::new() };
         let owner = Arc::new(Owner { requests: Some(requests), threads });
-        Ok(Self { owner, info, loss })
+        Ok(Self { owner, info, loss, under_way })
+    }
+
+    /// Whether it has no batch now.
+    pub fn is_idle(&self) -> bool {
+        self.under_way.state().0 == 0
     }
 
     /// Whether the device is of no use any more.
@@ -285,13 +293,11 @@ fn own(
                 }
                 let mut kept = None;
                 let ran = forward.run(teacher, logits, &mut |slice| {
-                    let on_host = matches!(slice.logits, Logits::Host(_));
+                    let made = slice.logits.made();
                     parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
-                    let waits = Instant::now();
-                    let buffer = free.recv().map_err(|_| OperatorError::Stopped)?;
-                    if on_host {
-                        forward.meter().add_since(Measure::DeviceBlockedNanos, waits);
-                    }
+                    // what fails here is told by what comes next
+                    let is_made = || made.as_ref().is_none_or(|made| made.is_there().unwrap_or(true));
+                    let buffer = next_buffer(free, is_made, forward.meter())?;
                     if failed.load(Ordering::Relaxed) {
                         // the rest of the batch is of no use; the buffer is, to the next one
                         kept = Some(buffer);
@@ -311,6 +317,26 @@ fn own(
             }
         }
     }
+}
+
+/// Waits for a free buffer, and counts the time in which a device waits for it: from when on it has made what it was told to.
+fn next_buffer<T>(free: &Receiver<T>, is_made: impl Fn() -> bool, meter: &dyn Meter) -> Result<T, OperatorError> {
+    match free.try_recv() {
+        Ok(buffer) => return Ok(buffer),
+        Err(TryRecvError::Disconnected) => return Err(OperatorError::Stopped),
+        Err(TryRecvError::Empty) => {}
+    }
+    while !is_made() {
+        match free.recv_timeout(LOOKS) {
+            Ok(buffer) => return Ok(buffer),
+            Err(RecvTimeoutError::Disconnected) => return Err(OperatorError::Stopped),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+    let waits = Instant::now();
+    let buffer = free.recv().map_err(|_| OperatorError::Stopped)?;
+    meter.add_since(Measure::DeviceBlockedNanos, waits);
+    Ok(buffer)
 }
 
 fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Loss, under_way: &UnderWay) {

@@ -102,6 +102,9 @@ pub fn add_progress(plan: &dyn ExecutionPlan, progress: &mut Progress) {
             stage.rows += rows;
             stage.busy_seconds += busy_seconds;
         }
-        None => progress.stages.push(StageProgress { name: name.to_owned(), rows, busy_seconds }),
+        None => {
+            let stage = StageProgress { name: name.to_owned(), rows, busy_seconds, awaited_seconds: 0.0 };
+            progress.stages.push(stage);
+        }
     }
 }

@@ -85,6 +85,12 @@ impl SplitState {
         self.stages.iter().map(|stage| stage.rows.load(Ordering::Relaxed)).sum()
     }
 
+    /// The stages that are at work.
+    pub fn working(&self) -> impl Iterator<Item = &'static str> {
+        let works = |stage: &&Stage| stage.doing.load(Ordering::Relaxed) == Doing::Works as u8;
+        self.stages.iter().filter(works).map(|stage| stage.name)
+    }
+
     /// Where each stage is, in order.
     pub fn statuses(&self) -> Vec<StageStatus> {
         let place = |stage: &Stage| StageStatus {

@@ -26,6 +26,7 @@ use crate::teacher::{self, JobInput};
 
 mod arithmetic;
 mod devices;
+mod memory;
 
 fn assets() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets")

@@ -62,7 +62,7 @@ mod tests {
 
     fn report(worker: &str, split: u32, rows: u64) -> AtWork {
         let stages = vec![StageStatus { name: "pack".into(), rows, doing: "is at work".into() }];
-        let stage = StageProgress { name: "pack".into(), rows, busy_seconds: 0.5 };
+        let stage = StageProgress { name: "pack".into(), rows, busy_seconds: 0.5, awaited_seconds: 0.25 };
         AtWork {
             worker: worker.into(),
             holder: None,

@@ -87,6 +87,7 @@ impl Job {
                     return result;
                 }
                 _ = ticks.tick() => {
+                    self.look_whom_devices_await(&session.resources.at_work);
                     let progress = self.progress(began);
                     match self.driver.is_none() {
                         true => self.look_for_a_stall_here(&mut watch, &progress, &session.resources.at_work),
@@ -199,6 +200,7 @@ impl Job {
         };
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner).clone();
         plans.iter().for_each(|plan| engine::add_progress(plan.as_ref(), &mut progress));
+        self.add_awaited(&mut progress);
         if self.driver.is_some() {
             self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).add_to(&mut progress);
         }

@@ -255,6 +255,7 @@ impl Worker {
             observer,
             driver: None,
             elsewhere: Mutex::default(),
+            awaited: Mutex::default(),
         };
         let pool = Pool::new(rayon::current_num_threads());
         let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
@@ -347,6 +348,7 @@ async fn watch(stand: Arc<Stand>) {
     let mut pulse = Pulse::default();
     loop {
         tokio::time::sleep(LOOKS).await;
+        stand.job.look_whom_devices_await(&stand.session.resources.at_work);
         match output.still_alive(&mut pulse).await {
             Err(e) if e.retryable => continue,
             Err(e) => {

@@ -102,7 +102,7 @@ pub struct TeacherSpec {
     #[serde(default)]
     pub dtype: Dtype,
     /// The largest mean KL(f32 ‖ dtype) of next-token distributions that is accepted, in nat, measured on the first 1,024 tokens of the
-    /// input before work begins. Required for `int8`.
+    /// input before work begins. Required for `int8` and `fp8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub max_mean_kl_nats: Option<f64>,
@@ -132,6 +132,9 @@ pub enum Dtype {
     Bf16x3,
     /// 8-bit integers, a scale for each output of a weight and each token; CPUs with AVX512-VNNI or AMX. Needs `max_mean_kl_nats`.
     Int8,
+    /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token, the rest bfloat16; Hopper GPUs.
+    /// Needs `max_mean_kl_nats`.
+    Fp8,
     /// The fastest of `f32`, `bf16x3`, `f16`, `bf16` on this machine that changes no log-probability of the first 1,024 tokens by more than
     /// 0.01 nat. What was chosen is kept with the data set; to be independent of the machine, name a type.
     Auto,
@@ -147,6 +150,7 @@ impl Dtype {
             Self::F16 => "f16",
             Self::Bf16x3 => "bf16x3",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
             Self::Auto => "auto",
         }
     }

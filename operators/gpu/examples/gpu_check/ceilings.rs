@@ -61,6 +61,7 @@ fn product(check: &Check, element: Element, out: Element, [m, n, k]: [usize; 3])
         d: matrix(&d, out, m, n),
         bias: 0,
         add: false,
+        gelu: false,
     };
     // SAFETY: the buffers are of these shapes
     let seconds = seconds_of(&check.counted, || unsafe { check.device.product(Stream::Pass, &product) })?;

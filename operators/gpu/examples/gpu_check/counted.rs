@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use stillhouse_gpu::{Arg, Device, Event, Launch, Memory, Product, Result, Stream};
+use stillhouse_gpu::{Arg, Device, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 
 /// Launches of one kernel.
 #[derive(Debug, Clone, Copy, Default)]
@@ -164,12 +164,32 @@ impl Device for Counted {
         self.count(&name, stream, flops, || unsafe { self.device.product(stream, product) })
     }
 
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        self.device.ends_in_gelu(product)
+    }
+
+    fn lacks_fp8(&self) -> Option<String> {
+        self.device.lacks_fp8()
+    }
+
+    unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
+        let [m, n, k] = [product.a.rows, product.b.rows, product.a.columns];
+        let name = format!("product of e4m3 [{k}, {n}]");
+        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+        // SAFETY: as the caller says
+        self.count(&name, stream, flops, || unsafe { self.device.scaled_product(stream, product) })
+    }
+
     fn record(&self, stream: Stream) -> Result<Event> {
         self.device.record(stream)
     }
 
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
         self.device.wait_in(stream, event)
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        self.device.is_done(event)
     }
 
     fn wait(&self, event: Event) -> Result<()> {

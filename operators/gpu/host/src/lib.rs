@@ -1,47 +1,61 @@
 //! A [`Device`] whose kernels run on the host: the same source, compiled as C++, a thread block as fibers of one thread.
 //!
-//! For tests on machines without a GPU. Copies, launches and products are done when they are called, so streams and events only keep their
-//! contract. The order in which the threads of a block run between two barriers follows from a seed: what depends on it is a race.
+//! For tests on machines without a GPU. What is launched, copied or multiplied waits in the queue of its stream, and is done when something
+//! waits for it, or as early as a stream may be: how far each runs ahead follows from a seed, as does the order in which the threads of a
+//! block run between two barriers. What depends on either is a race.
+//!
+//! | of CUDA | here |
+//! |---|---|
+//! | a copy from pinned memory reads it when the stream comes there | so too; and memory that was written meanwhile is told |
+//! | pinned memory given back while a copy of it is on its way | told, and kept until the host is dropped |
+//! | a copy from other memory takes the bytes at once, a copy to it is waited for | so too |
+//! | device memory is freed once what uses it is done | so too |
+//! | an error of a kernel shows at a later call | at the next wait |
 
-use std::alloc::{Layout, alloc, dealloc};
-use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+mod memory;
+mod queue;
+mod values;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use half::{bf16, f16};
-use stillhouse_gpu::{Arg, Device, Element, Event, GpuError, Launch, Matrix, Memory, Product, Result, Stream};
+use stillhouse_gpu::{Arg, Device, Element, Event, GpuError, Launch, Memory, Product, Result, ScaledProduct, Stream};
 
-unsafe extern "C" {
-    fn stillhouse_host_launch(
-        kernel: *const c_char,
-        grid: *const u32,
-        block: *const u32,
-        shared_bytes: u32,
-        args: *mut *mut c_void,
-        schedule_seed: u64,
-    ) -> c_int;
-}
+use memory::Blocks;
+use queue::{Queues, Work};
+pub use values::e4m3;
 
-const ALIGNMENT: usize = 256;
+const NAME: &str = "host";
 /// What is free at the beginning, unless a test says otherwise.
 const MEMORY_BYTES: u64 = 4 << 30;
-/// Fresh memory holds this: what reads it before it was written shows (as f32 and f64 it is NaN).
-const POISON: u8 = 0xFF;
+/// A number that is added to the seed of the streams' order: all tests in another one.
+const OTHER_ORDER: &str = "STILLHOUSE_HOST_STREAMS";
 
 /// The host in the place of a GPU.
 #[derive(Debug)]
 pub struct Host {
-    schedule_seed: u64,
     total: u64,
-    blocks: Mutex<BTreeMap<u64, usize>>,
-    pinned: Mutex<BTreeMap<u64, usize>>,
-    launches: AtomicU64,
-    allocations: AtomicU64,
+    /// Bytes that are free and cannot be had.
+    unusable: u64,
+    state: Mutex<State>,
+}
+
+/// What calls from any thread share.
+#[derive(Debug)]
+struct State {
+    blocks: Blocks,
+    pinned: Blocks,
+    allocations: u64,
+    /// Bytes of the device that were allocated at once at most.
+    most: u64,
+    /// Bytes that were copied to the host.
+    copied_out: u64,
+    queues: Queues,
 }
 
 impl Host {
-    /// A host whose threads run in an order that follows from the seed; 0 is by number.
+    /// A host whose threads and streams run in an order that follows from the seed. Threads: 0 is by number. Streams: of four seeds in a row,
+    /// from 0 on, nothing is done before it is waited for; the pass is always as early as it may be, and the extraction as late; the other way
+    /// round; both are somewhere between.
     #[must_use]
     pub fn new(schedule_seed: u64) -> Self {
         Self::with_memory(schedule_seed, MEMORY_BYTES)
@@ -50,132 +64,84 @@ impl Host {
     /// A host with so much memory.
     #[must_use]
     pub fn with_memory(schedule_seed: u64, total: u64) -> Self {
-        let (launches, allocations) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { schedule_seed, total, blocks: Mutex::default(), pinned: Mutex::default(), launches, allocations }
+        Self::fragmented(schedule_seed, total, 0)
+    }
+
+    /// A host with so much memory, of which some is free and in pieces that are of no use, as on a device that others use too.
+    #[must_use]
+    pub fn fragmented(schedule_seed: u64, total: u64, unusable: u64) -> Self {
+        let other = std::env::var(OTHER_ORDER).unwrap_or_default();
+        let other = other.bytes().fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0'))));
+        let queues = Queues::new(schedule_seed, schedule_seed.wrapping_add(other));
+        let (blocks, pinned) = (Blocks::default(), Blocks::default());
+        let state = State { blocks, pinned, allocations: 0, most: 0, copied_out: 0, queues };
+        Self { total, unusable, state: Mutex::new(state) }
     }
 
     /// Bytes of the device that are allocated now.
     #[must_use]
     pub fn used(&self) -> u64 {
-        held(&self.blocks)
+        self.state().blocks.held()
+    }
+
+    /// Bytes of the device that were allocated at once at most.
+    #[must_use]
+    pub fn most_used(&self) -> u64 {
+        self.state().most
     }
 
     /// Bytes of pinned memory that are allocated now.
     #[must_use]
     pub fn used_pinned(&self) -> u64 {
-        held(&self.pinned)
+        self.state().pinned.held()
+    }
+
+    /// Bytes that were copied from the device so far.
+    #[must_use]
+    pub fn copied_out(&self) -> u64 {
+        self.state().copied_out
     }
 
     /// Allocations so far, of both kinds.
     #[must_use]
     pub fn allocations(&self) -> u64 {
-        self.allocations.load(Ordering::Relaxed)
+        self.state().allocations
     }
 
-    fn take_memory(&self, list: &Mutex<BTreeMap<u64, usize>>, bytes: usize) -> Result<u64> {
-        let layout = layout(bytes).ok_or_else(|| self.failed("allocate", format!("{bytes} bytes")))?;
-        // SAFETY: the layout is not empty
-        let pointer = unsafe { alloc(layout) };
-        if pointer.is_null() {
-            return Err(self.failed("allocate", "the system gives no memory"));
+    /// Does what is left in the queues, and gives what callers did that no device allows, and forgets it. A host that is dropped with such
+    /// faults panics.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let mut state = self.state();
+        state.finish();
+        state.queues.take_faults()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enqueue(&self, stream: Stream, work: impl FnOnce(&mut State) -> Result<Option<Work>>) -> Result<()> {
+        let mut state = self.state();
+        if let Some(work) = work(&mut state)? {
+            state.queues.push(stream, work);
         }
-        // SAFETY: so many bytes were just allocated
-        unsafe { pointer.write_bytes(POISON, layout.size()) };
-        self.allocations.fetch_add(1, Ordering::Relaxed);
-        locked(list).insert(pointer as u64, bytes);
-        Ok(pointer as u64)
-    }
-
-    fn failed(&self, call: impl Into<String>, message: impl Into<String>) -> GpuError {
-        GpuError::Failed { device: self.name().into(), call: call.into(), message: message.into(), lost: false }
-    }
-
-    /// That so many bytes from an address on are within one allocation.
-    fn check(&self, what: &str, pointer: u64, bytes: usize) -> Result<()> {
-        let blocks = locked(&self.blocks);
-        let within = blocks.range(..=pointer).next_back().is_some_and(|(start, length)| {
-            pointer.checked_add(bytes as u64).is_some_and(|end| end <= start + *length as u64)
-        });
-        drop(blocks);
-        within
-            .then_some(())
-            .ok_or_else(|| self.failed(what, format!("{bytes} bytes at {pointer:#x} are within no buffer")))
-    }
-
-    fn check_matrix(&self, what: &str, matrix: &Matrix) -> Result<()> {
-        let Matrix { pointer, element, rows, columns, stride } = *matrix;
-        if stride < columns {
-            return Err(self.failed(what, format!("a stride of {stride} for {columns} columns")));
-        }
-        let elements = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
-        self.check(what, pointer, elements * element.bytes())
+        state.drift();
+        Ok(())
     }
 }
 
-fn locked(list: &Mutex<BTreeMap<u64, usize>>) -> MutexGuard<'_, BTreeMap<u64, usize>> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn held(list: &Mutex<BTreeMap<u64, usize>>) -> u64 {
-    locked(list).values().map(|bytes| *bytes as u64).sum()
-}
-
-/// Frees what is in a list, and nothing else.
-fn give_back(list: &Mutex<BTreeMap<u64, usize>>, pointer: u64) {
-    let bytes = locked(list).remove(&pointer);
-    if let Some(layout) = bytes.and_then(layout) {
-        // SAFETY: it was allocated with this layout, and is no longer in the list
-        unsafe { dealloc(pointer as *mut u8, layout) };
-    }
-}
-
-fn layout(bytes: usize) -> Option<Layout> {
-    Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGNMENT), ALIGNMENT).ok()
-}
-
-/// # Safety
-/// `element` number `at` from the address on is readable memory.
-unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
-    // SAFETY: as the caller says
-    unsafe {
-        match element {
-            Element::F32 => *(pointer as *const f32).add(at),
-            Element::Bf16 => (*(pointer as *const bf16).add(at)).to_f32(),
-            Element::F16 => (*(pointer as *const f16).add(at)).to_f32(),
-        }
-    }
-}
-
-/// # Safety
-/// `element` number `at` from the address on is writable memory.
-unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
-    // SAFETY: as the caller says
-    unsafe {
-        match element {
-            Element::F32 => *(pointer as *mut f32).add(at) = value,
-            Element::Bf16 => *(pointer as *mut bf16).add(at) = bf16::from_f32(value),
-            Element::F16 => *(pointer as *mut f16).add(at) = f16::from_f32(value),
-        }
-    }
-}
-
-/// A row of a matrix, widened.
-///
-/// # Safety
-/// The matrix is readable memory.
-unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
-    out.clear();
-    // SAFETY: as the caller says
-    out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));
+fn failed(call: impl Into<String>, message: impl Into<String>) -> GpuError {
+    GpuError::Failed { device: NAME.into(), call: call.into(), message: message.into(), lost: false }
 }
 
 impl Device for Host {
     fn name(&self) -> &str {
-        "host"
+        NAME
     }
 
     fn model(&self) -> &str {
-        "host"
+        NAME
     }
 
     fn multiprocessors(&self) -> u32 {
@@ -188,118 +154,130 @@ impl Device for Host {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let Memory { free, total } = self.memory()?;
-        if layout(bytes).is_none_or(|layout| layout.size() as u64 > free) {
-            return Err(GpuError::Memory { device: self.name().into(), bytes: bytes as u64, free, total });
+        if memory::size(bytes).is_none_or(|size| size > free.saturating_sub(self.unusable)) {
+            return Err(GpuError::Memory { device: NAME.into(), bytes: bytes as u64, free, total });
         }
-        self.take_memory(&self.blocks, bytes)
+        let mut state = self.state();
+        state.allocations += 1;
+        let pointer = state.blocks.take(bytes)?;
+        state.most = state.most.max(state.blocks.held());
+        Ok(pointer)
     }
 
     fn free(&self, pointer: u64) {
-        give_back(&self.blocks, pointer);
+        let mut state = self.state();
+        if let Some(block) = state.blocks.of(pointer) {
+            state.run_past(block);
+        }
+        state.blocks.give_back(pointer);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
-        self.take_memory(&self.pinned, bytes).map(|pointer| pointer as *mut u8)
+        let mut state = self.state();
+        state.allocations += 1;
+        state.pinned.take(bytes).map(|pointer| pointer as *mut u8)
     }
 
     fn free_pinned(&self, pointer: *mut u8, _: usize) {
-        give_back(&self.pinned, pointer as u64);
-    }
-
-    unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        self.check("copy_in", to, bytes)?;
-        // SAFETY: the target was just checked, the source is the caller's to see to
-        unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
-        Ok(())
-    }
-
-    unsafe fn copy_out(&self, _: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        self.check("copy_out", from, bytes)?;
-        // SAFETY: the source was just checked, the target is the caller's to see to
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to, bytes) };
-        Ok(())
-    }
-
-    unsafe fn launch(&self, _: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
-        let kernel = CString::new(launch.kernel).map_err(|e| self.failed(launch.kernel, e.to_string()))?;
-        let mut args = args.to_vec();
-        let mut pointers: Vec<*mut c_void> = args
-            .iter_mut()
-            .map(|arg| match arg {
-                Arg::Pointer(v) | Arg::U64(v) => std::ptr::from_mut(v).cast(),
-                Arg::U32(v) => std::ptr::from_mut(v).cast(),
-                Arg::I32(v) => std::ptr::from_mut(v).cast(),
-                Arg::F32(v) => std::ptr::from_mut(v).cast(),
-                Arg::F64(v) => std::ptr::from_mut(v).cast(),
-            })
-            .collect();
-        // another order at every launch, the same ones in every run
-        let number = self.launches.fetch_add(1, Ordering::Relaxed);
-        let seed = if self.schedule_seed == 0 { 0 } else { self.schedule_seed.wrapping_add(number).max(1) };
-        let (grid, block) = (launch.grid.as_ptr(), launch.block.as_ptr());
-        // SAFETY: three numbers each; the arguments are of the kernel's types, as the caller says
-        let code = unsafe {
-            stillhouse_host_launch(kernel.as_ptr(), grid, block, launch.shared_bytes, pointers.as_mut_ptr(), seed)
-        };
-        let message = match code {
-            0 => return Ok(()),
-            1 => "there is no such kernel".into(),
-            2 => "threads of a block wait at different barriers for ever".into(),
-            3 => "more than 1,024 threads or 227 KiB of shared memory".into(),
-            other => format!("code {other}"),
-        };
-        Err(self.failed(launch.kernel, message))
-    }
-
-    unsafe fn product(&self, _: Stream, product: &Product) -> Result<()> {
-        let Product { a, b, d, bias, add } = product;
-        for (what, matrix) in [("A of a product", a), ("B of a product", b), ("D of a product", d)] {
-            self.check_matrix(what, matrix)?;
+        let mut state = self.state();
+        let Some(block) = state.pinned.of(pointer as u64) else { return };
+        if state.queues.uses(block) {
+            state
+                .queues
+                .fault(format!("{} bytes of pinned memory were given back with a copy on its way", block.bytes));
+            state.pinned.set_aside(pointer as u64);
+        } else {
+            state.pinned.give_back(pointer as u64);
         }
-        if a.columns != b.columns || (d.rows, d.columns) != (a.rows, b.rows) {
-            let shape = |m: &Matrix| format!("[{}, {}]", m.rows, m.columns);
-            return Err(self.failed("product", format!("{} · {}ᵀ into {}", shape(a), shape(b), shape(d))));
-        }
-        let (mut rows, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
-        for m in 0..a.rows {
-            // SAFETY: A was just checked
-            unsafe { row(a, m, &mut x) };
-            rows.push(x.clone());
-        }
-        for n in 0..b.rows {
-            // SAFETY: all matrices were just checked; the bias is the caller's to see to
-            unsafe {
-                row(b, n, &mut y);
-                let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
-                for (m, x) in rows.iter().enumerate() {
-                    let sum = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32;
-                    let at = m * d.stride + n;
-                    let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
-                    write(d.pointer, d.element, at, sum + bias + before);
+    }
+
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        self.enqueue(stream, |state| {
+            state.blocks.check("copy_in", to, bytes)?;
+            // SAFETY: so many bytes are there, as the caller says
+            let seen = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
+            let pinned = state.pinned.holds(from as u64, bytes).then_some(from as u64);
+            Ok((bytes > 0).then_some(Work::CopyIn { to, pinned, seen }))
+        })
+    }
+
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        let mut is_pinned = true;
+        self.enqueue(stream, |state| {
+            state.blocks.check("copy_out", from, bytes)?;
+            is_pinned = state.pinned.holds(to as u64, bytes);
+            state.copied_out += bytes as u64;
+            Ok((bytes > 0).then_some(Work::CopyOut { to: to as u64, from, bytes }))
+        })?;
+        // the target may be gone once this has returned
+        if is_pinned { Ok(()) } else { self.wait(self.record(stream)?) }
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
+        self.enqueue(stream, |state| {
+            for (at, arg) in args.iter().enumerate() {
+                if let Arg::Pointer(pointer) = *arg
+                    && pointer != 0
+                    && !state.blocks.touches(pointer)
+                {
+                    return Err(failed(launch.kernel, format!("argument {at}, {pointer:#x}, points to no buffer")));
                 }
             }
-        }
-        Ok(())
+            Ok(Some(Work::Launch(state.queues.launched(launch, args)?)))
+        })
     }
 
-    fn record(&self, _: Stream) -> Result<Event> {
-        Ok(Event::new(0))
+    unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
+        self.enqueue(stream, |state| {
+            values::check(product)?;
+            values::matrices(product).try_for_each(|(what, at, bytes)| state.blocks.check(what, at, bytes))?;
+            Ok(Some(Work::Product(*product)))
+        })
     }
 
-    fn wait_in(&self, _: Stream, _: Event) -> Result<()> {
-        Ok(())
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        // as where a library does it, which does not say how exact its tanh is
+        Ok(product.d.element != Element::F32 && !product.add)
     }
 
-    fn wait(&self, _: Event) -> Result<()> {
-        Ok(())
+    fn lacks_fp8(&self) -> Option<String> {
+        None
+    }
+
+    unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
+        self.enqueue(stream, |state| {
+            values::check_scaled(product)?;
+            values::scaled_matrices(product).try_for_each(|(what, at, bytes)| state.blocks.check(what, at, bytes))?;
+            Ok(Some(Work::ScaledProduct(*product)))
+        })
+    }
+
+    fn record(&self, stream: Stream) -> Result<Event> {
+        let mut state = self.state();
+        state.drift();
+        Ok(state.queues.here(stream))
+    }
+
+    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
+        self.enqueue(stream, |_| Ok(Some(Work::Wait(event))))
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool> {
+        let mut state = self.state();
+        state.drift();
+        Ok(state.queues.is_done(event))
+    }
+
+    fn wait(&self, event: Event) -> Result<()> {
+        let mut state = self.state();
+        state.run_to(event);
+        state.queues.take_error().map_or(Ok(()), Err)
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        for list in [&self.blocks, &self.pinned] {
-            let left: Vec<u64> = locked(list).keys().copied().collect();
-            left.into_iter().for_each(|pointer| give_back(list, pointer));
-        }
+        let faults = self.faults();
+        assert!(faults.is_empty() || std::thread::panicking(), "{}", faults.join("; "));
     }
 }

@@ -27,7 +27,8 @@ fn launch(
 ) -> Result<()> {
     let launch = Launch { kernel, grid, block, shared_bytes };
     // SAFETY: every test hands over what its kernel declares
-    unsafe { device.launch(Stream::Pass, &launch, args) }
+    unsafe { device.launch(Stream::Pass, &launch, args)? };
+    device.wait(device.record(Stream::Pass)?)
 }
 
 fn line(threads: u32) -> [u32; 3] {

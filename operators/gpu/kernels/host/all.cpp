@@ -12,8 +12,17 @@
 #if __has_include("../attention.cu")
 #include "../attention.cu"
 #endif
+#if __has_include("../widen.cu")
+#include "../widen.cu"
+#endif
+#if __has_include("../fp8.cu")
+#include "../fp8.cu"
+#endif
 #ifdef STILLHOUSE_SELFTEST
 #include "selftest.cu"
+#endif
+#ifdef STILLHOUSE_MISTAKES
+#include "mistakes.cu"
 #endif
 
 namespace stillhouse_host {

@@ -29,15 +29,29 @@ NOISE_KERNEL(offsets, SCAN_THREADS, 1)(const unsigned* counts, unsigned lists, u
 }
 NOISE_EXPORT(offsets)
 
-// Grid: lists/8; a warp for a list. What does not fit into `room` is left out.
-NOISE_KERNEL(gather, 256, 4)(const unsigned* counts, const unsigned* offsets, const uint2* corrections, unsigned lists, unsigned room, uint2* out) {
+// Grid: lists/8; a warp for a list. What does not fit into `room` is left out. A correction has its index, of 32 bits or 16, and its value, f32
+// or f16, without gaps: what is written here is what goes over the bus.
+NOISE_KERNEL(gather, 256, 4)(const unsigned* counts, const unsigned* offsets, const uint2* corrections, unsigned lists, unsigned room,
+                             unsigned short_index, unsigned half, unsigned short* out) {
     const unsigned list = blockIdx.x * 8 + threadIdx.x / 32;
     if (list >= lists || (counts[list] & FALL_BACK) != 0) {
         return;
     }
     const unsigned count = counts[list], offset = offsets[list];
+    const unsigned words = (short_index != 0 ? 1 : 2) + (half != 0 ? 1 : 2);
     for (unsigned i = threadIdx.x % 32; i < count && offset + i < room; i += 32) {
-        out[offset + i] = corrections[static_cast<size_t>(list) * VALUES + i];
+        const uint2 correction = corrections[static_cast<size_t>(list) * VALUES + i];
+        unsigned short* to = out + static_cast<size_t>(offset + i) * words;
+        *to++ = static_cast<unsigned short>(correction.x);
+        if (short_index == 0) {
+            *to++ = static_cast<unsigned short>(correction.x >> 16);
+        }
+        // the search has rounded it: nothing is lost
+        const unsigned value = half != 0 ? pack_pair<f16>(__uint_as_float(correction.y), 0.0f) : correction.y;
+        *to++ = static_cast<unsigned short>(value);
+        if (half == 0) {
+            *to = static_cast<unsigned short>(value >> 16);
+        }
     }
 }
 NOISE_EXPORT(gather)

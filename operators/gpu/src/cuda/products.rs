@@ -4,6 +4,7 @@
 //! from the same memory, so nothing is transposed.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 
@@ -12,7 +13,7 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::result::{free_sync, malloc_sync};
 use cudarc::driver::sys::CUstream;
 
-use crate::device::{Element, Matrix, Product, Result, Stream};
+use crate::device::{Element, Matrix, Product, Result, Scaled, ScaledProduct, Stream};
 use crate::error::GpuError;
 
 /// What NVIDIA recommends for Hopper. One for each stream, as products of two streams may run at once.
@@ -31,7 +32,83 @@ pub(super) struct Products {
     handle: Option<sys::cublasLtHandle_t>,
     version: usize,
     workspaces: [u64; 2],
-    plans: HashMap<Key, Plan>,
+    /// None where the library has no algorithm.
+    plans: HashMap<Key, Option<Plan>>,
+}
+
+/// A matrix as cuBLASLt is told of it.
+#[derive(Clone, Copy)]
+struct Operand {
+    pointer: u64,
+    kind: sys::cudaDataType,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+}
+
+/// A product, of whatever numbers.
+pub(super) struct Operation {
+    a: Operand,
+    b: Operand,
+    d: Operand,
+    bias: u64,
+    add: bool,
+    gelu: bool,
+    /// Of the rows of A and of B.
+    scales: Option<[u64; 2]>,
+}
+
+impl Operation {
+    pub fn of(product: &Product) -> Result<Self> {
+        let Product { a, b, d, bias, add, gelu } = *product;
+        let [a, b, d] = [a, b, d].map(|matrix| operand(&matrix));
+        Self { a, b, d, bias, add, gelu, scales: None }.checked()
+    }
+
+    pub fn of_scaled(product: &ScaledProduct) -> Result<Self> {
+        let ScaledProduct { a, b, d, bias, add } = *product;
+        let eight = |Scaled { pointer, rows, columns, .. }: Scaled| {
+            let kind = sys::cudaDataType::CUDA_R_8F_E4M3;
+            Operand { pointer, kind, rows, columns, stride: columns }
+        };
+        let scales = Some([a.scales, b.scales]);
+        Self { a: eight(a), b: eight(b), d: operand(&d), bias, add, gelu: false, scales }.checked()
+    }
+
+    fn checked(self) -> Result<Self> {
+        let Self { a, b, d, .. } = &self;
+        if a.columns == b.columns && (d.rows, d.columns) == (a.rows, b.rows) {
+            return Ok(self);
+        }
+        let shape = |m: &Operand| format!("[{}, {}]", m.rows, m.columns);
+        Err(GpuError::Input {
+            what: "shapes of a product A · Bᵀ into D",
+            got: format!("{} · {}ᵀ into {}", shape(a), shape(b), shape(d)),
+            valid: "[m, k] · [n, k]ᵀ into [m, n]".into(),
+        })
+    }
+
+    fn key(&self) -> Key {
+        let Self { a, b, d, bias, add, gelu, .. } = *self;
+        Key {
+            shape: [a.rows, b.rows, a.columns],
+            strides: [a.stride, b.stride, d.stride],
+            kinds: [a.kind, b.kind, d.kind].map(|kind| kind as u32),
+            has_bias: bias != 0,
+            add,
+            gelu,
+        }
+    }
+
+    /// What is done with the sums; cuBLASLt's GELU is the tanh form.
+    fn epilogue(&self) -> sys::cublasLtEpilogue_t {
+        match (self.gelu, self.bias) {
+            (false, 0) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            (false, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            (true, 0) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU,
+            (true, _) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+        }
+    }
 }
 
 /// All that an algorithm may depend on.
@@ -39,9 +116,10 @@ pub(super) struct Products {
 struct Key {
     shape: [usize; 3],
     strides: [usize; 3],
-    elements: [Element; 3],
+    kinds: [u32; 3],
     has_bias: bool,
     add: bool,
+    gelu: bool,
 }
 
 struct Plan {
@@ -70,9 +148,14 @@ fn kind(element: Element) -> sys::cudaDataType {
     }
 }
 
-fn layout(matrix: &Matrix) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
+fn operand(matrix: &Matrix) -> Operand {
+    let Matrix { pointer, element, rows, columns, stride } = *matrix;
+    Operand { pointer, kind: kind(element), rows, columns, stride }
+}
+
+fn layout(matrix: &Operand) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
     let stride = i64::try_from(matrix.stride).unwrap_or(i64::MAX);
-    result::create_matrix_layout(kind(matrix.element), matrix.columns as u64, matrix.rows as u64, stride)
+    result::create_matrix_layout(matrix.kind, matrix.columns as u64, matrix.rows as u64, stride)
 }
 
 /// # Safety
@@ -86,23 +169,44 @@ unsafe fn set<T>(
     unsafe { result::set_matmul_desc_attribute(description, what, from_ref(value).cast(), size_of::<T>()) }
 }
 
-fn plan(handle: sys::cublasLtHandle_t, product: &Product) -> std::result::Result<Plan, CublasError> {
+/// What cuBLASLt calls A is B here.
+///
+/// # Safety
+/// The description is live.
+unsafe fn set_scales(
+    description: sys::cublasLtMatmulDesc_t,
+    scales: Option<[u64; 2]>,
+) -> std::result::Result<(), CublasError> {
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    let Some([a, b]) = scales else { return Ok(()) };
+    // SAFETY: as the caller says; the attributes are addresses
+    unsafe {
+        set(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
+        set(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)
+    }
+}
+
+fn plan(handle: sys::cublasLtHandle_t, product: &Operation) -> std::result::Result<Plan, CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
     let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
     let layouts = [layout(&product.b)?, layout(&product.a)?, layout(&product.d)?];
-    let epilogue = match product.bias {
-        0 => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-        _ => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-    };
+    // frees both where a call below fails
+    let mut plan = Plan { description, layouts, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
     // SAFETY: everything was just made, and the attributes are of these types
     unsafe {
         set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &AS_IT_IS)?;
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &product.epilogue())?;
         if product.bias != 0 {
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product.bias)?;
-            set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &kind(product.d.element))?;
+            set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &product.d.kind)?;
+        }
+        if product.scales.is_some() {
+            let rows = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+            set(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &rows)?;
+            set(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &rows)?;
+            set_scales(description, product.scales)?;
         }
         let preference = result::create_matmul_pref()?;
         let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
@@ -111,8 +215,9 @@ fn plan(handle: sys::cublasLtHandle_t, product: &Product) -> std::result::Result
         let [b, a, d] = layouts;
         let found = result::get_matmul_algo_heuristic(handle, description, b, a, d, d, preference);
         result::destroy_matmul_pref(preference)?;
-        Ok(Plan { description, layouts, algorithm: found?.algo })
+        plan.algorithm = found?.algo;
     }
+    Ok(plan)
 }
 
 impl Products {
@@ -161,44 +266,54 @@ impl Products {
         }
     }
 
-    /// # Safety
-    /// The matrices are within live buffers of the device, whose context is current.
-    pub unsafe fn run(&mut self, device: &str, stream: Stream, on: CUstream, product: &Product) -> Result<()> {
-        check(product)?;
-        let Product { a, b, d, bias, add } = *product;
-        let key = Key {
-            shape: [a.rows, b.rows, a.columns],
-            strides: [a.stride, b.stride, d.stride],
-            elements: [a.element, b.element, d.element],
-            has_bias: bias != 0,
-            add,
-        };
-        let named = |call: &'static str| move |error| failed(device, call, error);
+    /// What a product needs, made once; none where the library has no algorithm for it.
+    fn plan_of(&mut self, device: &str, product: &Operation) -> Result<(sys::cublasLtHandle_t, Option<&mut Plan>)> {
         let handle = self.handle.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
+        let key = product.key();
         if self.plans.len() >= MOST_PLANS && !self.plans.contains_key(&key) {
             // what was launched with them has copied all it needs
             self.plans.clear();
         }
         let plan = match self.plans.entry(key) {
-            std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
-            std::collections::hash_map::Entry::Vacant(free) => {
-                let made = plan(handle, product).map_err(|error| {
-                    let shape = format!("[{}, {}] · [{}, {}]ᵀ", a.rows, a.columns, b.rows, b.columns);
-                    failed_with(device, "cublasLtMatmulAlgoGetHeuristic", &format!("{shape}: {error}"))
-                })?;
-                free.insert(made)
-            }
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(free) => match plan(handle, product) {
+                Ok(made) => free.insert(Some(made)),
+                Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => free.insert(None),
+                Err(error) => return Err(failed(device, "cublasLtMatmulAlgoGetHeuristic", error)),
+            },
         };
+        Ok((handle, plan.as_mut()))
+    }
+
+    /// Whether the library has an algorithm for a product; the device's context is current.
+    pub fn has_plan(&mut self, device: &str, product: &Operation) -> Result<bool> {
+        self.plan_of(device, product).map(|(_, plan)| plan.is_some())
+    }
+
+    /// # Safety
+    /// The matrices are within live buffers of the device, whose context is current.
+    pub unsafe fn run(&mut self, device: &str, stream: Stream, on: CUstream, product: &Operation) -> Result<()> {
+        let Operation { a, b, d, bias, add, scales, .. } = *product;
+        let workspace = self.workspaces[stream as usize];
+        let (handle, Some(plan)) = self.plan_of(device, product)? else {
+            let kinds = [a, b, d].map(|operand| format!("{:?}", operand.kind)).join(", ");
+            let shape = format!("[{}, {}] · [{}, {}]ᵀ", a.rows, a.columns, b.rows, b.columns);
+            let message = format!("{shape} of {kinds}: the library has no algorithm");
+            return Err(failed_with(device, "cublasLtMatmulAlgoGetHeuristic", &message));
+        };
+        let named = |call: &'static str| move |error| failed(device, call, error);
         let (one, zero) = (1f32, 0f32);
         let beta = if add { &one } else { &zero };
         let [b_layout, a_layout, d_layout] = plan.layouts;
         let address = |pointer: u64| pointer as *mut c_void;
-        // SAFETY: the plan is of these shapes; the memory is as the caller says. The bias of this call is set before it, under the lock
+        // SAFETY: the plan is of these shapes; the memory is as the caller says. The bias and the scales of this call are set before it, under
+        // the lock
         unsafe {
             if bias != 0 {
                 let what = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
                 set(plan.description, what, &bias).map_err(named("cublasLtMatmulDescSetAttribute"))?;
             }
+            set_scales(plan.description, scales).map_err(named("cublasLtMatmulDescSetAttribute"))?;
             result::matmul(
                 handle,
                 plan.description,
@@ -213,26 +328,13 @@ impl Products {
                 address(d.pointer),
                 d_layout,
                 from_ref(&plan.algorithm),
-                address(self.workspaces[stream as usize]),
+                address(workspace),
                 WORKSPACE_BYTES,
                 if on.is_null() { null_mut() } else { on.cast() },
             )
             .map_err(named("cublasLtMatmul"))
         }
     }
-}
-
-fn check(product: &Product) -> Result<()> {
-    let Product { a, b, d, .. } = product;
-    if a.columns == b.columns && (d.rows, d.columns) == (a.rows, b.rows) {
-        return Ok(());
-    }
-    let shape = |m: &Matrix| format!("[{}, {}]", m.rows, m.columns);
-    Err(GpuError::Input {
-        what: "shapes of a product A · Bᵀ into D",
-        got: format!("{} · {}ᵀ into {}", shape(a), shape(b), shape(d)),
-        valid: "[m, k] · [n, k]ᵀ into [m, n]".into(),
-    })
 }
 
 fn failed(device: &str, call: &str, error: CublasError) -> GpuError {

@@ -13,7 +13,7 @@ use stillhouse_noise::{RowSignals, Sampled};
 use super::slots::{Mirrored, Slot, f32s, u32s};
 use super::work::{Slice, THREADS};
 use super::{Asked, Positions};
-use crate::device::{Arg, Buffer, Device, Result, Stream};
+use crate::device::{Arg, Buffer, Device, Result, Stream, taken};
 
 /// Entries of a block of sums, as in kernels/noise/signals.cuh.
 const SUMMED: usize = 1024;
@@ -28,15 +28,27 @@ pub(super) struct Constants {
 }
 
 impl Constants {
+    /// Bytes of the running sums.
+    fn running(asked: &Asked, most_rows: usize) -> usize {
+        most_rows * asked.signals.sampling.map_or(0, |_| asked.vocab.div_ceil(SUMMED)) * 8
+    }
+
+    /// Bytes that they take of a device.
+    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
+        let signals = &asked.signals;
+        let [temperatures, candidates] =
+            [size_of_val(signals.temperatures.as_slice()), size_of_val(signals.candidates.as_slice())];
+        taken(&[temperatures, candidates, Self::running(asked, most_rows)])
+    }
+
     pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
         let signals = &asked.signals;
         let temperatures: Vec<u8> = signals.temperatures.iter().flat_map(|t| t.to_ne_bytes()).collect();
         let candidates: Vec<u8> = signals.candidates.iter().flat_map(|k| k.to_ne_bytes()).collect();
-        let blocks = signals.sampling.map_or(0, |_| asked.vocab.div_ceil(SUMMED));
         Ok(Self {
             temperatures: Buffer::of(device, &temperatures)?,
             candidates: Buffer::of(device, &candidates)?,
-            running: Buffer::new(device, most_rows * blocks * 8)?,
+            running: Buffer::new(device, Self::running(asked, most_rows))?,
         })
     }
 }
@@ -68,13 +80,19 @@ fn scalars(asked: &Asked) -> usize {
 }
 
 impl SignalSlot {
-    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
+    /// Bytes of its parts.
+    pub fn sizes(asked: &Asked, most_rows: usize) -> [usize; 4] {
         let (draws, trimmed) = (draws(asked), if asked.signals.top_p.is_some() { 8 } else { 0 });
+        [scalars(asked) * 4, draws * 8, draws * 8, trimmed].map(|of_a_row| most_rows * of_a_row)
+    }
+
+    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
+        let [scalars, uniforms, drawn, trimmed] = Self::sizes(asked, most_rows);
         Ok(Self {
-            scalars: Mirrored::new(device, most_rows * scalars(asked) * 4)?,
-            uniforms: Mirrored::new(device, most_rows * draws * 8)?,
-            drawn: Mirrored::new(device, most_rows * draws * 8)?,
-            trimmed: Mirrored::new(device, most_rows * trimmed)?,
+            scalars: Mirrored::new(device, scalars)?,
+            uniforms: Mirrored::new(device, uniforms)?,
+            drawn: Mirrored::new(device, drawn)?,
+            trimmed: Mirrored::new(device, trimmed)?,
         })
     }
 

@@ -7,7 +7,7 @@ use stillhouse_noise::{Correction, RowSignals, RowsEncoded, ValueType};
 
 use super::signals::SignalSlot;
 use super::{Asked, Dense, Noise, Positions};
-use crate::device::{Buffer, Device, Pinned, Result, Stream};
+use crate::device::{Buffer, Device, Pinned, Result, Stream, taken};
 
 /// Corrections that there is room for, for each list on average; a slice with more leaves the rest to the CPU.
 const ROOM: usize = 128;
@@ -45,8 +45,9 @@ pub(super) struct Slot {
     pub inputs: Mirrored,
     /// Total variations, ln p_x, counts.
     pub columns: Mirrored,
-    /// Pairs of index and value.
+    /// Corrections, one after another.
     pub pairs: Mirrored,
+    pub correction: Packed,
     /// Indices, ln p.
     pub topk: Mirrored,
     /// ξ, and then which rows it could not hold.
@@ -57,6 +58,40 @@ pub(super) struct Slot {
     pub busy: bool,
     /// Lists of a row, and where the inputs and columns of the slice lie.
     lists_of_row: usize,
+}
+
+/// How a correction comes to the host: its index, and its value in the type in which it is stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Packed {
+    /// 16 bits, where they address the vocabulary.
+    pub short_index: bool,
+    pub half: bool,
+}
+
+impl Packed {
+    fn of(asked: &Asked) -> Self {
+        let half = matches!(asked.noise, Some(Noise::Replay { value_type: ValueType::F16, .. }));
+        Self { short_index: asked.vocab <= 1 << 16, half }
+    }
+
+    fn index_bytes(self) -> usize {
+        if self.short_index { 2 } else { 4 }
+    }
+
+    pub fn bytes(self) -> usize {
+        self.index_bytes() + if self.half { 2 } else { 4 }
+    }
+
+    /// A correction out of its bytes.
+    fn read(self, bytes: &[u8]) -> (u32, f32) {
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, byte| (word << 8) | u32::from(*byte));
+        let (index, value) = bytes.split_at(self.index_bytes());
+        let value = match self.half {
+            true => f16::from_bits(word(value) as u16).to_f32(),
+            false => f32::from_bits(word(value)),
+        };
+        (word(index), value)
+    }
 }
 
 /// Where the parts of a slice of n rows lie.
@@ -88,24 +123,49 @@ impl Layout {
 }
 
 impl Slot {
-    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
+    fn most(asked: &Asked, most_rows: usize) -> Layout {
         let lists_of_row = if asked.noise.is_some() { asked.keys.len() } else { 0 };
-        let layout = Layout { rows: most_rows, lists: most_rows * lists_of_row };
-        let (room, dense) = match asked.noise {
-            Some(Noise::Replay { .. }) => (layout.lists * ROOM + 512, 0),
-            Some(Noise::Dense { value_type, .. }) => (0, layout.lists * asked.vocab * bytes_of(value_type)),
-            None => (0, 0),
+        Layout { rows: most_rows, lists: most_rows * lists_of_row }
+    }
+
+    /// Corrections that there is room for.
+    fn room(asked: &Asked, most_rows: usize) -> usize {
+        match asked.noise {
+            Some(Noise::Replay { .. }) => Self::most(asked, most_rows).lists * ROOM + 512,
+            Some(Noise::Dense { .. }) | None => 0,
+        }
+    }
+
+    /// Bytes of the inputs, of the columns, of the corrections, of the top-k, of dense noise.
+    fn sizes(asked: &Asked, most_rows: usize) -> [usize; 5] {
+        let layout = Self::most(asked, most_rows);
+        let dense = match asked.noise {
+            Some(Noise::Dense { value_type, .. }) => layout.lists * asked.vocab * bytes_of(value_type),
+            Some(Noise::Replay { .. }) | None => 0,
         };
+        let pairs = Self::room(asked, most_rows) * Packed::of(asked).bytes();
+        let topk = most_rows * asked.listed() * 8;
+        [layout.inputs(), layout.columns(), pairs, topk, dense]
+    }
+
+    /// Bytes that it takes of a device.
+    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
+        taken(&Self::sizes(asked, most_rows)) + taken(&SignalSlot::sizes(asked, most_rows))
+    }
+
+    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
+        let [inputs, columns, pairs, topk, dense] = Self::sizes(asked, most_rows);
         Ok(Self {
-            inputs: Mirrored::new(device, layout.inputs())?,
-            columns: Mirrored::new(device, layout.columns())?,
-            pairs: Mirrored::new(device, room * 8)?,
-            topk: Mirrored::new(device, most_rows * asked.listed() * 8)?,
+            inputs: Mirrored::new(device, inputs)?,
+            columns: Mirrored::new(device, columns)?,
+            pairs: Mirrored::new(device, pairs)?,
+            correction: Packed::of(asked),
+            topk: Mirrored::new(device, topk)?,
             dense: Mirrored::new(device, dense)?,
             signals: SignalSlot::new(device, asked, most_rows)?,
-            room,
+            room: Self::room(asked, most_rows),
             busy: false,
-            lists_of_row,
+            lists_of_row: Self::most(asked, 1).lists,
         })
     }
 
@@ -144,8 +204,9 @@ impl Slot {
             total += if count & FALL_BACK == 0 { count as usize } else { 0 };
         }
         if total.min(self.room) > copied {
+            let of_one = self.correction.bytes();
             // SAFETY: the copy is waited for
-            unsafe { self.pairs.fetch(device, copied * 8..total.min(self.room) * 8)? };
+            unsafe { self.pairs.fetch(device, copied * of_one..total.min(self.room) * of_one)? };
             device.wait(device.record(Stream::Extract)?)?;
         }
         Ok(Wire { slot: self, asked: asked.clone(), rows, logprob, counts, variations, offsets, total })
@@ -272,9 +333,13 @@ impl Lists {
     pub fn take(&mut self, wire: &Wire<'_>, row: usize) {
         for list in wire.lists(row) {
             let (first, count) = (wire.offsets[list], wire.counts[list] as usize);
-            let pairs = u32s(&wire.slot.pairs.host[first * 8..(first + count) * 8]);
-            self.out.indices.extend(pairs.iter().step_by(2));
-            self.out.logprobs.extend(pairs.iter().skip(1).step_by(2).map(|bits| f32::from_bits(*bits)));
+            let packed = wire.slot.correction;
+            let corrections = &wire.slot.pairs.host[first * packed.bytes()..(first + count) * packed.bytes()];
+            let corrections = corrections.chunks_exact(packed.bytes()).map(|bytes| packed.read(bytes));
+            corrections.for_each(|(index, logprob)| {
+                self.out.indices.push(index);
+                self.out.logprobs.push(logprob);
+            });
             self.close(count, wire.variations[list]);
         }
         self.out.logprob.push(wire.logprob[row]);

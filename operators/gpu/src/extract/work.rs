@@ -7,11 +7,12 @@ use stillhouse_noise::{Tolerance, ValueType};
 use super::signals::Constants;
 use super::slots::{Layout, Slot};
 use super::{Asked, DeviceSlice, Noise, Positions};
-use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream};
+use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream, taken};
 
 /// Threads of a block, as in kernels/noise/block.cuh.
 pub(super) const THREADS: u32 = 512;
-/// Bytes of `RowState`, of `Found`, and of a list's values.
+/// Bytes of a draw's key, of `RowState`, of `Found`, and of a list's values.
+const KEY: usize = 8;
 const ROW_STATE: usize = 24;
 const FOUND: usize = 24 + 2 * 64 * 8 + 1024 * 12;
 const VALUES: usize = 1024 * 8;
@@ -49,18 +50,28 @@ fn target(tolerance: Tolerance) -> f64 {
 }
 
 impl Work {
+    /// Bytes of the keys, of the states, of what was found, of the corrections, of their offsets.
+    fn sizes(asked: &Asked, most_rows: usize) -> [usize; 5] {
+        let replay = if matches!(asked.noise, Some(Noise::Replay { .. })) { most_rows * asked.keys.len() } else { 0 };
+        [asked.keys.len() * KEY, most_rows * ROW_STATE, replay * FOUND, replay * VALUES, replay * 4]
+    }
+
+    /// Bytes that it takes of a device.
+    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
+        taken(&Self::sizes(asked, most_rows)) + Constants::bytes(asked, most_rows)
+    }
+
     pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
-        let draws = if asked.noise.is_some() { asked.keys.len() } else { 0 };
-        let replay = if matches!(asked.noise, Some(Noise::Replay { .. })) { most_rows * draws } else { 0 };
+        let [_, states, found, corrections, offsets] = Self::sizes(asked, most_rows);
         let keys: Vec<u8> = asked.keys.iter().flat_map(|key| key.words()).flat_map(u32::to_ne_bytes).collect();
         Ok(Self {
             keys: Buffer::of(device, &keys)?,
-            states: Buffer::new(device, most_rows * ROW_STATE)?,
-            found: Buffer::new(device, replay * FOUND)?,
-            corrections: Buffer::new(device, replay * VALUES)?,
-            offsets: Buffer::new(device, replay * 4)?,
+            states: Buffer::new(device, states)?,
+            found: Buffer::new(device, found)?,
+            corrections: Buffer::new(device, corrections)?,
+            offsets: Buffer::new(device, offsets)?,
             signals: Constants::new(device, asked, most_rows)?,
-            draws,
+            draws: if asked.noise.is_some() { asked.keys.len() } else { 0 },
         })
     }
 
@@ -96,7 +107,7 @@ impl Work {
             match asked.noise {
                 Some(Noise::Replay { .. }) => {
                     slice.replay(slot)?;
-                    slot.pairs.fetch(device, 0..copied * 8)?;
+                    slot.pairs.fetch(device, 0..copied * slot.correction.bytes())?;
                 }
                 Some(Noise::Dense { value_type, condition }) => {
                     slice.dense(slot.dense.device.pointer(), value_type, condition)?;
@@ -229,15 +240,17 @@ impl Slice<'_> {
             unsafe { self.run("noise_search", self.lists(), 32, high * CANDIDATE, &args)? };
         }
         // SAFETY: as above
-        unsafe { self.pack(slot.pairs.device.pointer(), slot.room) }
+        unsafe { self.pack(slot) }
     }
 
     /// The lists one after another.
-    unsafe fn pack(&self, out: u64, room: usize) -> Result<()> {
+    unsafe fn pack(&self, slot: &Slot) -> Result<()> {
         let corrections = Arg::Pointer(self.work.corrections.pointer());
         let (counts, offsets) = (self.counts(), Arg::Pointer(self.work.offsets.pointer()));
-        let (lists, out) = (self.layout.lists as u32, Arg::Pointer(out));
-        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(room.min(u32::MAX as usize) as u32), out];
+        let (lists, room) = (self.layout.lists as u32, slot.room.min(u32::MAX as usize) as u32);
+        let [short_index, half] = [slot.correction.short_index, slot.correction.half].map(|on| Arg::U32(u32::from(on)));
+        let out = Arg::Pointer(slot.pairs.device.pointer());
+        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(room), short_index, half, out];
         // SAFETY: as the kernels declare; buffers of this many lists
         unsafe {
             self.run("noise_offsets", [1, 1, 1], 1024, 0, &[counts, Arg::U32(lists), offsets])?;

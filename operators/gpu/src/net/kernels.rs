@@ -1,9 +1,10 @@
-//! Launches of `kernels/forward.cu` and `kernels/attention.cu`: a method per kernel, with the grids that they expect.
+//! Launches of `kernels/forward.cu`, `kernels/attention.cu`, `kernels/widen.cu` and `kernels/fp8.cu`: a method per kernel, with the grids that they expect.
 //!
 //! All addresses are of device memory, all sizes in elements, everything is enqueued on [`Stream::Pass`].
 
 use std::sync::Arc;
 
+use super::widen::Format;
 use crate::device::{Arg, Device, Element, Launch, Result, Stream};
 
 /// Threads of a block that share a row.
@@ -61,6 +62,39 @@ pub struct Scale {
     pub bias: Option<u64>,
     /// What keeps the root away from 0.
     pub eps: f32,
+}
+
+/// How the elements of heads lie along a dimension of a weight: `own` of the model in `dim`, either half at a half's beginning. A dimension
+/// without heads is one of its own size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Axis {
+    /// Elements of a head of the model.
+    pub own: usize,
+    /// Elements of a head in memory.
+    pub dim: usize,
+}
+
+/// Elements of a stored matrix, and where they go in a weight.
+#[derive(Debug, Clone, Copy)]
+pub struct Widening {
+    /// Their bytes on the device: whole blocks, from an address aligned to 8 on.
+    pub from: u64,
+    /// How they are stored.
+    pub format: Format,
+    /// How many.
+    pub count: usize,
+    /// Where the weight's elements begin.
+    pub to: u64,
+    /// Row and column of the first one.
+    pub first: [usize; 2],
+    /// Of the stored matrix.
+    pub columns: usize,
+    /// How rows and columns lie in the weight.
+    pub axes: [Axis; 2],
+    /// Whether a head's rows have the elements of its halves beside each other.
+    pub neighbours: bool,
+    /// Elements in the weight from one row to the next, and from one column to the next.
+    pub strides: [usize; 2],
 }
 
 /// The kernels for one type of elements.
@@ -307,6 +341,55 @@ impl Kernels {
         let launch = self.pieces(names, rows, inner);
         // SAFETY: the arguments are the kernel's; the memory is as the caller says
         unsafe { self.launch(&launch, &[Arg::Pointer(x)], &[size(inner)]) }
+    }
+
+    /// Widens stored elements and puts them where they belong.
+    ///
+    /// # Safety
+    /// All is within live buffers, also where the elements go.
+    pub unsafe fn widen(&self, widening: &Widening) -> Result<()> {
+        let Widening { from, format, count, to, first, columns, axes: [rows, across], neighbours, strides } = *widening;
+        let launch = Launch {
+            kernel: of(self.element, names!("widen")),
+            grid: [count.div_ceil(ROW_THREADS) as u32, 1, 1],
+            block: [ROW_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        };
+        let head = [Arg::Pointer(from), Arg::U32(format.number()), size(count), Arg::Pointer(to)];
+        let [[first_row, first_column], [row_stride, column_stride]] = [first, strides];
+        let sizes = [first_row, first_column, columns, rows.own, rows.dim, usize::from(neighbours)];
+        let sizes = sizes.into_iter().chain([across.own, across.dim, row_stride, column_stride]);
+        let mut last = [Arg::U32(0); 10];
+        last.iter_mut().zip(sizes).for_each(|(arg, value)| *arg = size(value));
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &head, &last) }
+    }
+
+    /// Rows of x as e4m3 `[rows, width]`, and their scales f32 `[rows]`: x is about the one times the other. The scale of a row with what is
+    /// no number is NaN.
+    ///
+    /// # Safety
+    /// All is within live buffers; the width is a multiple of 16.
+    pub unsafe fn quantise(&self, x: u64, to: u64, scales: u64, [rows, width]: [usize; 2]) -> Result<()> {
+        let launch = self.rows(names!("quantise_rows"), rows, width, 0);
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &[x, to, scales].map(Arg::Pointer), &[size(width)]) }
+    }
+
+    /// Zeros: so many bytes, an even number.
+    ///
+    /// # Safety
+    /// They are within a live buffer.
+    pub unsafe fn clear(&self, to: u64, bytes: usize) -> Result<()> {
+        let words = bytes / size_of::<u16>();
+        let launch = Launch {
+            kernel: "clear_words",
+            grid: [words.div_ceil(ROW_THREADS) as u32, 1, 1],
+            block: [ROW_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        };
+        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        unsafe { self.launch(&launch, &[Arg::Pointer(to)], &[Arg::U64(words as u64)]) }
     }
 
     /// Fills memory with numbers of a key: nearly normal ones, times a factor, plus a term.

@@ -49,7 +49,7 @@ impl Net {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
             Buffer::of(device, &bytes)
         };
-        Self::of(device, shape, element, most_tokens, || {
+        Self::of(device, shape, (element, false), most_tokens, || {
             let angles = match rope.filter(|_| shape.rotates()) {
                 Some(Rope { cos, sin }) => Some([table(cos)?, table(sin)?]),
                 None => None,

@@ -170,6 +170,49 @@ impl Shape {
         ((layer * self.layers + embeddings + norm) * element.bytes() + tables) as u64
     }
 
+    /// That the products of this net can be of 8-bit numbers.
+    ///
+    /// # Errors
+    /// With the field that does not fit, and what would.
+    pub(super) fn check_fp8(&self) -> Result<()> {
+        // heads in memory are multiples of 16 as they are
+        for (what, size) in [("width of a net in fp8", self.width), ("inner width of a net in fp8", self.inner)] {
+            if !size.is_multiple_of(FP8_ALIGN) {
+                return Err(invalid(what, size, format!("a multiple of {FP8_ALIGN}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the weights where those of the layers' products are of 8 bits, with a scale for each output, and all others of 16.
+    #[must_use]
+    pub fn fp8_weight_bytes(&self) -> u64 {
+        let [qkv, attention] = self.attention_widths();
+        let (width, up) = (self.width, self.up_width());
+        let elements = (qkv + attention) * width + (up + self.inner) * width;
+        let scales = (qkv + up + 2 * width) * Element::F32.bytes();
+        self.weight_bytes(Element::Bf16) - (self.layers * elements) as u64 + (self.layers * scales) as u64
+    }
+
+    /// Bytes that are there while one of these weights is made of 16-bit ones.
+    #[must_use]
+    pub fn fp8_loading_bytes(&self) -> u64 {
+        let [qkv, _] = self.attention_widths();
+        (qkv.max(self.up_width()) * self.width * Element::Bf16.bytes()) as u64
+    }
+
+    /// Bytes that a pass over so many tokens works in where its products are of 8 bits, beside those of a pass in 16.
+    #[must_use]
+    pub fn fp8_workspace_bytes(&self, most_tokens: usize) -> u64 {
+        ((self.fp8_inputs() + Element::F32.bytes()) * most_tokens) as u64
+    }
+
+    /// Inputs of the widest product of a layer.
+    pub(super) fn fp8_inputs(&self) -> usize {
+        let [_, attention] = self.attention_widths();
+        self.width.max(attention).max(self.inner)
+    }
+
     /// Bytes of what a pass over so many tokens works in.
     #[must_use]
     pub fn workspace_bytes(&self, element: Element, most_tokens: usize) -> u64 {
@@ -187,6 +230,8 @@ impl Shape {
     }
 }
 
+/// What products of 8-bit numbers want rows and outputs to be multiples of.
+const FP8_ALIGN: usize = 16;
 /// Bytes per token of what a pass is told: a token, its position, and at most one item of attention's work.
 pub(super) const INPUT_BYTES: usize = 2 * size_of::<u32>() + ITEM_BYTES;
 /// Bytes per token of the rows that the head is asked for.

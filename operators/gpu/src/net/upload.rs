@@ -2,15 +2,11 @@
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
-
-use crate::device::{Device, Element, Event, Pinned, Result, Stream};
+use crate::device::{Device, Event, Pinned, Result, Stream};
 use crate::error::GpuError;
 
 /// So many may be on their way; the next one waits for the oldest.
 const SLOTS: usize = 4;
-/// Elements that weights are converted and copied at a time.
-const CHUNK: usize = 1 << 20;
 
 #[derive(Debug)]
 struct Slot {
@@ -34,11 +30,6 @@ impl Upload {
         Ok(Self { device: Arc::clone(device), slots: [slot()?, slot()?, slot()?, slot()?], next: 0 })
     }
 
-    /// For weights.
-    pub fn of_weights(device: &Arc<dyn Device>, element: Element) -> Result<Self> {
-        Self::new(device, CHUNK * element.bytes())
-    }
-
     /// Copies what `fill` writes.
     ///
     /// # Safety
@@ -60,21 +51,6 @@ impl Upload {
         slot.read = Some(self.device.record(Stream::Pass)?);
         Ok(())
     }
-
-    /// Copies numbers, rounded to a type.
-    ///
-    /// # Safety
-    /// So many elements from `to` on are within a live buffer; the ring is [`Upload::of_weights`] of this type.
-    pub unsafe fn send_values(&mut self, to: u64, values: &[f32], element: Element) -> Result<()> {
-        let mut at = to;
-        for chunk in values.chunks(CHUNK) {
-            let bytes = chunk.len() * element.bytes();
-            // SAFETY: as the caller says, a chunk after the other
-            unsafe { self.send(at, bytes, |memory| round(chunk, element, memory))? };
-            at += bytes as u64;
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Upload {
@@ -83,14 +59,6 @@ impl Drop for Upload {
             // A device that fails does not read any more.
             let _ = self.device.wait(event);
         }
-    }
-}
-
-fn round(values: &[f32], element: Element, memory: &mut [u8]) {
-    match element {
-        Element::F32 => put(values, memory, |v| v.to_ne_bytes()),
-        Element::Bf16 => put(values, memory, |v| bf16::from_f32(v).to_ne_bytes()),
-        Element::F16 => put(values, memory, |v| f16::from_f32(v).to_ne_bytes()),
     }
 }
 

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use super::kernels::Heads;
+use super::kernels::{Axis, Heads};
 use super::shape::{Kind, Shape};
-use super::upload::Upload;
-use crate::device::{Buffer, Device, Element, Matrix, Result};
+use super::widen::{Stages, Stored, Target};
+use crate::device::{Buffer, Device, Element, Matrix, Result, Scaled, Stream};
 use crate::error::GpuError;
 
 /// Where weights come from.
@@ -20,12 +20,22 @@ pub trait Source {
     /// # Errors
     /// When there is none, or it has another shape.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>>;
+
+    /// The same as it is stored, which the device then widens. Sources that have only numbers hand out these.
+    ///
+    /// # Errors
+    /// As [`Source::tensor`].
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+        self.tensor(name, shape).map(Stored::Numbers)
+    }
 }
 
 /// A linear map `[outputs, inputs]`.
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Buffer,
+    /// Of its outputs, where it is of e4m3.
+    scales: Option<Buffer>,
     bias: Option<Buffer>,
     outputs: usize,
     inputs: usize,
@@ -33,12 +43,18 @@ pub(super) struct Linear {
 
 impl Linear {
     pub fn of(weight: Buffer, bias: Option<Buffer>, [outputs, inputs]: [usize; 2]) -> Self {
-        Self { weight, bias, outputs, inputs }
+        Self { weight, scales: None, bias, outputs, inputs }
     }
 
     pub fn matrix(&self, element: Element) -> Matrix {
         let Self { outputs, inputs, .. } = *self;
         Matrix { pointer: self.weight.pointer(), element, rows: outputs, columns: inputs, stride: inputs }
+    }
+
+    /// It as a matrix of e4m3, where it is one.
+    pub fn scaled(&self) -> Option<Scaled> {
+        let scales = self.scales.as_ref()?.pointer();
+        Some(Scaled { pointer: self.weight.pointer(), scales, rows: self.outputs, columns: self.inputs })
     }
 
     /// Its address, 0 for none.
@@ -76,77 +92,43 @@ pub(super) struct Weights {
     pub head: Option<Linear>,
 }
 
-/// Puts weights on a device; one tensor is on the host at a time.
+/// Puts weights on a device, a piece of a tensor at a time.
 pub(super) struct Loader<'a> {
     device: &'a Arc<dyn Device>,
     shape: &'a Shape,
     element: Element,
+    /// Whether the layers' products are of 8 bits.
+    fp8: bool,
     source: &'a mut dyn Source,
-    upload: Upload,
+    stages: Stages,
 }
 
-/// How the elements of heads lie along a dimension of a weight.
+/// A dimension of a weight: heads of it, or one of its size.
 #[derive(Clone, Copy)]
 struct Places {
     heads: usize,
-    own: usize,
-    dim: usize,
+    axis: Axis,
 }
 
 impl Places {
-    /// Where element i of the model's dimension (head by head) lies.
-    fn of(self, i: usize) -> usize {
-        let (head, at, half) = (i / self.own, i % self.own, self.own.div_ceil(2));
-        head * self.dim + if at < half { at } else { at - half + self.dim / 2 }
-    }
-
+    /// Elements of the model.
     fn own(self) -> usize {
-        self.heads * self.own
+        self.heads * self.axis.own
     }
 
+    /// Elements in the weight.
     fn all(self) -> usize {
-        self.heads * self.dim
+        self.heads * self.axis.dim
     }
 
-    /// Rows (of `columns` elements) as they lie.
-    fn rows(self, values: Vec<f32>, columns: usize) -> Vec<f32> {
-        if self.own == self.dim {
-            return values;
-        }
-        let mut out = vec![0.0; self.all() * columns];
-        for (i, row) in values.chunks_exact(columns).enumerate() {
-            let at = self.of(i) * columns;
-            if let Some(to) = out.get_mut(at..at + columns) {
-                to.copy_from_slice(row);
-            }
-        }
-        out
-    }
-
-    /// Columns as they lie, in each row.
-    fn columns(self, values: Vec<f32>) -> Vec<f32> {
-        if self.own == self.dim {
-            return values;
-        }
-        let widened = values.chunks_exact(self.own()).flat_map(|row| self.rows(row.to_vec(), 1));
-        widened.collect()
+    fn is_filled_up(self) -> bool {
+        self.axis.own != self.axis.dim
     }
 }
 
-/// `[rows, columns]` to `[columns, rows]`, in squares that fit a cache.
-fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
-    const SIDE: usize = 32;
-    let mut out = vec![0.0; values.len()];
-    for top in (0..rows).step_by(SIDE) {
-        for left in (0..columns).step_by(SIDE) {
-            for r in top..rows.min(top + SIDE) {
-                for c in left..columns.min(left + SIDE) {
-                    out[c * rows + r] = values[r * columns + c];
-                }
-            }
-        }
-    }
-    out
+/// A dimension without heads.
+fn whole(size: usize) -> Places {
+    Places { heads: 1, axis: Axis { own: size, dim: size } }
 }
 
 impl<'a> Loader<'a> {
@@ -154,10 +136,11 @@ impl<'a> Loader<'a> {
         device: &'a Arc<dyn Device>,
         shape: &'a Shape,
         element: Element,
+        fp8: bool,
         source: &'a mut dyn Source,
     ) -> Result<Self> {
-        let upload = Upload::of_weights(device, element)?;
-        Ok(Self { device, shape, element, source, upload })
+        let stages = Stages::new(device, element)?;
+        Ok(Self { device, shape, element, fp8, source, stages })
     }
 
     pub fn load(mut self) -> Result<Weights> {
@@ -178,112 +161,103 @@ impl<'a> Loader<'a> {
         let Shape { width, inner, .. } = *self.shape;
         let [q, _] = self.places();
         let fused = Places { heads: 3 * q.heads, ..q };
-        let qkv = self.conv1d(&format!("{at}attn.c_attn"), [width, fused.own()])?;
-        let out = self.conv1d(&format!("{at}attn.c_proj"), [q.own(), width])?;
         Ok(Layer {
             before_attention: self.norm(&format!("{at}ln_1"))?,
-            qkv: self.linear(vec![fused.rows(qkv.0, width)], Some(fused.rows(qkv.1, 1)), width)?,
+            qkv: self.conv1d(&format!("{at}attn.c_attn"), whole(width), fused)?,
             head_norms: None,
-            attention_out: self.linear(vec![q.columns(out.0)], Some(out.1), q.all())?,
+            attention_out: self.conv1d(&format!("{at}attn.c_proj"), q, whole(width))?,
             before_mlp: self.norm(&format!("{at}ln_2"))?,
-            up: self.conv1d_linear(&format!("{at}mlp.c_fc"), [width, inner])?,
-            down: self.conv1d_linear(&format!("{at}mlp.c_proj"), [inner, width])?,
+            up: self.conv1d(&format!("{at}mlp.c_fc"), whole(width), whole(inner))?,
+            down: self.conv1d(&format!("{at}mlp.c_proj"), whole(inner), whole(width))?,
         })
     }
 
     fn llama_layer(&mut self, at: &str) -> Result<Layer> {
         let Shape { width, inner, attention_bias, mlp_bias, kind, .. } = *self.shape;
         let [q, kv] = self.places();
-        let attention = format!("{at}self_attn.");
+        let (attention, mlp) = (format!("{at}self_attn."), format!("{at}mlp."));
         let qkv = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let gate_up = ["gate_proj", "up_proj"].map(|name| (name, whole(inner)));
         let head_norms = match kind {
             Kind::Qwen3 => Some([self.head_norm(&attention, "q_norm")?, self.head_norm(&attention, "k_norm")?]),
             Kind::Gpt2 | Kind::Llama => None,
         };
         Ok(Layer {
             before_attention: self.norm(&format!("{at}input_layernorm"))?,
-            qkv: self.stacked(&attention, &qkv, width, attention_bias)?,
+            qkv: self.stacked(&attention, &qkv, whole(width), attention_bias)?,
             head_norms,
-            attention_out: self.attention_out(&attention, q)?,
+            attention_out: self.stacked(&attention, &[("o_proj", whole(width))], q, attention_bias)?,
             before_mlp: self.norm(&format!("{at}post_attention_layernorm"))?,
-            up: self.stacked(
-                &format!("{at}mlp."),
-                &["gate_proj", "up_proj"].map(|n| (n, whole(inner))),
-                width,
-                mlp_bias,
-            )?,
-            down: self.stacked(&format!("{at}mlp."), &[("down_proj", whole(width))], inner, mlp_bias)?,
+            up: self.stacked(&mlp, &gate_up, whole(width), mlp_bias)?,
+            down: self.stacked(&mlp, &[("down_proj", whole(width))], whole(inner), mlp_bias)?,
         })
     }
 
-    fn attention_out(&mut self, at: &str, q: Places) -> Result<Linear> {
-        let width = self.shape.width;
-        let weight = self.fetch(&format!("{at}o_proj.weight"), &[width, q.own()])?;
-        let bias = match self.shape.attention_bias {
-            true => Some(self.fetch(&format!("{at}o_proj.bias"), &[width])?),
-            false => None,
-        };
-        self.linear(vec![q.columns(weight)], bias, q.all())
-    }
-
-    /// Maps of the same input, one under the other; only one of them is on the host at a time.
-    fn stacked(&mut self, at: &str, parts: &[(&str, Places)], inputs: usize, bias: bool) -> Result<Linear> {
+    /// Maps of the same input, one under the other.
+    fn stacked(&mut self, at: &str, parts: &[(&str, Places)], inputs: Places, bias: bool) -> Result<Linear> {
         let outputs = parts.iter().map(|(_, places)| places.all()).sum();
-        let weight = Buffer::new(self.device, outputs * inputs * self.element.bytes())?;
-        let mut biases = Vec::new();
+        let is_filled_up = inputs.is_filled_up() || parts.iter().any(|(_, places)| places.is_filled_up());
+        let weight = self.buffer(outputs * inputs.all(), is_filled_up)?;
+        let biases = if bias { Some(self.buffer(outputs, is_filled_up)?) } else { None };
         let mut first = 0;
         for (name, places) in parts {
-            let values = self.fetch(&format!("{at}{name}.weight"), &[places.own(), inputs])?;
-            self.put(&weight, first * inputs, &places.rows(values, inputs))?;
-            first += places.all();
-            if bias {
-                let values = self.fetch(&format!("{at}{name}.bias"), &[places.own()])?;
-                biases.extend(places.rows(values, 1));
+            let strides = [inputs.all(), 1];
+            self.put(&weight, first * inputs.all(), &format!("{at}{name}.weight"), [*places, inputs], strides)?;
+            if let Some(biases) = &biases {
+                self.put_vector(biases, first, &format!("{at}{name}.bias"), *places)?;
             }
+            first += places.all();
         }
-        let bias = if bias { Some(self.buffer(&biases)?) } else { None };
-        Ok(Linear { weight, bias, outputs, inputs })
+        self.linear(weight, biases, outputs, inputs.all())
     }
 
-    fn linear(&mut self, weight: Vec<Vec<f32>>, bias: Option<Vec<f32>>, inputs: usize) -> Result<Linear> {
-        let weight = self.buffer(&weight.concat())?;
-        let outputs = weight.bytes() / self.element.bytes() / inputs;
-        let bias = bias.map(|bias| self.buffer(&bias)).transpose()?;
-        Ok(Linear { weight, bias, outputs, inputs })
+    /// GPT-2's `Conv1D`, stored `[inputs, outputs]`, turned.
+    fn conv1d(&mut self, name: &str, inputs: Places, outputs: Places) -> Result<Linear> {
+        let is_filled_up = inputs.is_filled_up() || outputs.is_filled_up();
+        let weight = self.buffer(outputs.all() * inputs.all(), is_filled_up)?;
+        self.put(&weight, 0, &format!("{name}.weight"), [inputs, outputs], [1, inputs.all()])?;
+        let bias = Some(self.vector(&format!("{name}.bias"), outputs)?);
+        self.linear(weight, bias, outputs.all(), inputs.all())
     }
 
-    /// Weight, turned to `[out, in]`, and bias.
-    fn conv1d(&mut self, name: &str, [inputs, outputs]: [usize; 2]) -> Result<(Vec<f32>, Vec<f32>)> {
-        let weight = self.fetch(&format!("{name}.weight"), &[inputs, outputs])?;
-        let bias = self.fetch(&format!("{name}.bias"), &[outputs])?;
-        Ok((transposed(&weight, [inputs, outputs]), bias))
-    }
-
-    fn conv1d_linear(&mut self, name: &str, [inputs, outputs]: [usize; 2]) -> Result<Linear> {
-        let (weight, bias) = self.conv1d(name, [inputs, outputs])?;
-        self.linear(vec![weight], Some(bias), inputs)
+    /// The map of a weight that is there, in the numbers of its products.
+    fn linear(&self, weight: Buffer, bias: Option<Buffer>, outputs: usize, inputs: usize) -> Result<Linear> {
+        if !self.fp8 {
+            return Ok(Linear { weight, scales: None, bias, outputs, inputs });
+        }
+        let eight = Buffer::new(self.device, outputs * inputs)?;
+        let scales = Buffer::new(self.device, outputs * size_of::<f32>())?;
+        self.stages.quantise(&weight, &eight, &scales, [outputs, inputs])?;
+        // the 16-bit weight is freed here
+        self.device.wait(self.device.record(Stream::Pass)?)?;
+        Ok(Linear { weight: eight, scales: Some(scales), bias, outputs, inputs })
     }
 
     fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Linear> {
-        let weight = self.fetch(name, &[rows, width])?;
-        self.linear(vec![weight], None, width)
+        let weight = self.buffer(rows * width, false)?;
+        self.put(&weight, 0, name, [whole(rows), whole(width)], [width, 1])?;
+        Ok(Linear { weight, scales: None, bias: None, outputs: rows, inputs: width })
     }
 
     fn norm(&mut self, name: &str) -> Result<Norm> {
-        let width = self.shape.width;
-        let weight = self.fetch(&format!("{name}.weight"), &[width])?;
+        let width = whole(self.shape.width);
+        let weight = self.vector(&format!("{name}.weight"), width)?;
         let bias = match self.shape.kind {
-            Kind::Gpt2 => Some(self.fetch(&format!("{name}.bias"), &[width])?),
+            Kind::Gpt2 => Some(self.vector(&format!("{name}.bias"), width)?),
             Kind::Llama | Kind::Qwen3 => None,
         };
-        let bias = bias.map(|bias| self.buffer(&bias)).transpose()?;
-        Ok(Norm { weight: self.buffer(&weight)?, bias })
+        Ok(Norm { weight, bias })
     }
 
     fn head_norm(&mut self, at: &str, name: &str) -> Result<Buffer> {
         let [q, _] = self.places();
-        let weight = self.fetch(&format!("{at}{name}.weight"), &[q.own])?;
-        self.buffer(&Places { heads: 1, ..q }.rows(weight, 1))
+        self.vector(&format!("{at}{name}.weight"), Places { heads: 1, ..q })
+    }
+
+    fn vector(&mut self, name: &str, places: Places) -> Result<Buffer> {
+        let buffer = self.buffer(places.all(), places.is_filled_up())?;
+        self.put_vector(&buffer, 0, name, places)?;
+        Ok(buffer)
     }
 
     /// Cosines or sines `[positions, D/2]`, f32 whatever the weights are.
@@ -300,37 +274,42 @@ impl<'a> Loader<'a> {
     /// Of query heads, and of key or value heads.
     fn places(&self) -> [Places; 2] {
         let Heads { heads, kv_heads, dim, own_dim } = self.shape.heads();
-        [heads, kv_heads].map(|heads| Places { heads, own: own_dim, dim })
+        [heads, kv_heads].map(|heads| Places { heads, axis: Axis { own: own_dim, dim } })
     }
 
-    fn fetch(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let values = self.source.tensor(name, shape)?;
-        let count = shape.iter().product::<usize>();
-        if values.len() == count {
-            return Ok(values);
+    /// Room for so many elements, zeros where some of them are no tensor's.
+    fn buffer(&mut self, elements: usize, is_filled_up: bool) -> Result<Buffer> {
+        let buffer = Buffer::new(self.device, elements * self.element.bytes())?;
+        if is_filled_up {
+            self.stages.clear(&buffer)?;
         }
-        let got = format!("{} of {name}", values.len());
-        Err(GpuError::Input { what: "elements of a weight", got, valid: format!("{count}, for {shape:?}") })
-    }
-
-    fn buffer(&mut self, values: &[f32]) -> Result<Buffer> {
-        let buffer = Buffer::new(self.device, values.len() * self.element.bytes())?;
-        self.put(&buffer, 0, values)?;
         Ok(buffer)
     }
 
-    fn put(&mut self, buffer: &Buffer, first: usize, values: &[f32]) -> Result<()> {
-        let start = first * self.element.bytes();
-        if start + values.len() * self.element.bytes() > buffer.bytes() {
-            let valid = format!("what {} bytes hold", buffer.bytes());
-            return Err(GpuError::Input { what: "elements of a weight", got: values.len().to_string(), valid });
-        }
-        // SAFETY: just checked
-        unsafe { self.upload.send_values(buffer.pointer() + start as u64, values, self.element) }
+    fn put_vector(&mut self, to: &Buffer, first: usize, name: &str, places: Places) -> Result<()> {
+        let stored = self.source.stored(name, &[places.own()])?;
+        let target = target(to, self.element, first, [places, whole(1)], [1, 1])?;
+        // SAFETY: the target is within the buffer, as was checked
+        unsafe { self.stages.send(name, &stored, &target) }
+    }
+
+    /// A tensor of this shape, from element `first` of the buffer on.
+    fn put(&mut self, to: &Buffer, first: usize, name: &str, shape: [Places; 2], strides: [usize; 2]) -> Result<()> {
+        let stored = self.source.stored(name, &shape.map(Places::own))?;
+        let target = target(to, self.element, first, shape, strides)?;
+        // SAFETY: the target is within the buffer, as was checked
+        unsafe { self.stages.send(name, &stored, &target) }
     }
 }
 
-/// A dimension without heads.
-fn whole(size: usize) -> Places {
-    Places { heads: 1, own: size, dim: size }
+/// Elements of a buffer, checked to be within it.
+fn target(to: &Buffer, element: Element, first: usize, shape: [Places; 2], strides: [usize; 2]) -> Result<Target> {
+    let last = shape.iter().zip(strides).map(|(places, stride)| (places.all() - 1) * stride).sum::<usize>();
+    let end = (first + last + 1) * element.bytes();
+    if end > to.bytes() {
+        let valid = format!("what {} bytes hold", to.bytes());
+        return Err(GpuError::Input { what: "bytes of a weight", got: end.to_string(), valid });
+    }
+    let to = to.pointer() + (first * element.bytes()) as u64;
+    Ok(Target { to, size: shape.map(Places::own), axes: shape.map(|places| places.axis), strides })
 }

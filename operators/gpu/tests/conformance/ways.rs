@@ -140,6 +140,9 @@ impl Device for Broken {
     unsafe fn product(&self, stream: Stream, product: &Product) -> stillhouse_gpu::Result<()> {
         unsafe { self.host.product(stream, product) }
     }
+    fn ends_in_gelu(&self, product: &Product) -> stillhouse_gpu::Result<bool> {
+        self.host.ends_in_gelu(product)
+    }
     fn record(&self, stream: Stream) -> stillhouse_gpu::Result<Event> {
         self.host.record(stream)
     }

@@ -1,9 +1,10 @@
 //! Numbers, their types, their way to a device and back.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use stillhouse_gpu::{Buffer, Device, Element, Stream};
+use stillhouse_gpu::{Arg, Buffer, Device, Element, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 use stillhouse_gpu_host::Host;
 
 pub const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
@@ -17,8 +18,92 @@ pub fn unit(element: Element) -> f64 {
     }
 }
 
+thread_local! {
+    /// The mistake that this test's kernels have, and which of them.
+    static MISTAKE: Cell<Option<(&'static str, &'static [&'static str])>> = const { Cell::new(None) };
+}
+
+/// The host; in [`with_mistake`] with kernels that have one.
 pub fn host(seed: u64) -> Arc<dyn Device> {
-    Arc::new(Host::new(seed))
+    match MISTAKE.get() {
+        None => Arc::new(Host::new(seed)),
+        Some((prefix, kernels)) => Arc::new(Mistaken { host: Host::new(seed), prefix, kernels }),
+    }
+}
+
+/// Runs a test whose hosts take `prefix_kernel` for these kernels.
+pub fn with_mistake(prefix: &'static str, kernels: &'static [&'static str], test: impl FnOnce()) {
+    MISTAKE.set(Some((prefix, kernels)));
+    test();
+    MISTAKE.set(None);
+}
+
+#[derive(Debug)]
+struct Mistaken {
+    host: Host,
+    prefix: &'static str,
+    kernels: &'static [&'static str],
+}
+
+impl Device for Mistaken {
+    fn name(&self) -> &str {
+        self.host.name()
+    }
+    fn model(&self) -> &str {
+        self.host.model()
+    }
+    fn multiprocessors(&self) -> u32 {
+        self.host.multiprocessors()
+    }
+    fn memory(&self) -> Result<Memory> {
+        self.host.memory()
+    }
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.host.allocate(bytes)
+    }
+    fn free(&self, pointer: u64) {
+        self.host.free(pointer);
+    }
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        self.host.allocate_pinned(bytes)
+    }
+    fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
+        self.host.free_pinned(pointer, bytes);
+    }
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        unsafe { self.host.copy_in(stream, to, from, bytes) }
+    }
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        unsafe { self.host.copy_out(stream, to, from, bytes) }
+    }
+    unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
+        let kernel = match self.kernels.contains(&launch.kernel) {
+            true => format!("{}_{}", self.prefix, launch.kernel).leak(),
+            false => launch.kernel,
+        };
+        unsafe { self.host.launch(stream, &Launch { kernel, ..*launch }, args) }
+    }
+    unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
+        unsafe { self.host.product(stream, product) }
+    }
+    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+        self.host.ends_in_gelu(product)
+    }
+    fn lacks_fp8(&self) -> Option<String> {
+        self.host.lacks_fp8()
+    }
+    unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
+        unsafe { self.host.scaled_product(stream, product) }
+    }
+    fn record(&self, stream: Stream) -> Result<Event> {
+        self.host.record(stream)
+    }
+    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
+        self.host.wait_in(stream, event)
+    }
+    fn wait(&self, event: Event) -> Result<()> {
+        self.host.wait(event)
+    }
 }
 
 fn mix(value: u64) -> u64 {

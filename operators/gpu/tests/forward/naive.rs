@@ -86,7 +86,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Rows of `inputs` through a map, `[out, in]`.
-fn linear(x: &[f64], inputs: usize, weight: &[f64], bias: Option<&Vec<f64>>) -> Vec<f64> {
+pub fn linear(x: &[f64], inputs: usize, weight: &[f64], bias: Option<&Vec<f64>>) -> Vec<f64> {
     let row = |x: &[f64]| -> Vec<f64> {
         let sums = weight.chunks_exact(inputs).map(|w| dot(x, w)).enumerate();
         sums.map(|(i, sum)| sum + bias.map_or(0.0, |bias| bias[i])).collect()

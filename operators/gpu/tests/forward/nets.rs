@@ -11,9 +11,15 @@ use crate::naive::{Naive, Weights};
 use crate::{angles, offsets};
 
 /// Weights drawn by their names, and kept as the net has them.
-struct Random {
+pub struct Random {
     element: Element,
-    given: Weights,
+    pub given: Weights,
+}
+
+impl Random {
+    pub fn new(element: Element) -> Self {
+        Self { element, given: Weights::new() }
+    }
 }
 
 impl Source for Random {
@@ -33,7 +39,7 @@ impl Source for Random {
 
 /// Three architectures with all activations and scales of scores; heads that fit and heads that are filled up, widths that are multiples of
 /// a vector and such that are not.
-fn shapes() -> [Shape; 6] {
+pub fn shapes() -> [Shape; 6] {
     let gpt2 = Shape {
         kind: Kind::Gpt2,
         vocab: 41,
@@ -71,17 +77,17 @@ fn shapes() -> [Shape; 6] {
     [gpt2, llama, biased, qwen3, curved, geglu]
 }
 
-const LENGTHS: [u32; 5] = [1, 66, 2, 10, 17];
+pub const LENGTHS: [u32; 5] = [1, 66, 2, 10, 17];
 
 fn load(device: &Arc<dyn Device>, shape: Shape, element: Element) -> (Net, Weights) {
-    let mut source = Random { element, given: Weights::new() };
+    let mut source = Random::new(element);
     let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
     let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
     let net = Net::load(device, shape, element, rope, &mut source, 96).unwrap();
     (net, source.given)
 }
 
-fn states(device: &Arc<dyn Device>, net: &Net) -> Vec<u8> {
+pub fn states(device: &Arc<dyn Device>, net: &Net) -> Vec<u8> {
     let states = net.states();
     let mut bytes = vec![0; states.rows * states.columns * states.element.bytes()];
     unsafe { device.copy_out(Stream::Pass, bytes.as_mut_ptr(), states.pointer, bytes.len()) }.unwrap();
@@ -89,7 +95,7 @@ fn states(device: &Arc<dyn Device>, net: &Net) -> Vec<u8> {
     bytes
 }
 
-fn logits(device: &Arc<dyn Device>, net: &mut Net, rows: &[u32]) -> Vec<u8> {
+pub fn logits(device: &Arc<dyn Device>, net: &mut Net, rows: &[u32]) -> Vec<u8> {
     let to = Buffer::new(device, rows.len() * net.shape().vocab * 4).unwrap();
     unsafe { net.logits(rows, to.pointer()) }.unwrap();
     to.to_host(Stream::Pass).unwrap()
@@ -217,7 +223,7 @@ fn what_does_not_fit_is_said() {
     assert!(said(&[0; 4], &[]).starts_with("offsets of runs: got 0 "));
     net.hidden(&[], &[0]).unwrap();
     assert_eq!(net.states().rows, 0);
-    let mut source = Random { element: Element::F32, given: Weights::new() };
+    let mut source = Random::new(Element::F32);
     let mut load =
         |shape: Shape, rope| Net::load(&device, shape, Element::F32, rope, &mut source, 8).unwrap_err().to_string();
     assert_eq!(load(llama, None), "rotary positions: got none, valid: tables of cosines and sines");

@@ -194,10 +194,22 @@ fn gguf_name(family: &str, name: &str) -> String {
 impl Golden {
     /// The same model as `model.gguf` in a folder, in the names, layouts and keys of llama.cpp's converter, f32 throughout.
     pub(crate) fn gguf(&self) -> tempfile::TempDir {
+        self.gguf_of(GgmlDType::F32, false)
+    }
+
+    /// The same of another type, as far as rows are whole blocks of it; or of the numbers that candle widens these to.
+    pub(crate) fn gguf_of(&self, kind: GgmlDType, widened: bool) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let (metadata, tensors) = (self.gguf_metadata(), self.gguf_tensors());
-        let tensors: Vec<_> =
-            tensors.iter().map(|(name, t)| (name, QTensor::quantize(t, GgmlDType::F32).unwrap())).collect();
+        let quantised = |tensor: &Tensor| {
+            let fits = tensor.dims().last().unwrap().is_multiple_of(kind.block_size());
+            let stored = QTensor::quantize(tensor, if fits { kind } else { GgmlDType::F32 }).unwrap();
+            match widened {
+                true => QTensor::quantize(&stored.dequantize(&Device::Cpu).unwrap(), GgmlDType::F32).unwrap(),
+                false => stored,
+            }
+        };
+        let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name, quantised(tensor))).collect();
         let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let metadata: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
         let mut file = fs::File::create(folder.path().join("model.gguf")).unwrap();

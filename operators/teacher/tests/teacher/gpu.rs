@@ -6,6 +6,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, Extract, Extraction, NoiseForm, Observed, Tolerance, ValueType};
+use stillhouse_teacher::candle_core::quantized::GgmlDType;
+use stillhouse_teacher::probe::{Reference, Text};
 use stillhouse_teacher::stillhouse_gpu::Device;
 use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
 use stillhouse_teacher::{Architecture, LoadOptions, Logits, Runs, Teacher, TeacherConfig, gpu};
@@ -57,6 +59,44 @@ fn a_device_gives_the_logits_of_transformers() {
             (info.device.as_str(), info.arithmetic.as_str()),
             ("host", "f32 (safetensors), sums in f32, on host")
         );
+    }
+}
+
+/// GGUF's blocks are widened by the device: the logits are those of transformers, and bit by bit those of what candle widens the blocks to,
+/// whatever order the file keeps rows in.
+#[test]
+fn a_device_widens_what_is_in_a_gguf() {
+    for case in ["gpt2", "llama", "llama_llama3", "qwen3"] {
+        let golden = Golden::read(case);
+        let mut runs = Runs::new();
+        golden.tokens.chunks(golden.length).for_each(|run| runs.push(run.iter().copied()));
+        let of = |kind, widened, dtype| {
+            let device: Arc<dyn Device> = Arc::new(Host::new(5));
+            let folder = golden.gguf_of(kind, widened);
+            let teacher = gpu::load(&folder.path().join("model.gguf"), &device, &options(dtype)).unwrap();
+            (logits(teacher.as_ref(), &runs), teacher.info().arithmetic.clone())
+        };
+        let exact = of(GgmlDType::F32, false, Precision::F32).0;
+        let off = off(&exact, &floats(&golden.logits));
+        assert!(off < 1e-4, "{case}: off by {off}");
+        for kind in [
+            GgmlDType::F16,
+            GgmlDType::BF16,
+            GgmlDType::Q4_0,
+            GgmlDType::Q4_1,
+            GgmlDType::Q5_0,
+            GgmlDType::Q5_1,
+            GgmlDType::Q8_0,
+        ] {
+            let (got, arithmetic) = of(kind, false, Precision::F32);
+            assert!(got == of(kind, true, Precision::F32).0, "{case} in {kind:?}");
+            assert!(arithmetic.contains(&format!("{kind:?} gguf")), "{case}: {arithmetic}");
+            assert!(got != exact, "{case} in {kind:?}");
+            if kind == GgmlDType::BF16 {
+                let (copied, widened) = (of(kind, false, Precision::Bf16).0, of(kind, true, Precision::Bf16).0);
+                assert!(copied == widened, "{case} in {kind:?}, which are copied to where they belong");
+            }
+        }
     }
 }
 
@@ -210,6 +250,30 @@ fn sixteen_bits_stay_as_near_as_on_a_cpu() {
             assert!(off < allowed, "{model} in {dtype}: off by {off}");
         }
     }
+}
+
+/// What 8 bits cost is asked of the same measurement as on a CPU; a teacher in them is refused where they are not.
+#[test]
+fn eight_bits_are_measured_and_refused_on_a_cpu() {
+    for model in MODELS {
+        let (exact, expected) = (on_device(model, Precision::F32), expected(model));
+        let text = Text::new(expected.tokens.chunks(expected.length), exact.info().vocab_size);
+        let reference = Reference::new(text, exact.as_ref()).unwrap();
+        let of = |dtype| reference.difference(on_device(model, dtype).as_ref()).unwrap();
+        let (eight, sixteen) = (of(Precision::Fp8), of(Precision::Bf16));
+        assert!(eight.mean_kl_nats > 4.0 * sixteen.mean_kl_nats, "{model}: {eight:?}, {sixteen:?}");
+        // of random weights, whose logits are larger than a teacher's
+        assert!(eight.mean_kl_nats < 0.3, "{model}: {eight:?}");
+        let teacher = on_device(model, Precision::Fp8);
+        let said = "fp8 (converted from F32 safetensors), sums in f32, the rest in bf16, on host";
+        assert_eq!(teacher.info().arithmetic, said);
+        let cpu = LoadOptions { device: DeviceChoice::Cpu, ..options(Precision::Fp8) };
+        let error = stillhouse_teacher::load(&testdata(model), &cpu).err().unwrap().to_string();
+        assert!(error.starts_with("dtype of a teacher on a CPU: got fp8") && error.contains("int8"), "{error}");
+    }
+    let device: Arc<dyn Device> = Arc::new(Host::new(0));
+    let error = gpu::load(&testdata("gpt2"), &device, &options(Precision::Int8)).err().unwrap().to_string();
+    assert!(error.contains("got int8") && error.contains("f32, bf16, f16, fp8"), "{error}");
 }
 
 #[test]

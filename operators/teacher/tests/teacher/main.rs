@@ -9,9 +9,11 @@ mod gguf;
 mod golden;
 mod gpu;
 mod levels;
+mod memory;
 mod probe;
 mod vocabularies;
 mod weights;
+mod widen;
 
 use std::path::PathBuf;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stillhouse_gpu_host::Host;
 use stillhouse_teacher::probe::{MOST_TOKENS, Reference, Text, seconds};
-use stillhouse_teacher::stillhouse_gpu::{self, Arg, Event, Launch, Memory, Product, Stream};
+use stillhouse_teacher::stillhouse_gpu::Device;
 use stillhouse_teacher::{Hidden, LoadOptions, Logits, Result, Runs, Teacher, TeacherInfo, gpu, load};
 
 use super::errors::assert_all;
@@ -127,67 +127,11 @@ fn a_pass_of_a_probe_has_no_more_tokens_than_there_is_room_for() {
     }
 }
 
-/// A device that counts the bytes that it copies to the host.
-#[derive(Debug)]
-struct Counting {
-    host: Host,
-    copied: AtomicUsize,
-}
-
-impl stillhouse_gpu::Device for Counting {
-    fn name(&self) -> &str {
-        self.host.name()
-    }
-    fn model(&self) -> &str {
-        self.host.model()
-    }
-    fn multiprocessors(&self) -> u32 {
-        self.host.multiprocessors()
-    }
-    fn memory(&self) -> stillhouse_gpu::Result<Memory> {
-        self.host.memory()
-    }
-    fn allocate(&self, bytes: usize) -> stillhouse_gpu::Result<u64> {
-        self.host.allocate(bytes)
-    }
-    fn free(&self, pointer: u64) {
-        self.host.free(pointer);
-    }
-    fn allocate_pinned(&self, bytes: usize) -> stillhouse_gpu::Result<*mut u8> {
-        self.host.allocate_pinned(bytes)
-    }
-    fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
-        self.host.free_pinned(pointer, bytes);
-    }
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> stillhouse_gpu::Result<()> {
-        unsafe { self.host.copy_in(stream, to, from, bytes) }
-    }
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> stillhouse_gpu::Result<()> {
-        self.copied.fetch_add(bytes, Ordering::Relaxed);
-        unsafe { self.host.copy_out(stream, to, from, bytes) }
-    }
-    unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> stillhouse_gpu::Result<()> {
-        unsafe { self.host.launch(stream, launch, args) }
-    }
-    unsafe fn product(&self, stream: Stream, product: &Product) -> stillhouse_gpu::Result<()> {
-        unsafe { self.host.product(stream, product) }
-    }
-    fn record(&self, stream: Stream) -> stillhouse_gpu::Result<Event> {
-        self.host.record(stream)
-    }
-    fn wait_in(&self, stream: Stream, event: Event) -> stillhouse_gpu::Result<()> {
-        self.host.wait_in(stream, event)
-    }
-    fn wait(&self, event: Event) -> stillhouse_gpu::Result<()> {
-        self.host.wait(event)
-    }
-}
-
 /// What is timed on a device is what a job does there: passes that fit, and logits that stay where they are.
 #[test]
 fn a_device_is_timed_without_its_logits_leaving_it() {
-    let counting = Arc::new(Counting { host: Host::new(0), copied: AtomicUsize::new(0) });
-    let device: Arc<dyn stillhouse_gpu::Device> = Arc::clone(&counting) as Arc<dyn stillhouse_gpu::Device>;
+    let host = Arc::new(Host::new(0));
+    let device: Arc<dyn Device> = host.clone();
     let options = LoadOptions { batch_tokens: 8, length: 5, ..LoadOptions::default() };
     let teacher = gpu::load(&testdata("gpt2"), &device, &options).unwrap();
     assert_eq!(teacher.pass_tokens(), 8);
@@ -195,8 +139,8 @@ fn a_device_is_timed_without_its_logits_leaving_it() {
     assert!(text.tokens() > teacher.pass_tokens());
     let reference = Reference::new(text, teacher.as_ref()).unwrap();
     // to compare them they have to be read
-    let copied = counting.copied.load(Ordering::Relaxed);
-    assert!(copied >= 9 * 4 * teacher.info().vocab_size);
+    let copied = host.copied_out();
+    assert!(copied >= 9 * 4 * teacher.info().vocab_size as u64);
     assert!(seconds(teacher.as_ref(), reference.text()).unwrap() > 0.0);
-    assert_eq!(counting.copied.load(Ordering::Relaxed), copied);
+    assert_eq!(host.copied_out(), copied);
 }

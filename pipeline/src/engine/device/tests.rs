@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use arrow::array::{ArrayRef, AsArray, Int32Array, ListArray, RecordBatch, UInt64Array};
@@ -18,7 +19,7 @@ use stillhouse_teacher::{
     Architecture, DeviceLogits, Hidden, HostTeacher, Logits, OnHost, Precision, Result, Runs, Teacher, TeacherInfo,
 };
 
-use super::DeviceQueue;
+use super::{DeviceQueue, next_buffer};
 
 const VOCAB: usize = 11;
 /// After this token the logits are no numbers.
@@ -223,4 +224,43 @@ async fn a_device_that_panics_is_an_error_for_all_who_wait() {
         Ok(answer) => assert!(tokio::time::timeout(LONG, answer.wait(&device)).await.unwrap().is_err()),
         Err(e) => assert!(e.to_string().ends_with("a fault of this program"), "{e}"),
     }
+}
+
+/// What was counted, however short it was.
+#[derive(Debug, Default)]
+struct Counted(std::sync::Mutex<Vec<Measure>>);
+
+impl Meter for Counted {
+    fn add(&self, what: Measure, _: u64) {
+        self.0.lock().unwrap().push(what);
+    }
+}
+
+/// A device waits for the extraction from when on it has made its logits and there is no buffer for others; as long as it makes them, or has a
+/// buffer, it waits for nobody.
+#[test]
+fn only_a_device_that_has_nothing_to_do_waits_for_the_extraction() {
+    let counted = Counted::default();
+    let (give, free) = channel();
+    give.send(1).unwrap();
+    assert_eq!(next_buffer(&free, || true, &counted).unwrap(), 1);
+    // a buffer comes while the device is at work
+    let looks = AtomicU64::new(0);
+    let at_work = || {
+        if looks.fetch_add(1, Ordering::Relaxed) == 3 {
+            give.send(2).unwrap();
+        }
+        false
+    };
+    assert_eq!(next_buffer(&free, at_work, &counted).unwrap(), 2);
+    assert_eq!((counted.0.lock().unwrap().len(), looks.load(Ordering::Relaxed)), (0, 4));
+    // and one after that
+    let idle = || {
+        give.send(3).unwrap();
+        true
+    };
+    assert_eq!(next_buffer(&free, idle, &counted).unwrap(), 3);
+    assert_eq!(*counted.0.lock().unwrap(), [Measure::DeviceBlockedNanos]);
+    drop(give);
+    assert!(matches!(next_buffer(&free, || false, &counted), Err(OperatorError::Stopped)));
 }

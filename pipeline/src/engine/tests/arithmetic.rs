@@ -68,7 +68,7 @@ fn an_earlier_choice_is_not_measured_again() {
     let spec = &prepared.spec.extract.as_ref().unwrap().teacher;
     let path = &prepared.teacher.as_ref().unwrap().path;
     let arithmetic = teacher::load(path, spec, Dtype::F16, 32, "cpu").unwrap().info().arithmetic.clone();
-    let earlier = TeacherArithmetic { dtype: Dtype::F16, arithmetic, cost: None };
+    let earlier = TeacherArithmetic { dtype: Dtype::F16, arithmetic, cost: None, pass_tokens: None };
     let told = Told::default();
     let loaded = teacher::load_all(&prepared, none, Some(Decided::ByShards(&earlier)), true, &told).unwrap();
     assert_eq!(loaded.teachers[0].info().dtype, Precision::F16);

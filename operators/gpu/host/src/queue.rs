@@ -1,0 +1,328 @@
+//! What streams have to do, and when they do it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use stillhouse_gpu::{Arg, Event, GpuError, Launch, Product, Result, ScaledProduct, Stream};
+
+use crate::memory::Block;
+use crate::{State, failed, values};
+
+unsafe extern "C" {
+    fn stillhouse_host_launch(
+        kernel: *const c_char,
+        grid: *const u32,
+        block: *const u32,
+        shared_bytes: u32,
+        args: *mut *mut c_void,
+        schedule_seed: u64,
+    ) -> c_int;
+    fn stillhouse_host_kernels() -> *const c_char;
+}
+
+/// Room of a queue from the beginning on: more than a batch has on its way, so that a test which counts memory does not count this.
+const USUAL: usize = 1024;
+
+const STREAMS: [Stream; 2] = [Stream::Pass, Stream::Extract];
+
+/// A launch as it was called.
+#[derive(Debug)]
+pub struct Launched {
+    kernel: CString,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    args: Vec<Arg>,
+    schedule_seed: u64,
+}
+
+/// What a stream has to do.
+#[derive(Debug)]
+pub enum Work {
+    /// `seen` is what was there when it was called: what is copied, unless it was `pinned` memory, which has to be the same still.
+    CopyIn {
+        to: u64,
+        pinned: Option<u64>,
+        seen: Vec<u8>,
+    },
+    CopyOut {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Launch(Launched),
+    Product(Product),
+    ScaledProduct(ScaledProduct),
+    Wait(Event),
+}
+
+impl Work {
+    /// Whether it reads or writes memory of this block.
+    fn uses(&self, block: Block) -> bool {
+        match self {
+            Self::CopyIn { to, pinned, .. } => block.touches(*to) || pinned.is_some_and(|from| block.touches(from)),
+            Self::CopyOut { to, from, .. } => block.touches(*to) || block.touches(*from),
+            Self::Launch(launched) => {
+                launched.args.iter().any(|arg| matches!(arg, Arg::Pointer(pointer) if block.touches(*pointer)))
+            }
+            Self::Product(product) => values::matrices(product).any(|(_, at, _)| block.touches(at)),
+            Self::ScaledProduct(product) => values::scaled_matrices(product).any(|(_, at, _)| block.touches(at)),
+            Self::Wait(_) => false,
+        }
+    }
+}
+
+/// How early a stream does what it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// When something waits for it.
+    Late,
+    /// At once.
+    Early,
+    /// As is drawn.
+    Drawn,
+}
+
+/// The queues of the streams.
+#[derive(Debug)]
+pub struct Queues {
+    schedule_seed: u64,
+    launches: u64,
+    paces: [Pace; 2],
+    drawn: u64,
+    queues: [VecDeque<Work>; 2],
+    /// Pieces of work that each stream has done.
+    done: [u64; 2],
+    /// The first error that nobody was told.
+    error: Option<GpuError>,
+    faults: Vec<String>,
+}
+
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The stream of an event, and how much of it comes before.
+fn place(event: Event) -> (usize, u64) {
+    ((event.number() % 2) as usize, event.number() / 2)
+}
+
+fn kernels() -> &'static BTreeSet<&'static [u8]> {
+    static NAMES: OnceLock<BTreeSet<&'static [u8]>> = OnceLock::new();
+    NAMES.get_or_init(|| {
+        // SAFETY: a string that is made once and stays
+        let names = unsafe { CStr::from_ptr(stillhouse_host_kernels()) };
+        names.to_bytes().split(|byte| *byte == b'\n').collect()
+    })
+}
+
+impl Queues {
+    pub fn new(schedule_seed: u64, stream_seed: u64) -> Self {
+        let paces = match stream_seed % 4 {
+            0 => [Pace::Late, Pace::Late],
+            1 => [Pace::Early, Pace::Late],
+            2 => [Pace::Late, Pace::Early],
+            _ => [Pace::Drawn, Pace::Drawn],
+        };
+        let drawn = mix(stream_seed);
+        let (queues, done) = ([(); 2].map(|()| VecDeque::with_capacity(USUAL)), [0; 2]);
+        Self { schedule_seed, launches: 0, paces, drawn, queues, done, error: None, faults: Vec::new() }
+    }
+
+    pub fn push(&mut self, stream: Stream, work: Work) {
+        self.queues[stream as usize].push_back(work);
+    }
+
+    /// A launch with its order of threads: another one at every launch, the same ones in every run.
+    pub fn launched(&mut self, launch: &Launch, args: &[Arg]) -> Result<Launched> {
+        let Launch { kernel, grid, block, shared_bytes } = *launch;
+        if !kernels().contains(kernel.as_bytes()) {
+            return Err(failed(kernel, "there is no such kernel"));
+        }
+        let name = CString::new(kernel).map_err(|e| failed(kernel, e.to_string()))?;
+        let seed = if self.schedule_seed == 0 { 0 } else { self.schedule_seed.wrapping_add(self.launches).max(1) };
+        self.launches += 1;
+        Ok(Launched { kernel: name, grid, block, shared_bytes, args: args.to_vec(), schedule_seed: seed })
+    }
+
+    /// The point where a stream's queue ends now.
+    pub fn here(&self, stream: Stream) -> Event {
+        let at = stream as usize;
+        Event::new((self.done[at] + self.queues[at].len() as u64) * 2 + at as u64)
+    }
+
+    pub fn is_done(&self, event: Event) -> bool {
+        let (stream, position) = place(event);
+        self.done[stream] >= position
+    }
+
+    /// Whether work that is not done yet needs this block.
+    pub fn uses(&self, block: Block) -> bool {
+        self.queues.iter().flatten().any(|work| work.uses(block))
+    }
+
+    /// The point behind the last work of a stream that needs this block.
+    fn behind(&self, stream: Stream, block: Block) -> Option<Event> {
+        let at = stream as usize;
+        let last = self.queues[at].iter().rposition(|work| work.uses(block))?;
+        Some(Event::new((self.done[at] + last as u64 + 1) * 2 + at as u64))
+    }
+
+    pub fn fault(&mut self, message: String) {
+        self.error.get_or_insert(failed("memory", message.clone()));
+        self.faults.push(message);
+    }
+
+    pub fn take_faults(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.faults)
+    }
+
+    pub fn take_error(&mut self) -> Option<GpuError> {
+        self.error.take()
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.drawn = mix(self.drawn);
+        self.drawn
+    }
+
+    fn goes_on(&mut self, stream: usize) -> bool {
+        match self.paces[stream] {
+            Pace::Late => false,
+            Pace::Early => true,
+            Pace::Drawn => self.draw() & 1 == 0,
+        }
+    }
+
+    /// What a stream waits for now, if that is not there yet.
+    fn awaited(&self, stream: usize) -> Option<(usize, u64)> {
+        match self.queues[stream].front() {
+            Some(Work::Wait(event)) => Some(place(*event)).filter(|(other, position)| self.done[*other] < *position),
+            _ => None,
+        }
+    }
+}
+
+impl State {
+    /// Lets streams do what they do before anybody waits for it.
+    pub fn drift(&mut self) {
+        let first = (self.queues.draw() & 1) as usize;
+        for stream in [first, 1 - first, first] {
+            while self.queues.goes_on(stream) && self.step(stream) {}
+        }
+    }
+
+    /// Does what comes before a point, and what that waits for.
+    pub fn run_to(&mut self, event: Event) {
+        let (stream, position) = place(event);
+        while self.queues.done[stream] < position {
+            let mut needed = stream;
+            // points lie behind each other, so there is no circle
+            while let Some((other, _)) = self.queues.awaited(needed) {
+                needed = other;
+            }
+            if !self.step(needed) {
+                return;
+            }
+            self.drift();
+        }
+    }
+
+    /// Does all that needs a block.
+    pub fn run_past(&mut self, block: Block) {
+        for stream in STREAMS {
+            if let Some(event) = self.queues.behind(stream, block) {
+                self.run_to(event);
+            }
+        }
+    }
+
+    pub fn finish(&mut self) {
+        for stream in STREAMS {
+            self.run_to(self.queues.here(stream));
+        }
+    }
+
+    /// Does the next work of a stream; false where there is none, or it waits.
+    fn step(&mut self, stream: usize) -> bool {
+        if self.queues.awaited(stream).is_some() {
+            return false;
+        }
+        let Some(work) = self.queues.queues[stream].pop_front() else { return false };
+        self.queues.done[stream] += 1;
+        if let Err(error) = self.execute(work) {
+            self.queues.error.get_or_insert(error);
+        }
+        true
+    }
+
+    fn execute(&mut self, work: Work) -> Result<()> {
+        match work {
+            Work::CopyIn { to, pinned, seen } => {
+                if let Some(at) = pinned {
+                    self.compare(at, &seen);
+                }
+                let from = pinned.unwrap_or(seen.as_ptr() as u64) as *const u8;
+                // SAFETY: device memory lives until its work is done, pinned memory until the host is dropped; both were checked
+                unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, seen.len()) };
+                Ok(())
+            }
+            Work::CopyOut { to, from, bytes } => {
+                // SAFETY: as above; memory that is not pinned is waited for by the call itself
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+                Ok(())
+            }
+            Work::Launch(launched) => run(launched),
+            Work::Product(product) => {
+                // SAFETY: device memory lives until its work is done; the matrices were checked
+                unsafe { values::multiply(&product) };
+                Ok(())
+            }
+            Work::ScaledProduct(product) => {
+                // SAFETY: so do those of 8 bits
+                unsafe { values::multiply_scaled(&product) };
+                Ok(())
+            }
+            Work::Wait(_) => Ok(()),
+        }
+    }
+
+    /// That pinned memory is as it was when its copy was called.
+    fn compare(&mut self, at: u64, seen: &[u8]) {
+        // SAFETY: pinned memory of this length, which lives until the host is dropped
+        let now = unsafe { std::slice::from_raw_parts(at as *const u8, seen.len()) };
+        if let Some(byte) = now.iter().zip(seen).position(|(now, seen)| now != seen) {
+            let bytes = seen.len();
+            self.queues.fault(format!("byte {byte} of {bytes} of pinned memory changed before its copy was done"));
+        }
+    }
+}
+
+fn run(launched: Launched) -> Result<()> {
+    let Launched { kernel, grid, block, shared_bytes, mut args, schedule_seed } = launched;
+    let mut pointers: Vec<*mut c_void> = args
+        .iter_mut()
+        .map(|arg| match arg {
+            Arg::Pointer(v) | Arg::U64(v) => std::ptr::from_mut(v).cast(),
+            Arg::U32(v) => std::ptr::from_mut(v).cast(),
+            Arg::I32(v) => std::ptr::from_mut(v).cast(),
+            Arg::F32(v) => std::ptr::from_mut(v).cast(),
+            Arg::F64(v) => std::ptr::from_mut(v).cast(),
+        })
+        .collect();
+    let (grid, block, pointers) = (grid.as_ptr(), block.as_ptr(), pointers.as_mut_ptr());
+    // SAFETY: three numbers each; the arguments are of the kernel's types, as the caller said
+    let code = unsafe { stillhouse_host_launch(kernel.as_ptr(), grid, block, shared_bytes, pointers, schedule_seed) };
+    let message = match code {
+        0 => return Ok(()),
+        1 => "there is no such kernel".into(),
+        2 => "threads of a block wait at different barriers for ever".into(),
+        3 => "more than 1,024 threads or 227 KiB of shared memory".into(),
+        other => format!("code {other}"),
+    };
+    Err(failed(kernel.to_string_lossy(), message))
+}

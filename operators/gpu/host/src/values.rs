@@ -1,0 +1,162 @@
+//! Matrices in memory, and their products.
+
+use half::{bf16, f16};
+use stillhouse_gpu::{Element, Matrix, Product, Result, Scaled, ScaledProduct};
+
+use crate::failed;
+
+/// That a product's shapes belong together.
+pub fn check(product: &Product) -> Result<()> {
+    let Product { a, b, d, .. } = product;
+    if let Some(narrow) = [a, b, d].into_iter().find(|matrix| matrix.stride < matrix.columns) {
+        return Err(failed("product", format!("a stride of {} for {} columns", narrow.stride, narrow.columns)));
+    }
+    if a.columns != b.columns || (d.rows, d.columns) != (a.rows, b.rows) {
+        let shape = |m: &Matrix| format!("[{}, {}]", m.rows, m.columns);
+        return Err(failed("product", format!("{} · {}ᵀ into {}", shape(a), shape(b), shape(d))));
+    }
+    Ok(())
+}
+
+/// What a product reads and writes: names, addresses, bytes.
+pub fn matrices(product: &Product) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
+    let Product { a, b, d, bias, .. } = *product;
+    let named = [("A of a product", a), ("B of a product", b), ("D of a product", d)];
+    let bias = (bias != 0).then_some(("bias of a product", bias, d.columns * d.element.bytes()));
+    named.into_iter().map(move |(what, matrix)| (what, matrix.pointer, bytes_of(matrix))).chain(bias)
+}
+
+fn bytes_of(Matrix { element, rows, columns, stride, .. }: Matrix) -> usize {
+    let elements = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
+    elements * element.bytes()
+}
+
+/// That the shapes of a product of 8-bit numbers belong together.
+pub fn check_scaled(product: &ScaledProduct) -> Result<()> {
+    let ScaledProduct { a, b, d, .. } = product;
+    let fits = a.columns == b.columns && (d.rows, d.columns) == (a.rows, b.rows) && d.stride >= d.columns;
+    if !fits || d.element == Element::F32 || !a.columns.is_multiple_of(16) || !b.rows.is_multiple_of(16) {
+        let shape = |rows, columns| format!("[{rows}, {columns}]");
+        let (a, b, of_d) = (shape(a.rows, a.columns), shape(b.rows, b.columns), shape(d.rows, d.columns));
+        let (name, stride) = (d.element.name(), d.stride);
+        return Err(failed("product of e4m3", format!("{a} · {b}ᵀ into {of_d} of {name}, {stride} apart")));
+    }
+    Ok(())
+}
+
+/// What a product of 8-bit numbers reads and writes, as [`matrices`].
+pub fn scaled_matrices(product: &ScaledProduct) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
+    let ScaledProduct { a, b, d, bias, .. } = *product;
+    let of_scaled = |what, scales, m: Scaled| {
+        [(what, m.pointer, m.rows * m.columns), (scales, m.scales, m.rows * size_of::<f32>())]
+    };
+    let bias = (bias != 0).then_some(("bias of a product", bias, d.columns * d.element.bytes()));
+    of_scaled("A of a product", "scales of A of a product", a)
+        .into_iter()
+        .chain(of_scaled("B of a product", "scales of B of a product", b))
+        .chain([("D of a product", d.pointer, bytes_of(d))])
+        .chain(bias)
+}
+
+/// # Safety
+/// All of [`matrices`] is live memory, and [`check`] finds nothing.
+pub unsafe fn multiply(product: &Product) {
+    let Product { a, b, d, bias, add, gelu } = product;
+    let (mut rows, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
+    for m in 0..a.rows {
+        // SAFETY: A is live memory
+        unsafe { row(a, m, &mut x) };
+        rows.push(x.clone());
+    }
+    for n in 0..b.rows {
+        // SAFETY: so are the others
+        unsafe {
+            row(b, n, &mut y);
+            let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
+            for (m, x) in rows.iter().enumerate() {
+                let sum = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32;
+                let at = m * d.stride + n;
+                let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
+                let sum = sum + bias + before;
+                write(d.pointer, d.element, at, if *gelu { gelu_new(sum) } else { sum });
+            }
+        }
+    }
+}
+
+/// # Safety
+/// All of [`scaled_matrices`] is live memory, and [`check_scaled`] finds nothing.
+pub unsafe fn multiply_scaled(product: &ScaledProduct) {
+    let ScaledProduct { a, b, d, bias, add } = product;
+    let number: Vec<f64> = (0..=u8::MAX).map(|byte| f64::from(e4m3(byte))).collect();
+    // SAFETY: as the caller says
+    let rows = |m: &Scaled| unsafe { std::slice::from_raw_parts(m.pointer as *const u8, m.rows * m.columns) };
+    let rows = [rows(a), rows(b)].map(|all| all.iter().map(|byte| number[usize::from(*byte)]).collect::<Vec<_>>());
+    for (m, x) in rows[0].chunks_exact(a.columns).enumerate() {
+        for (n, y) in rows[1].chunks_exact(a.columns).enumerate() {
+            let sum = x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() as f32;
+            let at = m * d.stride + n;
+            // SAFETY: as the caller says
+            unsafe {
+                let scale = [(a.scales, m), (b.scales, n)].map(|(scales, i)| read(scales, Element::F32, i));
+                let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
+                let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
+                write(d.pointer, d.element, at, sum * scale[0] * scale[1] + bias + before);
+            }
+        }
+    }
+}
+
+/// GELU in its tanh form.
+fn gelu_new(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())) as f32
+}
+
+/// The number that a byte of e4m3 is.
+#[must_use]
+pub fn e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    let size = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if byte >> 7 == 1 { -size } else { size }
+}
+
+/// # Safety
+/// `element` number `at` from the address on is readable memory.
+unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
+    // SAFETY: as the caller says
+    unsafe {
+        match element {
+            Element::F32 => *(pointer as *const f32).add(at),
+            Element::Bf16 => (*(pointer as *const bf16).add(at)).to_f32(),
+            Element::F16 => (*(pointer as *const f16).add(at)).to_f32(),
+        }
+    }
+}
+
+/// # Safety
+/// `element` number `at` from the address on is writable memory.
+unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
+    // SAFETY: as the caller says
+    unsafe {
+        match element {
+            Element::F32 => *(pointer as *mut f32).add(at) = value,
+            Element::Bf16 => *(pointer as *mut bf16).add(at) = bf16::from_f32(value),
+            Element::F16 => *(pointer as *mut f16).add(at) = f16::from_f32(value),
+        }
+    }
+}
+
+/// A row of a matrix, widened.
+///
+/// # Safety
+/// The matrix is readable memory.
+unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
+    out.clear();
+    // SAFETY: as the caller says
+    out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));
+}

@@ -1,0 +1,178 @@
+//! The streams of the host: what was enqueued is done when it is waited for or earlier, in the order of its stream and of events, and what no
+//! device allows is told.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use stillhouse_gpu::{Arg, Buffer, Device, Launch, Pinned, Stream};
+use stillhouse_gpu_host::Host;
+
+const SEEDS: u64 = 12;
+const BYTES: usize = 64;
+
+fn host(seed: u64) -> (Arc<Host>, Arc<dyn Device>) {
+    let host = Arc::new(Host::new(seed));
+    (Arc::clone(&host), host)
+}
+
+fn pinned(device: &Arc<dyn Device>, byte: u8) -> Pinned {
+    let mut memory = Pinned::new(device, BYTES).unwrap();
+    memory.fill(byte);
+    memory
+}
+
+fn send(device: &dyn Device, stream: Stream, from: &[u8], to: &Buffer) {
+    // SAFETY: as long as the buffer; whether the source stays is what is tested
+    unsafe { device.copy_in(stream, to.pointer(), from.as_ptr(), from.len()) }.unwrap();
+}
+
+fn fetch(device: &dyn Device, stream: Stream, from: &Buffer, to: &mut [u8]) {
+    // SAFETY: as long as the buffer
+    unsafe { device.copy_out(stream, to.as_mut_ptr(), from.pointer(), to.len()) }.unwrap();
+}
+
+fn wait(device: &dyn Device, stream: Stream) {
+    device.wait(device.record(stream).unwrap()).unwrap();
+}
+
+#[test]
+fn what_is_enqueued_is_not_done_before_it_is_waited_for() {
+    let (_, device) = host(0);
+    let (from, mut to) = (pinned(&device, 7), pinned(&device, 1));
+    let there = Buffer::new(&device, BYTES).unwrap();
+    send(device.as_ref(), Stream::Pass, &from, &there);
+    fetch(device.as_ref(), Stream::Pass, &there, &mut to);
+    assert_eq!(*to, [1; BYTES]);
+    // the other stream has nothing to do with it
+    wait(device.as_ref(), Stream::Extract);
+    assert_eq!(*to, [1; BYTES]);
+    wait(device.as_ref(), Stream::Pass);
+    assert_eq!(*to, [7; BYTES]);
+}
+
+/// Bytes from one stream to the other, as often as that; without the events that order them they come too early or too late for some seed.
+fn handed_over(device: &dyn Device, shared: &Arc<dyn Device>, in_order: bool) -> bool {
+    let there = Buffer::of(shared, &[0; BYTES]).unwrap();
+    let mut right = true;
+    for byte in 1..5u8 {
+        let (from, mut to) = (pinned(shared, byte), pinned(shared, 0));
+        send(device, Stream::Pass, &from, &there);
+        let written = device.record(Stream::Pass).unwrap();
+        if in_order {
+            device.wait_in(Stream::Extract, written).unwrap();
+        }
+        fetch(device, Stream::Extract, &there, &mut to);
+        let read = device.record(Stream::Extract).unwrap();
+        if in_order {
+            device.wait_in(Stream::Pass, read).unwrap();
+        }
+        device.wait(read).unwrap();
+        right &= *to == [byte; BYTES];
+        wait(device, Stream::Pass);
+    }
+    right
+}
+
+#[test]
+fn streams_wait_for_each_other_through_events_only() {
+    for seed in 0..SEEDS {
+        let (_, device) = host(seed);
+        assert!(handed_over(device.as_ref(), &device, true), "seed {seed}");
+    }
+    let wrong = (0..SEEDS).filter(|seed| {
+        let (_, device) = host(*seed);
+        !handed_over(device.as_ref(), &device, false)
+    });
+    let wrong: Vec<u64> = wrong.collect();
+    println!("without events: wrong for the seeds {wrong:?}");
+    // where both are late, and where the reader is early, it has read before the writer wrote
+    assert!(wrong.iter().any(|seed| seed % 4 == 0) && wrong.iter().any(|seed| seed % 4 == 2), "{wrong:?}");
+}
+
+#[test]
+fn pinned_memory_that_changes_before_its_copy_is_told() {
+    let told = (0..SEEDS).filter(|seed| {
+        let (host, device) = host(*seed);
+        let (mut from, there) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
+        send(device.as_ref(), Stream::Pass, &from, &there);
+        from[5] = 8;
+        let waited = device.wait(device.record(Stream::Pass).unwrap());
+        let faults = host.faults();
+        assert_eq!(waited.is_err(), !faults.is_empty(), "{faults:?}");
+        if let [fault] = faults.as_slice() {
+            assert_eq!(fault, "byte 5 of 64 of pinned memory changed before its copy was done");
+            // what came to the device is what was there when the stream came to it
+            assert_eq!(there.to_host(Stream::Pass).unwrap()[5], 8);
+        }
+        !faults.is_empty()
+    });
+    let told: Vec<u64> = told.collect();
+    // only a stream that copies at once is quicker than the host
+    assert!(told.contains(&0) && told.contains(&2) && !told.contains(&1), "{told:?}");
+}
+
+#[test]
+fn pinned_memory_that_is_given_back_with_a_copy_on_its_way_is_told() {
+    for stream in [Stream::Pass, Stream::Extract] {
+        let (host, device) = host(0);
+        let (from, there) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
+        send(device.as_ref(), stream, &from, &there);
+        drop(from);
+        let error = device.wait(device.record(stream).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("64 bytes of pinned memory were given back"), "{error}");
+        assert!(host.faults()[0].contains("64 bytes of pinned memory were given back"));
+        assert_eq!(host.used_pinned(), 0);
+        // it is told once
+        wait(device.as_ref(), stream);
+        assert!(host.faults().is_empty());
+    }
+}
+
+#[test]
+#[should_panic(expected = "given back with a copy on its way")]
+fn a_fault_that_nobody_asks_for_ends_the_test() {
+    let (host, device) = host(0);
+    let (from, there) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
+    send(device.as_ref(), Stream::Pass, &from, &there);
+    drop(from);
+    drop((there, device, host));
+}
+
+#[test]
+fn other_memory_is_copied_as_it_was_at_the_call() {
+    let (_, device) = host(0);
+    let there = Buffer::new(&device, BYTES).unwrap();
+    let mut from = vec![7; BYTES];
+    send(device.as_ref(), Stream::Pass, &from, &there);
+    from.fill(8);
+    drop(from);
+    // and what is copied to such memory is there when the call comes back
+    let mut to = vec![0; BYTES];
+    fetch(device.as_ref(), Stream::Pass, &there, &mut to);
+    assert_eq!(to, [7; BYTES]);
+}
+
+#[test]
+fn device_memory_is_freed_once_what_uses_it_is_done() {
+    for seed in 0..SEEDS {
+        let (host, device) = host(seed);
+        let (from, mut to) = (pinned(&device, 7), pinned(&device, 0));
+        let there = Buffer::new(&device, BYTES).unwrap();
+        send(device.as_ref(), Stream::Pass, &from, &there);
+        let written = device.record(Stream::Pass).unwrap();
+        device.wait_in(Stream::Extract, written).unwrap();
+        fetch(device.as_ref(), Stream::Extract, &there, &mut to);
+        drop(there);
+        assert_eq!((host.used(), to[0]), (0, 7));
+    }
+}
+
+#[test]
+fn a_launch_whose_pointers_are_in_no_buffer_is_refused() {
+    let (_, device) = host(0);
+    let gone = Buffer::new(&device, BYTES).unwrap().pointer();
+    let launch = Launch { kernel: "selftest_syncwarp", grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+    // SAFETY: it is refused
+    let error = unsafe { device.launch(Stream::Pass, &launch, &[Arg::Pointer(gone)]) }.unwrap_err().to_string();
+    assert!(error.contains("selftest_syncwarp: argument 0") && error.contains("points to no buffer"), "{error}");
+}

@@ -1,0 +1,311 @@
+//! Weights on their way to the device as they are stored: from where a file is mapped through pinned memory into one of two buffers of the
+//! device, where a kernel widens them and puts them where products read them. What is stored as the net has it is copied to its place.
+//!
+//! ```text
+//!   file, mapped ─► pinned A ─► stage A ─► widen ─► weight        A and B in turn: while the device widens one, the other is copied
+//!                   pinned B ─► stage B ─► widen ─►
+//! ```
+//!
+//! Cost per element: its bytes once from the file and once over the bus, and 2 or 4 bytes that the device writes.
+
+use std::sync::Arc;
+
+use super::kernels::{Axis, Kernels, Widening};
+use super::upload::put;
+use crate::device::{Buffer, Device, Element, Event, Pinned, Result, Stream};
+use crate::error::GpuError;
+
+/// Bytes of a stage: enough for the full speed of a bus, whose copies begin within some microseconds.
+const STAGE_BYTES: usize = 2 << 20;
+/// Bytes of a device that weights come through while they are loaded.
+pub const STAGES_BYTES: usize = 2 * STAGE_BYTES;
+
+/// How the elements of a tensor are stored. Blocks are those of GGUF files.
+#[allow(missing_docs, reason = "the formats' own names")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    F64,
+    F32,
+    F16,
+    Bf16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q8_1,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    Q8K,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q8_1,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Q8K,
+    ];
+
+    /// Elements and bytes of a block; one element where there are no blocks.
+    #[must_use]
+    pub const fn block(self) -> [usize; 2] {
+        match self {
+            Self::F64 => [1, 8],
+            Self::F32 => [1, 4],
+            Self::F16 | Self::Bf16 => [1, 2],
+            Self::Q4_0 => [32, 18],
+            Self::Q4_1 => [32, 20],
+            Self::Q5_0 => [32, 22],
+            Self::Q5_1 => [32, 24],
+            Self::Q8_0 => [32, 34],
+            Self::Q8_1 => [32, 36],
+            Self::Q2K => [256, 84],
+            Self::Q3K => [256, 110],
+            Self::Q4K => [256, 144],
+            Self::Q5K => [256, 176],
+            Self::Q6K => [256, 210],
+            Self::Q8K => [256, 292],
+        }
+    }
+
+    /// As `kernels/widen/formats.cuh` counts them.
+    pub(super) const fn number(self) -> u32 {
+        self as u32
+    }
+
+    fn is(self, element: Element) -> bool {
+        matches!((self, element), (Self::F32, Element::F32) | (Self::Bf16, Element::Bf16) | (Self::F16, Element::F16))
+    }
+}
+
+/// In which order the elements of a stored tensor lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Row after row of the shape that was asked for.
+    AsAsked,
+    /// Column after column.
+    Transposed,
+    /// The rows of a head with the elements of its halves beside each other: a0 b0 a1 b1.
+    Neighbours,
+}
+
+/// A tensor, where a source has it.
+#[derive(Debug)]
+pub enum Stored<'a> {
+    /// Numbers that the source computed, row after row.
+    Numbers(Vec<f32>),
+    /// The bytes of a file.
+    Bytes {
+        /// They themselves.
+        bytes: &'a [u8],
+        /// What they are.
+        format: Format,
+        /// How they lie.
+        order: Order,
+    },
+}
+
+/// Where the elements of a tensor `[rows, columns]` go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub to: u64,
+    pub size: [usize; 2],
+    pub axes: [Axis; 2],
+    /// Elements from one row to the next, and from one column to the next.
+    pub strides: [usize; 2],
+}
+
+#[derive(Debug)]
+struct Stage {
+    pinned: Pinned,
+    memory: Buffer,
+    /// Where [`Stream::Pass`] is when both may be written again.
+    free: Option<Event>,
+}
+
+/// Two stages, and what they are widened with.
+pub(super) struct Stages {
+    device: Arc<dyn Device>,
+    kernels: Kernels,
+    element: Element,
+    stages: [Stage; 2],
+    next: usize,
+}
+
+impl Stages {
+    pub fn new(device: &Arc<dyn Device>, element: Element) -> Result<Self> {
+        let stage = || {
+            let (pinned, memory) = (Pinned::new(device, STAGE_BYTES)?, Buffer::new(device, STAGE_BYTES)?);
+            Ok::<_, GpuError>(Stage { pinned, memory, free: None })
+        };
+        let (device, kernels) = (Arc::clone(device), Kernels::new(device, element));
+        Ok(Self { stages: [stage()?, stage()?], device, kernels, element, next: 0 })
+    }
+
+    /// Zeros, for what no tensor fills.
+    pub fn clear(&self, buffer: &Buffer) -> Result<()> {
+        // SAFETY: it is the buffer's length, of elements of 2 or 4 bytes
+        unsafe { self.kernels.clear(buffer.pointer(), buffer.bytes()) }
+    }
+
+    /// Rows as e4m3, and their scales.
+    pub fn quantise(&self, from: &Buffer, to: &Buffer, scales: &Buffer, [rows, width]: [usize; 2]) -> Result<()> {
+        let held = [from.bytes() / self.element.bytes(), to.bytes(), scales.bytes() / size_of::<f32>() * width];
+        if held.iter().any(|elements| *elements < rows * width) || !width.is_multiple_of(16) {
+            let valid = format!("[{rows}, {width}], a width that is a multiple of 16");
+            return Err(GpuError::Input { what: "rows of e4m3", got: format!("{held:?} elements"), valid });
+        }
+        // SAFETY: just checked
+        unsafe { self.kernels.quantise(from.pointer(), to.pointer(), scales.pointer(), [rows, width]) }
+    }
+
+    /// Brings a tensor to where it goes.
+    ///
+    /// # Safety
+    /// All elements go into a live buffer.
+    ///
+    /// # Errors
+    /// With bytes that are not those of so many elements, or when the device fails.
+    pub unsafe fn send(&mut self, name: &str, stored: &Stored<'_>, target: &Target) -> Result<()> {
+        let [rows, columns] = target.size;
+        let count = rows * columns;
+        let (format, order) = match stored {
+            Stored::Numbers(_) => (Format::F32, Order::AsAsked),
+            Stored::Bytes { format, order, .. } => (*format, *order),
+        };
+        let [elements, bytes] = format.block();
+        let (got, valid) = match stored {
+            Stored::Numbers(numbers) => (numbers.len(), count),
+            Stored::Bytes { bytes: stored, .. } => (stored.len(), count / elements * bytes),
+        };
+        if got != valid || !count.is_multiple_of(elements) || rows.max(columns) > i32::MAX as usize {
+            let unit = if matches!(stored, Stored::Numbers(_)) { "numbers" } else { "bytes" };
+            let valid = format!("{valid} {unit} of {format:?} for {:?}, whole blocks", target.size);
+            return Err(GpuError::Input { what: "size of a weight", got: format!("{got} of {name}"), valid });
+        }
+        let target = target.in_order(order);
+        let is_plain = format.is(self.element) && order != Order::Neighbours && target.is_whole();
+        let step = STAGE_BYTES / bytes * elements;
+        for first in (0..count).step_by(step) {
+            let part = step.min(count - first);
+            let fill = |memory: &mut [u8]| match stored {
+                Stored::Numbers(numbers) => put(&numbers[first..first + part], memory, f32::to_ne_bytes),
+                Stored::Bytes { bytes: stored, .. } => {
+                    let at = first / elements * bytes;
+                    memory.copy_from_slice(&stored[at..at + memory.len()]);
+                }
+            };
+            let length = part / elements * bytes;
+            // SAFETY: as the caller says; elements that are plain lie there as they are stored, one after the other
+            unsafe {
+                match is_plain {
+                    true => self.copy(target.to + (first * bytes) as u64, length, fill)?,
+                    false => {
+                        let widening = target.widening(format, first, part, order == Order::Neighbours);
+                        self.widen(widening, length, fill)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A stage that is free, with what `fill` writes in its pinned memory.
+    fn filled(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<&mut Stage> {
+        self.next = (self.next + 1) % self.stages.len();
+        let stage = &mut self.stages[self.next];
+        if let Some(event) = stage.free.take() {
+            self.device.wait(event)?;
+        }
+        fill(&mut stage.pinned[..length]);
+        Ok(stage)
+    }
+
+    /// # Safety
+    /// `length` bytes from `to` on are within a live buffer.
+    unsafe fn copy(&mut self, to: u64, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let stage = self.filled(length, fill)?;
+        // SAFETY: as the caller says; the memory stays as it is until the event was waited for
+        unsafe { device.copy_in(Stream::Pass, to, stage.pinned.as_ptr(), length)? };
+        stage.free = Some(device.record(Stream::Pass)?);
+        Ok(())
+    }
+
+    /// # Safety
+    /// All elements go into a live buffer.
+    unsafe fn widen(&mut self, widening: Widening, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
+        let (device, kernels) = (Arc::clone(&self.device), self.kernels.clone());
+        let stage = self.filled(length, fill)?;
+        let from = stage.memory.pointer();
+        // SAFETY: the stage is as long; it stays as it is until the event was waited for. The rest is as the caller says
+        unsafe {
+            // on the other stream, so that it is done while the stage before is widened
+            device.copy_in(Stream::Extract, from, stage.pinned.as_ptr(), length)?;
+            device.wait_in(Stream::Pass, device.record(Stream::Extract)?)?;
+            kernels.widen(&Widening { from, ..widening })?;
+        }
+        stage.free = Some(device.record(Stream::Pass)?);
+        Ok(())
+    }
+}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        // Also after a failure: a copy may be on its way out of the memory that is freed now. A device that fails does not read any more.
+        for stream in [Stream::Extract, Stream::Pass] {
+            if let Ok(event) = self.device.record(stream) {
+                let _ = self.device.wait(event);
+            }
+        }
+    }
+}
+
+impl Target {
+    /// The same for a tensor that lies in this order.
+    fn in_order(&self, order: Order) -> Self {
+        let Self { to, size: [rows, columns], axes: [of_rows, across], strides: [down, right] } = *self;
+        match order {
+            Order::Transposed => Self { to, size: [columns, rows], axes: [across, of_rows], strides: [right, down] },
+            Order::AsAsked | Order::Neighbours => *self,
+        }
+    }
+
+    /// Whether the elements lie one after the other, without a gap.
+    fn is_whole(&self) -> bool {
+        let [_, columns] = self.size;
+        self.axes.iter().all(|axis| axis.own == axis.dim) && self.strides == [columns, 1]
+    }
+
+    fn widening(&self, format: Format, first: usize, count: usize, neighbours: bool) -> Widening {
+        let [_, columns] = self.size;
+        Widening {
+            from: 0,
+            format,
+            count,
+            to: self.to,
+            first: [first / columns, first % columns],
+            columns,
+            axes: self.axes,
+            neighbours,
+            strides: self.strides,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The order of the streams: what the pass and the extraction do is right however early or late each stream is, and a caller that forgets to
+//! wait is seen.
+#![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "order/careless.rs"]
+mod careless;
+#[path = "forward/common.rs"]
+mod common;
+
+use std::sync::Arc;
+
+use careless::{Careless, Forgets};
+use common::{below, numbers};
+use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Noise, Positions};
+use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
+use stillhouse_gpu::{Buffer, Device, Element, GpuError, Result, Stream, logits_stride};
+use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, ValueType};
+
+/// The host's four ways to order the streams, with several draws of the one that is drawn.
+const SEEDS: u64 = 12;
+const VOCAB: usize = 41;
+const ROWS: usize = 8;
+const TOKENS: usize = 24;
+
+struct Random;
+
+impl Source for Random {
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let key = name.bytes().fold(7u64, |key, b| key.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
+        Ok(numbers(key, shape.iter().product()))
+    }
+}
+
+fn load(device: &Arc<dyn Device>) -> Result<Net> {
+    let shape = Shape {
+        kind: Kind::Gpt2,
+        vocab: VOCAB,
+        width: 32,
+        layers: 1,
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 16,
+        inner: 64,
+        activation: Activation::GeluTanh,
+        scaled: true,
+        scaled_by_layer: false,
+        eps: 1e-5,
+        positions: TOKENS,
+        tied: false,
+        attention_bias: true,
+        mlp_bias: true,
+    };
+    Net::load(device, shape, Element::Bf16, None, &mut Random, TOKENS)
+}
+
+fn asked() -> Asked {
+    let noise = Noise::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
+    let sampling = Some(LogitSampling { draws: 5, power: 1.0, seed: 9 });
+    let signals = Signals { sampling, entropy: true, ..Signals::default() };
+    let stride = logits_stride(VOCAB);
+    Asked { vocab: VOCAB, stride, keys: DrawKey::draws(3, 2), noise: Some(noise), topk: 3, signals }
+}
+
+fn logits(device: &Arc<dyn Device>, count: usize) -> Result<Vec<Buffer>> {
+    (0..count).map(|_| Buffer::new(device, ROWS * logits_stride(VOCAB) * 4)).collect()
+}
+
+/// Passes whose slices are extracted while the next one is computed, into so many buffers in turn; two are enough.
+fn extracted(device: &Arc<dyn Device>, buffers: usize) -> Result<Vec<Extracted>> {
+    let mut net = load(device)?;
+    let logits = logits(device, buffers)?;
+    // dropped first: what is on its way reads the logits
+    let mut extractor = Extractor::new(device, asked(), ROWS)?;
+    let (mut found, mut ahead) = (Vec::new(), None);
+    for slice in 0..8u32 {
+        if slice % 2 == 0 {
+            net.hidden(&below(u64::from(slice), TOKENS, VOCAB as u32), &[0, 10, TOKENS as u32])?;
+        }
+        // neighbours, and rows that are gathered
+        let rows: Vec<u32> = (0..ROWS as u32).map(|row| if slice % 2 == 0 { row } else { 2 * row + 1 }).collect();
+        let to = logits[slice as usize % buffers].pointer();
+        // SAFETY: there is room for these rows
+        unsafe { net.logits_into(&rows, to, logits_stride(VOCAB))? };
+        let ready = device.record(Stream::Pass)?;
+        let (tokens, ids) = (below(99, ROWS, VOCAB as u32), [u64::from(slice); ROWS]);
+        let observed = Positions { tokens: &tokens, positions: &rows, sequence_ids: &ids };
+        // SAFETY: the buffer is written again once this slice was collected, where there are two
+        let begun = extractor.begin_slice(unsafe { DeviceSlice::new(to, ready) }, &observed)?;
+        if let Some(before) = ahead.replace(begun) {
+            found.push(extractor.collect(before)?);
+        }
+    }
+    found.push(extractor.collect(ahead.unwrap())?);
+    Ok(found)
+}
+
+/// Logits of passes that nobody waits for in between: more than uploads may be on their way.
+fn passes(device: &Arc<dyn Device>, net: &mut Net) -> Result<Vec<Vec<u8>>> {
+    let logits = logits(device, 7)?;
+    for (pass, logits) in logits.iter().enumerate() {
+        net.hidden(&below(pass as u64, TOKENS, VOCAB as u32), &[0, TOKENS as u32])?;
+        // SAFETY: there is room for these rows
+        unsafe { net.logits_into(&[1, 3, 8 + pass as u32], logits.pointer(), logits_stride(VOCAB))? };
+    }
+    let used = 3 * logits_stride(VOCAB) * 4;
+    logits.iter().map(|logits| Ok(logits.to_host(Stream::Pass)?[..used].to_vec())).collect()
+}
+
+/// What a device gave, and what the host found wrong with its callers.
+fn on_careless<T>(
+    seed: u64,
+    forgets: Forgets,
+    does: impl FnOnce(&Arc<dyn Device>, &Careless) -> Result<T>,
+) -> (Result<T>, Vec<String>) {
+    let careless = Arc::new(Careless::new(seed, forgets));
+    let device: Arc<dyn Device> = careless.clone();
+    let given = does(&device, &careless);
+    (given, careless.host.faults())
+}
+
+/// The seeds for which something is not as it should be: an error, a fault, other values.
+fn seen<T: PartialEq>(expected: &T, run: impl Fn(u64) -> (Result<T>, Vec<String>)) -> Vec<u64> {
+    let wrong = |seed: &u64| {
+        let (given, faults) = run(*seed);
+        let same = given.as_ref().is_ok_and(|given| given == expected);
+        let said = given.err().map(|e: GpuError| e.to_string());
+        println!("seed {seed}: same {same}, {said:?}, {faults:?}");
+        !same || !faults.is_empty()
+    };
+    (0..SEEDS).filter(wrong).collect()
+}
+
+#[test]
+fn columns_are_the_same_however_early_or_late_streams_are() {
+    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
+    let expected = expected.unwrap();
+    assert!(expected.iter().all(|columns| columns.fallbacks == 0));
+    assert!(expected.windows(2).all(|pair| pair[0] != pair[1]), "slices that are alike would hide what is overwritten");
+    for buffers in [2, 3] {
+        let wrong = seen(&expected, |seed| on_careless(seed, Forgets::Nothing, |device, _| extracted(device, buffers)));
+        assert!(wrong.is_empty(), "{buffers} buffers: {wrong:?}");
+    }
+}
+
+#[test]
+fn an_extraction_that_does_not_wait_for_the_pass_is_seen() {
+    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
+    let wrong = seen(&expected.unwrap(), |seed| on_careless(seed, Forgets::WaitIn, |device, _| extracted(device, 2)));
+    assert!(wrong.contains(&0) && wrong.contains(&2), "{wrong:?}");
+}
+
+#[test]
+fn a_slice_that_is_overwritten_before_it_was_read_is_seen() {
+    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
+    let wrong = seen(&expected.unwrap(), |seed| on_careless(seed, Forgets::Nothing, |device, _| extracted(device, 1)));
+    assert!(wrong.contains(&1), "{wrong:?}");
+}
+
+#[test]
+fn columns_that_are_read_before_they_came_are_seen() {
+    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
+    let wrong = seen(&expected.unwrap(), |seed| {
+        on_careless(seed, Forgets::Nothing, |device, careless| {
+            // the uploads of the weights are waited for still
+            careless.forget_from_now_on(Forgets::WaitFor(Stream::Extract));
+            extracted(device, 2)
+        })
+    });
+    assert!(wrong.contains(&0) && wrong.contains(&1), "{wrong:?}");
+}
+
+#[test]
+fn uploads_are_the_same_however_late_the_pass_is() {
+    let run = |seed| on_careless(seed, Forgets::Nothing, |device, _| passes(device, &mut load(device)?));
+    let expected = run(0).0.unwrap();
+    let wrong = seen(&expected, run);
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn pinned_memory_that_is_written_again_too_early_is_seen() {
+    let run = |seed, forgets| {
+        on_careless(seed, Forgets::Nothing, |device, careless| {
+            let mut net = load(device)?;
+            careless.forget_from_now_on(forgets);
+            let logits = passes(device, &mut net);
+            careless.forget_from_now_on(Forgets::Nothing);
+            logits
+        })
+    };
+    let expected = run(0, Forgets::Nothing).0.unwrap();
+    let (_, faults) = run(0, Forgets::WaitFor(Stream::Pass));
+    assert!(faults.iter().any(|fault| fault.contains("changed before its copy was done")), "{faults:?}");
+    let wrong = seen(&expected, |seed| run(seed, Forgets::WaitFor(Stream::Pass)));
+    assert!(wrong.contains(&0) && wrong.contains(&2), "{wrong:?}");
+}
+
+#[test]
+fn pinned_memory_that_is_given_back_too_early_is_seen() {
+    // weights come through pinned memory on one stream, and the other waits for it
+    let (_, faults) = on_careless(0, Forgets::AnyWait, |device, _| load(device).map(drop));
+    assert!(faults.iter().any(|fault| fault.contains("given back with a copy on its way")), "{faults:?}");
+}
+
+/// An extraction that nobody collects is waited for when its memory is given back.
+#[test]
+fn what_nobody_collects_does_no_harm() {
+    for seed in 0..SEEDS {
+        let (given, faults) = on_careless(seed, Forgets::Nothing, |device, _| {
+            let logits = Buffer::of(device, &[0; 256])?;
+            let mut extractor = Extractor::new(device, asked(), 1)?;
+            let observed = Positions { tokens: &[1], positions: &[0], sequence_ids: &[5] };
+            // SAFETY: the row is there until the extractor is gone
+            unsafe { extractor.begin(logits.pointer(), &observed) }.map(drop)
+        });
+        given.unwrap();
+        assert_eq!(faults, [""; 0], "seed {seed}");
+    }
+}

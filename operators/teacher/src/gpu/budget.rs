@@ -1,0 +1,175 @@
+//! What a teacher takes of a device's memory, and how many tokens its passes have there.
+//!
+//! ```text
+//!   what is free ─► tokens of a pass: all, a half, a quarter … ─► load, rehearse ─► out of memory: half of them, once
+//!   tokens of an earlier run ─► exactly these ────────────────► load, rehearse ─► or the two numbers
+//! ```
+//!
+//! What is in a pass shows in the last bits of the logits, so all of this is decided before the first of them is used, and kept with the plan.
+
+use std::sync::Arc;
+
+use stillhouse_gpu::extract::{Asked, Extractor, Positions};
+use stillhouse_gpu::net::{Net, STAGES_BYTES, Shape};
+use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
+use stillhouse_noise::Extraction;
+
+use crate::contract::DeviceLogits;
+use crate::error::{Result, TeacherError};
+
+/// Of what is free, this share is left to others and to fragmentation.
+const SPARE: f64 = 0.05;
+/// Slices that a job has: one is made of logits, one is worked on.
+const SLICES: usize = 2;
+
+/// What there has to be room for.
+pub(super) struct Budget<'a> {
+    pub device: &'a Arc<dyn Device>,
+    pub shape: &'a Shape,
+    pub element: Element,
+    /// Whether the products of layers are of 8-bit numbers.
+    pub fp8: bool,
+    pub slice_rows: usize,
+    /// What is made of slices, where that is known.
+    pub extraction: Option<&'a Extraction>,
+}
+
+/// A net with room for passes of so many tokens.
+pub(super) struct Fitted {
+    pub net: Net,
+    pub pass_tokens: usize,
+    /// That there was less memory than the device said.
+    pub warning: Option<String>,
+}
+
+impl Budget<'_> {
+    /// Makes the net for passes of as many tokens as there is room for: those that are wanted, or a half, a quarter … of them, at least `least`;
+    /// or exactly those of an earlier run.
+    ///
+    /// # Errors
+    /// With what is missing and what is free, where there is no such room.
+    pub fn fit(
+        &self,
+        [wanted, least]: [usize; 2],
+        earlier: Option<usize>,
+        mut make: impl FnMut(usize) -> Result<Net>,
+    ) -> Result<Fitted> {
+        let pass_tokens = match earlier {
+            Some(tokens) => self.as_before(tokens)?,
+            None => self.fitting(wanted, least)?,
+        };
+        let short = match self.attempt(pass_tokens, &mut make) {
+            Ok(net) => return Ok(Fitted { net, pass_tokens, warning: None }),
+            Err(TeacherError::Gpu(short @ GpuError::Memory { .. })) => short,
+            Err(other) => return Err(other),
+        };
+        if earlier.is_some() {
+            return Err(self.too_little(&short, pass_tokens, AS_BEFORE));
+        }
+        if pass_tokens == least {
+            return Err(self.too_little(&short, pass_tokens, SMALLER));
+        }
+        let fewer = (pass_tokens / 2).max(least);
+        let net = self.attempt(fewer, &mut make).map_err(|error| match error {
+            TeacherError::Gpu(short @ GpuError::Memory { .. }) => self.too_little(&short, fewer, SMALLER),
+            other => other,
+        })?;
+        let warning = format!("{short}, with passes of {pass_tokens} tokens; they have {fewer} tokens instead");
+        Ok(Fitted { net, pass_tokens: fewer, warning: Some(warning) })
+    }
+
+    /// The tokens of a pass for which everything has room, by what the device says is free.
+    fn fitting(&self, mut tokens: usize, least: usize) -> Result<usize> {
+        let Memory { free, total } = self.device.memory()?;
+        let room = (free as f64 * (1.0 - SPARE)) as u64;
+        loop {
+            let bytes = self.bytes(tokens);
+            if bytes <= room {
+                return Ok(tokens);
+            }
+            if tokens == least {
+                let short = GpuError::Memory { device: self.device.name().into(), bytes, free, total };
+                return Err(self.too_little(&short, tokens, SMALLER));
+            }
+            tokens = (tokens / 2).max(least);
+        }
+    }
+
+    /// The same for the passes of an earlier run, which left nothing to spare either.
+    fn as_before(&self, tokens: usize) -> Result<usize> {
+        let (Memory { free, total }, bytes) = (self.device.memory()?, self.bytes(tokens));
+        if bytes <= free {
+            return Ok(tokens);
+        }
+        let short = GpuError::Memory { device: self.device.name().into(), bytes, free, total };
+        Err(self.too_little(&short, tokens, AS_BEFORE))
+    }
+
+    fn weights(&self) -> u64 {
+        if self.fp8 { self.shape.fp8_weight_bytes() } else { self.shape.weight_bytes(self.element) }
+    }
+
+    fn pass(&self, tokens: usize) -> u64 {
+        let eight = if self.fp8 { self.shape.fp8_workspace_bytes(tokens) } else { 0 };
+        self.shape.workspace_bytes(self.element, tokens) + eight
+    }
+
+    /// Two slices, and what the extraction has beside them; or what weights are loaded through, which is gone before these come.
+    fn logits(&self) -> u64 {
+        let slices = (SLICES * self.slice_rows * logits_stride(self.shape.vocab) * size_of::<f32>()) as u64;
+        let logits = slices + self.asked().map_or(slices, |asked| Extractor::bytes(&asked, self.slice_rows));
+        let loading = STAGES_BYTES as u64 + if self.fp8 { self.shape.fp8_loading_bytes() } else { 0 };
+        logits.max(loading)
+    }
+
+    fn asked(&self) -> Option<Asked> {
+        self.extraction.map(|extraction| Asked::of_rows(extraction, logits_stride(self.shape.vocab)))
+    }
+
+    fn bytes(&self, tokens: usize) -> u64 {
+        self.weights() + self.pass(tokens) + self.logits()
+    }
+
+    fn too_little(&self, short: &GpuError, tokens: usize, valid: &str) -> TeacherError {
+        let (weights, pass, logits) = (self.weights(), self.pass(tokens), self.logits());
+        let parts = format!("weights {weights}, a pass over {tokens} tokens {pass}, logits and noise {logits}");
+        TeacherError::Device { device: self.device.name().into(), message: format!("{short}: {parts}; valid: {valid}") }
+    }
+
+    /// Makes the net, and takes all the memory that a job will have on the device: what is not there shows before the first slice.
+    fn attempt(&self, tokens: usize, make: &mut impl FnMut(usize) -> Result<Net>) -> Result<Net> {
+        let mut net = make(tokens)?;
+        self.rehearse(&mut net)?;
+        Ok(net)
+    }
+
+    /// One token from its id to its columns, since libraries and drivers take memory at the first use of a kernel.
+    fn rehearse(&self, net: &mut Net) -> Result<()> {
+        let vocab = self.shape.vocab;
+        let logits = (0..SLICES)
+            .map(|_| DeviceLogits::new(self.device, self.slice_rows, vocab))
+            .collect::<std::result::Result<Vec<_>, _>>()?;
+        // dropped before the logits: it waits for what reads them
+        let extractor = self.asked().map(|asked| Extractor::new(self.device, asked, self.slice_rows)).transpose()?;
+        let Some(first) = logits.first() else { return Ok(()) };
+        net.hidden(&[0], &[0, 1])?;
+        // SAFETY: there is room for a row, and nobody else has the buffer
+        unsafe { net.logits_into(&[0], first.pointer(), first.stride())? };
+        if let Some(mut extractor) = extractor {
+            let observed = Positions { tokens: &[0], positions: &[0], sequence_ids: &[0] };
+            // SAFETY: the row stays until what is made of it has come back
+            let begun = unsafe { extractor.begin(first.pointer(), &observed)? };
+            match extractor.collect(begun) {
+                // logits that are no numbers are told with their place when they are met
+                Ok(_) | Err(GpuError::Noise(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self.device.wait(self.device.record(Stream::Pass)?)?)
+    }
+}
+
+const SMALLER: &str =
+    "a smaller type, shorter sequences, fewer draws or corrections in place of dense noise, a device with more memory";
+const AS_BEFORE: &str = "as much free memory as there was for the splits that are done, which passes of this size made, or all of it anew \
+                         with --overwrite";

@@ -1,0 +1,170 @@
+//! A thousand batches on a device, here the host in its place, from tokens to corrections: nothing is left over, neither memory of the host, of
+//! the device or for copies, nor files, nor threads. One test, so that nobody else allocates meanwhile.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use stillhouse_gpu_host::Host;
+use stillhouse_noise::{
+    DrawKey, Extract, Extraction, LogitSampling, NoiseForm, Observed, Signals, Tolerance, ValueType,
+};
+use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
+use stillhouse_teacher::stillhouse_gpu::{Device, Stream};
+use stillhouse_teacher::{LoadOptions, Logits, Precision, Runs, Teacher, gpu};
+
+/// Counts what is allocated and not given back: blocks, bytes. What the host has as device memory and as pinned memory is among it.
+struct Counting;
+
+static BLOCKS: AtomicI64 = AtomicI64::new(0);
+static BYTES: AtomicI64 = AtomicI64::new(0);
+
+fn count(blocks: i64, bytes: i64) {
+    BLOCKS.fetch_add(blocks, Ordering::Relaxed);
+    BYTES.fetch_add(bytes, Ordering::Relaxed);
+}
+
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(1, layout.size() as i64);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-1, -(layout.size() as i64));
+        unsafe { System.dealloc(pointer, layout) };
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count(0, bytes as i64 - layout.size() as i64);
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What a process has that it could forget to give back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    blocks: i64,
+    bytes: i64,
+    files: usize,
+    threads: usize,
+}
+
+fn held() -> Held {
+    // looking takes memory and a file itself, the same ones every time
+    let entries = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
+    let (files, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
+    Held { blocks: BLOCKS.load(Ordering::Relaxed), bytes: BYTES.load(Ordering::Relaxed), files, threads }
+}
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/llama-gqa")
+}
+
+/// A teacher at work.
+struct Work {
+    teacher: Box<dyn Teacher>,
+    extractor: Extractor,
+    buffers: [Logits; 2],
+    vocab: usize,
+}
+
+const ROWS: usize = 8;
+
+impl Work {
+    fn new(device: &Arc<dyn Device>) -> Self {
+        let options = LoadOptions { dtype: Precision::Bf16, batch_tokens: 256, length: 128, ..LoadOptions::default() };
+        let teacher = gpu::load(&model(), device, &options).unwrap();
+        let vocab = teacher.info().vocab_size;
+        let tolerance = Tolerance::new(1e-3).unwrap();
+        let noise = NoiseForm::Replay { tolerance, value_type: ValueType::F16, condition: true };
+        let sampling = Some(LogitSampling { draws: 4, power: 1.0, seed: 9 });
+        let signals = Signals { sampling, entropy: true, ..Signals::default() };
+        let asked = Extraction { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), topk: 2, signals };
+        let extractor = Extractor::new(device, Asked::of_rows(&asked, vocab.next_multiple_of(8)), ROWS).unwrap();
+        let buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
+        Self { teacher, extractor, buffers, vocab }
+    }
+
+    /// A batch of some runs, 10 to 35 tokens, now and then one as long as a pass may be; gives the corrections.
+    fn batch(&mut self, batch: u32) -> usize {
+        let mut runs = Runs::new();
+        let lengths: &[u32] = if batch % 250 == 249 { &[128, 100, 28] } else { &[1 + batch % 7, 8, 1 + batch % 20] };
+        for (run, &length) in lengths.iter().enumerate() {
+            runs.push((0..length).map(|i| (batch * 13 + run as u32 * 5 + i * i) % self.vocab as u32));
+        }
+        let keeps: &[usize] = if batch % 100 == 50 { &[1] } else { &[] };
+        let (hidden, _) = self.teacher.pass_keeping(&runs, keeps).unwrap();
+        let tokens: Vec<u32> = (0..runs.tokens().len() as u32).collect();
+        let mut corrections = 0;
+        // all rows now and then, as the emulation is slow
+        let slices = if batch % 250 == 249 { 4 } else { 1 + batch as usize % 2 };
+        for (slice, rows) in tokens.chunks(ROWS).take(slices).enumerate() {
+            let buffer = &mut self.buffers[slice % 2];
+            self.teacher.slice(&hidden, rows, buffer).unwrap();
+            let Logits::Device(logits) = buffer else { panic!("not on the device") };
+            let (seen, ids): (Vec<u32>, Vec<u64>) = rows.iter().map(|row| (row % 11, 7)).unzip();
+            let observed = Observed { tokens: &seen, positions: rows, sequence_ids: &ids };
+            // SAFETY: the buffer lives, and nobody writes to it meanwhile
+            let found = self.extractor.extract(&unsafe { logits.slice() }.unwrap(), &observed).unwrap();
+            assert_eq!(found.logprob.len(), rows.len());
+            corrections += found.replay.unwrap().indices.len();
+        }
+        if batch % 100 == 99 {
+            // what is refused takes nothing along
+            let mut strange = Runs::new();
+            strange.push([self.vocab as u32]);
+            assert!(self.teacher.pass(&strange).is_err());
+            assert!(self.teacher.slice(&hidden, &[9999], &mut self.buffers[0]).is_err());
+        }
+        corrections
+    }
+}
+
+#[test]
+fn a_thousand_batches_leave_nothing_over() {
+    // what is made once and kept: names of kernels, stacks of the emulation, the test's own
+    {
+        let device: Arc<dyn Device> = Arc::new(Host::new(3));
+        let mut work = Work::new(&device);
+        assert!((0..3).map(|batch| work.batch(batch)).sum::<usize>() > 0);
+    }
+    let before = held();
+    {
+        let host = Arc::new(Host::new(0));
+        let device: Arc<dyn Device> = host.clone();
+        let mut work = Work::new(&device);
+        let (mut corrections, mut after_the_first) = (0, None);
+        for batch in 0..1000 {
+            // they come again and again: the memory for kept states is as large as the largest of them needs by the second time
+            corrections += work.batch(batch % 250);
+            if batch >= 299 && batch % 100 == 99 {
+                // what is on its way still is of another size in every batch
+                for stream in [Stream::Pass, Stream::Extract] {
+                    device.wait(device.record(stream).unwrap()).unwrap();
+                }
+                let held = (held(), host.allocations(), host.used(), host.used_pinned());
+                assert_eq!(*after_the_first.get_or_insert(held), held, "batch {batch}");
+            }
+        }
+        assert!(corrections > 10_000, "{corrections}");
+        assert!(host.faults().is_empty());
+    }
+    assert_eq!(held(), before, "what a teacher had is given back");
+
+    // and the checker sees a leak of each kind
+    std::mem::forget(Box::new([0u64; 4]));
+    let leaked = held();
+    assert_eq!((leaked.blocks, leaked.bytes), (before.blocks + 1, before.bytes + 32));
+    std::mem::forget(std::fs::File::open(model().join("config.json")).unwrap());
+    assert_eq!(held().files, before.files + 1);
+    let device: Arc<dyn Device> = Arc::new(Host::new(3));
+    std::mem::forget(stillhouse_teacher::stillhouse_gpu::Buffer::new(&device, 100_000).unwrap());
+    std::mem::forget(stillhouse_teacher::stillhouse_gpu::Pinned::new(&device, 100_000).unwrap());
+    assert!(held().bytes > leaked.bytes + 200_000);
+}

@@ -1,0 +1,132 @@
+//! A device with less memory than there would have to be, here the host in its place: passes are smaller, or the numbers are told.
+
+use std::sync::Arc;
+
+use stillhouse_gpu_host::Host;
+use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Tolerance, ValueType};
+use stillhouse_teacher::stillhouse_gpu::Device;
+use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
+use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
+
+use super::*;
+
+const LENGTH: usize = 32;
+/// Beyond what any of this takes.
+const MUCH: u64 = 4 << 30;
+
+fn extraction(noise: NoiseForm, draws: u32) -> Extraction {
+    let vocab = stillhouse_teacher::TeacherConfig::read(&testdata("llama-gqa")).unwrap().vocab_size;
+    Extraction { vocab, keys: DrawKey::draws(1, draws), noise: Some(noise), topk: 2, signals: Default::default() }
+}
+
+fn replay(draws: u32) -> Extraction {
+    let tolerance = Tolerance::new(1e-3).unwrap();
+    extraction(NoiseForm::Replay { tolerance, value_type: ValueType::F16, condition: true }, draws)
+}
+
+fn options(batch_tokens: usize, extraction: &Extraction) -> LoadOptions {
+    let extraction = Some(extraction.clone());
+    LoadOptions { dtype: Precision::Bf16, batch_tokens, length: LENGTH, extraction, ..LoadOptions::default() }
+}
+
+fn load(host: Host, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn Teacher>), String> {
+    let host = Arc::new(host);
+    let device: Arc<dyn Device> = host.clone();
+    let teacher = gpu::load(&testdata("llama-gqa"), &device, options).map_err(|e| e.to_string())?;
+    Ok((host, teacher))
+}
+
+/// The most memory that is taken at once with passes of so many tokens.
+fn needed(options: &LoadOptions) -> u64 {
+    let (host, teacher) = load(Host::with_memory(0, MUCH), options).unwrap();
+    assert_eq!(teacher.pass_tokens(), options.batch_tokens);
+    host.most_used()
+}
+
+/// Loads on a device that says it has much, of which so much can be had.
+fn with_usable(usable: u64, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn Teacher>), String> {
+    load(Host::fragmented(0, MUCH, MUCH - usable), options)
+}
+
+/// What a job does first, and the bits of its logits.
+fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &Extraction) -> Vec<f32> {
+    let device: Arc<dyn Device> = host.clone();
+    let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
+    let asked = Asked::of_rows(extraction, extraction.vocab.next_multiple_of(8));
+    let _extractor = Extractor::new(&device, asked, teacher.slice_rows()).unwrap();
+    let mut runs = Runs::new();
+    for run in 0..teacher.pass_tokens().min(4 * LENGTH) / LENGTH {
+        runs.push((0..LENGTH as u32).map(|i| (i * 7 + run as u32) % extraction.vocab as u32));
+    }
+    let hidden = teacher.pass(&runs).unwrap();
+    teacher.slice(&hidden, &[3, 17], &mut buffers[0]).unwrap();
+    let Logits::Device(_) = &buffers[0] else { panic!("not on the device") };
+    buffers[0].on_host().unwrap().into_owned()
+}
+
+#[test]
+fn memory_that_is_not_there_makes_passes_half_as_long_once() {
+    let asked = replay(1);
+    // of the one with the long passes the room for these is the largest part, which is asked for first; what the extraction has is asked for last
+    for tokens in [32_768, 512] {
+        let [whole, half, quarter] = [tokens, tokens / 2, tokens / 4].map(|tokens| needed(&options(tokens, &asked)));
+        let (_, teacher) = with_usable(whole + 65_536, &options(tokens, &asked)).unwrap();
+        assert_eq!((teacher.pass_tokens(), teacher.warning()), (tokens, None));
+        assert!(!teacher.info().arithmetic.contains("passes of"));
+        for usable in [whole - 1024, (whole + half) / 2, half + 65_536] {
+            let (host, teacher) = with_usable(usable, &options(tokens, &asked)).unwrap();
+            assert_eq!(teacher.pass_tokens(), tokens / 2, "{usable} of {whole}");
+            let warning = teacher.warning().unwrap();
+            println!("{usable} of {whole}: {warning}");
+            let said = format!(", with passes of {tokens} tokens; they have {} tokens instead", tokens / 2);
+            assert!(warning.starts_with("host: out of memory: ") && warning.ends_with(&said), "{warning}");
+            let arithmetic = &teacher.info().arithmetic;
+            assert!(arithmetic.ends_with(&format!("passes of {} tokens", tokens / 2)), "{arithmetic}");
+            work(&host, teacher.as_ref(), &asked);
+        }
+        // once, and no more: less than a half is an error, also where a quarter would do
+        for usable in [half - 1024, quarter + 65_536] {
+            let error = with_usable(usable, &options(tokens, &asked)).err().unwrap();
+            let parts = format!("a pass over {} tokens", tokens / 2);
+            assert!(error.contains("out of memory: ") && error.contains(" are free: weights "), "{error}");
+            assert!(error.contains(&parts) && error.contains("valid: a smaller type"), "{error}");
+        }
+    }
+}
+
+/// Who has fewer tokens in a pass for want of memory has the bits of who has them by choice.
+#[test]
+fn passes_of_an_earlier_run_are_kept_to() {
+    let asked = replay(1);
+    let of = |pass_tokens| LoadOptions { pass_tokens, ..options(512, &asked) };
+    let [whole, half] = [512, 256].map(|tokens| needed(&options(tokens, &asked)));
+    let (host, short) = with_usable((whole + half) / 2, &of(None)).unwrap();
+    let (other, kept) = load(Host::with_memory(0, MUCH), &of(Some(256))).unwrap();
+    assert_eq!((short.pass_tokens(), kept.pass_tokens(), kept.warning()), (256, 256, None));
+    assert_eq!(short.info().arithmetic, kept.info().arithmetic);
+    assert_eq!(work(&host, short.as_ref(), &asked), work(&other, kept.as_ref(), &asked));
+
+    // where they do not fit, by what the device says or by what it has
+    let told = load(Host::with_memory(0, half - 1024), &of(Some(256))).err().unwrap();
+    let (bytes, free) = (format!("{half} bytes asked for"), format!("{0} of {0} are free", half - 1024));
+    assert!(told.contains(&bytes) && told.contains(&free) && told.contains("--overwrite"), "{told}");
+    let told = with_usable(half - 1024, &of(Some(256))).err().unwrap();
+    assert!(told.contains("out of memory") && told.contains("--overwrite"), "{told}");
+}
+
+/// Dense noise and draws take memory for themselves: a batch is sized with them.
+#[test]
+fn draws_and_dense_noise_count() {
+    let dense = |draws| extraction(NoiseForm::Dense { value_type: ValueType::F32, condition: true }, draws);
+    for (few, many) in [(replay(1), replay(3)), (dense(1), dense(16))] {
+        // with what is left to others
+        let total = needed(&options(64, &few)) * 110 / 100;
+        let (_, teacher) = load(Host::with_memory(0, total), &options(64, &few)).unwrap();
+        assert_eq!((teacher.pass_tokens(), teacher.warning()), (64, None));
+        let error = load(Host::with_memory(0, total), &options(64, &many)).err().unwrap();
+        assert!(
+            error.contains(&format!("{total} of {total} are free")) && error.contains("logits and noise"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,165 @@
+//! Stored elements, widened by a device: the bits of candle's `dequantize`.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use stillhouse_gpu_host::Host;
+use stillhouse_teacher::candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use stillhouse_teacher::stillhouse_gpu::net::Format;
+use stillhouse_teacher::stillhouse_gpu::net::kernels::{Axis, Kernels, Widening};
+use stillhouse_teacher::stillhouse_gpu::{Arg, Buffer, Device as Gpu, Element, Launch, Stream};
+
+use super::*;
+
+/// Types of GGUF files, as candle calls them, and where the 16-bit scales of a block lie.
+const KINDS: [(Format, GgmlDType, &[usize]); 15] = [
+    (Format::F32, GgmlDType::F32, &[]),
+    (Format::F16, GgmlDType::F16, &[0]),
+    (Format::Bf16, GgmlDType::BF16, &[0]),
+    (Format::Q4_0, GgmlDType::Q4_0, &[0]),
+    (Format::Q4_1, GgmlDType::Q4_1, &[0, 2]),
+    (Format::Q5_0, GgmlDType::Q5_0, &[0]),
+    (Format::Q5_1, GgmlDType::Q5_1, &[0, 2]),
+    (Format::Q8_0, GgmlDType::Q8_0, &[0]),
+    (Format::Q8_1, GgmlDType::Q8_1, &[0, 2]),
+    (Format::Q2K, GgmlDType::Q2K, &[80, 82]),
+    (Format::Q3K, GgmlDType::Q3K, &[108]),
+    (Format::Q4K, GgmlDType::Q4K, &[0, 2]),
+    (Format::Q5K, GgmlDType::Q5K, &[0, 2]),
+    (Format::Q6K, GgmlDType::Q6K, &[208]),
+    (Format::Q8K, GgmlDType::Q8K, &[]),
+];
+
+/// Zeros, the least number, the largest that is below the normal ones, the least normal one, 1, the largest; -0, -1, the least; no number.
+const SCALES: [u16; 12] =
+    [0x0000, 0x0001, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0x8000, 0xbc00, 0xfbff, 0x8001, 0x7c00, 0x7e00];
+const BLOCKS: usize = 96;
+
+fn random(key: u64) -> impl Iterator<Item = u8> {
+    let mut state = key;
+    std::iter::from_fn(move || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        Some((state >> 56) as u8)
+    })
+}
+
+/// Blocks of random bytes; every second one has scales out of the list.
+fn blocks(format: Format, scales: &[usize]) -> Vec<u8> {
+    let [_, bytes] = format.block();
+    let mut all: Vec<u8> = random(format.block()[1] as u64 + 7).take(BLOCKS * bytes).collect();
+    for (i, block) in all.chunks_exact_mut(bytes).enumerate().step_by(2) {
+        for (j, at) in scales.iter().enumerate() {
+            // the two scales of a block are of the same size and of different ones
+            let scale = SCALES[(i / 2 + j * (i / 24)) % SCALES.len()];
+            block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    all
+}
+
+/// What candle makes of them.
+fn dequantized(kind: GgmlDType, bytes: &[u8], count: usize) -> Vec<f32> {
+    let storage = QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, kind).unwrap();
+    floats(&QTensor::new(storage, (1, count)).unwrap().dequantize(&Device::Cpu).unwrap())
+}
+
+fn whole(size: usize) -> Axis {
+    Axis { own: size, dim: size }
+}
+
+fn widened(format: Format, bytes: &[u8], element: Element, seed: u64) -> Vec<u8> {
+    let device: Arc<dyn Gpu> = Arc::new(Host::new(seed));
+    let [elements, size] = format.block();
+    let count = bytes.len() / size * elements;
+    let (from, to) = (Buffer::of(&device, bytes).unwrap(), Buffer::new(&device, count * element.bytes()).unwrap());
+    let columns = count / 3;
+    let widening = Widening {
+        from: from.pointer(),
+        format,
+        count,
+        to: to.pointer(),
+        first: [0, 0],
+        columns,
+        axes: [whole(3), whole(columns)],
+        neighbours: false,
+        strides: [columns, 1],
+    };
+    // SAFETY: both buffers are as long as the elements
+    unsafe { Kernels::new(&device, element).widen(&widening) }.unwrap();
+    to.to_host(Stream::Pass).unwrap()
+}
+
+/// The first element that has not these bits; a NaN is as good as another.
+fn differs<const N: usize>(got: &[u8], want: &[f32], bits: impl Fn(f32) -> ([u8; N], bool)) -> Option<usize> {
+    let is_nan = |got: [u8; N]| match N {
+        4 => f32::from_ne_bytes(got[..4].try_into().unwrap()).is_nan(),
+        // of bf16 and of f16, which have their exponents in the same byte: all ones
+        _ => got.iter().any(|byte| byte & 0x7f == 0x7f) || got.iter().any(|byte| byte & 0x7c == 0x7c),
+    };
+    assert_eq!(got.len(), want.len() * N);
+    got.chunks_exact(N).zip(want).position(|(got, want)| {
+        let (bytes, wants_nan) = bits(*want);
+        let got: [u8; N] = got.try_into().unwrap();
+        if wants_nan { !is_nan(got) } else { got != bytes }
+    })
+}
+
+#[test]
+fn blocks_are_widened_to_the_bits_of_candle() {
+    for (format, kind, scales) in KINDS {
+        let bytes = blocks(format, scales);
+        let want = dequantized(kind, &bytes, BLOCKS * format.block()[0]);
+        let finite = want.iter().filter(|v| v.is_finite() && **v != 0.0).count();
+        assert!(finite > want.len() / 3, "{format:?}: {finite} numbers say something");
+        for seed in [0, 9] {
+            let at = differs(&widened(format, &bytes, Element::F32, seed), &want, |v| (v.to_ne_bytes(), v.is_nan()));
+            assert_eq!(at, None, "{format:?} in f32");
+            let at = differs(&widened(format, &bytes, Element::Bf16, seed), &want, |v| {
+                (bf16::from_f32(v).to_ne_bytes(), v.is_nan())
+            });
+            assert_eq!(at, None, "{format:?} in bf16");
+            let at = differs(&widened(format, &bytes, Element::F16, seed), &want, |v| {
+                (f16::from_f32(v).to_ne_bytes(), v.is_nan())
+            });
+            assert_eq!(at, None, "{format:?} in f16");
+        }
+    }
+    let doubles: Vec<f64> =
+        vec![0.0, -0.0, 1e-310, 0.1, -1e300, f64::from(f32::MAX) * (1.0 + 1e-9), 1.0 + 2f64.powi(-24)];
+    let doubles: Vec<f64> = doubles.into_iter().chain((1..20).map(|i| 1.0 / f64::from(i))).chain([f64::MIN]).collect();
+    let bytes: Vec<u8> = doubles.iter().flat_map(|v| v.to_ne_bytes()).collect();
+    let want: Vec<f32> = doubles.iter().map(|v| *v as f32).collect();
+    let got = widened(Format::F64, &bytes, Element::F32, 1);
+    assert_eq!(differs(&got, &want, |v| (v.to_ne_bytes(), v.is_nan())), None);
+}
+
+/// The comparison above sees an element that is left out at the end, and scales that are taken for zeros where they are no normal numbers.
+#[test]
+fn a_broken_kernel_is_seen() {
+    for (format, kind, scales) in KINDS {
+        let bytes = blocks(format, scales);
+        let count = BLOCKS * format.block()[0];
+        let want = dequantized(kind, &bytes, count);
+        let wrong = |kernel: &'static str| {
+            let device: Arc<dyn Gpu> = Arc::new(Host::new(1));
+            let (from, to) = (Buffer::of(&device, &bytes).unwrap(), Buffer::new(&device, count * 4).unwrap());
+            let grid = [count.div_ceil(256) as u32, 1, 1];
+            let launch = Launch { kernel, grid, block: [256, 1, 1], shared_bytes: 0 };
+            let number = Format::ALL.iter().position(|f| *f == format).unwrap() as u32;
+            let n = count as u32;
+            let head = [Arg::Pointer(from.pointer()), Arg::U32(number), Arg::U32(n), Arg::Pointer(to.pointer())];
+            let sizes = [0, 0, n, 1, 1, 0, n, n, n, 1].map(Arg::U32);
+            // SAFETY: the arguments are the kernel's, both buffers as long as the elements
+            unsafe { device.launch(Stream::Pass, &launch, &[&head[..], &sizes].concat()) }.unwrap();
+            differs(&to.to_host(Stream::Pass).unwrap(), &want, |v| (v.to_ne_bytes(), v.is_nan()))
+        };
+        assert_eq!(wrong("widen_f32"), None, "{format:?}");
+        // memory that was never written holds NaN
+        let last_is_nan = want.last().unwrap().is_nan();
+        assert_eq!(wrong("broken_tail_widen_f32").is_some(), !last_is_nan, "{format:?}");
+        assert!(!last_is_nan, "{format:?}");
+        let has_scales = !scales.is_empty() && format.block()[0] > 1;
+        assert_eq!(wrong("broken_scale_widen_f32").is_some(), has_scales, "{format:?}");
+    }
+}

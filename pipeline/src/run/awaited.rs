@@ -1,0 +1,85 @@
+//! Whom devices without a batch wait for: the stages that are at work meanwhile, looked at now and then.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::Job;
+use crate::engine::session::SplitsAtWork;
+use crate::events::Progress;
+
+/// Seconds of waiting, by the stage that was at work.
+#[derive(Debug, Default)]
+pub(super) struct Awaited {
+    last: Option<Instant>,
+    seconds: BTreeMap<String, f64>,
+}
+
+impl Awaited {
+    /// Puts the time since the last look down to the stages that are at work now, evenly, once for each device without a batch.
+    fn look(&mut self, now: Instant, idle_devices: usize, at_work: &[&str]) {
+        let Some(last) = self.last.replace(now) else { return };
+        let seconds = now.saturating_duration_since(last).as_secs_f64() * idle_devices as f64;
+        for stage in at_work.iter().filter(|_| idle_devices > 0) {
+            *self.seconds.entry((*stage).to_owned()).or_default() += seconds / at_work.len() as f64;
+        }
+    }
+
+    fn add_to(&self, progress: &mut Progress) {
+        for stage in &mut progress.stages {
+            stage.awaited_seconds += self.seconds.get(&stage.name).copied().unwrap_or_default();
+        }
+    }
+}
+
+impl Job {
+    /// Notes whom the devices of this process wait for now.
+    pub(super) fn look_whom_devices_await(&self, at_work: &SplitsAtWork) {
+        let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
+        let states = at_work.all();
+        let stages: Vec<&str> = states.iter().flat_map(|state| state.working()).collect();
+        self.awaited().look(Instant::now(), idle, &stages);
+    }
+
+    pub(super) fn add_awaited(&self, progress: &mut Progress) {
+        self.awaited().add_to(progress);
+    }
+
+    fn awaited(&self) -> std::sync::MutexGuard<'_, Awaited> {
+        self.awaited.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::events::StageProgress;
+
+    #[test]
+    fn time_without_a_batch_is_put_down_to_the_stages_that_are_at_work() {
+        let (began, mut awaited) = (Instant::now(), Awaited::default());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let looks: [(u64, usize, &[&str]); 6] = [
+            // what was before the first look is nobody's
+            (10, 1, &["read"]),
+            (12, 1, &["tokenize"]),
+            // two devices, and two stages
+            (15, 2, &["tokenize", "write"]),
+            // a device that works waits for nobody
+            (20, 0, &["read"]),
+            (21, 1, &[]),
+            (22, 1, &["write"]),
+        ];
+        for (seconds, idle, at_work) in looks {
+            awaited.look(at(seconds), idle, at_work);
+        }
+        let stage = |name: &str| StageProgress { name: name.into(), ..StageProgress::default() };
+        let stages = ["read", "tokenize", "extract", "write"].map(stage).to_vec();
+        let mut progress = Progress { stages, ..Progress::default() };
+        awaited.add_to(&mut progress);
+        let seconds: Vec<f64> = progress.stages.iter().map(|stage| stage.awaited_seconds).collect();
+        assert_eq!(seconds, [0.0, 5.0, 0.0, 4.0]);
+        assert_eq!(progress.most_awaited(), Some("tokenize"));
+    }
+}
