@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readFile, readdir, rm, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
@@ -94,6 +94,23 @@ export class Server {
   async kill(signal = 'SIGTERM') {
     this.process.kill(signal);
     await this.exit;
+  }
+
+  /** The processes of its jobs. */
+  async workers() {
+    const threads = `/proc/${this.process.pid}/task`;
+    const lists = (await readdir(threads)).map((thread) => readFile(path.join(threads, thread, 'children'), 'utf8').catch(() => ''));
+    return (await Promise.all(lists)).flatMap((list) => list.split(' ').filter(Boolean)).map(Number);
+  }
+
+  /** Keeps its jobs where they are, so that what a test has found at work does not end while it looks; gives what lets them go on. */
+  async hold() {
+    const held = await this.workers();
+    assert.ok(held.length > 0, 'no job is at work');
+    held.forEach((pid) => process.kill(pid, 'SIGSTOP'));
+    return () => {
+      for (const pid of held.splice(0)) process.kill(pid, 'SIGCONT');
+    };
   }
 
   /** What the API says of something, without the page. */

@@ -48,6 +48,53 @@ pub struct Rope<'a> {
     pub sin: &'a [f32],
 }
 
+/// What weights and products are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Numbers {
+    /// All of one type.
+    Of(Element),
+    /// The layers' products of e4m3, see [`Net::load_fp8`]; all else is bfloat16.
+    Fp8,
+}
+
+impl From<Element> for Numbers {
+    fn from(element: Element) -> Self {
+        Self::Of(element)
+    }
+}
+
+impl Numbers {
+    /// The type of activations, and of weights that are not multiplied in 8 bits.
+    #[must_use]
+    pub const fn element(self) -> Element {
+        match self {
+            Self::Of(element) => element,
+            Self::Fp8 => Element::Bf16,
+        }
+    }
+
+    /// As a job file has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Of(element) => element.name(),
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// That a net of this shape can be computed in them on a device.
+    fn check(self, device: &Arc<dyn Device>, shape: &Shape) -> Result<()> {
+        shape.check()?;
+        if self != Self::Fp8 {
+            return Ok(());
+        }
+        if let Some(message) = device.lacks_fp8() {
+            return Err(input("products in fp8", format!("{}, but {message}", device.name()), "f32, bf16, f16"));
+        }
+        shape.check_fp8()
+    }
+}
+
 /// What a pass works in.
 #[derive(Debug)]
 struct Workspace {
@@ -110,7 +157,7 @@ impl Net {
         source: &mut dyn Source,
         most_tokens: usize,
     ) -> Result<Self> {
-        Self::load_with(device, shape, (element, false), rope, source, most_tokens)
+        Self::load_with(device, shape, element.into(), rope, source, most_tokens)
     }
 
     /// The same with the layers' products of e4m3: weights with a scale for each output, what they are multiplied with one for each token.
@@ -125,25 +172,21 @@ impl Net {
         source: &mut dyn Source,
         most_tokens: usize,
     ) -> Result<Self> {
-        if let Some(message) = device.lacks_fp8() {
-            return Err(input("products in fp8", format!("{}, but {message}", device.name()), "f32, bf16, f16"));
-        }
-        shape.check_fp8()?;
-        Self::load_with(device, shape, (Element::Bf16, true), rope, source, most_tokens)
+        Self::load_with(device, shape, Numbers::Fp8, rope, source, most_tokens)
     }
 
     fn load_with(
         device: &Arc<dyn Device>,
         shape: Shape,
-        (element, fp8): (Element, bool),
+        numbers: Numbers,
         rope: Option<Rope<'_>>,
         source: &mut dyn Source,
         most_tokens: usize,
     ) -> Result<Self> {
-        shape.check()?;
+        numbers.check(device, &shape)?;
         check_rope(&shape, rope)?;
-        Self::of(device, shape, (element, fp8), most_tokens, || {
-            let mut loader = Loader::new(device, &shape, element, fp8, source)?;
+        Self::of(device, shape, numbers, most_tokens, || {
+            let mut loader = Loader::new(device, &shape, numbers, source)?;
             let angles = match rope.filter(|_| shape.rotates()) {
                 Some(Rope { cos, sin }) => Some([loader.table_of_angles(cos)?, loader.table_of_angles(sin)?]),
                 None => None,
@@ -157,13 +200,14 @@ impl Net {
     fn of(
         device: &Arc<dyn Device>,
         shape: Shape,
-        (element, fp8): (Element, bool),
+        numbers: Numbers,
         most_tokens: usize,
         load: impl FnOnce() -> Result<(Option<[Buffer; 2]>, Weights)>,
     ) -> Result<Self> {
         if most_tokens == 0 || u32::try_from(most_tokens).is_err() {
             return Err(input("tokens of a pass", most_tokens, "at least 1, below 2^32"));
         }
+        let (element, fp8) = (numbers.element(), numbers == Numbers::Fp8);
         let bytes = |per_token: usize| Buffer::new(device, per_token * most_tokens);
         let [wide, narrow] = shape.work_widths().map(|width| width * element.bytes());
         let work = Workspace {

@@ -17,7 +17,7 @@
 
 mod run;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -59,6 +59,7 @@ pub struct Derivation {
     anew: Vec<OperatorSpec>,
     /// The splits of the data set, with places where orders are made that go by them.
     splits: Vec<SplitRecord>,
+    places: HashMap<SplitId, Place>,
     loosen: Option<Loosen>,
     vocabulary: Arc<Vocabulary>,
     tokenizer: Vec<u8>,
@@ -132,8 +133,10 @@ impl Derivation {
         let output = output_of(&spec, base)?.for_job(&hash);
         let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
         let splits = if are_new { places::of_rows(&spec, manifest) } else { manifest.splits.clone() };
+        let places = splits.iter().filter_map(|record| Some((record.split, record.place?))).collect();
         Ok(Self {
             splits,
+            places,
             source,
             operators: after,
             anew,
@@ -150,7 +153,7 @@ impl Derivation {
 
     /// Where the sequences of a split stand.
     fn place(&self, split: SplitId) -> Option<Place> {
-        self.splits.iter().find(|record| record.split == split)?.place
+        self.places.get(&split).copied()
     }
 
     /// Columns that are made, in words.

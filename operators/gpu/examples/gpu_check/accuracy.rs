@@ -1,6 +1,6 @@
 //! How far the distributions of a net in each type are from the CPU's, of f32 weights and f64 sums; and in half precision from its own in f32.
 
-use stillhouse_gpu::net::{Kind, Net, Shape};
+use stillhouse_gpu::net::{Kind, Net, Numbers, Shape};
 use stillhouse_gpu::{Buffer, Element, Stream};
 use stillhouse_noise::keyed_uniforms;
 
@@ -51,10 +51,20 @@ pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 }
 
 /// Logits of runs, by way of the device.
-pub fn logits(check: &Check, shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
+pub fn logits(
+    check: &Check,
+    shape: &Shape,
+    numbers: impl Into<Numbers>,
+    tokens: &[u32],
+    offsets: &[u32],
+) -> Outcome<Vec<f64>> {
     let angles = Angles::of(shape);
     let rope = angles.as_ref().map(Angles::rope);
-    let mut net = Net::load(&check.device, *shape, element, rope, &mut Weights::of(shape), tokens.len())?;
+    let mut weights = Weights::of(shape);
+    let mut net = match numbers.into() {
+        Numbers::Of(element) => Net::load(&check.device, *shape, element, rope, &mut weights, tokens.len())?,
+        Numbers::Fp8 => Net::load_fp8(&check.device, *shape, rope, &mut weights, tokens.len())?,
+    };
     let out = Buffer::new(&check.device, tokens.len() * shape.vocab * 4)?;
     net.hidden(tokens, offsets)?;
     // every second row first: not neighbours, so that they are gathered
@@ -84,13 +94,16 @@ fn against_the_cpu(check: &mut Check) -> Outcome<()> {
         if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 of 4 layers, H = 256", small, 96) };
     let (tokens, offsets) = (tokens(4, length, shape.vocab), [0, length as u32]);
     let exact = conformance::exact(&shape, Element::F32, &tokens, &offsets)?;
-    for element in [Element::F32, Element::Bf16, Element::F16] {
-        let what = format!("{name}, L = {length}, {} against the CPU", element.name());
+    for numbers in [Element::F32, Element::Bf16, Element::F16].map(Numbers::Of).into_iter().chain([Numbers::Fp8]) {
+        let what = format!("{name}, L = {length}, {} against the CPU", numbers.name());
+        if lacks(check, numbers, &what) {
+            continue;
+        }
         if !check.has_time(3.0) {
             check.report.skipped(what, "out of time");
             continue;
         }
-        let got = logits(check, &shape, element, &tokens, &offsets)?;
+        let got = logits(check, &shape, numbers, &tokens, &offsets)?;
         figures(check, &what, distance(&exact, &got, shape.vocab));
     }
     Ok(())
@@ -100,16 +113,28 @@ fn against_itself(check: &mut Check) -> Outcome<()> {
     let (name, shape, length) = if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 124M", GPT2, 256) };
     let (tokens, offsets) = (tokens(3, length, shape.vocab), [0, length as u32]);
     let exact = logits(check, &shape, Element::F32, &tokens, &offsets)?;
-    for element in [Element::Bf16, Element::F16] {
-        let what = format!("{name}, L = {length}, {} against f32", element.name());
+    for numbers in [Numbers::Of(Element::Bf16), Numbers::Of(Element::F16), Numbers::Fp8] {
+        let what = format!("{name}, L = {length}, {} against f32", numbers.name());
+        if lacks(check, numbers, &what) {
+            continue;
+        }
         if !check.has_time(5.0) {
             check.report.skipped(what, "out of time");
             continue;
         }
-        let got = logits(check, &shape, element, &tokens, &offsets)?;
+        let got = logits(check, &shape, numbers, &tokens, &offsets)?;
         figures(check, &what, distance(&exact, &got, shape.vocab));
     }
     Ok(())
+}
+
+/// Whether the device has no such products, which is said.
+pub fn lacks(check: &mut Check, numbers: Numbers, what: &str) -> bool {
+    let why = if numbers == Numbers::Fp8 { check.device.lacks_fp8() } else { None };
+    if let Some(why) = &why {
+        check.report.skipped(what, why);
+    }
+    why.is_some()
 }
 
 fn figures(check: &mut Check, what: &str, far: Distance) {

@@ -7,8 +7,8 @@ use std::time::Instant;
 use std::{mem, thread};
 
 use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Pending, SLICES};
-use stillhouse_gpu::net::{MadeUp, Net, Shape};
-use stillhouse_gpu::{Buffer, Device, Element, GpuError, Stream, logits_stride};
+use stillhouse_gpu::net::{MadeUp, Net, Numbers, Shape};
+use stillhouse_gpu::{Buffer, Device, GpuError, Stream, logits_stride};
 use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Observed, Tolerance, ValueType, keyed_uniforms};
 
 use crate::Outcome;
@@ -99,13 +99,13 @@ impl Job {
         device: &Arc<dyn Device>,
         counted: &Arc<Counted>,
         shape: &Shape,
-        element: Element,
+        numbers: impl Into<Numbers>,
         batch_tokens: usize,
     ) -> Outcome<Self> {
         let angles = Angles::of(shape);
         let rope = angles.as_ref().map(Angles::rope);
         let made = MadeUp { key: 1, logits: LOGITS as f32 };
-        let net = Net::made_up(device, *shape, element, rope, made, batch_tokens)?;
+        let net = Net::made_up(device, *shape, numbers, rope, made, batch_tokens)?;
         let slice_rows = slice_rows(shape.vocab, batch_tokens);
         let stride = logits_stride(shape.vocab);
         let slice = || Buffer::new(device, slice_rows * stride * 4);

@@ -4,10 +4,11 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use serde_json::json;
-use stillhouse_gpu::net::Shape;
 use stillhouse_gpu::net::kernels::Kernels;
+use stillhouse_gpu::net::{Numbers, Shape};
 use stillhouse_gpu::{Buffer, Element};
 
+use crate::accuracy::lacks;
 use crate::job::{Job, Way};
 use crate::nets::{KNOWN, TINY, flops_per_token};
 use crate::{Check, Outcome};
@@ -41,33 +42,40 @@ fn plan(host: bool) -> Plan {
 pub fn run(check: &mut Check) -> Outcome<()> {
     let plan = plan(check.host);
     for (name, shape, loading) in &plan.shapes {
-        if !check.has_time(loading + 10.0) {
-            check.report.skipped(*name, "out of time");
-        } else if let Err(error) = one(check, &plan, name, shape) {
-            check.report.verdict(*name, false, &error.to_string());
+        for numbers in [Numbers::Of(Element::Bf16), Numbers::Fp8] {
+            let what = format!("{name}, {}", numbers.name());
+            if lacks(check, numbers, &what) {
+                continue;
+            }
+            if !check.has_time(loading + 10.0) {
+                check.report.skipped(what, "out of time");
+            } else if let Err(error) = one(check, &plan, name, (shape, numbers)) {
+                check.report.verdict(what, false, &error.to_string());
+            }
+            check.report.write()?;
         }
-        check.report.write()?;
     }
     Ok(())
 }
 
-fn one(check: &mut Check, plan: &Plan, name: &str, shape: &Shape) -> Outcome<()> {
-    let mut job = Job::load(&check.device, &check.counted, shape, Element::Bf16, plan.batch)?;
-    for (i, length) in plan.lengths.into_iter().filter(|length| *length <= shape.positions).enumerate() {
+/// In 8 bits the ceiling is still that of bf16, and the longer runs are left out, as attention is the same.
+fn one(check: &mut Check, plan: &Plan, name: &str, (shape, numbers): (&Shape, Numbers)) -> Outcome<()> {
+    let mut job = Job::load(&check.device, &check.counted, shape, numbers, plan.batch)?;
+    let weights = match numbers {
+        Numbers::Of(element) => shape.weight_bytes(element),
+        Numbers::Fp8 => shape.fp8_weight_bytes(),
+    };
+    let lengths = if numbers == Numbers::Fp8 { &plan.lengths[..1] } else { &plan.lengths };
+    for (i, length) in lengths.iter().copied().filter(|length| *length <= shape.positions).enumerate() {
+        let what = format!("{name}, {}, L = {length}", numbers.name());
         if !check.has_time(2.0 * plan.measured + 3.0) {
-            check.report.skipped(format!("{name}, L = {length}"), "out of time");
+            check.report.skipped(what, "out of time");
             continue;
         }
         job.prepare(length)?;
-        whole(
-            check,
-            plan,
-            &mut job,
-            &format!("{name}, bf16, L = {length}"),
-            [flops_per_token(shape, length), shape.weight_bytes(Element::Bf16) as f64],
-        )?;
+        whole(check, plan, &mut job, &what, [flops_per_token(shape, length), weights as f64])?;
         if i == 0 {
-            shares(check, &mut job, name)?;
+            shares(check, &mut job, &format!("{name}, {}", numbers.name()))?;
         }
     }
     Ok(())

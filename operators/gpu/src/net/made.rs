@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::kernels::Kernels;
 use super::weights::{Layer, Linear, Norm, Weights};
-use super::{Kind, Net, Rope, Shape, check_rope, input};
-use crate::device::{Buffer, Device, Element, Result};
+use super::{Kind, Net, Numbers, Rope, Shape, check_rope, input};
+use crate::device::{Buffer, Device, Result};
 
 /// How weights are made up.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ struct Maker<'a> {
     device: &'a Arc<dyn Device>,
     kernels: Kernels,
     shape: &'a Shape,
-    element: Element,
+    numbers: Numbers,
     next: u64,
 }
 
@@ -34,12 +34,13 @@ impl Net {
     pub fn made_up(
         device: &Arc<dyn Device>,
         shape: Shape,
-        element: Element,
+        numbers: impl Into<Numbers>,
         rope: Option<Rope<'_>>,
         made: MadeUp,
         most_tokens: usize,
     ) -> Result<Self> {
-        shape.check()?;
+        let numbers = numbers.into();
+        numbers.check(device, &shape)?;
         check_rope(&shape, rope)?;
         if shape.heads().dim != shape.head_dim {
             let valid = format!("a dimension that needs no zeros, such as {}", shape.heads().dim);
@@ -49,13 +50,13 @@ impl Net {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
             Buffer::of(device, &bytes)
         };
-        Self::of(device, shape, (element, false), most_tokens, || {
+        Self::of(device, shape, numbers, most_tokens, || {
             let angles = match rope.filter(|_| shape.rotates()) {
                 Some(Rope { cos, sin }) => Some([table(cos)?, table(sin)?]),
                 None => None,
             };
-            let kernels = Kernels::new(device, element);
-            let mut maker = Maker { device, kernels, shape: &shape, element, next: made.key << 40 };
+            let kernels = Kernels::new(device, numbers.element());
+            let mut maker = Maker { device, kernels, shape: &shape, numbers, next: made.key << 40 };
             Ok((angles, maker.weights(made.logits)?))
         })
     }
@@ -106,7 +107,7 @@ impl Maker<'_> {
     fn linear(&mut self, [outputs, inputs]: [usize; 2], biased: bool) -> Result<Linear> {
         let weight = self.buffer(outputs * inputs, 1.0 / (inputs as f32).sqrt(), 0.0)?;
         let bias = if biased { Some(self.buffer(outputs, 0.02, 0.0)?) } else { None };
-        Ok(Linear::of(weight, bias, [outputs, inputs]))
+        Linear::of(weight, bias, [outputs, inputs]).in_numbers(self.numbers, self.device, &self.kernels)
     }
 
     fn table(&mut self, rows: usize, factor: f32) -> Result<Linear> {
@@ -115,7 +116,7 @@ impl Maker<'_> {
     }
 
     fn buffer(&mut self, count: usize, factor: f32, term: f32) -> Result<Buffer> {
-        let buffer = Buffer::new(self.device, count * self.element.bytes())?;
+        let buffer = Buffer::new(self.device, count * self.numbers.element().bytes())?;
         // SAFETY: it has this many elements
         unsafe { self.kernels.fill(buffer.pointer(), count, self.next, [factor, term])? };
         self.next = self.next.wrapping_add(count as u64);

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Axis, Heads};
+use super::Numbers;
+use super::kernels::{Axis, Heads, Kernels};
 use super::shape::{Kind, Shape};
 use super::widen::{Stages, Stored, Target};
 use crate::device::{Buffer, Device, Element, Matrix, Result, Scaled, Stream};
@@ -44,6 +45,25 @@ pub(super) struct Linear {
 impl Linear {
     pub fn of(weight: Buffer, bias: Option<Buffer>, [outputs, inputs]: [usize; 2]) -> Self {
         Self { weight, scales: None, bias, outputs, inputs }
+    }
+
+    /// It in the numbers of its products.
+    pub fn in_numbers(self, numbers: Numbers, device: &Arc<dyn Device>, kernels: &Kernels) -> Result<Self> {
+        if numbers != Numbers::Fp8 {
+            return Ok(self);
+        }
+        let Self { weight, bias, outputs, inputs, .. } = self;
+        if weight.bytes() < outputs * inputs * numbers.element().bytes() || !inputs.is_multiple_of(16) {
+            let valid = format!("[{outputs}, {inputs}], a width that is a multiple of 16");
+            return Err(GpuError::Input { what: "rows of e4m3", got: format!("{} bytes", weight.bytes()), valid });
+        }
+        let eight = Buffer::new(device, outputs * inputs)?;
+        let scales = Buffer::new(device, outputs * size_of::<f32>())?;
+        // SAFETY: all three have as many elements as was checked and asked for
+        unsafe { kernels.quantise(weight.pointer(), eight.pointer(), scales.pointer(), [outputs, inputs])? };
+        // the 16-bit weight is freed here
+        device.wait(device.record(Stream::Pass)?)?;
+        Ok(Self { weight: eight, scales: Some(scales), bias, outputs, inputs })
     }
 
     pub fn matrix(&self, element: Element) -> Matrix {
@@ -96,9 +116,7 @@ pub(super) struct Weights {
 pub(super) struct Loader<'a> {
     device: &'a Arc<dyn Device>,
     shape: &'a Shape,
-    element: Element,
-    /// Whether the layers' products are of 8 bits.
-    fp8: bool,
+    numbers: Numbers,
     source: &'a mut dyn Source,
     stages: Stages,
 }
@@ -135,12 +153,11 @@ impl<'a> Loader<'a> {
     pub fn new(
         device: &'a Arc<dyn Device>,
         shape: &'a Shape,
-        element: Element,
-        fp8: bool,
+        numbers: Numbers,
         source: &'a mut dyn Source,
     ) -> Result<Self> {
-        let stages = Stages::new(device, element)?;
-        Ok(Self { device, shape, element, fp8, source, stages })
+        let stages = Stages::new(device, numbers.element())?;
+        Ok(Self { device, shape, numbers, source, stages })
     }
 
     pub fn load(mut self) -> Result<Weights> {
@@ -222,15 +239,7 @@ impl<'a> Loader<'a> {
 
     /// The map of a weight that is there, in the numbers of its products.
     fn linear(&self, weight: Buffer, bias: Option<Buffer>, outputs: usize, inputs: usize) -> Result<Linear> {
-        if !self.fp8 {
-            return Ok(Linear { weight, scales: None, bias, outputs, inputs });
-        }
-        let eight = Buffer::new(self.device, outputs * inputs)?;
-        let scales = Buffer::new(self.device, outputs * size_of::<f32>())?;
-        self.stages.quantise(&weight, &eight, &scales, [outputs, inputs])?;
-        // the 16-bit weight is freed here
-        self.device.wait(self.device.record(Stream::Pass)?)?;
-        Ok(Linear { weight: eight, scales: Some(scales), bias, outputs, inputs })
+        Linear::of(weight, bias, [outputs, inputs]).in_numbers(self.numbers, self.device, self.stages.kernels())
     }
 
     fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Linear> {
@@ -279,7 +288,7 @@ impl<'a> Loader<'a> {
 
     /// Room for so many elements, zeros where some of them are no tensor's.
     fn buffer(&mut self, elements: usize, is_filled_up: bool) -> Result<Buffer> {
-        let buffer = Buffer::new(self.device, elements * self.element.bytes())?;
+        let buffer = Buffer::new(self.device, elements * self.numbers.element().bytes())?;
         if is_filled_up {
             self.stages.clear(&buffer)?;
         }
@@ -288,7 +297,7 @@ impl<'a> Loader<'a> {
 
     fn put_vector(&mut self, to: &Buffer, first: usize, name: &str, places: Places) -> Result<()> {
         let stored = self.source.stored(name, &[places.own()])?;
-        let target = target(to, self.element, first, [places, whole(1)], [1, 1])?;
+        let target = target(to, self.numbers.element(), first, [places, whole(1)], [1, 1])?;
         // SAFETY: the target is within the buffer, as was checked
         unsafe { self.stages.send(name, &stored, &target) }
     }
@@ -296,7 +305,7 @@ impl<'a> Loader<'a> {
     /// A tensor of this shape, from element `first` of the buffer on.
     fn put(&mut self, to: &Buffer, first: usize, name: &str, shape: [Places; 2], strides: [usize; 2]) -> Result<()> {
         let stored = self.source.stored(name, &shape.map(Places::own))?;
-        let target = target(to, self.element, first, shape, strides)?;
+        let target = target(to, self.numbers.element(), first, shape, strides)?;
         // SAFETY: the target is within the buffer, as was checked
         unsafe { self.stages.send(name, &stored, &target) }
     }

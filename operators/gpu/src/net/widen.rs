@@ -165,15 +165,9 @@ impl Stages {
         unsafe { self.kernels.clear(buffer.pointer(), buffer.bytes()) }
     }
 
-    /// Rows as e4m3, and their scales.
-    pub fn quantise(&self, from: &Buffer, to: &Buffer, scales: &Buffer, [rows, width]: [usize; 2]) -> Result<()> {
-        let held = [from.bytes() / self.element.bytes(), to.bytes(), scales.bytes() / size_of::<f32>() * width];
-        if held.iter().any(|elements| *elements < rows * width) || !width.is_multiple_of(16) {
-            let valid = format!("[{rows}, {width}], a width that is a multiple of 16");
-            return Err(GpuError::Input { what: "rows of e4m3", got: format!("{held:?} elements"), valid });
-        }
-        // SAFETY: just checked
-        unsafe { self.kernels.quantise(from.pointer(), to.pointer(), scales.pointer(), [rows, width]) }
+    /// What is launched with these stages.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
     }
 
     /// Brings a tensor to where it goes.
