@@ -28,6 +28,7 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::run::worker::Place;
 
 use crate::codec::Codec;
+use crate::folder::OwnFolder;
 use crate::node::JobExec;
 use crate::place::Workplace;
 use crate::token::Token;
@@ -62,7 +63,8 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let host = hostname();
     let (name, slots) = (place.name.clone(), place.slots);
     let workplace = Workplace::new(place);
-    let work_dir = tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the executor"))?;
+    let work_dir =
+        OwnFolder::new(&std::env::temp_dir()).map_err(PipelineError::output("no temporary folder for the executor"))?;
     let (scheduler_host, scheduler_port) = scheduler.host_and_port();
     let failed = |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
     let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);

@@ -27,6 +27,7 @@ mod codec;
 mod driver;
 pub mod executor;
 mod failure;
+mod folder;
 pub mod log;
 pub mod memory;
 mod node;

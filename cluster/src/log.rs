@@ -1,6 +1,6 @@
 //! What Ballista logs, in this program's log: its warnings and errors, with the parts of the program that they come from.
 //!
-//! An executor whose scheduler is gone asks on, twenty times a second, and says so each time: what is said again within ten seconds is left out.
+//! What Ballista wonders at and this house means so is not said; an executor whose scheduler is gone asks on, twenty times a second, and says so each time: what is said again within ten seconds is left out.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -14,10 +14,16 @@ const KNOWN_BY: usize = 40;
 /// Messages that are known at once.
 const MOST: usize = 100;
 
+/// How messages begin that warn of what is meant so: metrics go from executors to the run, and the scheduler has none.
+const MEANT: [&str; 1] = ["The metrics for stage"];
+
 static SAID: LazyLock<Mutex<HashMap<String, Instant>>> = LazyLock::new(Mutex::default);
 
-/// Whether this was not said just now.
+/// Whether this has to be said, and was not just now.
 fn is_news(text: &str, now: Instant) -> bool {
+    if MEANT.iter().any(|start| text.starts_with(start)) {
+        return false;
+    }
     let key = &text[..text.floor_char_boundary(KNOWN_BY)];
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     if said.len() >= MOST {
@@ -68,5 +74,6 @@ mod tests {
         };
         assert_eq!([ask(1, 0), ask(2, 1), ask(3, 9), ask(4, 10), ask(5, 11)], [true, false, false, true, false]);
         assert!(is_news("another thing", now));
+        assert!(!is_news("The metrics for stage 1 should not be none", now));
     }
 }

@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
 import path from 'node:path';
 import { after, before, test } from 'node:test';
-import { ASSETS, LONG, Server, folders, jobFile, launch, longJob, longerJob, look, newToken, openPage, removed } from './helpers.mjs';
+import { ASSETS, LONG, Server, folders, jobFile, launch, longJob, look, newToken, openPage, removed } from './helpers.mjs';
 
 const lasts = (minutes) => ({ timeout: minutes * 60_000 });
 const REFUSED = /the server responded with a status of 422/;
@@ -241,7 +241,7 @@ output: {path: out/writing}
 test('a running job is cancelled and goes on after a retry', lasts(6), async (t) => {
   const it = await openPage(browser, server, '#/submit');
   const { page, id, state } = it;
-  const job = await submit(it, longerJob('stopped'));
+  const job = await submit(it, longJob('stopped'));
   await id('progress-text').getByText(/^[1-7] of 8 splits/).waitFor({ timeout: LONG });
   const goOn = await server.hold();
   t.after(goOn);
@@ -371,7 +371,7 @@ test('the page and the job outlive the server', lasts(6), async (t) => {
   const mortal = await ownServer(t);
   const it = await openPage(browser, mortal, '#/submit', { expected: [/net::ERR_(CONNECTION_(REFUSED|RESET)|INCOMPLETE_CHUNKED_ENCODING|EMPTY_RESPONSE)/] });
   const { page, id, state } = it;
-  const job = await submit(it, longerJob('survivor'));
+  const job = await submit(it, longJob('survivor'));
   await id('progress-text').getByText(/^[1-7] of 8 splits/).waitFor({ timeout: LONG });
   await mortal.kill('SIGKILL');
   const connection = (word) => page.locator(`#connection[data-state=${word}]`).waitFor({ timeout: 60_000 });
