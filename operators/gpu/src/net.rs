@@ -16,6 +16,7 @@
 mod kept;
 pub mod kernels;
 mod made;
+mod numbers;
 mod shape;
 mod upload;
 mod weights;
@@ -24,6 +25,7 @@ mod widen;
 use std::sync::Arc;
 
 pub use made::MadeUp;
+pub use numbers::Numbers;
 pub use shape::{Activation, Kind, Shape};
 pub use weights::Source;
 pub use widen::{Format, Order, STAGES_BYTES, Stored};
@@ -46,53 +48,6 @@ pub struct Rope<'a> {
     pub cos: &'a [f32],
     /// Sines.
     pub sin: &'a [f32],
-}
-
-/// What weights and products are made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Numbers {
-    /// All of one type.
-    Of(Element),
-    /// The layers' products of e4m3, see [`Net::load_fp8`]; all else is bfloat16.
-    Fp8,
-}
-
-impl From<Element> for Numbers {
-    fn from(element: Element) -> Self {
-        Self::Of(element)
-    }
-}
-
-impl Numbers {
-    /// The type of activations, and of weights that are not multiplied in 8 bits.
-    #[must_use]
-    pub const fn element(self) -> Element {
-        match self {
-            Self::Of(element) => element,
-            Self::Fp8 => Element::Bf16,
-        }
-    }
-
-    /// As a job file has it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Of(element) => element.name(),
-            Self::Fp8 => "fp8",
-        }
-    }
-
-    /// That a net of this shape can be computed in them on a device.
-    fn check(self, device: &Arc<dyn Device>, shape: &Shape) -> Result<()> {
-        shape.check()?;
-        if self != Self::Fp8 {
-            return Ok(());
-        }
-        if let Some(message) = device.lacks_fp8() {
-            return Err(input("products in fp8", format!("{}, but {message}", device.name()), "f32, bf16, f16"));
-        }
-        shape.check_fp8()
-    }
 }
 
 /// What a pass works in.
@@ -148,41 +103,16 @@ impl Net {
     /// Loads a net, with room for passes over `most_tokens` tokens.
     ///
     /// # Errors
-    /// With a shape that cannot be computed, weights that do not fit it, or too little memory.
+    /// With a shape that cannot be computed in these numbers on this device, weights that do not fit it, or too little memory.
     pub fn load(
         device: &Arc<dyn Device>,
         shape: Shape,
-        element: Element,
+        numbers: impl Into<Numbers>,
         rope: Option<Rope<'_>>,
         source: &mut dyn Source,
         most_tokens: usize,
     ) -> Result<Self> {
-        Self::load_with(device, shape, element.into(), rope, source, most_tokens)
-    }
-
-    /// The same with the layers' products of e4m3: weights with a scale for each output, what they are multiplied with one for each token.
-    /// Everything else, the head too, is bfloat16 with sums in f32.
-    ///
-    /// # Errors
-    /// As [`Net::load`]; where the device has no such products, and with widths that are no multiple of 16.
-    pub fn load_fp8(
-        device: &Arc<dyn Device>,
-        shape: Shape,
-        rope: Option<Rope<'_>>,
-        source: &mut dyn Source,
-        most_tokens: usize,
-    ) -> Result<Self> {
-        Self::load_with(device, shape, Numbers::Fp8, rope, source, most_tokens)
-    }
-
-    fn load_with(
-        device: &Arc<dyn Device>,
-        shape: Shape,
-        numbers: Numbers,
-        rope: Option<Rope<'_>>,
-        source: &mut dyn Source,
-        most_tokens: usize,
-    ) -> Result<Self> {
+        let numbers = numbers.into();
         numbers.check(device, &shape)?;
         check_rope(&shape, rope)?;
         Self::of(device, shape, numbers, most_tokens, || {

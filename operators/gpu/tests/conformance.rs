@@ -15,7 +15,7 @@ use std::sync::Arc;
 use checks::check;
 use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{Asked, Extractor, Noise};
-use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
+use stillhouse_gpu::net::{Activation, Kind, Net, Numbers, Shape, Source};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
 use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
@@ -241,7 +241,7 @@ fn a_device_without_fp8_refuses_it() {
     };
     let broken = Broken { host: Host::new(0), prefix: "broken", kernels: "noise_" };
     let device: Arc<dyn Device> = Arc::new(broken);
-    let said = Net::load_fp8(&device, shape, None, &mut Nothing, 4).unwrap_err().to_string();
+    let said = Net::load(&device, shape, Numbers::Fp8, None, &mut Nothing, 4).unwrap_err().to_string();
     assert_eq!(said, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
 }
 

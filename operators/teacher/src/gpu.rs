@@ -6,7 +6,7 @@ mod shape;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stillhouse_gpu::net::{Kind, Net, Rope as Angles, Source, Stored};
+use stillhouse_gpu::net::{Kind, Net, Numbers, Rope as Angles, Source, Stored};
 use stillhouse_gpu::{Device, Element, GpuError, Stream};
 
 use crate::config::{Architecture, TeacherConfig};
@@ -40,8 +40,7 @@ struct GpuTeacher {
 /// As [`crate::load`]; and with both numbers where the weights with a pass over one sequence do not fit the device.
 pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let dtype = options.dtype;
-    let element = element(dtype)?;
-    let fp8 = dtype == Precision::Fp8;
+    let numbers = numbers(dtype)?;
     let config = TeacherConfig::read(path)?;
     // what headers tell is told before a device is filled
     let (net, headers) = build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
@@ -68,19 +67,16 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     }
     let make = |pass_tokens| {
         let mut source = OfFiles { weights: &weights, error: None };
-        let net = match fp8 {
-            true => Net::load_fp8(device, shape, angles, &mut source, pass_tokens),
-            false => Net::load(device, shape, element, angles, &mut source, pass_tokens),
-        };
+        let net = Net::load(device, shape, numbers, angles, &mut source, pass_tokens);
         source.error.map_or_else(|| net.map_err(TeacherError::from), Err)
     };
     let extraction = options.extraction.as_ref();
-    let budget = Budget { device, shape: &shape, element, fp8, slice_rows, extraction };
+    let budget = Budget { device, shape: &shape, numbers, slice_rows, extraction };
     let Fitted { net, pass_tokens, warning } = budget.fit([wanted, length], options.pass_tokens, make)?;
     weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // another type of GPU, or another cuBLASLt, gives other last bits
-    let rest = if fp8 { ", the rest in bf16" } else { "" };
+    let rest = if numbers == Numbers::Fp8 { ", the rest in bf16" } else { "" };
     info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.arithmetic());
     if pass_tokens < wanted {
         info.arithmetic += &format!(", passes of {pass_tokens} tokens");
@@ -89,13 +85,13 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     Ok(Box::new(GpuTeacher { info, device, net, slice_rows, pass_tokens, warning }))
 }
 
-fn element(dtype: Precision) -> Result<Element> {
+fn numbers(dtype: Precision) -> Result<Numbers> {
     match dtype {
         // what it stands in for
-        Precision::F32 | Precision::Bf16x3 => Ok(Element::F32),
-        // of what is no product of layers
-        Precision::Bf16 | Precision::Fp8 => Ok(Element::Bf16),
-        Precision::F16 => Ok(Element::F16),
+        Precision::F32 | Precision::Bf16x3 => Ok(Numbers::Of(Element::F32)),
+        Precision::Bf16 => Ok(Numbers::Of(Element::Bf16)),
+        Precision::F16 => Ok(Numbers::Of(Element::F16)),
+        Precision::Fp8 => Ok(Numbers::Fp8),
         Precision::Int8 => {
             let valid = "f32, bf16, f16, fp8; int8 is for CPUs".into();
             Err(TeacherError::Input { what: "dtype of a teacher on a GPU", got: dtype.to_string(), valid })

@@ -61,10 +61,7 @@ pub fn logits(
     let angles = Angles::of(shape);
     let rope = angles.as_ref().map(Angles::rope);
     let mut weights = Weights::of(shape);
-    let mut net = match numbers.into() {
-        Numbers::Of(element) => Net::load(&check.device, *shape, element, rope, &mut weights, tokens.len())?,
-        Numbers::Fp8 => Net::load_fp8(&check.device, *shape, rope, &mut weights, tokens.len())?,
-    };
+    let mut net = Net::load(&check.device, *shape, numbers, rope, &mut weights, tokens.len())?;
     let out = Buffer::new(&check.device, tokens.len() * shape.vocab * 4)?;
     net.hidden(tokens, offsets)?;
     // every second row first: not neighbours, so that they are gathered

@@ -61,10 +61,7 @@ pub fn run(check: &mut Check) -> Outcome<()> {
 /// In 8 bits the ceiling is still that of bf16, and the longer runs are left out, as attention is the same.
 fn one(check: &mut Check, plan: &Plan, name: &str, (shape, numbers): (&Shape, Numbers)) -> Outcome<()> {
     let mut job = Job::load(&check.device, &check.counted, shape, numbers, plan.batch)?;
-    let weights = match numbers {
-        Numbers::Of(element) => shape.weight_bytes(element),
-        Numbers::Fp8 => shape.fp8_weight_bytes(),
-    };
+    let weights = shape.weight_bytes(numbers);
     let lengths = if numbers == Numbers::Fp8 { &plan.lengths[..1] } else { &plan.lengths };
     for (i, length) in lengths.iter().copied().filter(|length| *length <= shape.positions).enumerate() {
         let what = format!("{name}, {}, L = {length}", numbers.name());

@@ -1,5 +1,6 @@
 //! What a net looks like, and what it takes.
 
+use super::Numbers;
 use super::kernels::{Heads, ITEM_BYTES, memory_dim};
 use crate::device::{Element, Result};
 use crate::error::GpuError;
@@ -151,7 +152,14 @@ impl Shape {
 
     /// Bytes of the weights on the device; what allocations round up comes on top.
     #[must_use]
-    pub fn weight_bytes(&self, element: Element) -> u64 {
+    pub fn weight_bytes(&self, numbers: impl Into<Numbers>) -> u64 {
+        match numbers.into() {
+            Numbers::Of(element) => self.plain_weight_bytes(element),
+            Numbers::Fp8 => self.fp8_weight_bytes(),
+        }
+    }
+
+    fn plain_weight_bytes(&self, element: Element) -> u64 {
         let Heads { dim, .. } = self.heads();
         let [qkv, attention] = self.attention_widths();
         let (width, up, gpt2) = (self.width, self.up_width(), !self.rotates());
@@ -184,27 +192,23 @@ impl Shape {
         Ok(())
     }
 
-    /// Bytes of the weights where those of the layers' products are of 8 bits, with a scale for each output, and all others of 16.
-    #[must_use]
-    pub fn fp8_weight_bytes(&self) -> u64 {
+    /// Those of the layers' products of 8 bits, with a scale for each output, all others of 16.
+    fn fp8_weight_bytes(&self) -> u64 {
         let [qkv, attention] = self.attention_widths();
         let (width, up) = (self.width, self.up_width());
         let elements = (qkv + attention) * width + (up + self.inner) * width;
         let scales = (qkv + up + 2 * width) * Element::F32.bytes();
-        self.weight_bytes(Element::Bf16) - (self.layers * elements) as u64 + (self.layers * scales) as u64
+        self.plain_weight_bytes(Element::Bf16) - (self.layers * elements) as u64 + (self.layers * scales) as u64
     }
 
-    /// Bytes that are there while one of these weights is made of 16-bit ones.
+    /// Bytes that are there beside the weights while one of 8 bits is made of one of 16.
     #[must_use]
-    pub fn fp8_loading_bytes(&self) -> u64 {
+    pub fn loading_bytes(&self, numbers: Numbers) -> u64 {
+        if numbers != Numbers::Fp8 {
+            return 0;
+        }
         let [qkv, _] = self.attention_widths();
-        (qkv.max(self.up_width()) * self.width * Element::Bf16.bytes()) as u64
-    }
-
-    /// Bytes that a pass over so many tokens works in where its products are of 8 bits, beside those of a pass in 16.
-    #[must_use]
-    pub fn fp8_workspace_bytes(&self, most_tokens: usize) -> u64 {
-        ((self.fp8_inputs() + Element::F32.bytes()) * most_tokens) as u64
+        (qkv.max(self.up_width()) * self.width * numbers.element().bytes()) as u64
     }
 
     /// Inputs of the widest product of a layer.
@@ -215,9 +219,10 @@ impl Shape {
 
     /// Bytes of what a pass over so many tokens works in.
     #[must_use]
-    pub fn workspace_bytes(&self, element: Element, most_tokens: usize) -> u64 {
-        let [wide, narrow] = self.work_widths();
-        let row = (2 * self.width + wide + narrow) * element.bytes() + INPUT_BYTES + ROW_BYTES;
+    pub fn workspace_bytes(&self, numbers: impl Into<Numbers>, most_tokens: usize) -> u64 {
+        let (numbers, [wide, narrow]) = (numbers.into(), self.work_widths());
+        let eight = if numbers == Numbers::Fp8 { self.fp8_inputs() + Element::F32.bytes() } else { 0 };
+        let row = (2 * self.width + wide + narrow) * numbers.element().bytes() + eight + INPUT_BYTES + ROW_BYTES;
         (row * most_tokens) as u64
     }
 

@@ -161,7 +161,7 @@ fn fitting() -> impl Iterator<Item = Shape> {
 fn load(device: &Arc<dyn Device>, shape: Shape, source: &mut Random) -> Net {
     let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
     let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
-    Net::load_fp8(device, shape, rope, source, 96).unwrap()
+    Net::load(device, shape, Numbers::Fp8, rope, source, 96).unwrap()
 }
 
 #[test]
@@ -219,8 +219,8 @@ fn memory_in_fp8_is_what_was_said() {
         let host = Arc::new(Host::new(0));
         let device: Arc<dyn Device> = Arc::clone(&host) as Arc<dyn Device>;
         let mut net = load(&device, shape, &mut Random::new(Element::Bf16));
-        let pass = shape.workspace_bytes(Element::Bf16, 96) + shape.fp8_workspace_bytes(96);
-        assert_eq!(host.used(), shape.fp8_weight_bytes() + pass, "{shape:?}");
+        let pass = shape.workspace_bytes(Numbers::Fp8, 96);
+        assert_eq!(host.used(), shape.weight_bytes(Numbers::Fp8) + pass, "{shape:?}");
         let allocations = host.allocations();
         for _ in 0..3 {
             net.hidden(&[1, 2, 3], &[0, 1, 3]).unwrap();
@@ -235,7 +235,7 @@ fn memory_in_fp8_is_what_was_said() {
         let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
         let made = MadeUp { key: 1, logits: 3.0 };
         let mut net = Net::made_up(&device, shape, Numbers::Fp8, rope, made, 96).unwrap();
-        assert_eq!(host.used(), shape.fp8_weight_bytes() + pass, "{shape:?}, made up");
+        assert_eq!(host.used(), shape.weight_bytes(Numbers::Fp8) + pass, "{shape:?}, made up");
         net.hidden(&[1, 2, 3], &[0, 3]).unwrap();
         assert!(values(&states(&device, &net), Element::Bf16).iter().all(|v| v.is_finite()));
     }
@@ -245,8 +245,9 @@ fn memory_in_fp8_is_what_was_said() {
 fn widths_that_do_not_fit_are_said() {
     let [gpt2, ..] = shapes();
     assert_eq!((gpt2.kind, gpt2.inner), (Kind::Gpt2, 68));
-    let said =
-        |shape| Net::load_fp8(&host(0), shape, None, &mut Random::new(Element::Bf16), 8).unwrap_err().to_string();
+    let said = |shape| {
+        Net::load(&host(0), shape, Numbers::Fp8, None, &mut Random::new(Element::Bf16), 8).unwrap_err().to_string()
+    };
     assert_eq!(said(gpt2), "inner width of a net in fp8: got 68, valid: a multiple of 16");
     assert_eq!(said(Shape { width: 40, ..gpt2 }), "width of a net in fp8: got 40, valid: a multiple of 16");
 }

@@ -12,6 +12,9 @@ const ROPE_OF_16_BITS: &[&str] = &["rope_bf16"];
 const PLAIN: &[&str] = &["attention_32_f32"];
 const FLASH: &[&str] = &["attention_32_bf16"];
 
+/// A mistake, the kernels that have it, the test that has to see it.
+type Mistake = (&'static str, &'static [&'static str], fn());
+
 fn attention() {
     check_attention(32, 2, 1, &[65, 3]);
 }
@@ -26,7 +29,7 @@ fn said(mistake: &'static str, kernels: &'static [&'static str], test: fn()) -> 
 fn the_tests_see_mistakes() {
     let norms = norms_of_residual_sums_are_those_of_f64;
     let rope = heads_are_normalised_and_rotated;
-    let mistakes: [(&str, &[&str], fn()); 17] = [
+    let mistakes: [Mistake; 17] = [
         ("norm_reduction", NORMS, norms),
         ("norm_reduction", LAYER_NORMS, norms),
         ("norm_tail", NORMS, norms),
@@ -45,7 +48,7 @@ fn the_tests_see_mistakes() {
         ("flash_tail", FLASH, attention),
         ("flash_race", FLASH, attention),
     ];
-    let end: (&str, &[&str], fn()) = ("flash_end", FLASH, attention);
+    let end: Mistake = ("flash_end", FLASH, attention);
     for (mistake, kernels, test) in mistakes.into_iter().chain([end]) {
         let said = said(mistake, kernels, test).unwrap_or_else(|| panic!("{mistake} in {kernels:?} is not seen"));
         println!("{mistake} in {kernels:?}: {said}");

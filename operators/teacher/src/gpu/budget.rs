@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use stillhouse_gpu::extract::{Asked, Extractor, Positions};
-use stillhouse_gpu::net::{Net, STAGES_BYTES, Shape};
-use stillhouse_gpu::{Device, Element, GpuError, Memory, Stream, logits_stride};
+use stillhouse_gpu::net::{Net, Numbers, STAGES_BYTES, Shape};
+use stillhouse_gpu::{Device, GpuError, Memory, Stream, logits_stride};
 use stillhouse_noise::Extraction;
 
 use crate::contract::DeviceLogits;
@@ -26,9 +26,7 @@ const SLICES: usize = 2;
 pub(super) struct Budget<'a> {
     pub device: &'a Arc<dyn Device>,
     pub shape: &'a Shape,
-    pub element: Element,
-    /// Whether the products of layers are of 8-bit numbers.
-    pub fp8: bool,
+    pub numbers: Numbers,
     pub slice_rows: usize,
     /// What is made of slices, where that is known.
     pub extraction: Option<&'a Extraction>,
@@ -106,20 +104,18 @@ impl Budget<'_> {
     }
 
     fn weights(&self) -> u64 {
-        if self.fp8 { self.shape.fp8_weight_bytes() } else { self.shape.weight_bytes(self.element) }
+        self.shape.weight_bytes(self.numbers)
     }
 
     fn pass(&self, tokens: usize) -> u64 {
-        let eight = if self.fp8 { self.shape.fp8_workspace_bytes(tokens) } else { 0 };
-        self.shape.workspace_bytes(self.element, tokens) + eight
+        self.shape.workspace_bytes(self.numbers, tokens)
     }
 
     /// Two slices, and what the extraction has beside them; or what weights are loaded through, which is gone before these come.
     fn logits(&self) -> u64 {
         let slices = (SLICES * self.slice_rows * logits_stride(self.shape.vocab) * size_of::<f32>()) as u64;
         let logits = slices + self.asked().map_or(slices, |asked| Extractor::bytes(&asked, self.slice_rows));
-        let loading = STAGES_BYTES as u64 + if self.fp8 { self.shape.fp8_loading_bytes() } else { 0 };
-        logits.max(loading)
+        logits.max(STAGES_BYTES as u64 + self.shape.loading_bytes(self.numbers))
     }
 
     fn asked(&self) -> Option<Asked> {

@@ -16,18 +16,23 @@ use crate::teacher::{Decided, Loaded};
 /// Beyond what any of this takes.
 const MUCH: u64 = 8 << 30;
 
-/// What each GPU has: bytes, and how many of them are of no use. And the one that was opened last.
-static GPUS: Mutex<([(u64, u64); 2], Option<Arc<Host>>)> = Mutex::new(([(MUCH, 0); 2], None));
+struct Gpus {
+    /// Bytes that each has, and how many of them are of no use.
+    memory: [(u64, u64); 2],
+    opened_last: Option<Arc<Host>>,
+}
+
+static GPUS: Mutex<Gpus> = Mutex::new(Gpus { memory: [(MUCH, 0); 2], opened_last: None });
 
 fn gpus(memory: [(u64, u64); 2]) {
-    GPUS.lock().unwrap().0 = memory;
+    GPUS.lock().unwrap().memory = memory;
     provide_gpus(
         2,
         Box::new(|ordinal| {
             let mut gpus = GPUS.lock().unwrap();
-            let (total, unusable) = gpus.0[ordinal];
+            let (total, unusable) = gpus.memory[ordinal];
             let host = Arc::new(Host::fragmented(1, total, unusable));
-            gpus.1 = Some(Arc::clone(&host));
+            gpus.opened_last = Some(Arc::clone(&host));
             Ok(host as Arc<dyn Device>)
         }),
     );
@@ -69,7 +74,7 @@ fn needed(folder: &Path, tokens: u32) -> u64 {
     let (loaded, said) = load(&job_on(folder, "cuda:0", tokens, "out"), folder, None);
     let arithmetic = loaded.unwrap().arithmetic.unwrap();
     assert_eq!((arithmetic.pass_tokens, said), (Some(u64::from(tokens)), Vec::new()));
-    GPUS.lock().unwrap().1.take().unwrap().most_used()
+    GPUS.lock().unwrap().opened_last.take().unwrap().most_used()
 }
 
 #[test]
