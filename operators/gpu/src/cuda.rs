@@ -45,6 +45,8 @@ pub struct Cuda {
     multiprocessors: u32,
     /// Compute capability, its first number.
     generation: c_int,
+    /// Of a block, where a kernel asks for more than usual.
+    most_shared_bytes: u32,
     device: sys::CUdevice,
     context: sys::CUcontext,
     streams: [sys::CUstream; 2],
@@ -123,6 +125,8 @@ impl Cuda {
         ];
         versions::check_capability(&model, capability).map_err(&unavailable)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
+        let most_shared_bytes =
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.unsigned_abs();
         libraries::load_cublaslt().map_err(&unavailable)?;
         // SAFETY: as above; released when the value is dropped
         let context =
@@ -133,6 +137,7 @@ impl Cuda {
             arithmetic: String::new(),
             multiprocessors,
             generation: capability[0],
+            most_shared_bytes,
             device,
             context,
             streams: [std::ptr::null_mut(); 2],
@@ -192,10 +197,12 @@ impl Cuda {
         })
     }
 
+    /// What failed for want of so many bytes, or of some that libraries and drivers take at the first use of a kernel, as that.
     fn short_of_memory(&self, error: GpuError, bytes: usize) -> GpuError {
+        const SAID: [&str; 2] = ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"];
         match (&error, self.memory()) {
             (GpuError::Failed { message, .. }, Ok(Memory { free, total }))
-                if message.starts_with("CUDA_ERROR_OUT_OF_MEMORY") =>
+                if SAID.iter().any(|said| message.contains(said)) =>
             {
                 GpuError::Memory { device: self.name.clone(), bytes: bytes as u64, free, total }
             }
@@ -219,6 +226,11 @@ impl Cuda {
             None => Function { handle: self.find(launch.kernel)?, shared_bytes: USUAL_SHARED_BYTES },
         };
         let shared_bytes = launch.shared_bytes.max(function.shared_bytes);
+        if shared_bytes > self.most_shared_bytes {
+            let got = format!("{shared_bytes} bytes of shared memory for {}", launch.kernel);
+            let valid = format!("at most {}, which {} has; bf16 and f16 take less", self.most_shared_bytes, self.model);
+            return Err(GpuError::Input { what: "a kernel's block", got, valid });
+        }
         if shared_bytes > function.shared_bytes {
             let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = c_int::try_from(shared_bytes).unwrap_or(c_int::MAX);
@@ -239,9 +251,15 @@ impl Cuda {
             lost: false,
         };
         let name = CString::new(kernel).map_err(|_| missing())?;
-        // SAFETY: the modules live as long as this value
-        let found = self.modules.iter().find_map(|m| unsafe { result::module::get_function(*m, name.clone()) }.ok());
-        found.ok_or_else(missing)
+        for module in &self.modules {
+            // SAFETY: the modules live as long as this value
+            match unsafe { result::module::get_function(*module, name.clone()) } {
+                Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => {}
+                // the kernel is loaded only now, so this may be a want of memory, or an error of earlier work
+                found => return self.call("cuModuleGetFunction", || found),
+            }
+        }
+        Err(missing())
     }
 }
 
@@ -360,7 +378,7 @@ impl Device for Cuda {
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
         self.current()?;
-        let function = self.function(launch)?;
+        let function = self.function(launch).map_err(|error| self.short_of_memory(error, 0))?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         // the largest kernel has fewer; this is called some hundred times a batch and allocates nothing
         let mut values = [Arg::U64(0); 32];
@@ -381,9 +399,10 @@ impl Device for Cuda {
         }
         let stream = self.stream(stream);
         // SAFETY: the function is of a live module; its arguments are as the caller says, and are copied before this returns
-        self.call(launch.kernel, || unsafe {
+        let launched = self.call(launch.kernel, || unsafe {
             result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), launch.shared_bytes, stream, &mut pointers)
-        })
+        });
+        launched.map_err(|error| self.short_of_memory(error, 0))
     }
 
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
@@ -391,7 +410,7 @@ impl Device for Cuda {
         // SAFETY: as the caller says
         let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &Operation::of(product)?) };
         // cuBLASLt says "execution failed" of a device that is lost as well; the driver knows
-        done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.short_of_memory(error, 0)))
     }
 
     fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
@@ -416,7 +435,7 @@ impl Device for Cuda {
         let operation = Operation::of_scaled(product)?;
         // SAFETY: as the caller says
         let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &operation) };
-        done.map_err(|error| self.check_stream(stream).err().unwrap_or(error))
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.short_of_memory(error, 0)))
     }
 
     fn record(&self, stream: Stream) -> Result<Event> {

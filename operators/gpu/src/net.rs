@@ -138,15 +138,15 @@ impl Net {
             return Err(input("tokens of a pass", most_tokens, "at least 1, below 2^32"));
         }
         let (element, fp8) = (numbers.element(), numbers == Numbers::Fp8);
-        let bytes = |per_token: usize| Buffer::new(device, per_token * most_tokens);
+        let bytes = |per_row: usize| Buffer::new(device, per_row * numbers.rows(most_tokens));
         let [wide, narrow] = shape.work_widths().map(|width| width * element.bytes());
         let work = Workspace {
             x: bytes(shape.width * element.bytes())?,
             n: bytes(shape.width * element.bytes())?,
             wide: bytes(wide)?,
             narrow: bytes(narrow)?,
-            inputs: bytes(INPUT_BYTES)?,
-            rows: bytes(ROW_BYTES)?,
+            inputs: Buffer::new(device, INPUT_BYTES * most_tokens)?,
+            rows: Buffer::new(device, ROW_BYTES * most_tokens)?,
             eight: if fp8 { Some([bytes(shape.fp8_inputs())?, bytes(Element::F32.bytes())?]) } else { None },
         };
         let (angles, weights) = load()?;
@@ -411,12 +411,12 @@ impl Net {
 
     fn linear(&self, from: Matrix, linear: &Linear, to: Matrix, add: bool) -> Result<()> {
         if let (Some(b), Some([rows, scales])) = (linear.scaled(), &self.work.eight) {
-            let a =
-                Scaled { pointer: rows.pointer(), scales: scales.pointer(), rows: from.rows, columns: from.columns };
-            let product = ScaledProduct { a, b, d: to, bias: linear.bias(), add };
-            // SAFETY: there is room for `most_tokens` rows of the widest inputs; activations and weights as below
+            let (padded, columns) = (Numbers::Fp8.rows(from.rows), from.columns);
+            let a = Scaled { pointer: rows.pointer(), scales: scales.pointer(), rows: padded, columns };
+            let product = ScaledProduct { a, b, d: Matrix { rows: padded, ..to }, bias: linear.bias(), add };
+            // SAFETY: there is room for the rows of `most_tokens` tokens of the widest inputs; activations and weights as below
             return unsafe {
-                self.kernels.quantise(from.pointer, a.pointer, a.scales, [from.rows, from.columns])?;
+                self.kernels.quantise(from.pointer, a.pointer, a.scales, [from.rows, columns])?;
                 self.device.scaled_product(Stream::Pass, &product)
             };
         }

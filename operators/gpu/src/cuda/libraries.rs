@@ -1,5 +1,6 @@
 //! cuBLASLt, opened from where it may be: see [`crate::machine::places`].
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -31,4 +32,17 @@ pub(super) fn load_cublaslt() -> Result<(), String> {
             ))
         })
         .clone()
+}
+
+/// The files of cuBLASLt that this process has, for a message.
+pub(super) fn loaded_cublaslt() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let files: BTreeSet<&str> = maps
+        .lines()
+        .filter_map(|line| line.split_once('/'))
+        .filter(|(_, path)| path.contains("libcublasLt"))
+        .map(|(_, path)| path)
+        .collect();
+    let files: Vec<String> = files.into_iter().map(|path| format!("/{path}")).collect();
+    if files.is_empty() { "a file that cannot be told".into() } else { files.join(" or ") }
 }

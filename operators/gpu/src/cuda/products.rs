@@ -209,15 +209,29 @@ fn plan(handle: sys::cublasLtHandle_t, product: &Operation) -> std::result::Resu
             set_scales(description, product.scales)?;
         }
         let preference = result::create_matmul_pref()?;
-        let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let bytes = WORKSPACE_BYTES;
-        result::set_matmul_pref_attribute(preference, most, from_ref(&bytes).cast(), size_of::<usize>())?;
         let [b, a, d] = layouts;
-        let found = result::get_matmul_algo_heuristic(handle, description, b, a, d, d, preference);
+        let found = prefer(preference)
+            .and_then(|()| result::get_matmul_algo_heuristic(handle, description, b, a, d, d, preference));
         result::destroy_matmul_pref(preference)?;
         plan.algorithm = found?.algo;
     }
     Ok(plan)
+}
+
+/// Room to work in; and no sums in parts, which the library may round to D's type before it adds them up.
+///
+/// # Safety
+/// The preference is live.
+unsafe fn prefer(preference: sys::cublasLtMatmulPreference_t) -> std::result::Result<(), CublasError> {
+    use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+    let (bytes, schemes) = (WORKSPACE_BYTES, sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32);
+    // SAFETY: as the caller says; the attributes are of these types
+    unsafe {
+        let (most, value) = (Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, from_ref(&bytes).cast());
+        result::set_matmul_pref_attribute(preference, most, value, size_of::<usize>())?;
+        let (mask, value) = (Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, from_ref(&schemes).cast());
+        result::set_matmul_pref_attribute(preference, mask, value, size_of::<u32>())
+    }
 }
 
 impl Products {
@@ -233,8 +247,12 @@ impl Products {
         let version = unsafe { sys::cublasLtGetVersion() };
         self.version = version;
         if version < OLDEST_VERSION {
-            let message =
-                format!("cuBLASLt {version} on the loader's path, valid: {OLDEST_VERSION} (CUDA 13) or later");
+            // a `libcublasLt.so` on the loader's path comes before the one of CUDA 13 that was opened by its full name
+            let message = format!(
+                "cuBLASLt {version} in {}, valid: {OLDEST_VERSION} (CUDA 13) or later; an older toolkit may be on the loader's path \
+                 (LD_LIBRARY_PATH)",
+                super::libraries::loaded_cublaslt()
+            );
             return Err(GpuError::Unavailable { device: device.into(), message });
         }
         for workspace in &mut self.workspaces {

@@ -6,6 +6,9 @@ use super::Shape;
 use crate::device::{Device, Element, Result};
 use crate::error::GpuError;
 
+const FEWEST_ROWS: usize = 272;
+const ROWS_OF_FP8: usize = 16;
+
 /// What weights and products are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numbers {
@@ -39,6 +42,17 @@ impl Numbers {
         match self {
             Self::Of(element) => element.name(),
             Self::Fp8 => "fp8",
+        }
+    }
+
+    /// Rows of a product over so many tokens: cuBLASLt is known to have no algorithm for few rows of e4m3 with scales of their own (none up to
+    /// 256 rows of 9,216 on an H100), and wants multiples of 16. What is in the rows that are no token's is nobody's.
+    #[must_use]
+    pub const fn rows(self, tokens: usize) -> usize {
+        match self {
+            Self::Of(_) => tokens,
+            Self::Fp8 if tokens < FEWEST_ROWS => FEWEST_ROWS,
+            Self::Fp8 => tokens.next_multiple_of(ROWS_OF_FP8),
         }
     }
 

@@ -222,8 +222,8 @@ impl Shape {
     pub fn workspace_bytes(&self, numbers: impl Into<Numbers>, most_tokens: usize) -> u64 {
         let (numbers, [wide, narrow]) = (numbers.into(), self.work_widths());
         let eight = if numbers == Numbers::Fp8 { self.fp8_inputs() + Element::F32.bytes() } else { 0 };
-        let row = (2 * self.width + wide + narrow) * numbers.element().bytes() + eight + INPUT_BYTES + ROW_BYTES;
-        (row * most_tokens) as u64
+        let row = (2 * self.width + wide + narrow) * numbers.element().bytes() + eight;
+        (row * numbers.rows(most_tokens) + (INPUT_BYTES + ROW_BYTES) * most_tokens) as u64
     }
 
     /// Elements per token of the two buffers that what comes between the residual stream's steps shares: q, k, v or the feed-forward
