@@ -2,10 +2,11 @@
 //! wait is seen.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "order/careless.rs"]
-mod careless;
+#[macro_use]
 #[path = "forward/common.rs"]
 mod common;
+#[path = "order/careless.rs"]
+mod careless;
 
 use std::sync::Arc;
 

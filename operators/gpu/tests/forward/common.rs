@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use stillhouse_gpu::{Arg, Buffer, Device, Element, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
+use stillhouse_gpu::{Arg, Buffer, Device, Element, Event, Launch, Result, Stream};
 use stillhouse_gpu_host::Host;
 
 pub const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
@@ -16,6 +16,77 @@ pub fn unit(element: Element) -> f64 {
         Element::Bf16 => 2f64.powi(-8),
         Element::F16 => 2f64.powi(-11),
     }
+}
+
+/// What a device in a test's `host` does as that does: all but launches and waits, of which each has its own.
+macro_rules! as_the_host {
+    () => {
+        fn name(&self) -> &str {
+            self.host.name()
+        }
+        fn model(&self) -> &str {
+            self.host.model()
+        }
+        fn multiprocessors(&self) -> u32 {
+            self.host.multiprocessors()
+        }
+        fn memory(&self) -> stillhouse_gpu::Result<stillhouse_gpu::Memory> {
+            self.host.memory()
+        }
+        fn allocate(&self, bytes: usize) -> stillhouse_gpu::Result<u64> {
+            self.host.allocate(bytes)
+        }
+        fn free(&self, pointer: u64) {
+            self.host.free(pointer);
+        }
+        fn allocate_pinned(&self, bytes: usize) -> stillhouse_gpu::Result<*mut u8> {
+            self.host.allocate_pinned(bytes)
+        }
+        fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
+            self.host.free_pinned(pointer, bytes);
+        }
+        unsafe fn copy_in(
+            &self,
+            stream: stillhouse_gpu::Stream,
+            to: u64,
+            from: *const u8,
+            bytes: usize,
+        ) -> stillhouse_gpu::Result<()> {
+            unsafe { self.host.copy_in(stream, to, from, bytes) }
+        }
+        unsafe fn copy_out(
+            &self,
+            stream: stillhouse_gpu::Stream,
+            to: *mut u8,
+            from: u64,
+            bytes: usize,
+        ) -> stillhouse_gpu::Result<()> {
+            unsafe { self.host.copy_out(stream, to, from, bytes) }
+        }
+        unsafe fn product(
+            &self,
+            stream: stillhouse_gpu::Stream,
+            product: &stillhouse_gpu::Product,
+        ) -> stillhouse_gpu::Result<()> {
+            unsafe { self.host.product(stream, product) }
+        }
+        fn ends_in_gelu(&self, product: &stillhouse_gpu::Product) -> stillhouse_gpu::Result<bool> {
+            self.host.ends_in_gelu(product)
+        }
+        fn lacks_fp8(&self) -> Option<String> {
+            self.host.lacks_fp8()
+        }
+        unsafe fn scaled_product(
+            &self,
+            stream: stillhouse_gpu::Stream,
+            product: &stillhouse_gpu::ScaledProduct,
+        ) -> stillhouse_gpu::Result<()> {
+            unsafe { self.host.scaled_product(stream, product) }
+        }
+        fn record(&self, stream: stillhouse_gpu::Stream) -> stillhouse_gpu::Result<stillhouse_gpu::Event> {
+            self.host.record(stream)
+        }
+    };
 }
 
 thread_local! {
@@ -46,57 +117,14 @@ struct Mistaken {
 }
 
 impl Device for Mistaken {
-    fn name(&self) -> &str {
-        self.host.name()
-    }
-    fn model(&self) -> &str {
-        self.host.model()
-    }
-    fn multiprocessors(&self) -> u32 {
-        self.host.multiprocessors()
-    }
-    fn memory(&self) -> Result<Memory> {
-        self.host.memory()
-    }
-    fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.host.allocate(bytes)
-    }
-    fn free(&self, pointer: u64) {
-        self.host.free(pointer);
-    }
-    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
-        self.host.allocate_pinned(bytes)
-    }
-    fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
-        self.host.free_pinned(pointer, bytes);
-    }
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        unsafe { self.host.copy_in(stream, to, from, bytes) }
-    }
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        unsafe { self.host.copy_out(stream, to, from, bytes) }
-    }
+    as_the_host!();
+
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
         let kernel = match self.kernels.contains(&launch.kernel) {
             true => format!("{}_{}", self.prefix, launch.kernel).leak(),
             false => launch.kernel,
         };
         unsafe { self.host.launch(stream, &Launch { kernel, ..*launch }, args) }
-    }
-    unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
-        unsafe { self.host.product(stream, product) }
-    }
-    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
-        self.host.ends_in_gelu(product)
-    }
-    fn lacks_fp8(&self) -> Option<String> {
-        self.host.lacks_fp8()
-    }
-    unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
-        unsafe { self.host.scaled_product(stream, product) }
-    }
-    fn record(&self, stream: Stream) -> Result<Event> {
-        self.host.record(stream)
     }
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
         self.host.wait_in(stream, event)
