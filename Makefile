@@ -101,26 +101,32 @@ bench:
 bench-peers:
 	scripts/bench-peers $(ARGS)
 
-# Table 7 of the Gumbel paper (python/examples/maze), five seeds of three students, and the page of all proofs. Results are raw JSON; what is in
-# demo-out/maze and in the JSON is not made again, so that a run may be stopped, and seeds added: make maze ARGS='--seeds 7'.
-maze: python build proof-setup
-	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/maze --program $(STILLHOUSE) --json docs/proof/maze.json $(ARGS)
-	$(MAKE) proof
+# The proofs: every experiment is made anew in $(FRESH), whatever docs/proof holds (a run that was stopped goes on there, and seeds can be added: make maze
+# ARGS='--seeds 7'), shown in $(FRESH).md, and compared with docs/proof: whether the figures agree within their intervals. PUBLISH=1 puts them into docs/proof then,
+# and makes docs/PROOF.md.
+FRESH := demo-out/proof
+PROOF := .venv-torch/bin/python python/examples/proof
+told = $(if $(PUBLISH),$(PROOF)/agree.py docs/proof $(FRESH) --publish --only $(1) && $(PROOF)/page.py, \
+	$(PROOF)/page.py --results $(FRESH) --page $(FRESH).md && $(PROOF)/agree.py docs/proof $(FRESH) --only $(1))
 
-# Each other method once, and tolerance at small vocabularies (python/examples/proof/methods); what is in the JSON files is kept: make methods ARGS='--seeds 3'.
-METHODS := pgm prime armd bd3lm medusa distill
-METHOD := OMP_NUM_THREADS=1 .venv-torch/bin/python python/examples/proof/methods
+# Table 7 of the Gumbel paper (python/examples/maze), five seeds of three students.
+maze: python build proof-setup
+	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/maze --program $(STILLHOUSE) --json $(FRESH)/maze.json $(ARGS)
+	$(call told,maze)
+
+# Each other method once, and tolerance at a small vocabulary (python/examples/proof/methods); some of them: make methods METHODS='pgm prime'.
+METHODS := pgm prime armd bd3lm medusa distill tolerance
+result = $(if $(filter tolerance,$(1)),tolerance-28,methods-$(1))
 
 methods: python build proof-setup
-	set -e; for method in $(METHODS); do $(METHOD)/$$method.py --work demo-out/methods --program $(STILLHOUSE) --json docs/proof/methods-$$method.json $(ARGS); done
-	$(METHOD)/tolerance.py --work demo-out/methods --program $(STILLHOUSE) --json docs/proof/tolerance-28.json $(ARGS)
-	$(MAKE) proof
+	set -e; $(foreach method,$(METHODS),OMP_NUM_THREADS=1 $(PROOF)/methods/$(method).py --work demo-out/methods --program $(STILLHOUSE) --json $(FRESH)/$(call result,$(method)).json $(ARGS);)
+	$(call told,$(foreach method,$(METHODS),$(call result,$(method))))
 
 # Students of the nano GPT-2 at V = 50,257 (python/examples/proof/text.py).
 text: python build proof-setup
-	.venv-torch/bin/python python/examples/proof/text.py --work demo-out/text --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 \
-		--corpus assets/corpus/sotu-small.jsonl.gz --json docs/proof/text.json $(ARGS)
-	$(MAKE) proof
+	$(PROOF)/text.py --work demo-out/text --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 --corpus assets/corpus/sotu-small.jsonl.gz \
+		--json $(FRESH)/text.json $(ARGS)
+	$(call told,text)
 
 # One batch through the authors' code and through ours (python/examples/proof/official). THEIRS is a folder with checkouts, which
 # `cd python/examples/proof && ../../../.venv-torch/bin/python -m official --list` names.

@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
+import importlib
 import json
 import os
 import pathlib
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pyarrow.fs
@@ -26,6 +29,15 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = 199
 """Vocabulary of the teacher `llama-gqa`: three layers, random weights."""
+
+
+def imported(name: str) -> ModuleType:
+    """A module of the proofs (examples/proof)."""
+    sys.path.insert(0, str(ROOT / "python/examples/proof"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 def program() -> pathlib.Path:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import pathlib
-import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, imported
 
 import stillhouse
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    return _imported("page")
+    return imported("page")
 
 
 @pytest.fixture(scope="module")
 def parts() -> ModuleType:
-    return _imported("page_parts")
-
-
-def _imported(name: str) -> ModuleType:
-    sys.path.insert(0, str(ROOT / "python/examples/proof"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
+    return imported("page_parts")
 
 
 def test_the_page_is_what_its_results_make(page: ModuleType) -> None:
@@ -75,7 +65,7 @@ def test_intervals(parts: ModuleType) -> None:
 
 def test_dense_noise_of_the_live_teacher_is_what_the_shards_store(demo: pathlib.Path) -> None:
     """transformers' own pass and Eq. 4 against what the Rust teacher, the encoder and the replay make of the same seed."""
-    text: Any = _imported("text")
+    text: Any = imported("text")
     ds = stillhouse.open(str(demo))
     teacher = text.Teacher(ROOT / "assets/teacher-nano-gpt2")
     example = text.masked(ds[:1].torch(), 1)

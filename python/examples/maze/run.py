@@ -3,13 +3,15 @@
     python run.py --work /tmp/maze --program stillhouse --json maze.json
     python run.py --work /tmp/maze --seeds 1 --epochs 20 --paths 500      # a small one
     python run.py --work /tmp/maze --seeds 7 --json maze.json             # two seeds more
+    python run.py --work /tmp/again --teacher-seed 1 --first-seed 5 --seeds 2 --json again.json   # another teacher, other noise, other students
 
 Walks are written as text, a teacher is trained on them, a Stillhouse job extracts its noise, and for each seed students are trained on its shards:
 `mdlm` without noise; `stored 1` with the one draw of each token that most jobs keep; `stored 16` with one of 16 draws in each step; `fresh` with
 dense noise that the live teacher gives anew in each step.
 
 Nothing is made twice, so that a run of hours may be stopped, and seeds added: walks, teacher, data set and every student are kept in the work folder, and students that
-the JSON file holds already stay there, whatever the folder is. `of_teacher` of a student is the fingerprint of its teacher's weights: a new folder has a new teacher.
+the JSON file holds already stay there, whatever the folder is. `of_teacher` of a student is the fingerprint of its teacher's weights. All students of a run have one teacher and one stored draw of noise, so that an interval over seeds is one over
+students alone; `--teacher-seed` gives another teacher (first weights, order of the walks) and another seed of the noise.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ import math
 import multiprocessing
 import os
 import pathlib
-import platform
-import shutil
 import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -37,6 +38,10 @@ import torch
 import stillhouse
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "proof"))
+from origin import machine, marked
+from page_parts import T95
+
 PASSES = [1, 2, 4, 8, 16]
 PAPER = {"mdlm": [53.0, 64.0, 69.0, 81.0, 94.0], "gumbel": [82.0, 86.0, 97.0, 99.0, 98.0]}
 """Success rates of Table 7, in %, of 100 paths each."""
@@ -46,14 +51,22 @@ def prepare(args: argparse.Namespace) -> None:
     """Walks, teacher, data set: what is not there yet."""
     work = args.work
     work.mkdir(parents=True, exist_ok=True)
+    mine = work / "teacher-seed.json"
+    held = json.loads(mine.read_text()) if mine.exists() else args.teacher_seed
+    if held != args.teacher_seed:
+        raise SystemExit(
+            f"{work} holds the teacher of --teacher-seed {held}, asked was {args.teacher_seed}; valid: another --work, or --teacher-seed {held}"
+        )
+    mine.write_text(json.dumps(args.teacher_seed))
     texts = [grid.text_of(walk) for walk in grid.walks()[: grid.PATHS]]
     (work / "walks.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if not (work / "teacher/tokenizer.json").exists():
         ids = {word: i for i, word in enumerate(grid.VOCABULARY)}
         rows = torch.tensor([[grid.BOS, *(ids[word] for word in text.split()), grid.EOS] for text in texts])
         how = grid.Training(2 * args.layers, args.width // 16, args.width, args.teacher_epochs, lr=args.lr)
-        teacher.train(rows, work / "teacher", how, seed=0)
-    shutil.copy(HERE / "job.yaml", work / "job.yaml")
+        teacher.train(rows, work / "teacher", how, seed=args.teacher_seed)
+    job = (HERE / "job.yaml").read_text()
+    (work / "job.yaml").write_text(job.replace("\nseed: 1\n", f"\nseed: {1 + args.teacher_seed}\n"))
     subprocess.run([args.program, "run", work / "job.yaml"], check=True)
 
 
@@ -123,25 +136,25 @@ def interval(of_seeds: list[float]) -> tuple[float, float]:
     mean = sum(of_seeds) / n
     if n == 1:
         return mean, math.nan
-    quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(n, 1.96 + 2.4 / (n - 1))
-    return mean, quantile * math.sqrt(sum((x - mean) ** 2 for x in of_seeds) / (n - 1) / n)
+    return mean, T95.get(n, 1.96 + 2.6 / (n - 1)) * math.sqrt(sum((x - mean) ** 2 for x in of_seeds) / (n - 1) / n)
 
 
 def kept(args: argparse.Namespace, how: grid.Training) -> dict[str, Any]:
     """What the JSON file holds already of the same settings; students of others are refused."""
-    asked = {"paths": args.paths, "training": asdict(how), "passes": args.passes}
+    asked = {"paths": args.paths, "training": asdict(how), "passes": args.passes, "teacher_seed": args.teacher_seed}
     if args.json and args.json.exists():
         found: dict[str, Any] = json.loads(args.json.read_text())
-        held = {name: found[name] for name in asked}
+        held = {
+            name: found.get(name, 0) for name in asked
+        }  # results from before there was a choice have teacher seed 0
         if held != asked:
             raise SystemExit(
                 f"{args.json} holds students of {held}, asked were {asked}; valid: another file, or the same settings"
             )
         return found
-    machine = {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     return {
         "experiment": "maze", **asked, "seeds": 0, "teachers": {}, "paper": PAPER, "seconds": 0, "jobs": args.jobs,
-        "machine": machine, "students": [],
+        "machine": machine(1), "students": [],
     }  # fmt: skip
 
 
@@ -160,10 +173,12 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
     there = {(done["variant"], done["seed"]) for done in result["students"]}
     tasks = [
         Task(args.work, variant, seed, args.paths, args.passes, how)
-        for seed in range(args.seeds)
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
         for variant in args.variants
         if (variant, seed) not in there
     ]
+    if tasks:
+        marked(result)
     before = result["seconds"]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         for done in pool.map(Task.run, tasks):
@@ -198,7 +213,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "--work", type=pathlib.Path, required=True, help="folder for the walks, the teacher and the data set"
     )
     parser.add_argument("--program", default="stillhouse", help="the stillhouse program")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="of students, how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="of students, the first")
+    parser.add_argument("--teacher-seed", type=int, default=0, help="of the teacher and of the stored noise")
     parser.add_argument(
         "--paths", type=int, default=1000, help="paths that each student generates for each number of passes"
     )

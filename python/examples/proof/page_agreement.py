@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from page_parts import Page, counted, table
+import json
+from typing import Any
 
-EXPECTED = 0.05
-"""The share of figures outside of a 95 % interval where nothing but chance is at work."""
+from agree import disagrees
+from page_parts import Page, counted, machine_of, made_of, table
 
 
 def agreement(page: Page) -> None:
     page.say(
         "## Two runs",
-        "`python python/examples/proof/agree.py RESULTS OTHER --json docs/proof/agreement.json`: the experiments once more in new work folders (teachers, data sets and students made anew), figure by figure. "
-        "*equal*: the same to the last digit for the same seeds; *within*: the means lie within the 95 % interval of their difference over seeds.",
+        "`make maze`, `make text`, `make methods` in a fresh clone make everything anew in demo-out/proof and say whether it agrees with docs/proof; the table below is "
+        "`python python/examples/proof/agree.py docs/proof OTHER --json docs/proof/agreement.json`. Claim: a second run in a new folder gives the figures of the first within their intervals. "
+        "*equal*: the same to the last digit for the seeds that both have; *within*: the means lie within the 95 % interval of their difference over seeds (Welch's t; with two seeds on a side "
+        "it is wide). Where both runs have the same seeds all figures should be equal; where they have others the interval decides.",
     )
     found = page.read("agreement.json")
     if found is None:
@@ -20,13 +23,42 @@ def agreement(page: Page) -> None:
         page.warn("The experiments were not run twice: that their tables agree is not shown.")
         return
     rows = [
-        [name, f"{of['seeds'][0]}, {of['seeds'][1]}", *(str(of[kind]) for kind in ("figures", "equal", "within", "outside", "unknown"))]
+        [name, *(_run(of, i) for i in (0, 1)), *(str(of[kind]) for kind in ("figures", "equal", "within", "outside", "unknown"))]
         for name, of in found["files"].items()
     ]  # fmt: skip
-    page.say(table(["results", "seeds", "figures", "equal", "within", "outside", "one seed alone"], rows))
+    page.say(
+        table(
+            ["results", "this page's run", "the other", "figures", "equal", "within", "outside", "one seed alone"], rows
+        )
+    )
+    machines = dict.fromkeys(
+        machine_of(run) for of in found["files"].values() for run in of["runs"] if run.get("machine")
+    )
+    page.say(f"Machines: {'; '.join(machines) or 'not recorded'}.")
+    outside = [f"{name}: {', '.join(of['which'])}" for name, of in found["files"].items() if of["which"]]
+    if outside:
+        page.say(f"Outside of their intervals (one of twenty is to be expected): {'; '.join(outside)}.")
     for name, of in found["files"].items():
-        judged = of["within"] + of["outside"]
-        if of["outside"] > max(1.0, 2 * EXPECTED * judged):
+        if disagrees(of):
             page.warn(
-                f"Two runs of {name} disagree in {counted(of['outside'], 'figure')} of {judged} beyond their intervals: {', '.join(of['which'][:8])}."
+                f"Two runs of {name} disagree in {counted(of['outside'], 'figure')} of {of['within'] + of['outside']} beyond their intervals: {', '.join(of['which'][:8])}."
             )
+        for lacking, whose in zip(of["lacking"], ("this page's", "the other")):
+            if lacking:
+                page.warn(
+                    f"Two runs of {name}: {whose} run lacks {counted(len(lacking), 'figure')} of the {'other' if whose.startswith('this') else 'first'} ({', '.join(lacking[:3])}{', …' * (len(lacking) > 3)})."
+                )
+    for file in sorted(page.results.glob("*.json")):
+        held = json.loads(file.read_text())
+        if held.get("students") and file.stem not in found["files"]:
+            why = found.get("not_compared", {}).get(file.stem, "")
+            page.warn(f"{file.name} was run once: that a second run agrees is not shown.{f' ({why})' if why else ''}")
+
+
+def _run(of: Any, i: int) -> str:
+    """The seeds of a run, and where it was made."""
+    run = of["runs"][i]
+    seeds = ", ".join(str(seed) for seed in of["seeds"][i])
+    others = [f"{what.replace('_', ' ')} {run[what]}" for what in ("teacher_seed", "noise_seed") if run.get(what)]
+    made = made_of(run)
+    return "; ".join([f"seeds {seeds}", *others, *([made] if made else [])])

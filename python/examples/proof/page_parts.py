@@ -56,7 +56,12 @@ def counted(number: int, what: str) -> str:
 def machine_of(found: Any) -> str:
     """The machine of a result."""
     of = found["machine"]
-    return f"{of['processor']}, {counted(of['cores'], 'core')}, torch {of['torch']}"
+    return f"{of.get('model', of['processor'])}, {counted(of['cores'], 'core')}, torch {of['torch']}"
+
+
+def made_of(found: Any) -> str:
+    """Commit and day of a result, as far as it has them."""
+    return ", ".join(f"{of['commit']} of {of['date']}" for of in found.get("made") or [])
 
 
 def of_students(students: Sequence[Any], key: str) -> dict[str, list[Any]]:

@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import pathlib
-import platform
 import subprocess
 import sys
 import time
@@ -42,7 +40,8 @@ import stillhouse.torch as st
 from stillhouse import noise
 from stillhouse.views import mdlm
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[n]) for n in (1, 0)]
+from origin import machine, marked
 from train_mdlm import NOISE, Student
 
 Blueprint = Callable[[Any], Tensor]
@@ -51,19 +50,23 @@ Blueprint = Callable[[Any], Tensor]
 PASSES = (8, 32, 128)
 """Passes of generation (NFE)."""
 TOPK = 16
+NOISE_SEED = 42
 ROWS = 4
 """Validation rows of a batch; the paired errors are over these batches."""
 
 
 def extract(args: argparse.Namespace, tolerance: str) -> pathlib.Path:
     """The data set of a tolerance. All have the same rows and the same seed."""
-    folder = args.work / f"tol-{tolerance}-{args.documents}"
+    folder = (
+        args.work
+        / f"tol-{tolerance}-{args.documents}{f'-noise-{args.noise_seed}' if args.noise_seed != NOISE_SEED else ''}"
+    )
     corpus = args.work / f"corpus-{args.documents}.jsonl"
     if not corpus.exists():
         with gzip.open(args.corpus, "rt") as lines:
             corpus.write_text("".join(islice(lines, args.documents)))
     job = {
-        "version": 1, "name": "proof-text", "seed": 42,
+        "version": 1, "name": "proof-text", "seed": args.noise_seed,
         "input": {"format": "jsonl", "paths": [str(corpus)], "text": "text", "holdout": {"validation": {"last_documents": 1}}},
         "tokenizer": {"path": str(args.teacher)},
         "pack": {"mode": "wrap", "length": args.length, "separator": "eos", "boundary": "bos_eos", "remainder": "drop"},
@@ -271,10 +274,6 @@ def score(args: argparse.Namespace, rows: Tensor, name: str) -> dict[str, Any]:
     return made
 
 
-def machine(threads: int) -> dict[str, Any]:
-    return {"processor": platform.machine(), "cores": os.cpu_count(), "threads": threads, "torch": torch.__version__}
-
-
 def measure(args: argparse.Namespace, teacher: Teacher, name: str, seed: int) -> dict[str, Any]:
     """One student: trained, validated, and what it writes."""
     began = time.monotonic()
@@ -323,7 +322,9 @@ def main(argv: list[str] | None = None) -> None:
         nargs="+",
         default=["mdlm", "dense", "stored 1e-2", "stored 1e-3", "topk", "stored 1e-4", "fresh", "stored 1e-1"],
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="of students, how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="of students, the first")
+    parser.add_argument("--noise-seed", type=int, default=NOISE_SEED, help="of the noise that the shards hold")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
@@ -342,11 +343,17 @@ def main(argv: list[str] | None = None) -> None:
         name: getattr(args, name)
         for name in ("documents", "steps", "batch_size", "length", "width", "layers", "lr", "texts", "rows")
     }
-    result: dict[str, Any] = {"experiment": "text", "training": how, "tolerances": {}, "students": []}
+    result: dict[str, Any] = {
+        "experiment": "text", "training": how, "noise_seed": args.noise_seed, "machine": machine(args.threads), "tolerances": {}, "students": [],
+    }  # fmt: skip
     if args.json.exists():
         result = json.loads(args.json.read_text())
-        if result["training"] != how:
-            parser.error(f"{args.json} holds students of {result['training']}, asked were {how}; valid: another file")
+        held, asked = (
+            {**of, "noise_seed": seed}
+            for of, seed in ((result["training"], result.get("noise_seed", NOISE_SEED)), (how, args.noise_seed))
+        )
+        if held != asked:
+            parser.error(f"{args.json} holds students of {held}, asked were {asked}; valid: another file")
     teacher = Teacher(args.teacher)
     for tolerance in args.tolerances:
         folder = extract(args, tolerance)
@@ -361,11 +368,12 @@ def main(argv: list[str] | None = None) -> None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
         print(f"tolerance {tolerance}: {result['tolerances'][tolerance]}", flush=True)
     there = {(done["student"], done["seed"]) for done in result["students"]}
-    for seed in range(args.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         for name in args.students:
             if (name, seed) in there:
                 continue
             done = measure(args, teacher, name, seed)
+            marked(result)
             result["students"].append(done)
             args.json.write_text(json.dumps(result, indent=1) + "\n")
             mean = sum(done["validation"]) / len(done["validation"])

@@ -17,9 +17,9 @@ import json
 import math
 import os
 import pathlib
-import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +33,9 @@ import stillhouse
 import stillhouse.torch as st
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
+sys.path.append(str(ROOT / "python/examples/proof"))
+from origin import machine, marked
+
 TEMPERATURE = 0.85
 """τ of the noise at generation (Gumbel distillation, appendix C.1)."""
 NOISE = ["logprob", "noise_count", "noise_index", "noise_logprob"]
@@ -52,7 +55,7 @@ def parser_of(description: str, steps: int) -> argparse.ArgumentParser:
     parser.add_argument("--documents", type=int, default=8, help="of the corpus, the first ones")
     parser.add_argument("--vocab", type=int, default=28, help="tokens of the tokenizer that is trained")
     parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--teacher-steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -102,6 +105,7 @@ class Results:
                 raise SystemExit(
                     f"{self.file} holds students of {self.found['training']}, asked were {how}; valid: another file, or the same settings"
                 )
+        self.marked = False
 
     def lack(self, student: str, seed: int) -> bool:
         """Whether a student still has to be trained."""
@@ -109,6 +113,9 @@ class Results:
 
     def add(self, student: str, seed: int, began: float, **found: Any) -> None:
         seconds = round(time.monotonic() - began, 1)
+        if not self.marked:
+            marked(self.found)
+            self.marked = True
         self.found["students"].append({"student": student, "seed": seed, **found, "seconds": seconds})
         self.write()
         told = "  ".join(f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float))
@@ -132,10 +139,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(of) for key, of in value.items()}
     return [rounded(of) for of in value] if isinstance(value, (list, tuple)) else value
-
-
-def machine(threads: int) -> dict[str, Any]:
-    return {"processor": platform.machine(), "cores": os.cpu_count(), "threads": threads, "torch": torch.__version__}
 
 
 # Corpus, teacher, jobs
