@@ -49,8 +49,8 @@ def test_the_language_is_that_of_the_map(grid: object) -> None:
 
 
 def test_noise_beats_no_noise_in_one_pass(tmp_path: pathlib.Path) -> None:
-    """Of 2,000 paths each, written in a single pass (NFE 1). With equal chances the difference is below 3 standard errors in 999 of 1,000 runs; with
-    noise about twice as many were valid when this was written."""
+    """Of 2,000 paths each, written in a single pass (NFE 1). The bar is 3 standard errors of the paths alone: two given students that are equally good stay below it in 999 of
+    1,000 draws of paths. How far two trainings scatter is not in it (docs/PROOF.md has that, over seeds); with noise about twice as many were valid when this was written."""
     result = tmp_path / "maze.json"
     command = [
         sys.executable, str(MAZE / "run.py"), "--work", str(tmp_path / "maze"), "--program", str(program()), "--json", str(result),
