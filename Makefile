@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: maze methods text official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
+.PHONY: maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -127,6 +127,14 @@ text: python build proof-setup
 	$(PROOF)/text.py --work demo-out/text --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 --corpus assets/corpus/sotu-small.jsonl.gz \
 		--json $(FRESH)/text.json $(ARGS)
 	$(call told,text)
+
+# What another coding of the corrections would cost (python/examples/proof/noise_bytes.py), for SmolLM2 and for the demo's teacher.
+noise-bytes: python build proof-setup
+	$(PROOF)/noise_bytes.py --work demo-out/noise-bytes/smollm2 --program $(STILLHOUSE) --teacher .cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 4000 \
+		--json $(FRESH)/noise_bytes-smollm2.json $(ARGS)
+	$(PROOF)/noise_bytes.py --work demo-out/noise-bytes/nano-gpt2 --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 --tokens 1000 \
+		--json $(FRESH)/noise_bytes-nano-gpt2.json $(ARGS)
+	$(if $(PUBLISH),cp $(FRESH)/noise_bytes-*.json docs/proof/ && $(PROOF)/page.py,$(PROOF)/page.py --results $(FRESH) --page $(FRESH).md)
 
 # One batch through the authors' code and through ours (python/examples/proof/official). THEIRS is a folder with checkouts, which
 # `cd python/examples/proof && ../../../.venv-torch/bin/python -m official --list` names.

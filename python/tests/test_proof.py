@@ -40,13 +40,14 @@ def test_what_is_missing_or_against_the_paper_stands_first(page: ModuleType, tmp
         {"variant": name, "seed": 0, "hits": [hits] * 5, "loss": [1.0, 0.5]}
         for name, hits in (("mdlm", 600), ("stored 1", 500), ("fresh", 900))
     ]
-    raw = {"paths": 1000, "passes": [1, 2, 4, 8, 16], "teacher": 990, "paper": {"mdlm": [53.0] * 5}, "seconds": 1, "machine": {"processor": "x86_64", "cores": 2, "torch": "2"}, "jobs": 1, "training": {"epochs": 2}, "students": students}  # fmt: skip
+    raw = {"paths": 1000, "passes": [1, 2, 4, 8, 16], "teachers": {"a": 990}, "paper": {"mdlm": [53.0] * 5, "gumbel": [82.0] * 5}, "seconds": 1, "machine": {"processor": "x86_64", "cores": 2, "torch": "2"}, "jobs": 1, "training": {"layers": 4, "width": 128, "epochs": 2, "batch": 256, "lr": 1e-3}, "students": students}  # fmt: skip
     (tmp_path / "maze.json").write_text(json.dumps(raw))
     words, plots = page.made(tmp_path, tmp_path / "PROOF.md")
     first = words.split("## The maze")[0]
     assert "`stored 1` (50.0 %) is not above `mdlm` (60.0 %)" in first
     assert "teaches less than fresh noise (90.0 %)" in first
-    assert "`fresh`" not in first
+    assert "`stored 1` (50.0 %) is below `mdlm` (60.0 %), against the paper." in first
+    assert "epochs 2 (paper: 200), lr 0.001 (paper: 0.0003)" in first and "share 1 teacher" in first
     assert "maze.json was run with 1 seed instead of 5" in first
     assert len(plots["maze.png"].series) == 3
 
@@ -72,3 +73,99 @@ def test_dense_noise_of_the_live_teacher_is_what_the_shards_store(demo: pathlib.
     far = (text.stored(example) - teacher.dense(example)).abs().sum(1) / 2
     assert len(far) > 10
     assert far.max() <= 1.02 * ds.info.noise.tolerance
+
+
+def test_the_same_rows_of_several_seeds_are_not_so_many_measurements(parts: ModuleType) -> None:
+    """Batches that repeat for every seed say nothing more of seeds: the interval is that of one mean of each."""
+    from scipy import stats
+
+    seeds, targets = [[1.0, 2.0, 3.0], [1.4, 2.4, 3.4], [0.9, 1.9, 2.9]], [10, 10, 20]
+    means = [float(np.average(batches, weights=targets)) for batches in seeds]
+    half = stats.t.ppf(0.975, 2) * stats.sem(means)
+    assert parts.over_seeds(seeds, targets, 3) == f"{np.mean(means):.3f} ± {half:.3f}"
+    ten = [[1.0, 2.0, 3.0]] * 10
+    assert parts.over_seeds(ten, targets, 3) == "2.250 ± 0.000"
+    assert (
+        parts.over_seeds(seeds[:1], [10, 10, 10], 3)
+        == f"2.000 ± {stats.t.ppf(0.975, 2) * stats.sem([1, 2, 3]):.3f} (rows)"
+    )
+    assert parts.over_seeds([], targets, 3) == ""
+
+
+def of_tolerance(losses: dict[str, list[float]]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [{"seed": seed, "validation": value} for seed, value in enumerate(values)]
+        for name, values in losses.items()
+    }
+
+
+def test_a_tolerance_is_judged_by_the_upper_end_of_its_interval(tmp_path: pathlib.Path, parts: ModuleType) -> None:
+    page = parts.Page(tmp_path, tmp_path / "PROOF.md")
+    by = of_tolerance({
+        "dense": [1.0, 1.0, 1.0],
+        "stored 1e-3": [1.01, 1.0, 0.99],  # at most 0.025
+        "stored 1e-2": [1.1, 0.9, 1.0],  # a mean of 0 and an interval that holds anything
+        "stored 1e-1": [1.2, 1.21, 1.19],
+        "stored 0.3": [1.0],
+    })  # fmt: skip
+    words = imported("page_tolerance").verdict(page, {**by, "stored 0.3": by["stored 0.3"]}, "tolerance-28", 28)
+    assert "masked token are 1e-3 (at most +0.025)" in words
+    assert "noticed are 1e-1 (+0.200 ± 0.025)" in words
+    assert "not known are 1e-2 (between -0.248 and +0.248), 0.3 (one seed: +0.000)" in words
+    assert len(page.first) == 1 and "1e-2" in page.first[0] and "not known" in page.first[0]
+
+
+def test_a_trend_on_the_wrong_side_stands_first_whether_or_not_it_is_significant(
+    tmp_path: pathlib.Path, parts: ModuleType
+) -> None:
+    page = parts.Page(tmp_path, tmp_path / "PROOF.md")
+    parts.trends(
+        page, "a below b", {"x": [-1.0, -1.1, -0.9], "y": [0.1, -0.3, 0.5], "z": [1.0, 1.1, 0.9], "": []}, "Small."
+    )
+    told = "a below b (3 seeds). x: -1.000 ± 0.248 (**shows**); y: +0.100 ± 0.994 (**open**, on the wrong side); z: +1.000 ± 0.248 (**the opposite shows**)."
+    assert told in page.parts[0] and page.parts[0].endswith("Why that may be: Small.")
+    assert len(page.first) == 1
+    assert page.first[0].endswith(
+        "a below b (3 seeds): y: +0.100 ± 0.994; z: +1.000 ± 0.248 (beyond its interval). Small."
+    )
+    parts.trends(page, "c below d", {"x": [-1.0, 1e-9]}, "Small.")
+    assert len(page.first) == 1
+
+
+def test_codes_pay_for_what_they_do_not_know() -> None:
+    """A held-out code is above the entropy of its source, and near it for many symbols; the plug-in entropy of few is below."""
+    of = imported("noise_bytes")
+    draw = np.random.default_rng(0)
+    source = draw.dirichlet(np.ones(256))
+    entropy = float(-(source * np.log2(source)).sum())
+    for many, near in ((400, 2.0), (40000, 0.02)):
+        symbols = draw.choice(256, many, p=source).tolist()
+        bits = of.held_out_bits(symbols, list(range(many)), 256) / many
+        assert entropy - 0.02 < bits < entropy + near
+        assert many > 400 or of.entropy_bits(symbols) < entropy - 0.3
+
+
+def test_the_simulated_encoder_keeps_tolerance_and_condition() -> None:
+    of = imported("noise_bytes")
+    draw = np.random.default_rng(1)
+    for _ in range(20):
+        p = draw.dirichlet(np.full(500, 0.05))
+        x = int(draw.choice(500, p=p))
+        e, e0 = draw.exponential(size=500), draw.exponential()
+        large = e + p * e0
+        large[x] = p[x] * e0
+        token = of.Token(large, e, x, e0, float(np.log(p[x])))
+        for bits in (0, 8, 12):
+            grid = of.Grid(bits)
+            found = token.encoded(grid, 1e-2, 0.001)
+            if found is None:
+                assert bits == 8
+                continue
+            index, values = found[0], grid.values(found[1])
+            weights = 1 / large
+            there = 1 / e
+            there[x] = 1 / (large[x] * np.exp(0.001))
+            there[index] = 1 / (e[index] + np.exp(values) * e0)
+            assert np.abs(there / there.sum() - weights / weights.sum()).sum() / 2 <= 1e-2
+            wins = np.log(p, where=p > 0, out=np.full(500, -np.inf)) + np.log(there)
+            assert wins.argmax() == x

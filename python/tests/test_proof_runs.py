@@ -104,6 +104,12 @@ def test_what_one_run_lacks_is_told(
     result = json.loads((tmp_path / "agreement.json").read_text())
     assert result["files"]["same"]["lacking"] == [["a extra.0", "a extra.1"], []]
     assert list(result["files"]) == ["same"]
+    (second / "same.json").unlink()
+    (second / "alone.json").write_text(json.dumps(both))
+    assert agree.main([str(first), str(second), "--json", str(tmp_path / "agreement.json")]) == 0
+    later = json.loads((tmp_path / "agreement.json").read_text())["files"]
+    assert later["same"] == {**result["files"]["same"], "before": True} and "before" not in later["alone"]
+    (second / "alone.json").unlink()
     assert result["not_compared"]["alone"] == "second run: no such file"
     assert "{'steps': 1}, of the second {'steps': 2}" in result["not_compared"]["other"]
     told = capsys.readouterr().out

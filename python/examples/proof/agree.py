@@ -6,7 +6,8 @@
 
 A figure is a number of a student (a loss, a rate, a perplexity; losses of single batches count as their mean), its values are those of the seeds. Equal: all
 seeds that both runs have gave the same value to the last digit. Else both means have to lie within the 95 % interval of their difference (Welch's t over seeds); of
-one seed alone there is no interval, and such a figure is counted as unknown. Figures and files that one run lacks are named. The exit status is 1 where more
+one seed alone there is no interval, and such a figure is counted as unknown. Figures and files that one run lacks are named; with `--json` a comparison that the file
+holds of results that the second run lacks stays there, marked `before`. The exit status is 1 where more
 figures lie outside than chance explains (and nothing is published).
 """
 
@@ -166,6 +167,13 @@ def main(argv: list[str] | None = None) -> int:
     for name, why in result["not_compared"].items():
         print(f"{name}: not compared, {why}", flush=True)
     if args.json:
+        before = json.loads(args.json.read_text())["files"] if args.json.exists() else {}
+        for name in sorted(
+            result["not_compared"].keys() & before.keys()
+        ):  # the second run of then is not at hand any more
+            result["files"][name] = {**before[name], "before": True}
+            del result["not_compared"][name]
+        result["files"] = dict(sorted(result["files"].items()))
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.publish:
         for name in [*result["files"], *result["not_compared"]]:

@@ -11,7 +11,7 @@ text.json                text.py                            text-loss.png
 tolerance-V.json         methods/tolerance.py               tolerance-V.png
 agreement.json           agree.py, of two runs
 methods-NAME.json        methods/NAME.py                    methods-NAME.png
-noise_bytes-NAME.json    noise_bytes.py, any number
+noise_bytes-TEACHER.json noise_bytes.py
 official.json            official/
 ======================== ================================== ==========================================
 
@@ -24,11 +24,13 @@ import argparse
 import pathlib
 
 from page_agreement import agreement
+from page_bytes import noise_bytes
 from page_maze import maze
 from page_methods import methods
 from page_official import official
 from page_parts import ROOT, Page, Plot
-from page_text import noise_bytes, text, tolerance
+from page_text import text
+from page_tolerance import tolerance
 
 
 def made(results: pathlib.Path, where: pathlib.Path) -> tuple[str, dict[str, Plot]]:

@@ -12,7 +12,7 @@ from page_parts import Page, counted, machine_of, made_of, table
 def agreement(page: Page) -> None:
     page.say(
         "## Two runs",
-        "`make maze`, `make text`, `make methods` in a fresh clone make everything anew in demo-out/proof and say whether it agrees with docs/proof; the table below is "
+        "`make maze`, `make text`, `make methods` in a fresh clone make everything anew in demo-out/proof and say whether it agrees with docs/proof (`PUBLISH=1` then puts it there and makes this page); the table below is "
         "`python python/examples/proof/agree.py docs/proof OTHER --json docs/proof/agreement.json`. Claim: a second run in a new folder gives the figures of the first within their intervals. "
         "*equal*: the same to the last digit for the seeds that both have; *within*: the means lie within the 95 % interval of their difference over seeds (Welch's t; with two seeds on a side "
         "it is wide). Where both runs have the same seeds all figures should be equal; where they have others the interval decides.",
@@ -31,8 +31,12 @@ def agreement(page: Page) -> None:
             ["results", "this page's run", "the other", "figures", "equal", "within", "outside", "one seed alone"], rows
         )
     )
+    if any(of.get("before") for of in found["files"].values()):
+        page.say(
+            f"Of {', '.join(name for name, of in found['files'].items() if of.get('before'))} the second run was made at an earlier commit and is not kept; seeds that were added since were run once."
+        )
     machines = dict.fromkeys(
-        machine_of(run) for of in found["files"].values() for run in of["runs"] if run.get("machine")
+        machine_of(run) for of in found["files"].values() for run in of.get("runs", []) if run.get("machine")
     )
     page.say(f"Machines: {'; '.join(machines) or 'not recorded'}.")
     outside = [f"{name}: {', '.join(of['which'])}" for name, of in found["files"].items() if of["which"]]
@@ -43,7 +47,7 @@ def agreement(page: Page) -> None:
             page.warn(
                 f"Two runs of {name} disagree in {counted(of['outside'], 'figure')} of {of['within'] + of['outside']} beyond their intervals: {', '.join(of['which'][:8])}."
             )
-        for lacking, whose in zip(of["lacking"], ("this page's", "the other")):
+        for lacking, whose in zip(of.get("lacking", []), ("this page's", "the other")):
             if lacking:
                 page.warn(
                     f"Two runs of {name}: {whose} run lacks {counted(len(lacking), 'figure')} of the {'other' if whose.startswith('this') else 'first'} ({', '.join(lacking[:3])}{', …' * (len(lacking) > 3)})."
@@ -57,8 +61,10 @@ def agreement(page: Page) -> None:
 
 def _run(of: Any, i: int) -> str:
     """The seeds of a run, and where it was made."""
+    seeds = of["seeds"][i]
+    if isinstance(seeds, int):  # comparisons from before runs were recorded
+        return f"{counted(seeds, 'seed')}; not recorded"
     run = of["runs"][i]
-    seeds = ", ".join(str(seed) for seed in of["seeds"][i])
-    others = [f"{what.replace('_', ' ')} {run[what]}" for what in ("teacher_seed", "noise_seed") if run.get(what)]
-    made = made_of(run)
-    return "; ".join([f"seeds {seeds}", *others, *([made] if made else [])])
+    told = [f"seed{'s' * (len(seeds) != 1)} {', '.join(str(seed) for seed in seeds)}"]
+    told += [f"{what.replace('_', ' ')} {run[what]}" for what in ("teacher_seed", "noise_seed") if run.get(what)]
+    return "; ".join([*told, made_of(run) or "commit not recorded"])

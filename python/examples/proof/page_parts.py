@@ -36,6 +36,30 @@ def shown(values: Sequence[float], digits: int, sign: bool = False) -> str:
     return f"{mean:{plus}.{digits}f}" if math.isnan(half) else f"{mean:{plus}.{digits}f} ± {half:.{digits}f}"
 
 
+def mean_of(batches: Sequence[float], targets: Sequence[int]) -> float:
+    """The mean over all targets of losses that are means of batches."""
+    return sum(loss * count for loss, count in zip(batches, targets, strict=True)) / sum(targets)
+
+
+def over_seeds(of_seeds: Sequence[Sequence[float]], targets: Sequence[int], digits: int, sign: bool = False) -> str:
+    """A mean ± half of its 95 % interval, of batches of the same rows for each seed.
+
+    The rows are the same for all seeds, so that batches of two seeds are not independent: there is one mean of each seed, and the interval is over these. Of one
+    seed there is only the one over its batches, and "(rows)" says so.
+    """
+    if len(of_seeds) != 1:
+        return shown([mean_of(batches, targets) for batches in of_seeds], digits, sign)
+    (batches,) = of_seeds
+    mean, n = mean_of(batches, targets), len(batches)
+    plus = "+" if sign else ""
+    if n == 1:
+        return f"{mean:{plus}.{digits}f}"
+    # a ratio of sums: what each batch's sum is off from the mean times its targets
+    off = [(loss - mean) * count * n / sum(targets) for loss, count in zip(batches, targets)]
+    half = T95.get(n, 1.96 + 2.6 / (n - 1)) * math.sqrt(sum(x * x for x in off) / (n - 1) / n)
+    return f"{mean:{plus}.{digits}f} ± {half:.{digits}f} (rows)"
+
+
 def binomial(hits: int, of: int) -> str:
     """A rate in % with Wilson's 95 % interval."""
     z, p = 1.96, hits / of
@@ -62,6 +86,18 @@ def machine_of(found: Any) -> str:
 def made_of(found: Any) -> str:
     """Commit and day of a result, as far as it has them."""
     return ", ".join(f"{of['commit']} of {of['date']}" for of in found.get("made") or [])
+
+
+def ran(found: Any) -> str:
+    """Students, time, machine, commit of a result, in a sentence."""
+    students = found["students"]
+    machine = found.get("machine") or next((done["machine"] for done in students if "machine" in done), None)
+    timed = [done["seconds"] for done in students if done.get("seconds") is not None]
+    words = [f"{counted(len(students), 'student')} in {sum(timed):.0f} s by the clock, one thread each"]
+    if machine:
+        words.append(f"({machine_of({'machine': machine})})")
+    made = made_of(found)
+    return " ".join(words) + (f"; commit {made}." if made else "; commit not recorded.")
 
 
 def of_students(students: Sequence[Any], key: str) -> dict[str, list[Any]]:
@@ -148,3 +184,29 @@ class Page:
     def plot(self, name: str, what: str, plot: Plot) -> None:
         self.plots[name] = plot
         self.say(f"![{what}]({self.results.name}/{name})")
+
+
+def trends(page: Page, words: str, of: Mapping[str, Sequence[float]], why: str) -> None:
+    """A trend of a paper, measured once or several times: ``of`` has what should be below 0, one value of each seed.
+
+    Where a mean is on the wrong side the page says so at its top, significant or not, with ``why`` that may be at this size.
+    """
+    lines, wrong = [], []
+    for label, gaps in of.items():
+        if not gaps:
+            continue
+        mean, half = mean_and_half(gaps)
+        far = f"{label + ': ' if label else ''}{shown(gaps, 3, sign=True)}"
+        if not math.isnan(half) and abs(mean) > half:
+            verdict = "**shows**" if mean < 0 else "**the opposite shows**"
+        else:
+            verdict = f"**open**, {'on its side' if mean < 0 else 'on the wrong side'}{', one seed' if math.isnan(half) else ''}"
+        lines.append(f"{far} ({verdict})")
+        if mean >= 0:
+            wrong.append(far + (" (beyond its interval)" if verdict.startswith("**the") else ""))
+    if not lines:
+        return
+    seeds = counted(max(map(len, of.values())), "seed")
+    page.say(f"Trend of the paper: {words} ({seeds}). {'; '.join(lines)}.{f' Why that may be: {why}' if wrong else ''}")
+    if wrong:
+        page.warn(f"On the wrong side of a paper: {words} ({seeds}): {'; '.join(wrong)}. {why}")

@@ -86,9 +86,11 @@ def masked(batch: Any, args: argparse.Namespace, seed: int, epoch: int | None = 
 
 
 @torch.no_grad()
-def losses(model: Masked, args: argparse.Namespace, folder: pathlib.Path, blueprint: Blueprint) -> list[float]:
-    """Of each batch of held-out rows, under four draws of masks."""
-    made = []
+def losses(
+    model: Masked, args: argparse.Namespace, folder: pathlib.Path, blueprint: Blueprint
+) -> tuple[list[float], list[int]]:
+    """Of each batch of held-out rows, under four draws of masks: the mean, and the number of masked tokens."""
+    made, counts = [], []
     for batch in common.validation(folder, args.rows, COLUMNS):
         examples = [masked(batch, args, 1, draw) for draw in range(4)]
         each = [
@@ -96,7 +98,8 @@ def losses(model: Masked, args: argparse.Namespace, folder: pathlib.Path, bluepr
             for e in examples
         ]
         made.append(torch.cat(each).mean().item())
-    return made
+        counts.append(sum(len(of) for of in each))
+    return made, counts
 
 
 def student(args: argparse.Namespace, name: str, seed: int, dense: Blueprint) -> dict[str, Any]:
@@ -111,12 +114,13 @@ def student(args: argparse.Namespace, name: str, seed: int, dense: Blueprint) ->
         return F.cross_entropy(model(example.input_ids, example.targets, blueprint(example)), example.target_ids())
 
     curve = common.fit(model, common.batches(folder, COLUMNS, args.batch_size, at), loss, args.steps, args.lr)
-    each = losses(model, args, folder, blueprint)
+    each, counts = losses(model, args, folder, blueprint)
     shown = {
-        "prior": losses(model, args, folder, lambda example: prior(example, args.vocab)),
-        "dense": losses(model, args, folder, dense),
+        "prior": losses(model, args, folder, lambda example: prior(example, args.vocab))[0],
+        "dense": losses(model, args, folder, dense)[0],
     }
-    return {"validation": sum(each) / len(each), "batches": each, "shown": shown, "curve": curve}
+    mean = sum(loss * count for loss, count in zip(each, counts)) / sum(counts)
+    return {"validation": mean, "batches": each, "targets": counts, "shown": shown, "curve": curve}
 
 
 @torch.no_grad()
@@ -138,7 +142,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--maze", type=pathlib.Path, help="work folder of ../../maze/run.py, instead of the speeches")
     parser.add_argument("--tolerances", nargs="+", default=list(TOLERANCES))
-    parser.set_defaults(layers=3)
+    parser.set_defaults(layers=3, seeds=5)
     args = common.arguments(parser, argv)
     if args.maze:
         args.vocab, args.length, args.maze = 6, 12, args.maze.resolve()
