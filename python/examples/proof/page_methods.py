@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from page_parts import Page, Plot, by_seed, curves, of_students, ran, shown, table, trends
+from page_text import ratios
 from page_tolerance import curves_of
 
 Students = dict[str, list[Any]]
@@ -204,18 +205,6 @@ def bd3lm(page: Page, found: Any, by: Students) -> None:
             ratios(by, f"{size} noise", size, passes),
             f"Noise has to be learned first: after so few steps the prior's still costs these students more than no noise does (bounds above), and within a block of {size} letters there is little to agree on.",
         )
-
-
-def ratios(by: Students, ones: str, others: str, passes: Sequence[str]) -> dict[str, list[float]]:
-    """ln of the ratio of two students' generative perplexities at each number of passes, of each seed."""
-    of = {done["seed"]: done["written"] for done in by.get(others, [])}
-    return {
-        f"NFE {n}": [
-            math.log(done["written"][n]["perplexity"] / of[done["seed"]][n]["perplexity"])
-            for done in by.get(ones, []) if done["seed"] in of and n in done["written"] and n in of[done["seed"]]
-        ]
-        for n in passes
-    }  # fmt: skip
 
 
 def medusa(page: Page, found: Any, by: Students) -> None:

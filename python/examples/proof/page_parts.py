@@ -85,7 +85,7 @@ def machine_of(found: Any) -> str:
 
 def made_of(found: Any) -> str:
     """Commit and day of a result, as far as it has them."""
-    return ", ".join(f"{of['commit']} of {of['date']}" for of in found.get("made") or [])
+    return "; ".join(f"{of['commit']}{' of ' + of['date'] if of['date'] else ''}" for of in found.get("made") or [])
 
 
 def ran(found: Any) -> str:

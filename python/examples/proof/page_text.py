@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from page_parts import Page, Plot, counted, mean_of, of_students, over_seeds, ran, shown, table, trends
@@ -179,16 +180,29 @@ def text(page: Page) -> None:
         f"What they write ({how['texts']} texts each; `stillhouse score`: generative perplexity under the teacher, entropy):",
         table(["student", "seeds", *(f"NFE {n}" for n in passes)], rows),
     )
-    of = {done["seed"]: done["written"] for done in by.get("topk", []) if done.get("written")}
     trends(
-        page, "text students, V = 50,257: generative perplexity of students of noise below that of token-level distillation (Gumbel distillation, Table 4), ln of the ratio",
-        {
-            f"`{name}`, NFE {n}": [
-                math.log(done["written"][n]["perplexity"] / of[done["seed"]][n]["perplexity"])
-                for done in by.get(name, []) if done["seed"] in of and done.get("written")
-            ]
-            for name in ("stored 1e-3",) for n in passes
-        },
+        page,
+        "text students, V = 50,257: generative perplexity of students of noise below that of MDLM (Gumbel distillation, Table 1), ln of the ratio",
+        ratios(by, "stored 1e-3", "mdlm", passes),
+        f"After {how['steps']} steps no student goes by its noise (the column above).",
+    )
+    trends(
+        page,
+        "text students, V = 50,257: generative perplexity of students of noise below that of token-level distillation (Gumbel distillation, Table 4), ln of the ratio",
+        ratios(by, "stored 1e-3", "topk", passes),
         f"After {how['steps']} steps no student goes by its noise (the column above), while soft targets teach how often words come from the first step on: `topk` writes the most frequent words, "
         "with the lowest entropy of all, and loses most on the text itself (tables above).",
-    )  # fmt: skip
+    )
+
+
+def ratios(by: Students, ones: str, others: str, passes: Sequence[str]) -> dict[str, list[float]]:
+    """ln of the ratio of two students' generative perplexities at each number of passes, of each seed."""
+    of = {done["seed"]: done["written"] for done in by.get(others, []) if done.get("written")}
+    return {
+        f"NFE {n}": [
+            math.log(done["written"][n]["perplexity"] / of[done["seed"]][n]["perplexity"])
+            for done in by.get(ones, [])
+            if done["seed"] in of and n in done.get("written", {}) and n in of[done["seed"]]
+        ]
+        for n in passes
+    }
