@@ -122,7 +122,7 @@ def test_a_trend_on_the_wrong_side_stands_first_whether_or_not_it_is_significant
     parts.trends(
         page, "a below b", {"x": [-1.0, -1.1, -0.9], "y": [0.1, -0.3, 0.5], "z": [1.0, 1.1, 0.9], "": []}, "Small."
     )
-    told = "a below b (3 seeds). x: -1.000 ± 0.248 (**shows**); y: +0.100 ± 0.994 (**open**, on the wrong side); z: +1.000 ± 0.248 (**the opposite shows**)."
+    told = "a below b (3 seeds): x: -1.000 ± 0.248 (**shows**); y: +0.100 ± 0.994 (**open**, on the wrong side); z: +1.000 ± 0.248 (**the opposite shows**)."
     assert told in page.parts[0] and page.parts[0].endswith("Why that may be: Small.")
     assert len(page.first) == 1
     assert page.first[0].endswith(

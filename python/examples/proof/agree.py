@@ -2,7 +2,7 @@
 
     python agree.py docs/proof demo-out/proof --only maze                   # what `make maze` says
     python agree.py docs/proof demo-out/proof --only maze --publish         # and puts the second run's file into the first folder
-    python agree.py docs/proof OTHER --json docs/proof/agreement.json       # what the page shows
+    python agree.py docs/proof docs/proof/second --json docs/proof/agreement.json   # what the page shows
 
 A figure is a number of a student (a loss, a rate, a perplexity; losses of single batches count as their mean), its values are those of the seeds. Equal: all
 seeds that both runs have gave the same value to the last digit. Else both means have to lie within the 95 % interval of their difference (Welch's t over seeds); of

@@ -13,7 +13,7 @@ def agreement(page: Page) -> None:
     page.say(
         "## Two runs",
         "`make maze`, `make text`, `make methods` in a fresh clone make everything anew in demo-out/proof and say whether it agrees with docs/proof (`PUBLISH=1` then puts it there and makes this page); the table below is "
-        "`python python/examples/proof/agree.py docs/proof OTHER --json docs/proof/agreement.json`. Claim: a second run in a new folder gives the figures of the first within their intervals. "
+        "`python python/examples/proof/agree.py docs/proof docs/proof/second --json docs/proof/agreement.json`. Claim: a second run in a new folder gives the figures of the first within their intervals. "
         "*equal*: the same to the last digit for the seeds that both have; *within*: the means lie within the 95 % interval of their difference over seeds (Welch's t; with two seeds on a side "
         "it is wide). Where both runs have the same seeds all figures should be equal; where they have others the interval decides.",
     )
@@ -39,13 +39,12 @@ def agreement(page: Page) -> None:
         machine_of(run) for of in found["files"].values() for run in of.get("runs", []) if run.get("machine")
     )
     page.say(f"Machines: {'; '.join(machines) or 'not recorded'}.")
-    outside = [f"{name}: {', '.join(of['which'])}" for name, of in found["files"].items() if of["which"]]
-    if outside:
-        page.say(f"Outside of their intervals (one of twenty is to be expected): {'; '.join(outside)}.")
     for name, of in found["files"].items():
-        if disagrees(of):
+        if of["which"]:
+            judged = of["within"] + of["outside"]
+            chance = "more than chance explains" if disagrees(of) else "one of twenty is to be expected"
             page.warn(
-                f"Two runs of {name} disagree in {counted(of['outside'], 'figure')} of {of['within'] + of['outside']} beyond their intervals: {', '.join(of['which'][:8])}."
+                f"Two runs of {name}: {counted(of['outside'], 'figure')} of {judged} {'lies' if of['outside'] == 1 else 'lie'} outside of the interval ({chance}): {', '.join(of['which'][:8])}."
             )
         for lacking, whose in zip(of.get("lacking", []), ("this page's", "the other")):
             if lacking:

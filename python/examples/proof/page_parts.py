@@ -207,6 +207,6 @@ def trends(page: Page, words: str, of: Mapping[str, Sequence[float]], why: str) 
     if not lines:
         return
     seeds = counted(max(map(len, of.values())), "seed")
-    page.say(f"Trend of the paper: {words} ({seeds}). {'; '.join(lines)}.{f' Why that may be: {why}' if wrong else ''}")
+    page.say(f"Trend of the paper: {words} ({seeds}): {'; '.join(lines)}.{f' Why that may be: {why}' if wrong else ''}")
     if wrong:
         page.warn(f"On the wrong side of a paper: {words} ({seeds}): {'; '.join(wrong)}. {why}")

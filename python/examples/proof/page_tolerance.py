@@ -93,6 +93,14 @@ def tolerance_of(page: Page, found: Any, stem: str) -> str:
         page.say(
             f"Two trainings of dense noise differ by {sd:.4f} nats (root mean square of {counted(len(scatter), 'pair')}; {max(map(abs, scatter)):.4f} at most)."
         )
+    worth = [
+        mean_of(done["shown"]["prior"], done.get("targets") or [1] * len(done["batches"])) - done["validation"]
+        for done in dense
+    ]
+    if worth:
+        page.say(
+            f"The margin of {MARGIN:g} nats is {100 * MARGIN * len(worth) / sum(worth):.0f} % of what noise is worth to `dense` (prior noise − own noise)."
+        )
     return verdict(page, by, stem, how["vocab"])
 
 
