@@ -187,6 +187,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         self.model().into()
     }
 
+    /// Tokens that show what a pass over so many takes of memory. All of them, since libraries choose their kernels by size and take memory at
+    /// the first use of one; fewer where kernels take none.
+    fn rehearsed(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     /// Multiprocessors, for the size of grids.
     fn multiprocessors(&self) -> u32;
 

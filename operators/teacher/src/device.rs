@@ -144,15 +144,24 @@ impl From<DeviceChoice> for String {
 }
 
 impl DeviceChoice {
+    /// Whether this is the CPU: without opening a GPU, which takes a second and memory there.
+    #[must_use]
+    pub fn is_cpu(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Auto => gpus() == 0,
+            Self::Cuda(_) => false,
+        }
+    }
+
     /// Opens the device.
     ///
     /// # Errors
     /// [`TeacherError::Device`] when a CUDA device was asked for by name, or is there, and cannot be had.
     pub fn open(self) -> Result<Opened> {
         match self {
-            Self::Cpu => Ok(Opened::Cpu),
-            Self::Auto if gpus() == 0 => Ok(Opened::Cpu),
-            Self::Auto => open_gpu(0).map(Opened::Gpu),
+            choice if choice.is_cpu() => Ok(Opened::Cpu),
+            Self::Cpu | Self::Auto => open_gpu(0).map(Opened::Gpu),
             Self::Cuda(ordinal) => open_gpu(ordinal).map(Opened::Gpu),
         }
     }

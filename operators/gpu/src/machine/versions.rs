@@ -27,6 +27,19 @@ pub fn check_capability(model: &str, found: [i32; 2]) -> Result<(), String> {
     Err(format!("{model} has compute capability {}.{}, valid: {major}.{minor} or later, or cpu", found[0], found[1]))
 }
 
+/// Settings of NVIDIA's libraries that change the last bits of products, and what of them changes nothing.
+const SETTINGS: [(&str, &str); 2] = [("CUBLAS_EMULATE_SINGLE_PRECISION", "0"), ("NVIDIA_TF32_OVERRIDE", "0")];
+
+/// That no setting of the environment puts other products in the place of f32's.
+pub fn check_settings(environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    let changed = |(name, same): &(&str, &str)| environment(name).filter(|value| !value.is_empty() && value != same);
+    let Some((name, value)) = SETTINGS.iter().find_map(|setting| changed(setting).map(|value| (setting.0, value)))
+    else {
+        return Ok(());
+    };
+    Err(format!("{name}={value} lets cuBLASLt compute f32 products in other types, valid: without it, or 0"))
+}
+
 /// What the bytes depend on; `release` is the driver's own number, which decides where the driver compiles the kernels.
 pub fn arithmetic(
     model: &str,
@@ -77,6 +90,18 @@ mod tests {
         assert!([[8, 0], [8, 6], [9, 0], [12, 1]].into_iter().all(|found| check_capability("A GPU", found).is_ok()));
         let said = check_capability("Tesla T4", [7, 5]).unwrap_err();
         assert_eq!(said, "Tesla T4 has compute capability 7.5, valid: 8.0 or later, or cpu");
+    }
+
+    #[test]
+    fn settings_that_change_products_are_refused() {
+        let with =
+            |name: &'static str, value: &'static str| move |asked: &str| (asked == name).then(|| value.to_owned());
+        assert_eq!(check_settings(|_| None), Ok(()));
+        assert_eq!(check_settings(with("NVIDIA_TF32_OVERRIDE", "0")), Ok(()));
+        assert_eq!(check_settings(with("CUBLAS_EMULATE_SINGLE_PRECISION", "")), Ok(()));
+        let said = check_settings(with("CUBLAS_EMULATE_SINGLE_PRECISION", "1")).unwrap_err();
+        assert!(said.starts_with("CUBLAS_EMULATE_SINGLE_PRECISION=1 lets"), "{said}");
+        assert!(check_settings(with("NVIDIA_TF32_OVERRIDE", "1")).is_err());
     }
 
     #[test]

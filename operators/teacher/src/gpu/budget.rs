@@ -135,22 +135,25 @@ impl Budget<'_> {
     /// Makes the net, and takes all the memory that a job will have on the device: what is not there shows before the first slice.
     fn attempt(&self, tokens: usize, make: &mut impl FnMut(usize) -> Result<Net>) -> Result<Net> {
         let mut net = make(tokens)?;
-        self.rehearse(&mut net)?;
+        self.rehearse(&mut net, tokens)?;
         Ok(net)
     }
 
-    /// One token from its id to its columns, since libraries and drivers take memory at the first use of a kernel.
-    fn rehearse(&self, net: &mut Net) -> Result<()> {
+    /// A pass over so many tokens, a slice of logits and the columns of one of them, since libraries and drivers take memory at the first use of
+    /// a kernel.
+    fn rehearse(&self, net: &mut Net, tokens: usize) -> Result<()> {
         let vocab = self.shape.vocab;
+        let tokens = self.device.rehearsed(tokens);
         let logits = (0..SLICES)
             .map(|_| DeviceLogits::new(self.device, self.slice_rows, vocab))
             .collect::<std::result::Result<Vec<_>, _>>()?;
         // dropped before the logits: it waits for what reads them
         let extractor = self.asked().map(|asked| Extractor::new(self.device, asked, self.slice_rows)).transpose()?;
         let Some(first) = logits.first() else { return Ok(()) };
-        net.hidden(&[0], &[0, 1])?;
-        // SAFETY: there is room for a row, and nobody else has the buffer
-        unsafe { net.logits_into(&[0], first.pointer(), first.stride())? };
+        net.hidden(&vec![0; tokens], &runs(tokens, self.shape.positions))?;
+        let rows: Vec<u32> = (0..tokens.min(self.slice_rows) as u32).collect();
+        // SAFETY: there is room for the rows of a slice, and nobody else has the buffer
+        unsafe { net.logits_into(&rows, first.pointer(), first.stride())? };
         if let Some(mut extractor) = extractor {
             let observed = Positions { tokens: &[0], positions: &[0], sequence_ids: &[0] };
             // SAFETY: the row stays until what is made of it has come back
@@ -165,7 +168,24 @@ impl Budget<'_> {
     }
 }
 
+/// Offsets of the longest runs that so many tokens are.
+fn runs(tokens: usize, longest: usize) -> Vec<u32> {
+    (0..tokens).step_by(longest).chain([tokens]).map(|offset| offset as u32).collect()
+}
+
 const SMALLER: &str =
     "a smaller type, shorter sequences, fewer draws or corrections in place of dense noise, a device with more memory";
 const AS_BEFORE: &str = "as much free memory as there was for the splits that are done, which passes of this size made, or all of it anew \
                          with --overwrite";
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn a_rehearsal_has_no_longer_run_than_a_job() {
+        assert_eq!(runs(1, 1024), [0, 1]);
+        assert_eq!(runs(2048, 1024), [0, 1024, 2048]);
+        assert_eq!(runs(2050, 1024), [0, 1024, 2048, 2050]);
+    }
+}
