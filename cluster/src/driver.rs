@@ -3,6 +3,7 @@
 //! ```text
 //!   submit ─► every 250 ms: status ─► running ─► list the records of commits now and then; tell those that are new
 //!                                  ├► done    ─► the last look: every split has its record, or it was no end
+//!                                  ├► running, and for 30 s nothing is left ─► it is done all the same, and called back
 //!                                  ├► failed  ─► the task's own error
 //!                                  └► the run is told to stop ─► the job is cancelled at the scheduler
 //! ```
@@ -60,6 +61,10 @@ const MOST_WARNINGS: usize = 1_000;
 const MOST_NAMED: usize = 8;
 /// After so long without a commit it is told what could be the reason.
 const QUIET: Duration = Duration::from_secs(30);
+/// A run of which no executor has ever told anything ends.
+const NOBODY: Duration = Duration::from_hours(1);
+/// Where every split has its record, so long is waited for the scheduler to know it: an executor that was cut off comes late, or never.
+const SETTLES: Duration = Duration::from_secs(30);
 
 /// The cluster of a scheduler.
 struct Cluster {
@@ -88,9 +93,11 @@ impl Driver for Cluster {
             let ended = submitted.watch(work, tell).await;
             if ended.is_err() {
                 work.stop.store(true, Ordering::Relaxed);
+            }
+            if !matches!(ended, Ok(End::Told)) {
                 submitted.cancel().await;
             }
-            ended
+            ended.map(drop)
         }
         .boxed()
     }
@@ -105,6 +112,14 @@ fn is_wanted(work: &Work) -> Result<()> {
 }
 
 type Client = SchedulerGrpcClient<Channel>;
+
+/// How a job came to its end.
+enum End {
+    /// The scheduler has said so.
+    Told,
+    /// Every split has its record, and the scheduler does not know it.
+    Seen,
+}
 
 /// A job at a scheduler.
 struct Submitted<'a> {
@@ -180,7 +195,7 @@ pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
 }
 
 impl Submitted<'_> {
-    async fn watch(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
+    async fn watch(&mut self, work: &Work, tell: Tell<'_>) -> Result<End> {
         let mut commits = Commits::new(work);
         let mut answered = Instant::now();
         loop {
@@ -199,14 +214,23 @@ impl Submitted<'_> {
             match state {
                 Some(JobState::Successful(_)) => {
                     commits.look(work, tell).await?;
-                    return commits.all_there(work, tell);
+                    commits.all_there(work, tell)?;
+                    return Ok(End::Told);
                 }
                 Some(JobState::Failed(failed)) => {
                     // what was committed before is told before it ends
-                    commits.look(work, tell).await?;
+                    if let Err(e) = commits.look(work, tell).await {
+                        tracing::debug!("{e}");
+                    }
                     return Err(failure::of_job(&failed.error));
                 }
-                Some(JobState::Queued(_) | JobState::Running(_)) => commits.look_if_due(work, tell).await?,
+                Some(JobState::Queued(_) | JobState::Running(_)) => {
+                    commits.look_if_due(work, tell).await?;
+                    if commits.are_settled(work) {
+                        commits.all_there(work, tell)?;
+                        return Ok(End::Seen);
+                    }
+                }
                 // it was started anew, and Ballista's keeps nothing on a disk
                 None => return Err(self.gone("it does not know this job any more")),
             }
@@ -274,6 +298,12 @@ impl Commits {
         }
     }
 
+    /// Whether nothing is left, and was not before either. Of shards that are made again there is a record from the start.
+    fn are_settled(&self, work: &Work) -> bool {
+        let makes_again = work.splits.iter().any(|wanted| wanted.was.is_some());
+        self.left.is_empty() && !makes_again && self.moved.elapsed() >= SETTLES
+    }
+
     async fn look_if_due(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
         if self.looked.elapsed() >= LOOKS.max(self.took * SHARE) {
             self.look(work, tell).await?;
@@ -286,6 +316,14 @@ impl Commits {
                 "no executor has made a split of this job for {seconds} s: none may have a free slot (`stillhouse executor` starts one), or all get ready"
             )))?;
             self.patience *= 2;
+        }
+        if self.heard.is_empty() && self.begun.is_empty() && self.moved.elapsed() >= NOBODY {
+            let message = format!(
+                "no executor has told of this job within {} minutes; valid: executors of this scheduler (`stillhouse executor`) with a free \
+                 slot, then the same command again",
+                NOBODY.as_secs() / 60
+            );
+            return Err(PipelineError::new(ErrorKind::Output, message).retryable());
         }
         Ok(())
     }
@@ -364,18 +402,22 @@ impl Commits {
                 _ => {}
             }
         }
-        let only_such = !reports.is_empty() && reports.values().all(|at| at.cannot.is_some());
-        if !only_such || self.last_passed.elapsed() < OTHERS {
+        // a report that stays as it is, is of one who is dead, has left, or works for others
+        let fresh = self.heard.values().filter(|(_, heard)| heard.elapsed() < OTHERS);
+        let others = fresh.filter(|(at, _)| at.cannot.is_none()).count();
+        if self.passed_over.is_empty() || others > 0 || self.last_passed.elapsed() < OTHERS {
             return Ok(());
         }
         let (name, why) = self.passed_over.first_key_value().unzip();
         let message = format!(
-            "no executor can make the splits of this job: {} have said so and nobody else has begun; of executor {}: {}",
+            "no executor can make the splits of this job: {} have said so, and for {} s nobody else was at them; of executor {}: {}; valid: \
+             an executor that can and has a free slot, then the same command again",
             self.passed_over.len(),
+            OTHERS.as_secs(),
             name.map_or("", String::as_str),
             why.map_or("", String::as_str)
         );
-        Err(PipelineError::new(ErrorKind::Model, message))
+        Err(PipelineError::new(ErrorKind::Model, message).retryable())
     }
 
     /// Cost: two listings, a small request for each executor, and two for each new commit.
@@ -431,20 +473,79 @@ mod tests {
             holder: None,
             splits: Vec::new(),
             cannot: None,
+            told: 0,
             progress: Progress::default(),
             warnings: warnings.iter().map(warning).collect(),
         }
     }
 
+    fn work(folder: &std::path::Path, splits: Vec<Wanted>) -> Work {
+        let (order, output) = (order::tests::order(), Output::on_disk(folder).unwrap());
+        Work { order, splits, output, stop: Arc::default() }
+    }
+
+    /// As if so long had passed.
+    fn before(time: Duration) -> Instant {
+        Instant::now().checked_sub(time).unwrap()
+    }
+
+    #[test]
+    fn a_run_whose_splits_are_all_there_does_not_wait_for_a_scheduler_that_has_lost_an_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let wanted = |was| Wanted { split: SplitId(3), dataset_split: "train".into(), was };
+        let fresh = work(folder.path(), vec![wanted(None)]);
+        let mut commits = Commits::new(&fresh);
+        commits.moved = before(SETTLES);
+        assert!(!commits.are_settled(&fresh));
+        commits.left.clear();
+        assert!(commits.are_settled(&fresh));
+        commits.moved = Instant::now();
+        assert!(!commits.are_settled(&fresh));
+    }
+
+    #[test]
+    fn a_run_that_only_such_tell_of_as_cannot_make_it_ends_whoever_else_was_there_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = work(folder.path(), Vec::new());
+        let tell = |_: Step| Ok(());
+        let able = report("able", &[]);
+        let unable = AtWork { cannot: Some("no room".into()), ..report("unable", &[]) };
+        let reports = BTreeMap::from([("1".to_owned(), able), ("2".to_owned(), unable)]);
+        let mut commits = Commits::new(&work);
+        let mut ends = |able: Duration, passed: Duration| {
+            commits.hear(&reports, &tell).unwrap();
+            commits.pass_over(&reports, &tell).unwrap();
+            commits.heard.get_mut("1").unwrap().1 = before(able);
+            commits.last_passed = before(passed);
+            commits.pass_over(&reports, &tell).err().map(|e| (e.retryable, e.to_string()))
+        };
+        // somebody gets ready, or has a split
+        assert_eq!(ends(Duration::ZERO, OTHERS * 2), None);
+        assert_eq!(ends(OTHERS, Duration::ZERO), None);
+        let (retryable, told) = ends(OTHERS, OTHERS).unwrap();
+        assert!(retryable && told.contains("1 have said so") && told.contains("of executor unable: no room"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn a_run_that_nobody_tells_of_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = work(folder.path(), Vec::new());
+        let mut commits = Commits::new(&work);
+        let tell = |_: Step| Ok(());
+        commits.looked = Instant::now() + Duration::from_hours(1);
+        commits.moved = before(NOBODY / 2);
+        commits.look_if_due(&work, &tell).await.unwrap();
+        commits.moved = before(NOBODY);
+        let ended = commits.look_if_due(&work, &tell).await.unwrap_err();
+        assert!(ended.retryable && ended.to_string().contains("within 60 minutes"), "{ended}");
+        commits.heard.insert("1".into(), (report("one", &[]), Instant::now()));
+        commits.look_if_due(&work, &tell).await.unwrap();
+    }
+
     #[test]
     fn each_warning_of_executors_is_told_once() {
         let folder = tempfile::tempdir().unwrap();
-        let work = Work {
-            order: order::tests::order(),
-            splits: Vec::new(),
-            output: Output::on_disk(folder.path()).unwrap(),
-            stop: Arc::default(),
-        };
+        let work = work(folder.path(), Vec::new());
         let (mut commits, told) = (Commits::new(&work), Mutex::new(Vec::new()));
         let tell = |step: Step| {
             let Step::Warning(message) = step else { panic!("{step:?}") };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   asks the scheduler every 50 ms as long as a slot is free, else every 5 s ─► task ─► is it a job of ours? ─► Worker::make
+//!   is told to stop ─► the scheduler gives what is at work to others ─► three seconds later it is gone
 //! ```
 
 use std::fmt;
@@ -14,18 +15,18 @@ use ballista_core::config::TaskSchedulingPolicy;
 use ballista_core::error::BallistaError;
 use ballista_core::execution_plans::ShuffleWriterExec;
 use ballista_core::serde::protobuf::scheduler_grpc_client::SchedulerGrpcClient;
-use ballista_core::serde::protobuf::{
-    GetJobStatusParams, RuntimeStatsReport, ShuffleWritePartition, WindowStateReport,
-};
-use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
+use ballista_core::serde::protobuf::{ExecutorStoppedParams, GetJobStatusParams, ShuffleWritePartition};
+use ballista_executor::execution_engine::{ExecutionEngine, QueryStageExecutor};
 use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
 use datafusion::common::{DataFusionError, Result as DataResult};
 use datafusion::execution::TaskContext;
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::prelude::SessionConfig;
+use futures::TryStreamExt;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::run::worker::Place;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::codec::Codec;
 use crate::folder::OwnFolder;
@@ -37,6 +38,9 @@ use crate::{driver, failure};
 
 /// A task that this executor cannot make is given back after so long.
 const GIVES_BACK: Duration = Duration::from_secs(5);
+
+/// Who is told to stop has so long to say so to the scheduler, and to end what is just ending.
+const ENDS: Duration = Duration::from_secs(3);
 
 /// Between tries to reach a scheduler that is not there yet.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -69,7 +73,10 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let failed = |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
     let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);
     let (called, signer) = (scheduler.clone(), token.clone());
+    let executor_id = uuid::Uuid::new_v4().to_string();
+    let stopped = told_to_stop()?;
     let config = ExecutorProcessConfig {
+        executor_id: executor_id.clone(),
         external_host: Some(host),
         // nobody can call it
         port: 0,
@@ -83,8 +90,8 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         grpc_max_encoding_message_size: largest,
         // the memory of jobs is bounded by themselves
         memory_pool_size: Some(0),
-        override_execution_engine: Some(Arc::new(OwnJobsOnly(DefaultExecutionEngine::new()))),
-        override_physical_codec: Some(Arc::new(Codec::new(token, Some(workplace)))),
+        override_execution_engine: Some(Arc::new(OwnJobsOnly)),
+        override_physical_codec: Some(Arc::new(Codec::new(token.clone(), Some(workplace)))),
         override_create_grpc_client_endpoint: Some(Arc::new(move |_| Ok(called.endpoint(&signer)?))),
         // nothing is fetched from an executor, so it listens nowhere
         override_arrow_flight_service: Some(Arc::new(|_, _, mut shutdown, _| {
@@ -96,7 +103,45 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         ..ExecutorProcessConfig::default()
     };
     ready(&name);
-    start_executor_process(Arc::new(config)).await.map_err(|e| failed(&e))
+    let process = start_executor_process(Arc::new(config));
+    tokio::pin!(process);
+    tokio::select! {
+        ended = &mut process => return ended.map_err(|e| failed(&e)),
+        () = stopped => tracing::info!("told to stop: what is at work goes to other executors"),
+    }
+    // Ballista's own end tells the scheduler too, but waits for the splits at work, and asks for others meanwhile
+    match tokio::time::timeout(ENDS, process).await {
+        Ok(ended) => ended.map_err(|e| failed(&e)),
+        Err(_) => leave(&scheduler, &token, executor_id).await,
+    }
+}
+
+/// Ends with SIGTERM or Ctrl-C.
+fn told_to_stop() -> Result<impl Future<Output = ()>> {
+    let no_signals = PipelineError::output("no signals can be waited for");
+    let terminate =
+        signal(SignalKind::terminate()).and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
+    let (mut terminate, mut interrupt) = terminate.map_err(no_signals)?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// Tells the scheduler that this executor is gone. One that cannot be told finds out by itself.
+async fn leave(scheduler: &Scheduler, token: &Token, executor_id: String) -> Result<()> {
+    let told = async {
+        let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
+        let stopped = ExecutorStoppedParams { executor_id, reason: "told to stop".into() };
+        client.executor_stopped(stopped).await.map_err(|e| driver::refused(scheduler, &e))
+    };
+    match tokio::time::timeout(ENDS, told).await {
+        Ok(Err(e)) => tracing::debug!("{e}"),
+        Ok(Ok(_)) | Err(_) => {}
+    }
+    Ok(())
 }
 
 /// Makes sure that there is a scheduler and that it takes this executor: Ballista's own loop would ask forever.
@@ -128,55 +173,60 @@ fn hostname() -> String {
 }
 
 /// Ballista's engine, for plans that are a job of this house and nothing else: no file is read, no query run for strangers.
-struct OwnJobsOnly(DefaultExecutionEngine);
+struct OwnJobsOnly;
 
 impl ExecutionEngine for OwnJobsOnly {
     fn create_query_stage_exec(
         &self,
-        job_id: JobId,
-        stage_id: usize,
-        task_id: usize,
-        global_output_partition_ids: Vec<usize>,
+        _: JobId,
+        _: usize,
+        _: usize,
+        _: Vec<usize>,
         plan: Arc<dyn ExecutionPlan>,
-        work_dir: &str,
-        config: &SessionConfig,
+        _: &str,
+        _: &SessionConfig,
     ) -> DataResult<Arc<dyn QueryStageExecutor>> {
-        if !is_a_job(plan.as_ref()) {
-            let message = "an executor of stillhouse makes its jobs and executes no other plans";
-            return Err(failure::of_task(&PipelineError::new(ErrorKind::Usage, message)));
+        match job_of(plan.as_ref()) {
+            Some(job) => Ok(Arc::new(Splits(job))),
+            None => {
+                let message = "an executor of stillhouse makes its jobs and executes no other plans";
+                Err(failure::of_task(&PipelineError::new(ErrorKind::Usage, message)))
+            }
         }
-        let ids = global_output_partition_ids;
-        let stage = self.0.create_query_stage_exec(job_id, stage_id, task_id, ids, plan, work_dir, config)?;
-        Ok(Arc::new(GivesBack(stage)))
     }
 }
 
-/// A stage whose task goes back to the scheduler where this executor cannot make it, without being counted as a failure of it, and that tells
-/// the scheduler no more than that it is done.
+/// The splits of a task. What they have made is at the output and known to the run from there, so nothing is written here for others to fetch, and
+/// the scheduler is told no more than that the task is done. Where this executor cannot make them, the task goes back to the scheduler.
 #[derive(Debug)]
-struct GivesBack(Arc<dyn QueryStageExecutor>);
+struct Splits(Arc<dyn ExecutionPlan>);
 
-impl fmt::Display for GivesBack {
+impl fmt::Display for Splits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str(self.0.name())
+    }
+}
+
+impl Splits {
+    async fn make(&self, context: &Arc<TaskContext>) -> DataResult<()> {
+        for partition in 0..self.0.output_partitioning().partition_count() {
+            let records = self.0.execute(partition, Arc::clone(context))?;
+            records.try_for_each(|_| std::future::ready(Ok(()))).await?;
+        }
+        Ok(())
     }
 }
 
 #[async_trait]
-impl QueryStageExecutor for GivesBack {
-    async fn execute_query_stage(
-        &self,
-        task_id: usize,
-        context: Arc<TaskContext>,
-    ) -> DataResult<Vec<ShuffleWritePartition>> {
-        let made = self.0.execute_query_stage(task_id, context).await;
-        match made {
+impl QueryStageExecutor for Splits {
+    async fn execute_query_stage(&self, _: usize, context: Arc<TaskContext>) -> DataResult<Vec<ShuffleWritePartition>> {
+        match self.make(&context).await {
             Err(e) if failure::is_of_place(&format!("{e:?}")) => {
                 // the slot stays taken for a while, so that others ask before this one asks again
                 tokio::time::sleep(GIVES_BACK).await;
                 Err(DataFusionError::External(Box::new(BallistaError::Cancelled)))
             }
-            made => made,
+            made => made.map(|()| Vec::new()),
         }
     }
 
@@ -184,20 +234,14 @@ impl QueryStageExecutor for GivesBack {
     fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
         Vec::new()
     }
-
-    fn collect_runtime_stats_reports(&self) -> Vec<RuntimeStatsReport> {
-        self.0.collect_runtime_stats_reports()
-    }
-
-    fn collect_window_state_reports(&self) -> DataResult<Vec<WindowStateReport>> {
-        self.0.collect_window_state_reports()
-    }
 }
 
-fn is_a_job(plan: &dyn ExecutionPlan) -> bool {
-    plan.is::<ShuffleWriterExec>()
-        && match plan.children().as_slice() {
-            [job] => job.downcast_ref::<JobExec>().is_some_and(JobExec::is_whole),
-            _ => false,
+/// The job in a task's plan, which is that and what Ballista puts above it.
+fn job_of(plan: &dyn ExecutionPlan) -> Option<Arc<dyn ExecutionPlan>> {
+    match plan.children().as_slice() {
+        [job] if plan.is::<ShuffleWriterExec>() => {
+            job.downcast_ref::<JobExec>().is_some_and(JobExec::is_whole).then(|| Arc::clone(job))
         }
+        _ => None,
+    }
 }

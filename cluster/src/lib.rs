@@ -28,6 +28,7 @@ mod driver;
 pub mod executor;
 mod failure;
 mod folder;
+mod ledger;
 pub mod log;
 pub mod memory;
 mod node;

@@ -77,6 +77,7 @@ pub(crate) mod tests {
             base: "/jobs".into(),
             ticket: serde_json::from_str(r#"{"job_hash": "abc", "holder": "x"}"#).unwrap(),
             teacher: None,
+            device: None,
         }
     }
 

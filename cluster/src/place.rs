@@ -4,13 +4,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use stillhouse_pipeline::error::{Failure, PipelineError, Result};
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::run::driver::{Order, Wanted};
 use stillhouse_pipeline::run::worker::{Place, Worker};
+use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
@@ -20,10 +21,17 @@ const AGAIN: Duration = Duration::from_mins(1);
 /// So long it is known that a run is gone: its job ends at the scheduler with the first of its splits that is refused.
 const FORGETS: Duration = Duration::from_mins(10);
 
+/// A split that fails so often here is not tried again, whatever may be better later.
+const MOST_FAILURES: u32 = 4;
+/// How often it is looked for runs that are gone, so that their teachers do not wait for the next split.
+const LOOKS: Duration = Duration::from_secs(30);
+
 /// A job, as far as it came here.
 #[derive(Default)]
 struct Joined {
     worker: OnceCell<Worker>,
+    /// How often splits have failed here with something that may be better later.
+    failures: Mutex<HashMap<SplitId, u32>>,
     /// Why not, and when that was found out.
     cannot: Mutex<Option<(Failure, Instant)>>,
 }
@@ -50,7 +58,10 @@ impl<T> Drop for Waited<T> {
 impl Workplace {
     /// In the runtime that this is called in.
     pub fn new(place: Place) -> Arc<Self> {
-        Arc::new(Self { handle: Handle::current(), place, jobs: Mutex::default(), gone: Mutex::default() })
+        let handle = Handle::current();
+        let this = Arc::new(Self { handle: handle.clone(), place, jobs: Mutex::default(), gone: Mutex::default() });
+        handle.spawn(forget(Arc::downgrade(&this)));
+        this
     }
 
     /// Makes a split of a job, on the runtime of this place, whatever runtime waits for it.
@@ -76,7 +87,8 @@ impl Workplace {
         // one that fails is tried again by the next split
         let worker = job.worker.get_or_try_init(|| self.join(&job, order)).await?;
         tracing::info!(split = wanted.split.0, job = order.ticket.job_hash, "begins");
-        let record = worker.make(wanted).await?;
+        let made = worker.make(wanted).await;
+        let record = made.map_err(|e| if e.retryable { job.failed(wanted.split, e) } else { e })?;
         tracing::info!(split = wanted.split.0, shard = record.path, bytes = record.bytes, "committed");
         Ok(record)
     }
@@ -100,6 +112,15 @@ impl Workplace {
     /// The job of an order; an error where its run is gone.
     fn job(&self, order: &Order) -> Result<Arc<Joined>> {
         let key = format!("{} {}", order.ticket.job_hash, order.ticket.holder.as_deref().unwrap_or_default());
+        self.forget();
+        if let Some((why, _)) = self.gone.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Err(why.clone().into());
+        }
+        Ok(Arc::clone(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default()))
+    }
+
+    /// Lets go of runs that are gone.
+    fn forget(&self) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         gone.retain(|_, (_, since)| since.elapsed() < FORGETS);
@@ -113,10 +134,30 @@ impl Workplace {
             gone.insert(key.clone(), (why, Instant::now()));
             Arc::strong_count(job) > 1
         });
-        match gone.get(&key) {
-            Some((why, _)) => Err(why.clone().into()),
-            None => Ok(Arc::clone(jobs.entry(key).or_default())),
+    }
+}
+
+/// Looks for runs that are gone, as long as there is a place.
+async fn forget(place: Weak<Workplace>) {
+    loop {
+        tokio::time::sleep(LOOKS).await;
+        let Some(place) = place.upgrade() else { return };
+        place.forget();
+    }
+}
+
+impl Joined {
+    /// Counts a failure that may be better later: the last one is an end.
+    fn failed(&self, split: SplitId, error: PipelineError) -> PipelineError {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = failures.entry(split).or_default();
+        *times += 1;
+        if *times < MOST_FAILURES {
+            return error;
         }
+        let failure = Failure::from(&error);
+        let message = format!("{} (split {} has failed so {times} times here)", failure.message, split.0);
+        Failure { message, retryable: false, ..failure }.into()
     }
 }
 

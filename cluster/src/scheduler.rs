@@ -18,6 +18,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::codec::Codec;
+use crate::ledger::Reconciled;
 use crate::token::Token;
 use crate::{tls, wire};
 
@@ -68,12 +69,16 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
         no_executors_grace_period_seconds: WAITS_SECONDS.max(dead_after),
         grpc_server_max_decoding_message_size: largest,
         grpc_server_max_encoding_message_size: largest,
+        // an executor that cannot make a split gives it back, which Ballista counts too; failures are counted where they are seen
+        task_max_failures: usize::MAX,
+        // nobody calls an executor: it listens on no port, and one that is gone is not waited for
+        override_create_grpc_client_endpoint: Some(Arc::new(|_| Err("executors listen on no port".into()))),
         override_physical_codec: Some(Arc::new(Codec::new(token.clone(), None))),
         ..SchedulerConfig::default()
     };
     let cluster = BallistaCluster::new_from_config(&config).await.map_err(failed("begin"))?;
     let scheduler = create_scheduler::<LogicalPlanNode, PhysicalPlanNode>(cluster, Arc::new(config));
-    let service = SchedulerGrpcServer::new(scheduler.await.map_err(failed("begin"))?)
+    let service = SchedulerGrpcServer::new(Reconciled::new(scheduler.await.map_err(failed("begin"))?))
         .max_decoding_message_size(wire::LARGEST_MESSAGE)
         .max_encoding_message_size(wire::LARGEST_MESSAGE);
     let proof = token.proof();

@@ -85,10 +85,7 @@ impl Prepared {
     /// # Errors
     /// When it cannot be opened: options of its store that do not fit, no credentials.
     pub fn output(&self) -> Result<Output> {
-        let named = Location::parse(&self.base, &self.output_path)
-            .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
-        let output = Output::at(&shorter(named), &self.spec.output_storage(), &self.storages)?;
-        Ok(output.for_shards_of(self.spec.output.shard_megabytes * 1e6))
+        output_at(&self.spec, &self.base, &self.output_path, &self.storages)
     }
 
     /// The same, which can read what the query of a run gave beside an output in a store. Where that cannot be opened, who opens it is told.
@@ -102,6 +99,27 @@ impl Prepared {
         }
         self
     }
+}
+
+/// The output of a job of which nothing else is looked at.
+///
+/// # Errors
+/// When `access` does not allow all that the job names, and as [`Prepared::output`].
+pub(crate) fn output_of(spec: &JobSpec, base: &Path, access: &Access) -> Result<Output> {
+    let mut problems = Problems::default();
+    access.problems(spec, base).into_iter().for_each(|problem| problems.push(problem));
+    problems.into_result()?;
+    let storages = Storages::new();
+    let storages = if Gate::new(access).is_restricted() { storages.guarded(guard(access)) } else { storages };
+    let path = Names::of(access).real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    output_at(spec, base, &path, &storages)
+}
+
+fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Result<Output> {
+    let named =
+        Location::parse(base, path).map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
+    let output = Output::at(&shorter(named), &spec.output_storage(), storages)?;
+    Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }
 
 /// Checks the text of a job file whose relative paths are relative to `base`, and which may touch what `access` says.

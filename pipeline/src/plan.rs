@@ -503,10 +503,10 @@ impl Stamp {
 }
 
 /// `cpu` or `cuda`: floating point differs between them.
-fn device_kind(spec: &JobSpec) -> &'static str {
+pub(crate) fn device_kind(spec: &JobSpec) -> &'static str {
     let devices = spec.extract.as_ref().and_then(|e| stillhouse_teacher::devices(&e.teacher.device).ok());
-    match devices.and_then(|devices| devices.first().copied()).map(stillhouse_teacher::DeviceChoice::open) {
-        Some(Ok(device)) if !device.is_cpu() => "cuda",
+    match devices.as_deref() {
+        Some([first, ..]) if !first.is_cpu() => "cuda",
         _ => "cpu",
     }
 }

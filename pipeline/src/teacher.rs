@@ -121,7 +121,7 @@ pub(crate) fn load_all(
         None => (spec.dtype, None),
     };
     if let Some(decided) = decided.filter(|_| pending)
-        && devices.iter().all(|device| device.open().is_ok_and(|opened| opened.is_cpu()))
+        && devices.iter().all(|device| device.is_cpu())
         && let Some(precision) = precision(dtype)
     {
         // headers tell it: an executor that is none for this job does not load the teacher, now and whenever it looks again

@@ -16,6 +16,8 @@ mod cluster_hub;
 #[cfg(feature = "distributed")]
 mod cluster_kills;
 #[cfg(feature = "distributed")]
+mod cluster_lost;
+#[cfg(feature = "distributed")]
 mod cluster_network;
 #[cfg(feature = "distributed")]
 mod cluster_requests;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use stillhouse_cluster::wire::Scheduler;
 use stillhouse_cluster::{executor, memory, token::Token};
 use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::job;
 use stillhouse_pipeline::run::room::Room;
 use stillhouse_pipeline::run::worker::Place;
 use stillhouse_schemas::checks::scheduler_problem;
@@ -112,6 +113,12 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         Some(megabytes) => megabytes.get().saturating_mul(1_000_000),
         None => memory::usual().unwrap_or(u64::MAX),
     };
+    if let Some(device) = &args.device {
+        let wrong = |e: &dyn std::error::Error| Failure::Usage(format!("--device {device}: {}", job::chain(e)));
+        for device in stillhouse_teacher::devices(device).map_err(|e| wrong(&e))? {
+            device.open().map_err(|e| wrong(&e))?;
+        }
+    }
     let place = Place { name, access: args.allowed()?, device: args.device.clone(), slots, room: Room::new(room) };
     let patience = Duration::from_secs(args.wait);
     let options = executor::Options { scheduler, patience, place, token };

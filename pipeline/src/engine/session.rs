@@ -65,6 +65,12 @@ impl SplitsAtWork {
         state
     }
 
+    /// Lets a split begin anew. What is left of an attempt that failed may still hold its counts, and a read that cannot be stopped may still
+    /// add to them.
+    pub(crate) fn begin_anew(&self, split: SplitId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&split);
+    }
+
     /// All of them, by number.
     pub fn all(&self) -> Vec<Arc<SplitState>> {
         let splits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,4 +127,23 @@ impl fmt::Debug for JobResources {
 /// The stages of a split of a job with these operators: `read`, the operators, `write`.
 pub fn stages(operators: &[OperatorSpec]) -> Vec<&'static str> {
     std::iter::once("read").chain(operators.iter().map(OperatorSpec::name)).chain(std::iter::once("write")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_that_begins_anew_counts_from_nothing() {
+        let (pieces, dataset_split) = (Vec::new(), "train".into());
+        let split = SplitRecord { split: SplitId(3), dataset_split, pieces, keys: None, appended: 0, place: None };
+        let at_work = SplitsAtWork::default();
+        let before = at_work.get(&split, &["read"]);
+        assert!(Arc::ptr_eq(&before, &at_work.get(&split, &["read"])));
+        at_work.begin_anew(split.split);
+        // what is left of the attempt before is alive
+        let now = at_work.get(&split, &["read"]);
+        assert!(!Arc::ptr_eq(&before, &now));
+        assert!(at_work.all().iter().all(|state| Arc::ptr_eq(state, &now)));
+    }
 }

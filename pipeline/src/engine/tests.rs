@@ -129,6 +129,7 @@ async fn workers_in_other_processes_make_the_same_shards() {
         base: folder.clone(),
         ticket: output.ticket(),
         teacher: output.plan().await.unwrap().unwrap().teacher,
+        device: None,
     };
     let wanted = |s: SplitRecord| Wanted { split: s.split, dataset_split: s.dataset_split, was: None };
     let wanted: Vec<Wanted> = job.all_splits().into_iter().map(wanted).collect();

@@ -59,6 +59,9 @@ pub struct AtWork {
     /// Why this process makes nothing of the job, where its machine cannot and others may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot: Option<String>,
+    /// How often it has told, so that one who stands still is known from one who is dead.
+    #[serde(default)]
+    pub told: u64,
     /// What it has counted since it joined the run.
     #[serde(default)]
     pub progress: Progress,
@@ -84,6 +87,7 @@ impl AtWork {
             holder: output.ticket().holder,
             splits: Vec::new(),
             cannot: None,
+            told: 0,
             progress: Progress::default(),
             warnings: Vec::new(),
         }

@@ -36,6 +36,9 @@ pub struct Order {
     /// What the teacher computes in, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherArithmetic>,
+    /// What it computes on: `cpu` or `cuda`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
 }
 
 /// A split that is to be made.

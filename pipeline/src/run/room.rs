@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stillhouse_schemas::spec::Dtype;
-use stillhouse_teacher::{DeviceChoice, devices, host_bytes};
+use stillhouse_teacher::{devices, host_bytes};
 
 use super::splits::ROW_GROUPS_OF_A_SPLIT;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -86,8 +86,7 @@ impl Needs {
         let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
         let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         // the memory of a GPU is looked at when the teacher comes to it; one that is not there is told then
-        let on_cpu = |device: &DeviceChoice| device.open().is_ok_and(|opened| opened.is_cpu());
-        let teachers = devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| on_cpu(d)).count() as u64;
+        let teachers = devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| d.is_cpu()).count() as u64;
         if teachers == 0 {
             return Ok(needs);
         }

@@ -31,7 +31,7 @@ use crate::output::Output;
 use crate::source::InputFile;
 use crate::stall::{self, Stall, StallWatch};
 use crate::verdict::Tally;
-use crate::{operators, source};
+use crate::{operators, plan, source};
 
 const TICK: Duration = Duration::from_millis(250);
 /// Splits at work at once per device, where the job does not say: while one is written and the next one begins, the device has work.
@@ -137,7 +137,8 @@ impl Job {
         // those who get it are in other folders
         let base = std::path::absolute(&self.prepared.base).unwrap_or_else(|_| self.prepared.base.clone());
         let teacher = self.arithmetic.clone();
-        Ok(Order { spec, base, ticket: self.output.ticket(), teacher })
+        let device = teacher.as_ref().map(|_| plan::device_kind(&self.prepared.spec).to_owned());
+        Ok(Order { spec, base, ticket: self.output.ticket(), teacher, device })
     }
 
     fn wanted(&self, split: &SplitRecord) -> Wanted {
@@ -262,9 +263,13 @@ impl Session {
     pub async fn execute(&self, partition: usize, lost: &(dyn Fn(String) + Send + Sync)) -> Result<Vec<ShardRecord>> {
         let resources = Arc::clone(&self.resources);
         let (plan, context) = (Arc::clone(&self.plan), Arc::clone(&self.context));
+        let split = self.splits.get(partition).map(|split| split.split);
         let chain = async move {
             loop {
                 let lost = resources.lost_devices();
+                if let Some(split) = split {
+                    resources.at_work.begin_anew(split);
+                }
                 let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
                 // a device that is gone takes nothing along: what it had of a split is made again by another one
                 let now_lost = resources.lost_devices();
@@ -405,11 +410,16 @@ fn splits_at_once(spec: &JobSpec, devices: usize) -> usize {
         None if spec.extract.is_some() => SPLITS_OF_A_DEVICE * devices.max(1),
         None => rayon::current_num_threads(),
     };
+    wanted.min(splits_with_memory(spec)).max(1)
+}
+
+/// Splits at once that the memory of a job has room for: at least one.
+pub(super) fn splits_with_memory(spec: &JobSpec) -> usize {
     let room = spec
         .engine
         .memory_megabytes
         .map(|megabytes| megabytes / (ROW_GROUPS_OF_A_SPLIT * spec.output.row_group_megabytes));
-    wanted.min(room.map_or(usize::MAX, |room| room as usize)).max(1)
+    room.map_or(usize::MAX, |room| room as usize).max(1)
 }
 
 /// What the nodes of a plan share of this machine: the memory of the job.

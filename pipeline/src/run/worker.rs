@@ -1,7 +1,7 @@
 //! A process that works for the run of another one: the same plan, made here from the same job, one split at a time.
 //!
 //! ```text
-//!   Order ─► prepare (under this machine's own rules) ─► hash = the ticket's? ─► plan.json of the output ─► teacher ─► session
+//!   Order ─► is the device here, and of the run's kind? ─► prepare (under this machine's own rules) ─► hash = the ticket's? ─► plan.json of the output ─► teacher ─► session
 //!   Wanted ─► committed already? ─ yes ─► its record
 //!                                └ no ──► execute its partition, commit for the run ─► its record
 //! ```
@@ -20,11 +20,12 @@ use std::time::{Duration, Instant};
 
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
-use stillhouse_schemas::spec::EngineKind;
+use stillhouse_schemas::spec::{EngineKind, JobSpec};
+use tokio::sync::Semaphore;
 
 use super::driver::{Order, Wanted};
 use super::room::{Needs, Room, Share};
-use super::splits::Session;
+use super::splits::{Session, splits_with_memory};
 use super::{Job, JobHash, blocking, files_of};
 use crate::access::Access;
 use crate::append;
@@ -34,9 +35,9 @@ use crate::engine::pool::Pool;
 use crate::error::{ErrorKind, Failure, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::holdouts::Holdouts;
-use crate::job::{Prepared, chain, prepare_parsed};
+use crate::job::{self, Prepared, chain, prepare_parsed};
 use crate::operators::job_format;
-use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
+use crate::output::{AtWork, Output, PlanRecord, Pulse, SplitAtWork, Warning};
 use crate::plan;
 use crate::teacher::{self, Decided, JobInput, Loaded};
 
@@ -59,6 +60,8 @@ pub struct Worker {
     partitions: HashMap<SplitId, usize>,
     /// A split is worked on once at a time, however often it is asked for.
     turns: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
+    /// Splits at once that the job's memory has room for, whatever the slots of this process.
+    room: Semaphore,
     watching: tokio::task::JoinHandle<()>,
     pool: Pool,
 }
@@ -75,6 +78,7 @@ struct Stand {
     warnings: Arc<Warnings>,
     /// The name of its report; one is written at a time, so that no older one comes after a newer one.
     report: tokio::sync::Mutex<String>,
+    told: AtomicU64,
     /// Its memory, as long as it has a teacher.
     _share: Share,
 }
@@ -95,10 +99,21 @@ impl Stand {
         };
         AtWork {
             splits: splits.iter().map(at).collect(),
+            cannot: self.cannot().map(|e| e.to_string()),
+            told: self.told.fetch_add(1, Ordering::Relaxed),
             progress: self.job.progress(self.began),
             warnings: self.warnings.last(),
             ..AtWork::new(&self.name, &self.job.output)
         }
+    }
+
+    /// Why nothing more is made here, though others may make it: the devices are gone.
+    fn cannot(&self) -> Option<PipelineError> {
+        let resources = &self.session.resources;
+        let are_gone = !resources.devices.is_empty() && resources.lost_devices() == resources.devices.len();
+        let message =
+            "teacher: every device of this executor is lost; valid: this executor, started anew once they are there";
+        are_gone.then(|| PipelineError::new(ErrorKind::Model, message).of_place())
     }
 
     async fn report(&self, splits: &BTreeSet<SplitId>) {
@@ -197,6 +212,16 @@ impl Worker {
     pub async fn join(order: &Order, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
         let warnings = Warnings::new(observer);
         let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        if let Some(spec) = job_format().parse_json(&order.spec).spec
+            && let Some(unfit) = unfit(&spec, order, place).await?
+        {
+            let output = job::output_of(&spec, &order.base, &place.access)?.joined(&order.ticket);
+            output.still_ours().await?;
+            let at = AtWork { cannot: Some(unfit.to_string()), ..AtWork::new(&place.name, &output) };
+            output.report(&id, &at).await?;
+            return Err(unfit);
+        }
         let prepared = prepared(order, place, &observer).await?;
         let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
         let output = prepared.output()?.joined(&order.ticket);
@@ -204,11 +229,11 @@ impl Worker {
         let output = output.for_grown_job(&hash).joined(&order.ticket);
         output.still_ours().await?;
         let at = AtWork { warnings: warnings.last(), ..AtWork::new(&place.name, &output) };
-        let id = uuid::Uuid::new_v4().simple().to_string();
         // of who says nothing the run does not know whether it is getting ready or is not there
         output.report(&id, &at).await?;
         warnings.are_told(&at.warnings);
-        let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, &warnings).await;
+        let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, &warnings);
+        let ready = telling(&output, &id, &at, ready).await;
         if let Err(e) = &ready
             && e.of_place
         {
@@ -271,10 +296,12 @@ impl Worker {
             began,
             warnings: Arc::clone(warnings),
             report: tokio::sync::Mutex::new(id.to_owned()),
+            told: AtomicU64::new(0),
             _share: share,
         });
+        let room = splits_with_memory(&stand.job.prepared.spec).min(Semaphore::MAX_PERMITS);
         let watching = tokio::spawn(watch(Arc::clone(&stand)));
-        Ok(Self { stand, partitions, turns: Mutex::default(), watching, pool })
+        Ok(Self { stand, partitions, turns: Mutex::default(), room: Semaphore::new(room), watching, pool })
     }
 
     /// Why nothing more is made for its run, where that is gone.
@@ -307,6 +334,10 @@ impl Worker {
             let message = format!("{}: the plan has no split {}", job.output, wanted.split.0);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
+        let _room = self.room.acquire().await;
+        if let Some(cannot) = self.stand.cannot() {
+            return Err(cannot);
+        }
         let _working = Working::on(at_work, wanted.split);
         let warn = |message: String| warnings.event(&Event::Warning { message });
         let made = match &wanted.was {
@@ -317,8 +348,18 @@ impl Worker {
             // once the run is told that this is made, it may be at its end
             self.stand.report(&self.stand.splits()).await;
         }
-        // what ended here was told to stop
-        let made = made.map_err(|e| self.is_over().map_or(e, PipelineError::from))?;
+        // what ended here was told to stop, or goes to others
+        let made = match made {
+            Ok(made) => made,
+            Err(e) => {
+                let cannot = self.stand.cannot();
+                if cannot.is_some() {
+                    warn(e.to_string());
+                    self.stand.report(&self.stand.splits()).await;
+                }
+                return Err(self.is_over().map(PipelineError::from).or(cannot).unwrap_or(e));
+            }
+        };
         let [record] = <[ShardRecord; 1]>::try_from(made).map_err(|made| {
             let message = format!("split {} gave {} records: a fault of this program", wanted.split.0, made.len());
             PipelineError::new(ErrorKind::Output, message)
@@ -366,6 +407,49 @@ async fn watch(stand: Arc<Stand>) {
             (told, at) = (splits, Instant::now());
         }
     }
+}
+
+/// Waits until a worker is ready, and tells meanwhile that it is alive.
+async fn telling(
+    output: &Output,
+    id: &str,
+    at: &AtWork,
+    ready: impl Future<Output = Result<Worker>>,
+) -> Result<Worker> {
+    tokio::pin!(ready);
+    let mut at = at.clone();
+    loop {
+        tokio::select! {
+            ready = &mut ready => return ready,
+            () = tokio::time::sleep(TELLS) => {
+                at.told += 1;
+                if let Err(e) = output.report(id, &at).await {
+                    tracing::debug!("{e}");
+                }
+            }
+        }
+    }
+}
+
+/// Why this process cannot work for a job, and another one may: the device that teachers have here is of another kind than the run's, or is
+/// not there.
+async fn unfit(spec: &JobSpec, order: &Order, place: &Place) -> Result<Option<PipelineError>> {
+    let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
+    let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
+    let look = move || {
+        let devices = match stillhouse_teacher::devices(&named) {
+            Ok(devices) => devices,
+            Err(e) => return Some(chain(&e)),
+        };
+        let kind = if devices.iter().all(|device| device.is_cpu()) { "cpu" } else { "cuda" };
+        if kind != wanted {
+            return Some(format!("teachers compute on {named} here ({kind}), the run's on {wanted}"));
+        }
+        devices.iter().find_map(|device| device.open().err()).map(|e| chain(&e))
+    };
+    let why = tokio::task::spawn_blocking(look).await?;
+    let error = |why| PipelineError::new(ErrorKind::Model, format!("extract.teacher.device: {why}")).of_place();
+    Ok(why.map(error))
 }
 
 /// The memory that the job takes here, before anything of it is taken.
@@ -417,8 +501,31 @@ async fn planned(
         differences(&plan, hash).iter().take(MOST_LINES).for_each(|line| message += &format!("\n  {line}"));
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
+    // rows of a query are read as the run has staged them
+    if prepared.spec.input.sql.is_none() {
+        same_input(&plan, hash)?;
+    }
     let (files, skipped) = files_of(prepared, hash, output, observer).await?;
     Ok((plan.splits_of(&hash.files), Arc::new(files), skipped))
+}
+
+/// An error where a file is another one here than the run has planned with: one that was written anew meanwhile, or a copy on this machine.
+fn same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
+    let pairs = plan.files.iter().zip(&hash.files);
+    let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.is_as_on(&here.state)).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    let mut message = "the input is another one as this machine sees it".to_owned();
+    for (planned, here) in others.iter().take(MOST_LINES) {
+        message += &format!("\n  {}: {}; the run has {}", here.path, here.state, planned.state);
+    }
+    if let Some(more) = others.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+        message += &format!("\n  and {more} more");
+    }
+    message += "\nvalid: files that all machines share, or copies that have their times (cp -p, rsync -t); where they were changed, the same \
+                command again";
+    Err(PipelineError::new(ErrorKind::Input, message))
 }
 
 /// The teacher in the arithmetic of the run, or a refusal.
@@ -442,8 +549,56 @@ async fn loaded(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::events::Silent;
+    use crate::plan::PlannedFile;
+    use crate::source::FileState;
+
+    #[tokio::test]
+    async fn a_device_of_another_kind_than_the_runs_is_for_other_executors() {
+        let text = json!({
+            "version": 1, "name": "x", "input": {"paths": ["a.jsonl"], "format": "jsonl"}, "pack": {"length": 8},
+            "extract": {"teacher": {"path": "teacher", "device": "cpu"}}, "output": {"path": "out"},
+        });
+        let spec = job_format().parse_json(&text.to_string()).spec.unwrap();
+        let looked = async |device: Option<&str>, of_run: Option<&str>| {
+            let ticket = serde_json::from_value(json!({"job_hash": "abc"})).unwrap();
+            let device_of_run = of_run.map(str::to_owned);
+            let (spec_text, base) = (text.to_string(), "/".into());
+            let order = Order { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
+            let device = device.map(str::to_owned);
+            let place =
+                Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };
+            unfit(&spec, &order, &place).await.unwrap().map(|e| (e.of_place, e.to_string()))
+        };
+        // without a teacher there is no device; else the job's own counts where the executor has none
+        assert_eq!(looked(Some("cuda:7"), None).await, None);
+        assert_eq!((looked(None, Some("cpu")).await, looked(Some("cpu"), Some("cpu")).await), (None, None));
+        let told = "extract.teacher.device: teachers compute on cpu here (cpu), the run's on cuda";
+        assert_eq!(looked(None, Some("cuda")).await, Some((true, told.to_owned())));
+        let (of_place, told) = looked(Some("cuda:7"), Some("cpu")).await.unwrap();
+        assert!(of_place && told.ends_with("teachers compute on cuda:7 here (cuda), the run's on cpu"), "{told}");
+        let (of_place, told) = looked(Some("cuda:7"), Some("cuda")).await.unwrap();
+        assert!(of_place && told.contains("cuda:7"), "{told}");
+    }
+
+    #[test]
+    fn an_input_of_other_times_or_sizes_is_named_and_one_of_other_inodes_is_the_same() {
+        let file = |bytes, modified_ns, tag: &str| PlannedFile {
+            path: "/in/a.jsonl".into(),
+            name: "a.jsonl".into(),
+            state: FileState { bytes, modified_ns, e_tag: Some(tag.into()), version: None },
+        };
+        let differs = |a: &PlannedFile, b: &PlannedFile| !a.state.is_as_on(&b.state);
+        let disk = file(10, Some(5), "inode 1");
+        assert!(!differs(&disk, &file(10, Some(5), "inode 2")));
+        assert!(differs(&disk, &file(10, Some(6), "inode 1")) && differs(&disk, &file(11, Some(5), "inode 1")));
+        // of an object the ETag is all that there is
+        let object = file(10, None, "a");
+        assert!(differs(&object, &file(10, None, "b")) && !differs(&object, &file(10, None, "a")));
+    }
 
     #[test]
     fn a_report_has_the_last_warnings_with_their_numbers() {

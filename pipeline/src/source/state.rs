@@ -39,14 +39,22 @@ impl FileState {
 
     /// Whether a later look shows the same file, as far as both tell.
     pub fn is_still(&self, now: &Self) -> bool {
-        fn agree<T: PartialEq>(was: &Option<T>, now: &Option<T>) -> bool {
-            was.is_none() || now.is_none() || was == now
-        }
-        self.bytes == now.bytes
-            && agree(&self.modified_ns, &now.modified_ns)
-            && agree(&self.e_tag, &now.e_tag)
-            && agree(&self.version, &now.version)
+        self.is_as_on(now) && agree(&self.e_tag, &now.e_tag)
     }
+
+    /// The same, of a look from another machine. There a disk has other inodes, so of a file with a time the ETag says nothing.
+    pub fn is_as_on(&self, machine: &Self) -> bool {
+        let has_times = self.modified_ns.is_some() && machine.modified_ns.is_some();
+        self.bytes == machine.bytes
+            && agree(&self.modified_ns, &machine.modified_ns)
+            && agree(&self.version, &machine.version)
+            && (has_times || agree(&self.e_tag, &machine.e_tag))
+    }
+}
+
+/// Whether two say the same, or one says nothing.
+fn agree<T: PartialEq>(was: &Option<T>, now: &Option<T>) -> bool {
+    was.is_none() || now.is_none() || was == now
 }
 
 impl fmt::Display for FileState {

@@ -1,0 +1,161 @@
+//! What is lost between a scheduler and its executors, or told to go, or changes under them: the run has its end, and the right one.
+//!
+//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+
+use std::fs;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stillhouse_tests::server::{Ports, Server};
+use stillhouse_tests::{ran, with};
+
+use crate::cluster::{Cluster, Executor, Held, alone, assert_finished, command, said, scratch};
+use crate::cluster_store::Run;
+use crate::stores::packing_job;
+
+/// A way to a server that can be cut: then what is under way on it is lost, and nobody gets through.
+struct Way {
+    address: SocketAddr,
+    is_open: Arc<AtomicBool>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Way {
+    fn to(server: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (is_open, streams) = (Arc::new(AtomicBool::new(true)), Arc::<Mutex<Vec<TcpStream>>>::default());
+        let (open, all) = (Arc::clone(&is_open), Arc::clone(&streams));
+        thread::spawn(move || {
+            for caller in listener.incoming().flatten() {
+                if !open.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let Ok(called) = TcpStream::connect(&server) else { continue };
+                all.lock().unwrap().extend([caller.try_clone().unwrap(), called.try_clone().unwrap()]);
+                let ends = [(caller.try_clone().unwrap(), called.try_clone().unwrap()), (called, caller)];
+                for (mut from, mut to) in ends {
+                    thread::spawn(move || {
+                        let _ = io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Self { address, is_open, streams }
+    }
+
+    fn cut(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
+        for stream in self.streams.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn join(&self) {
+        self.is_open.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Splits of tokens, without a teacher.
+fn job() -> Value {
+    with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}))
+}
+
+fn begins(executor: &Executor) -> usize {
+    said(&executor.log).matches("begins split=").count()
+}
+
+#[test]
+fn the_end_of_a_split_that_is_lost_on_its_way_does_not_hang_the_run() {
+    let scratch = scratch();
+    let expected = alone(&scratch, &job());
+    let ports = Ports::take();
+    let address = format!("127.0.0.1:{}", ports.port(0));
+    let log = scratch.path("scheduler.log");
+    // an executor that does not ask for a while is not dead for long
+    let mut scheduler =
+        Server::start(command(&scratch, &["scheduler", "--listen", &address, "--dead-after", "600"]), &log);
+    scheduler.wait_until("scheduler", || said(&log).contains("the scheduler listens on"));
+    let way = Way::to(address.clone());
+    let hold = scratch.write("hold", "");
+    let executor_log = scratch.path("executor.log");
+    let through = way.address.to_string();
+    let mut start = command(&scratch, &["executor", "--scheduler", &through, "--slots", "1", "--threads", "1"]);
+    start.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold);
+    let mut executor = Server::start(start, &executor_log);
+    let engine = json!({"kind": "ballista", "scheduler": address});
+    let on_cluster = with(job(), &json!({"engine": engine, "output": {"path": "lost"}}));
+    let run = Run::begin(&scratch, &on_cluster, &[], &|_| {});
+    executor.wait_until("its commit", || hold.with_extension("reached").exists());
+    way.cut();
+    fs::remove_file(&hold).unwrap();
+    executor.wait_until("the commit", || said(&executor_log).contains("committed split="));
+    // what it tells of the end, it tells once: twenty times a second it asks, and nobody hears it
+    thread::sleep(Duration::from_secs(1));
+    way.join();
+    run.ends_well();
+    assert_finished(&scratch.path("lost"), &expected);
+    assert!(said(&log).contains("1 of its tasks were lost on their way"), "{}", said(&log));
+}
+
+#[test]
+fn an_input_that_changes_before_an_executor_joins_is_never_mixed_with_what_it_was() {
+    let scratch = scratch();
+    let before = fs::read(scratch.path("corpus.jsonl")).unwrap();
+    let mut cluster = Cluster::start(&scratch);
+    let mut first = Held::named(&mut cluster, "first", &|_| {});
+    let mut run = Run::begin(&scratch, &cluster.job(&job(), "mixed"), &[], &|_| {});
+    first.is_about_to_commit();
+    // of the same length: names and sizes are in the job's hash
+    let text = String::from_utf8(before).unwrap();
+    fs::write(scratch.path("corpus.jsonl"), text.replace(" the ", " The ")).unwrap();
+    let second = cluster.executor(&|_| {});
+    assert_ne!(run.server.wait(), Some(0), "{}", run.said());
+    let told = run.said();
+    assert!(told.contains("the input is another one as this machine sees it"), "{told}");
+    assert!(told.contains("corpus.jsonl: ") && told.contains("; the run has "), "{told}");
+    assert!(!scratch.path("mixed/_SUCCESS").exists());
+    drop((first, second));
+}
+
+#[test]
+fn an_executor_at_work_that_is_told_to_stop_goes_and_others_make_its_splits() {
+    let scratch = scratch();
+    let expected = alone(&scratch, &job());
+    let mut cluster = Cluster::start(&scratch);
+    let hold = scratch.write("hold", "");
+    let address = cluster.address();
+    let mut start = command(&scratch, &["executor", "--scheduler", &address, "--slots", "2", "--threads", "2"]);
+    start.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold);
+    let log = scratch.path("two.log");
+    let mut two = Executor { server: Server::start(start, &log), log };
+    let run = Run::begin(&scratch, &cluster.job(&job(), "told"), &[], &|_| {});
+    let log = two.log.clone();
+    two.server.wait_until("two splits", || said(&log).matches("begins split=").count() == 2);
+    // a split is a task: both of its slots are taken, and all others are for whoever asks
+    let other = cluster.executor(&|_| {});
+    let (other_log, all) = (other.log.clone(), expected.len());
+    two.server.wait_until("the others", || said(&other_log).matches("committed split=").count() == all - 2);
+    assert_eq!(begins(&two), 2);
+    two.signal(libc::SIGTERM);
+    assert_eq!(two.server.wait(), Some(0), "{}", said(&two.log));
+    assert!(said(&two.log).contains("told to stop: what is at work goes to other executors"), "{}", said(&two.log));
+    run.ends_well();
+    assert_finished(&scratch.path("told"), &expected);
+    assert_eq!(said(&two.log).matches("committed split=").count(), 0);
+}
+
+#[test]
+fn an_executor_for_a_device_that_is_none_does_not_start() {
+    let scratch = scratch();
+    let start = |device| -> Command { command(&scratch, &["executor", "--device", device]) };
+    ran(&mut start("banana")).expect(2).says(&["--device banana: ", "`banana`", "cuda:N"]);
+    ran(&mut start("cuda:99")).expect(2).says(&["--device cuda:99: "]);
+}
