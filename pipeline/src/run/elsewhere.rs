@@ -68,6 +68,7 @@ mod tests {
             holder: None,
             splits: vec![SplitAtWork { split: SplitId(split), reads: "a.jsonl".into(), stages }],
             cannot: None,
+            told: 0,
             progress: Progress { documents: rows, devices: 1, stages: vec![stage], ..Progress::default() },
             warnings: Vec::new(),
         }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use half::f16;
 use stillhouse_gpu::Element;
 use stillhouse_gpu::extract::Dense;
-use stillhouse_gpu::net::{Activation, Kind, Shape};
+use stillhouse_gpu::net::{Activation, Kind, Numbers, Shape};
 use stillhouse_noise::{
     Correction, DrawKey, Extract, Extraction, LogitSampling, NoiseForm, NoiseStream, Observed, RowExtractor,
     RowSignals, Signals, StoredToken, Tolerance, TopP, ValueType, judge, keyed_uniforms,
 };
 
-use crate::accuracy::{distance, logits, tokens};
+use crate::accuracy::{distance, lacks, logits, tokens};
 use crate::job::extract_once;
 use crate::nets::{Angles, Weights, shape};
 use crate::{Check, Outcome, bits, reference};
@@ -23,7 +23,7 @@ const SMALL_RUNS: [u32; 4] = [0, 1, 38, 105];
 /// See above.
 pub fn run(check: &mut Check) -> Outcome<()> {
     check.counted.restart(false);
-    let done = noise(check).and_then(|()| nets(check));
+    let done = noise(check).and_then(|()| nets(check)).and_then(|()| rows_of_fp8(check));
     let kernels = |prefix: &str| {
         let names: BTreeSet<String> = check.counted.counts().calls.into_keys().collect();
         names.iter().filter(|name| name.starts_with(prefix)).count()
@@ -257,6 +257,37 @@ fn nets(check: &mut Check) -> Outcome<()> {
                 }
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
             }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of a pass at which cuBLASLt changes its kernels, or has none for e4m3 until rows are added.
+const ROWS: [u32; 6] = [1, 15, 17, 127, 256, 257];
+/// Mean KL that fp8 may have against f64, nats: about three times what was seen on the host.
+const FP8_KL: f64 = 0.1;
+
+fn rows_of_fp8(check: &mut Check) -> Outcome<()> {
+    let shape = shape(Kind::Llama, 211, 96, 2, [4, 2, 32], 160);
+    for rows in ROWS.into_iter().take(if check.host { 3 } else { ROWS.len() }) {
+        let what = format!("net Llama, fp8, a pass of {rows}");
+        if lacks(check, Numbers::Fp8, &what) {
+            return Ok(());
+        }
+        if !check.has_time(5.0) {
+            check.report.unchecked(what);
+            continue;
+        }
+        let (tokens, offsets) = (tokens(6, rows as usize, shape.vocab), [0, rows]);
+        let far = logits(check, &shape, Numbers::Fp8, &tokens, &offsets)
+            .and_then(|got| Ok(distance(&exact(&shape, Element::F32, &tokens, &offsets)?, &got, shape.vocab)));
+        match far {
+            Ok(far) => check.report.verdict(
+                what,
+                far.mean_kl <= FP8_KL,
+                &format!("mean KL {:.1e} of {FP8_KL:.0e}", far.mean_kl),
+            ),
+            Err(error) => check.report.verdict(what, false, &error.to_string()),
         }
     }
     Ok(())
