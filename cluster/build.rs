@@ -1,7 +1,7 @@
 //! Gives this build its name: the version, and what the sources hash to that decide the bytes of shards.
 //!
 //! Two programs of one version may be of different sources, and a cluster of both would mix what they make. The hash is of the files' contents
-//! and names, so it is the same for a checkout, a tarball and a copy; no `git` is asked. Test code is left out, as is what only looks or prints.
+//! and names and the target that is built for, so it is the same for a checkout, a tarball and a copy; no `git` is asked. Test code is left out, as is what only looks or prints.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 const FOLDERS: [&str; 4] = ["schemas", "operators", "pipeline", "cluster"];
 /// Folders in them that do not.
 const LEFT_OUT: [&str; 6] = ["tests", "benches", "examples", "testdata", "proptest-regressions", "target"];
-/// What the libraries are.
-const LOCK: &str = "Cargo.lock";
+/// What the libraries are, and how they are built.
+const WORKSPACE: [&str; 2] = ["Cargo.lock", "Cargo.toml"];
 /// Digits that are shown.
 const DIGITS: usize = 12;
 
@@ -30,12 +30,14 @@ fn main() {
 fn name(has_cuda: bool) -> Result<String, Box<dyn std::error::Error>> {
     let crate_folder = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?);
     let root = crate_folder.parent().ok_or("the crate is in no workspace")?;
-    let mut files = vec![PathBuf::from(LOCK)];
+    let mut files: Vec<PathBuf> = WORKSPACE.iter().map(PathBuf::from).collect();
     for folder in FOLDERS {
         collect(root, Path::new(folder), &mut files)?;
     }
     files.sort();
     let mut hash = Fnv::default();
+    // another libm has other last bits
+    hash.add(std::env::var("TARGET")?.as_bytes());
     for file in &files {
         let path = root.join(file);
         println!("cargo::rerun-if-changed={}", path.display());

@@ -137,9 +137,8 @@ async fn leave(scheduler: &Scheduler, token: &Token, executor_id: String) -> Res
         let stopped = ExecutorStoppedParams { executor_id, reason: "told to stop".into() };
         client.executor_stopped(stopped).await.map_err(|e| driver::refused(scheduler, &e))
     };
-    match tokio::time::timeout(ENDS, told).await {
-        Ok(Err(e)) => tracing::debug!("{e}"),
-        Ok(Ok(_)) | Err(_) => {}
+    if let Ok(Err(e)) = tokio::time::timeout(ENDS, told).await {
+        tracing::debug!("{e}");
     }
     Ok(())
 }
