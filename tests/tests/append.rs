@@ -15,7 +15,7 @@ use crate::resume::{moments, visible};
 use crate::stores::{User, shards_in};
 
 /// A job over all files of `in`, without a teacher.
-fn small() -> Value {
+pub(crate) fn small() -> Value {
     let tokenizer = root().join("assets/teacher-nano-gpt2/tokenizer.json");
     let more = json!({
         "input": {"paths": ["in/*.jsonl"], "split_megabytes": 0.0015},
@@ -30,7 +30,7 @@ fn speeches() -> Vec<String> {
     corpus(9, 1300).lines().map(|line| format!("{line}\n")).collect()
 }
 
-fn scratch(job: &Value) -> Scratch {
+pub(crate) fn scratch(job: &Value) -> Scratch {
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.path("in")).unwrap();
     scratch.write("in/m.jsonl", &speeches()[..3].concat());
@@ -39,7 +39,7 @@ fn scratch(job: &Value) -> Scratch {
 }
 
 /// One file before what is there, and one after it.
-fn grow(scratch: &Scratch) {
+pub(crate) fn grow(scratch: &Scratch) {
     scratch.write("in/a.jsonl", &speeches()[3..5].concat());
     scratch.write("in/z.jsonl", &speeches()[5..8].concat());
 }

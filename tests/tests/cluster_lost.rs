@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stillhouse_tests::server::{Ports, Server};
-use stillhouse_tests::{ran, with};
+use stillhouse_tests::{ran, shards, with};
 
+use crate::append;
 use crate::cluster::{Cluster, Executor, Held, alone, assert_finished, command, said, scratch};
 use crate::cluster_store::Run;
 use crate::stores::packing_job;
@@ -158,4 +159,22 @@ fn an_executor_for_a_device_that_is_none_does_not_start() {
     let start = |device| -> Command { command(&scratch, &["executor", "--device", device]) };
     ran(&mut start("banana")).expect(2).says(&["--device banana: ", "`banana`", "cuda:N"]);
     ran(&mut start("cuda:99")).expect(2).says(&["--device cuda:99: "]);
+}
+
+#[test]
+fn what_a_cluster_appends_is_what_one_machine_appends() {
+    let scratch = append::scratch(&append::small());
+    let mut cluster = Cluster::start(&scratch);
+    let executors = cluster.executors(2);
+    let on_cluster = cluster.job(&append::small(), "grown");
+    Run::begin(&scratch, &on_cluster, &[], &|_| {}).ends_well();
+    let before = shards(&scratch.path("out"));
+    assert_eq!(shards(&scratch.path("grown")), before);
+    append::grow(&scratch);
+    scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
+    Run::begin(&scratch, &on_cluster, &["--append"], &|_| {}).ends_well();
+    let grown = shards(&scratch.path("out"));
+    assert!(grown.len() > before.len());
+    assert_eq!(shards(&scratch.path("grown")), grown);
+    drop(executors);
 }
