@@ -178,3 +178,31 @@ fn what_a_cluster_appends_is_what_one_machine_appends() {
     assert_eq!(shards(&scratch.path("grown")), grown);
     drop(executors);
 }
+
+#[test]
+fn slots_that_the_memory_of_a_job_has_no_room_for_wait() {
+    let scratch = scratch();
+    let memory = json!({"engine": {"memory_megabytes": 100}, "output": {"row_group_megabytes": 32}});
+    let job = with(job(), &memory);
+    let expected = alone(&scratch, &job);
+    let cluster = Cluster::start(&scratch);
+    let hold = scratch.write("hold", "");
+    let address = cluster.address();
+    let mut start = command(&scratch, &["executor", "--scheduler", &address, "--slots", "3", "--threads", "3"]);
+    start.env("STILLHOUSE_TEST_HOLD_COMMIT", &hold);
+    let log = scratch.path("three.log");
+    let mut three = Server::start(start, &log);
+    let run = Run::begin(&scratch, &cluster.job(&job, "small"), &[], &|_| {});
+    three.wait_until("three splits", || said(&log).matches("begins split=").count() == 3);
+    let reports = scratch.path("small/_stillhouse/workers");
+    let at_work = || {
+        let files = fs::read_dir(&reports).into_iter().flatten().flatten().map(|entry| entry.path());
+        let told = files.filter_map(|file| serde_json::from_slice::<Value>(&fs::read(file).ok()?).ok());
+        told.map(|report| report["splits"].as_array().map_or(0, Vec::len)).max().unwrap_or(0)
+    };
+    three.wait_until("its commit and its report", || hold.with_extension("reached").exists() && at_work() > 0);
+    assert_eq!(at_work(), 1);
+    fs::remove_file(&hold).unwrap();
+    run.ends_well();
+    assert_finished(&scratch.path("small"), &expected);
+}
