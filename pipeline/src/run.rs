@@ -14,6 +14,7 @@
 mod awaited;
 pub mod driver;
 mod elsewhere;
+mod fit;
 pub mod room;
 mod rows;
 pub(crate) mod splits;

@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
-use stillhouse_schemas::spec::{EngineKind, JobSpec};
+use stillhouse_schemas::spec::EngineKind;
 use tokio::sync::Semaphore;
 
 use super::driver::{Order, Wanted};
+use super::fit::{MOST_LINES, same_input, unfit};
 use super::room::{Needs, Room, Share};
 use super::splits::{Session, splits_with_memory};
 use super::{Job, JobHash, blocking, files_of};
@@ -37,7 +38,7 @@ use crate::events::{Event, Observer};
 use crate::holdouts::Holdouts;
 use crate::job::{self, Prepared, chain, prepare_parsed};
 use crate::operators::job_format;
-use crate::output::{AtWork, Output, PlanRecord, Pulse, SplitAtWork, Warning};
+use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
 use crate::plan;
 use crate::teacher::{self, Decided, JobInput, Loaded};
 
@@ -50,9 +51,6 @@ const TELLS: Duration = Duration::from_secs(10);
 /// Warnings that a report has at most, and bytes of one.
 const MOST_WARNINGS: usize = 20;
 const LONGEST_WARNING: usize = 1_000;
-
-/// Lines that a refusal gives of what differs.
-const MOST_LINES: usize = 8;
 
 /// A job, as this process works at it.
 pub struct Worker {
@@ -431,27 +429,6 @@ async fn telling(
     }
 }
 
-/// Why this process cannot work for a job, and another one may: the device that teachers have here is of another kind than the run's, or is
-/// not there.
-async fn unfit(spec: &JobSpec, order: &Order, place: &Place) -> Result<Option<PipelineError>> {
-    let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
-    let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
-    let look = move || {
-        let devices = match stillhouse_teacher::devices(&named) {
-            Ok(devices) => devices,
-            Err(e) => return Some(chain(&e)),
-        };
-        let kind = if devices.iter().all(|device| device.is_cpu()) { "cpu" } else { "cuda" };
-        if kind != wanted {
-            return Some(format!("teachers compute on {named} here ({kind}), the run's on {wanted}"));
-        }
-        devices.iter().find_map(|device| device.open().err()).map(|e| chain(&e))
-    };
-    let why = tokio::task::spawn_blocking(look).await?;
-    let error = |why| PipelineError::new(ErrorKind::Model, format!("extract.teacher.device: {why}")).of_place();
-    Ok(why.map(error))
-}
-
 /// The memory that the job takes here, before anything of it is taken.
 async fn share(prepared: &Arc<Prepared>, order: &Order, place: &Place, observer: &Arc<dyn Observer>) -> Result<Share> {
     let (room, slots) = (Arc::clone(&place.room), place.slots);
@@ -509,25 +486,6 @@ async fn planned(
     Ok((plan.splits_of(&hash.files), Arc::new(files), skipped))
 }
 
-/// An error where a file is another one here than the run has planned with: one that was written anew meanwhile, or a copy on this machine.
-fn same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
-    let pairs = plan.files.iter().zip(&hash.files);
-    let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.is_as_on(&here.state)).collect();
-    if others.is_empty() {
-        return Ok(());
-    }
-    let mut message = "the input is another one as this machine sees it".to_owned();
-    for (planned, here) in others.iter().take(MOST_LINES) {
-        message += &format!("\n  {}: {}; the run has {}", here.path, here.state, planned.state);
-    }
-    if let Some(more) = others.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
-        message += &format!("\n  and {more} more");
-    }
-    message += "\nvalid: files that all machines share, or copies that have their times (cp -p, rsync -t); where they were changed, the same \
-                command again";
-    Err(PipelineError::new(ErrorKind::Input, message))
-}
-
 /// The teacher in the arithmetic of the run, or a refusal.
 async fn loaded(
     prepared: &Arc<Prepared>,
@@ -549,56 +507,8 @@ async fn loaded(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::events::Silent;
-    use crate::plan::PlannedFile;
-    use crate::source::FileState;
-
-    #[tokio::test]
-    async fn a_device_of_another_kind_than_the_runs_is_for_other_executors() {
-        let text = json!({
-            "version": 1, "name": "x", "input": {"paths": ["a.jsonl"], "format": "jsonl"}, "pack": {"length": 8},
-            "extract": {"teacher": {"path": "teacher", "device": "cpu"}}, "output": {"path": "out"},
-        });
-        let spec = job_format().parse_json(&text.to_string()).spec.unwrap();
-        let looked = async |device: Option<&str>, of_run: Option<&str>| {
-            let ticket = serde_json::from_value(json!({"job_hash": "abc"})).unwrap();
-            let device_of_run = of_run.map(str::to_owned);
-            let (spec_text, base) = (text.to_string(), "/".into());
-            let order = Order { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
-            let device = device.map(str::to_owned);
-            let place =
-                Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };
-            unfit(&spec, &order, &place).await.unwrap().map(|e| (e.of_place, e.to_string()))
-        };
-        // without a teacher there is no device; else the job's own counts where the executor has none
-        assert_eq!(looked(Some("cuda:7"), None).await, None);
-        assert_eq!((looked(None, Some("cpu")).await, looked(Some("cpu"), Some("cpu")).await), (None, None));
-        let told = "extract.teacher.device: teachers compute on cpu here (cpu), the run's on cuda";
-        assert_eq!(looked(None, Some("cuda")).await, Some((true, told.to_owned())));
-        let (of_place, told) = looked(Some("cuda:7"), Some("cpu")).await.unwrap();
-        assert!(of_place && told.ends_with("teachers compute on cuda:7 here (cuda), the run's on cpu"), "{told}");
-        let (of_place, told) = looked(Some("cuda:7"), Some("cuda")).await.unwrap();
-        assert!(of_place && told.contains("cuda:7"), "{told}");
-    }
-
-    #[test]
-    fn an_input_of_other_times_or_sizes_is_named_and_one_of_other_inodes_is_the_same() {
-        let file = |bytes, modified_ns, tag: &str| PlannedFile {
-            path: "/in/a.jsonl".into(),
-            name: "a.jsonl".into(),
-            state: FileState { bytes, modified_ns, e_tag: Some(tag.into()), version: None },
-        };
-        let differs = |a: &PlannedFile, b: &PlannedFile| !a.state.is_as_on(&b.state);
-        let disk = file(10, Some(5), "inode 1");
-        assert!(!differs(&disk, &file(10, Some(5), "inode 2")));
-        assert!(differs(&disk, &file(10, Some(6), "inode 1")) && differs(&disk, &file(11, Some(5), "inode 1")));
-        // of an object the ETag is all that there is
-        let object = file(10, None, "a");
-        assert!(differs(&object, &file(10, None, "b")) && !differs(&object, &file(10, None, "a")));
-    }
 
     #[test]
     fn a_report_has_the_last_warnings_with_their_numbers() {

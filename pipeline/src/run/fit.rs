@@ -1,0 +1,109 @@
+//! Whether this process fits a run: the device of its teachers, and the input as it sees it.
+
+use stillhouse_schemas::spec::JobSpec;
+
+use super::driver::Order;
+use super::worker::Place;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::job::chain;
+use crate::output::PlanRecord;
+use crate::plan::JobHash;
+
+/// Lines that a refusal gives of what differs.
+pub(super) const MOST_LINES: usize = 8;
+
+/// Why this process cannot work for a job, and another one may: the device that teachers have here is of another kind than the run's, or is
+/// not there.
+pub(super) async fn unfit(spec: &JobSpec, order: &Order, place: &Place) -> Result<Option<PipelineError>> {
+    let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
+    let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
+    let look = move || {
+        let devices = match stillhouse_teacher::devices(&named) {
+            Ok(devices) => devices,
+            Err(e) => return Some(chain(&e)),
+        };
+        let kind = if devices.iter().all(|device| device.is_cpu()) { "cpu" } else { "cuda" };
+        if kind != wanted {
+            return Some(format!("teachers compute on {named} here ({kind}), the run's on {wanted}"));
+        }
+        devices.iter().find_map(|device| device.open().err()).map(|e| chain(&e))
+    };
+    let why = tokio::task::spawn_blocking(look).await?;
+    let error = |why| PipelineError::new(ErrorKind::Model, format!("extract.teacher.device: {why}")).of_place();
+    Ok(why.map(error))
+}
+
+/// An error where a file is another one here than the run has planned with: one that was written anew meanwhile, or a copy on this machine.
+pub(super) fn same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
+    let pairs = plan.files.iter().zip(&hash.files);
+    let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.is_as_on(&here.state)).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    let mut message = "the input is another one as this machine sees it".to_owned();
+    for (planned, here) in others.iter().take(MOST_LINES) {
+        message += &format!("\n  {}: {}; the run has {}", here.path, here.state, planned.state);
+    }
+    if let Some(more) = others.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+        message += &format!("\n  and {more} more");
+    }
+    message += "\nvalid: files that all machines share, or copies that have their times (cp -p, rsync -t); where they were changed, the same \
+                command again";
+    Err(PipelineError::new(ErrorKind::Input, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::access::Access;
+    use crate::operators::job_format;
+    use crate::plan::PlannedFile;
+    use crate::run::room::Room;
+    use crate::source::FileState;
+
+    #[tokio::test]
+    async fn a_device_of_another_kind_than_the_runs_is_for_other_executors() {
+        let text = json!({
+            "version": 1, "name": "x", "input": {"paths": ["a.jsonl"], "format": "jsonl"}, "pack": {"length": 8},
+            "extract": {"teacher": {"path": "teacher", "device": "cpu"}}, "output": {"path": "out"},
+        });
+        let spec = job_format().parse_json(&text.to_string()).spec.unwrap();
+        let looked = async |device: Option<&str>, of_run: Option<&str>| {
+            let ticket = serde_json::from_value(json!({"job_hash": "abc"})).unwrap();
+            let device_of_run = of_run.map(str::to_owned);
+            let (spec_text, base) = (text.to_string(), "/".into());
+            let order = Order { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
+            let device = device.map(str::to_owned);
+            let place =
+                Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };
+            unfit(&spec, &order, &place).await.unwrap().map(|e| (e.of_place, e.to_string()))
+        };
+        // without a teacher there is no device; else the job's own counts where the executor has none
+        assert_eq!(looked(Some("cuda:7"), None).await, None);
+        assert_eq!((looked(None, Some("cpu")).await, looked(Some("cpu"), Some("cpu")).await), (None, None));
+        let told = "extract.teacher.device: teachers compute on cpu here (cpu), the run's on cuda";
+        assert_eq!(looked(None, Some("cuda")).await, Some((true, told.to_owned())));
+        let (of_place, told) = looked(Some("cuda:7"), Some("cpu")).await.unwrap();
+        assert!(of_place && told.ends_with("teachers compute on cuda:7 here (cuda), the run's on cpu"), "{told}");
+        let (of_place, told) = looked(Some("cuda:7"), Some("cuda")).await.unwrap();
+        assert!(of_place && told.contains("cuda:7"), "{told}");
+    }
+
+    #[test]
+    fn an_input_of_other_times_or_sizes_is_named_and_one_of_other_inodes_is_the_same() {
+        let file = |bytes, modified_ns, tag: &str| PlannedFile {
+            path: "/in/a.jsonl".into(),
+            name: "a.jsonl".into(),
+            state: FileState { bytes, modified_ns, e_tag: Some(tag.into()), version: None },
+        };
+        let differs = |a: &PlannedFile, b: &PlannedFile| !a.state.is_as_on(&b.state);
+        let disk = file(10, Some(5), "inode 1");
+        assert!(!differs(&disk, &file(10, Some(5), "inode 2")));
+        assert!(differs(&disk, &file(10, Some(6), "inode 1")) && differs(&disk, &file(11, Some(5), "inode 1")));
+        // of an object the ETag is all that there is
+        let object = file(10, None, "a");
+        assert!(differs(&object, &file(10, None, "b")) && !differs(&object, &file(10, None, "a")));
+    }
+}
