@@ -92,109 +92,55 @@ fn at_work(asked: &PollWorkParams) -> Option<(String, usize)> {
     Some((metadata.id.clone(), vcores.saturating_sub(asked.num_free_vcores) as usize))
 }
 
-#[tonic::async_trait]
-impl<S: SchedulerGrpc> SchedulerGrpc for Reconciled<S> {
-    type ExecuteQueryPushStream = S::ExecuteQueryPushStream;
+/// A scheduler that answers some calls itself; the others go to the one below as they are.
+macro_rules! answers {
+    ({ $($own:tt)* } $($call:ident($asked:ty) -> $answer:ty;)*) => {
+        #[tonic::async_trait]
+        impl<S: SchedulerGrpc> SchedulerGrpc for Reconciled<S> {
+            $($own)*
 
-    async fn poll_work(&self, request: Request<PollWorkParams>) -> Result<Response<PollWorkResult>, Status> {
-        let Some((executor_id, at_work)) = at_work(request.get_ref()) else {
-            return self.scheduler.poll_work(request).await;
-        };
-        let ended = request.get_ref().task_status.len();
-        let ledger = || self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = ledger().asks(&executor_id, at_work, ended, Instant::now());
-        if let Some(lost) = lost {
-            let reason =
-                format!("{lost} of its tasks were lost on their way, or their ends were; they are handed out again");
-            tracing::warn!("executor {executor_id}: {reason}");
-            let stopped = ExecutorStoppedParams { executor_id: executor_id.clone(), reason };
-            self.scheduler.executor_stopped(Request::new(stopped)).await?;
+            $(async fn $call(&self, request: Request<$asked>) -> Result<Response<$answer>, Status> {
+                self.scheduler.$call(request).await
+            })*
         }
-        let answer = self.scheduler.poll_work(request).await?;
-        ledger().gives(&executor_id, answer.get_ref().tasks.len());
-        Ok(answer)
-    }
+    };
+}
 
-    async fn register_executor(
-        &self,
-        request: Request<RegisterExecutorParams>,
-    ) -> Result<Response<RegisterExecutorResult>, Status> {
-        self.scheduler.register_executor(request).await
-    }
+answers! {
+    {
+        type ExecuteQueryPushStream = S::ExecuteQueryPushStream;
 
-    async fn heart_beat_from_executor(
-        &self,
-        request: Request<HeartBeatParams>,
-    ) -> Result<Response<HeartBeatResult>, Status> {
-        self.scheduler.heart_beat_from_executor(request).await
+        async fn poll_work(&self, request: Request<PollWorkParams>) -> Result<Response<PollWorkResult>, Status> {
+            let Some((executor_id, at_work)) = at_work(request.get_ref()) else {
+                return self.scheduler.poll_work(request).await;
+            };
+            let ended = request.get_ref().task_status.len();
+            let ledger = || self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+            let lost = ledger().asks(&executor_id, at_work, ended, Instant::now());
+            if let Some(lost) = lost {
+                let reason =
+                    format!("{lost} of its tasks were lost on their way, or their ends were; they are handed out again");
+                tracing::warn!("executor {executor_id}: {reason}");
+                let stopped = ExecutorStoppedParams { executor_id: executor_id.clone(), reason };
+                self.scheduler.executor_stopped(Request::new(stopped)).await?;
+            }
+            let answer = self.scheduler.poll_work(request).await?;
+            ledger().gives(&executor_id, answer.get_ref().tasks.len());
+            Ok(answer)
+        }
     }
-
-    async fn update_task_status(
-        &self,
-        request: Request<UpdateTaskStatusParams>,
-    ) -> Result<Response<UpdateTaskStatusResult>, Status> {
-        self.scheduler.update_task_status(request).await
-    }
-
-    async fn create_update_session(
-        &self,
-        request: Request<CreateUpdateSessionParams>,
-    ) -> Result<Response<CreateUpdateSessionResult>, Status> {
-        self.scheduler.create_update_session(request).await
-    }
-
-    async fn remove_session(
-        &self,
-        request: Request<RemoveSessionParams>,
-    ) -> Result<Response<RemoveSessionResult>, Status> {
-        self.scheduler.remove_session(request).await
-    }
-
-    async fn execute_query_push(
-        &self,
-        request: Request<ExecuteQueryParams>,
-    ) -> Result<Response<Self::ExecuteQueryPushStream>, Status> {
-        self.scheduler.execute_query_push(request).await
-    }
-
-    async fn execute_query(
-        &self,
-        request: Request<ExecuteQueryParams>,
-    ) -> Result<Response<ExecuteQueryResult>, Status> {
-        self.scheduler.execute_query(request).await
-    }
-
-    async fn get_job_status(
-        &self,
-        request: Request<GetJobStatusParams>,
-    ) -> Result<Response<GetJobStatusResult>, Status> {
-        self.scheduler.get_job_status(request).await
-    }
-
-    async fn get_job_metrics(
-        &self,
-        request: Request<GetJobMetricsParams>,
-    ) -> Result<Response<GetJobMetricsResult>, Status> {
-        self.scheduler.get_job_metrics(request).await
-    }
-
-    async fn executor_stopped(
-        &self,
-        request: Request<ExecutorStoppedParams>,
-    ) -> Result<Response<ExecutorStoppedResult>, Status> {
-        self.scheduler.executor_stopped(request).await
-    }
-
-    async fn cancel_job(&self, request: Request<CancelJobParams>) -> Result<Response<CancelJobResult>, Status> {
-        self.scheduler.cancel_job(request).await
-    }
-
-    async fn clean_job_data(
-        &self,
-        request: Request<CleanJobDataParams>,
-    ) -> Result<Response<CleanJobDataResult>, Status> {
-        self.scheduler.clean_job_data(request).await
-    }
+    register_executor(RegisterExecutorParams) -> RegisterExecutorResult;
+    heart_beat_from_executor(HeartBeatParams) -> HeartBeatResult;
+    update_task_status(UpdateTaskStatusParams) -> UpdateTaskStatusResult;
+    create_update_session(CreateUpdateSessionParams) -> CreateUpdateSessionResult;
+    remove_session(RemoveSessionParams) -> RemoveSessionResult;
+    execute_query_push(ExecuteQueryParams) -> Self::ExecuteQueryPushStream;
+    execute_query(ExecuteQueryParams) -> ExecuteQueryResult;
+    get_job_status(GetJobStatusParams) -> GetJobStatusResult;
+    get_job_metrics(GetJobMetricsParams) -> GetJobMetricsResult;
+    executor_stopped(ExecutorStoppedParams) -> ExecutorStoppedResult;
+    cancel_job(CancelJobParams) -> CancelJobResult;
+    clean_job_data(CleanJobDataParams) -> CleanJobDataResult;
 }
 
 #[cfg(test)]
