@@ -109,17 +109,23 @@ PROOF := .venv-torch/bin/python python/examples/proof
 told = $(if $(PUBLISH),$(PROOF)/agree.py docs/proof $(FRESH) --publish --only $(1) && $(PROOF)/page.py, \
 	$(PROOF)/page.py --results $(FRESH) --page $(FRESH).md && $(PROOF)/agree.py docs/proof $(FRESH) --only $(1))
 
-# Table 7 of the Gumbel paper (python/examples/maze), five seeds of three students.
-maze: python build proof-setup
-	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/maze --program $(STILLHOUSE) --json $(FRESH)/maze.json $(ARGS)
-	$(call told,maze)
+# Table 7 of the Gumbel paper (python/examples/maze), five seeds of three students; with other settings: make maze RUN=maze-constant, or RUN=maze-small.
+RUN := maze
+maze-constant := --constant-rate --lr 3e-4 --epochs 200 --teacher-epochs 200 --seeds 1
+maze-small := --constant-rate --lr 2e-3 --epochs 40 --width 64 --layers 2 --seeds 3
 
-# Each other method once, and tolerance at a small vocabulary (python/examples/proof/methods); some of them: make methods METHODS='pgm prime'.
-METHODS := pgm prime armd bd3lm medusa distill tolerance
-result = $(if $(filter tolerance,$(1)),tolerance-28,methods-$(1))
+maze: python build proof-setup
+	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/$(RUN) --program $(STILLHOUSE) --json $(FRESH)/$(RUN).json $($(RUN)) $(ARGS)
+	$(call told,$(RUN))
+
+# Each other method once, and tolerance at small vocabularies (python/examples/proof/methods); some of them: make methods METHODS='pgm tolerance-512'.
+METHODS := pgm prime armd bd3lm medusa distill tolerance-28 tolerance-512
+tolerance-512 := --vocab 512 --steps 1500
+result = $(if $(filter tolerance-%,$(1)),$(1),methods-$(1))
+program = $(firstword $(subst -, ,$(1))).py
 
 methods: python build proof-setup
-	set -e; $(foreach method,$(METHODS),OMP_NUM_THREADS=1 $(PROOF)/methods/$(method).py --work demo-out/methods --program $(STILLHOUSE) --json $(FRESH)/$(call result,$(method)).json $(ARGS);)
+	set -e; $(foreach method,$(METHODS),OMP_NUM_THREADS=1 $(PROOF)/methods/$(call program,$(method)) --work demo-out/methods --program $(STILLHOUSE) --json $(FRESH)/$(call result,$(method)).json $($(method)) $(ARGS);)
 	$(call told,$(foreach method,$(METHODS),$(call result,$(method))))
 
 # Students of the nano GPT-2 at V = 50,257 (python/examples/proof/text.py).

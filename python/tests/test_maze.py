@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, program
+from conftest import ROOT, imported, program
 
 MAZE = ROOT / "python/examples/maze"
 PATHS = 2000
@@ -46,6 +46,16 @@ def test_the_language_is_that_of_the_map(grid: object) -> None:
     assert not grid.is_valid([grid.EOS, *whole[1:]])
     assert not grid.is_valid([*whole[:-1], grid.BOS])
     assert not grid.is_valid([*whole[:-1], grid.VOCABULARY.index("up")])
+
+
+def test_rates_of_both_schedules(grid: object) -> None:
+    decaying = grid.Training(4, 4, epochs=100, lr=1e-3)
+    rates = [decaying.rate(step, 8) for step in range(800)]
+    assert max(rates) == pytest.approx(1e-3, rel=0.01) and rates.index(max(rates)) == 39
+    assert rates[0] == pytest.approx(1e-3 / 40) and rates[-1] == pytest.approx(1e-4, rel=1e-3)
+    constant = grid.Training(4, 4, epochs=200, lr=3e-4, schedule=grid.CONSTANT)
+    assert {constant.rate(step, 8) for step in range(1600)} == {3e-4}
+    assert imported("agree").CONSTANT == grid.CONSTANT
 
 
 def test_noise_beats_no_noise_in_one_pass(tmp_path: pathlib.Path) -> None:

@@ -40,7 +40,7 @@ def test_what_is_missing_or_against_the_paper_stands_first(page: ModuleType, tmp
         {"variant": name, "seed": 0, "hits": [hits] * 5, "loss": [1.0, 0.5]}
         for name, hits in (("mdlm", 600), ("stored 1", 500), ("fresh", 900))
     ]
-    raw = {"paths": 1000, "passes": [1, 2, 4, 8, 16], "teachers": {"a": 990}, "paper": {"mdlm": [53.0] * 5, "gumbel": [82.0] * 5}, "seconds": 1, "machine": {"processor": "x86_64", "cores": 2, "torch": "2"}, "jobs": 1, "training": {"layers": 4, "width": 128, "epochs": 2, "batch": 256, "lr": 1e-3}, "students": students}  # fmt: skip
+    raw = {"paths": 1000, "passes": [1, 2, 4, 8, 16], "teachers": {"a": 990}, "paper": {"mdlm": [53.0] * 5, "gumbel": [82.0] * 5}, "seconds": 1, "machine": {"processor": "x86_64", "cores": 2, "torch": "2"}, "jobs": 1, "training": {"layers": 4, "width": 128, "epochs": 2, "batch": 256, "lr": 1e-3, "schedule": "cosine"}, "students": students}  # fmt: skip
     (tmp_path / "maze.json").write_text(json.dumps(raw))
     words, plots = page.made(tmp_path, tmp_path / "PROOF.md")
     first = words.split("## The maze")[0]

@@ -35,7 +35,7 @@ def test_make_never_trains_into_the_published_results(target: str, more: list[st
     """A results file that is there is gone on with: of the published one nothing would be left to train."""
     lines = [line for line in lines_of(target, *more) if "--json" in line]
     files = [line.split("--json ")[i + 1].split()[0] for line in lines for i in range(line.count("--json "))]
-    assert len(files) == {"maze": 1, "methods": 7, "text": 1}[target]
+    assert len(files) == {"maze": 1, "methods": 8, "text": 1}[target]
     assert all(file.startswith("demo-out/proof/") for file in files), files
     compared = [line for line in lines_of(target, *more) if "agree.py" in line]
     assert len(compared) == 1 and ("--publish" in compared[0]) == bool(more), compared
@@ -117,6 +117,17 @@ def test_what_one_run_lacks_is_told(
     with pytest.raises(SystemExit):
         agree.main([str(first), str(second), "--only", "alone"])
     assert "got no alone" in capsys.readouterr().err
+
+
+def test_a_maze_without_a_schedule_has_a_constant_rate(agree: ModuleType, tmp_path: pathlib.Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    maze = {**of("mdlm", {0: 1.0}), "experiment": "maze"}
+    for folder, schedule in ((first, {"schedule": agree.CONSTANT}), (second, {})):
+        folder.mkdir()
+        (folder / "maze.json").write_text(json.dumps({**maze, "training": {"lr": 1.0, **schedule}}))
+    assert agree.all_of(first, second)["files"]["maze"]["equal"] == 1
+    (second / "maze.json").write_text(json.dumps({**maze, "training": {"lr": 1.0, "schedule": "cosine"}}))
+    assert "other settings" in agree.all_of(first, second)["not_compared"]["maze"]
 
 
 def test_losses_of_batches_are_one_figure(agree: ModuleType) -> None:

@@ -27,6 +27,7 @@ MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 VOCABULARY = ["<bos>", "<eos>", *MOVES]
 LENGTH = LONGEST + 2
 BOS, EOS = 0, 1
+COSINE, CONSTANT = "warm-up of 40 steps, cosine to a tenth", "constant rate"
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class Training:
     epochs: int = 100
     batch: int = 256
     lr: float = 1e-3
-    schedule: str = "warm-up of 40 steps, cosine to a tenth"
+    schedule: str = COSINE
     """In words, as results name it: students of another one are not mixed with these."""
 
     def rate(self, step: int, steps_of_epoch: int) -> float:
         """The learning rate of a step."""
+        if self.schedule == CONSTANT:
+            return self.lr
         steps = self.epochs * steps_of_epoch
         return self.lr * min(1.0, (step + 1) / 40) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
 

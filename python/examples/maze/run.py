@@ -47,6 +47,10 @@ PAPER = {"mdlm": [53.0, 64.0, 69.0, 81.0, 94.0], "gumbel": [82.0, 86.0, 97.0, 99
 """Success rates of Table 7, in %, of 100 paths each."""
 
 
+def schedule_of(args: argparse.Namespace) -> str:
+    return grid.CONSTANT if args.constant_rate else grid.COSINE
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Walks, teacher, data set: what is not there yet."""
     work = args.work
@@ -63,7 +67,9 @@ def prepare(args: argparse.Namespace) -> None:
     if not (work / "teacher/tokenizer.json").exists():
         ids = {word: i for i, word in enumerate(grid.VOCABULARY)}
         rows = torch.tensor([[grid.BOS, *(ids[word] for word in text.split()), grid.EOS] for text in texts])
-        how = grid.Training(2 * args.layers, args.width // 16, args.width, args.teacher_epochs, lr=args.lr)
+        how = grid.Training(
+            2 * args.layers, args.width // 16, args.width, args.teacher_epochs, lr=args.lr, schedule=schedule_of(args)
+        )
         teacher.train(rows, work / "teacher", how, seed=args.teacher_seed)
     job = (HERE / "job.yaml").read_text()
     (work / "job.yaml").write_text(job.replace("\nseed: 1\n", f"\nseed: {1 + args.teacher_seed}\n"))
@@ -164,7 +170,7 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
     # threads of products so small wait for each other more than they work; and so a teacher does not depend on the cores
     torch.set_num_threads(1)
     heads = max(1, args.width // 32)
-    how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr)
+    how = grid.Training(args.layers, heads, args.width, args.epochs, lr=args.lr, schedule=schedule_of(args))
     result = kept(args, how)
     prepare(args)
     of_teacher = success(teacher.walk(args.work / "teacher", args.paths, seed=1))
@@ -225,7 +231,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--variants", nargs="+", default=["mdlm", "stored 1", "fresh"], help="also: stored 16")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4, help="of the students; the teacher has twice as many")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate after the warm-up")
+    parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument(
+        "--constant-rate",
+        action="store_true",
+        help="no warm-up and no decay, for students and teacher: as the paper trains",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="students that are trained at once")
     parser.add_argument("--json", type=pathlib.Path, help="where the raw results go")
     args = parser.parse_args(argv)

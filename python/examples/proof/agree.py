@@ -33,6 +33,8 @@ BESIDE = ("corpus", "tolerances", "idle_step_ratio")
 """Figures that are of no student: there is one value of each."""
 SETTINGS = ("training", "paths", "passes")
 """What has to be the same for figures to be comparable."""
+CONSTANT = "constant rate"
+"""As python/examples/maze/grid.py names it."""
 EXPECTED = 0.05
 """The share of figures outside of a 95 % interval where nothing but chance is at work."""
 
@@ -105,6 +107,12 @@ def compared(ones: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
     }  # fmt: skip
 
 
+def setting(found: Mapping[str, Any], key: str) -> Any:
+    """A setting; mazes from before there was a choice of schedules have a constant rate."""
+    of = found.get(key)
+    return {"schedule": CONSTANT, **of} if key == "training" and found.get("experiment") == "maze" else of
+
+
 def disagrees(of: Mapping[str, Any]) -> bool:
     """Whether more figures lie outside of their intervals than chance explains."""
     judged = int(of["within"]) + int(of["outside"])
@@ -125,8 +133,8 @@ def all_of(first: pathlib.Path, second: pathlib.Path, only: Sequence[str] = ()) 
             not_compared[name] = f"{'first' if ones is None else 'second'} run: no such file"
         elif not ones.get("students") or not others.get("students"):
             not_compared[name] = f"{'second' if ones.get('students') else 'first'} run: no students"
-        elif [ones.get(key) for key in SETTINGS] != [others.get(key) for key in SETTINGS]:
-            of = next(key for key in SETTINGS if ones.get(key) != others.get(key))
+        elif other := [key for key in SETTINGS if setting(ones, key) != setting(others, key)]:
+            of = other[0]
             not_compared[name] = f"other settings: {of} of the first run {ones.get(of)}, of the second {others.get(of)}"
         else:
             files[name] = compared(ones, others)

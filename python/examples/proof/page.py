@@ -6,7 +6,7 @@
 result                   made by                            plots
 ======================== ================================== ==========================================
 maze.json                ../maze/run.py                     maze.png, maze-loss.png
-maze-NAME.json           the same, of earlier settings      maze-NAME.png, maze-NAME-loss.png
+maze-NAME.json           the same, of other settings        maze-NAME.png, maze-NAME-loss.png
 text.json                text.py                            text-loss.png
 tolerance-V.json         methods/tolerance.py               tolerance-V.png
 agreement.json           agree.py, of two runs

@@ -23,19 +23,11 @@ from page_parts import (
     table,
 )
 
-BEFORE = {
-    "maze-constant": (
-        "Full size, 200 epochs at a constant rate, as the paper trains",
-        "dc9cca4",
-        "python/examples/maze/run.py --work WORK --json maze.json --seeds 1 --variants mdlm 'stored 1' fresh`.",
-    ),
-    "maze-small": (
-        "Small, at a constant rate (students and teacher narrower, fewer epochs, higher learning rate)",
-        "dc9cca4",
-        "python/examples/maze/run.py --work WORK --json maze-small.json --width 64 --layers 2 --lr 2e-3 --epochs 40 --seeds 3 --variants mdlm 'stored 1' fresh`; how long its two teachers were trained was not recorded.",
-    ),
+OTHERS = {
+    "maze-constant": "Full size, 200 epochs at a constant rate, as the paper trains",
+    "maze-small": "Small, at a constant rate (students and teacher narrower, fewer epochs, higher learning rate)",
 }
-"""Results of earlier settings, whose students are not mixed with those of today's: title, the commit whose code makes them (today's has no constant rate), command."""
+"""Results of other settings, by file, and their title: what `make maze RUN=...` makes."""
 PAPER = {"epochs": 200, "batch": 256, "lr": 3e-4}
 """How the paper trains (appendix E.1)."""
 
@@ -57,12 +49,10 @@ def maze(page: Page) -> None:
     else:
         maze_of(page, whole, "maze", "Full size")
         beside_the_paper(page, whole)
-    for stem, (title, commit, command) in BEFORE.items():
+    for stem, title in OTHERS.items():
         found = page.read(f"{stem}.json")
         if found is not None:
-            maze_of(page, found, stem, title)
-            page.say(f"Today's code has no constant rate. With that of commit {commit}: `python {command}")
-            page.warn(f"{stem}.json is of an earlier program (commit {commit}); today's code does not make it.")
+            maze_of(page, found, stem, title, f"`make maze RUN={stem}`: ")
 
 
 def one_pass_limit() -> float:
@@ -108,7 +98,7 @@ def beside_the_paper(page: Page, found: Any) -> None:
     )
     other = [f"{name} {how[name]:g} (paper: {value:g})" for name, value in PAPER.items() if how[name] != value]
     page.warn(
-        f"Maze: students are not trained as in the paper: {', '.join(other)}, {how.get('schedule', 'a constant rate')}, so that five seeds fit into two hours. One seed as the paper trains is below."
+        f"Maze: students are not trained as in the paper: {', '.join(other)}, {how['schedule']}, so that five seeds fit into two hours. As the paper trains is below."
     )
     teachers = list(found.get("teachers", {}).values())
     page.warn(
@@ -159,7 +149,7 @@ def differences(ones: list[Any], others: list[Any], passes: list[int], paths: in
     ]
 
 
-def maze_of(page: Page, found: Any, stem: str, title: str) -> None:
+def maze_of(page: Page, found: Any, stem: str, title: str, command: str = "") -> None:
     """One run of the maze: table, plots, and what contradicts the paper."""
     page.say(f"### {title}")
     passes, paths, by = found["passes"], found["paths"], of_students(found["students"], "variant")
@@ -172,7 +162,7 @@ def maze_of(page: Page, found: Any, stem: str, title: str) -> None:
     rows = [[name, str(seeds[name]), *(cell(those, i) for i in range(len(passes)))] for name, those in by.items()]
     rows += [[f"paper, {name}", "", *(f"{rate:.0f}" for rate in rates)] for name, rates in found["paper"].items()]
     page.say(
-        f"Valid paths in % of {paths} for each seed; {teachers_of(found)}. ± and brackets: 95 % intervals, over seeds where "
+        f"{command}Valid paths in % of {paths} for each seed; {teachers_of(found)}. ± and brackets: 95 % intervals, over seeds where "
         f"there are several, else of the {paths} paths alone (Wilson). τ = 0.85. {found['seconds']} s, {counted(found['jobs'], 'student')} at once ({machine_of(found)}); "
         f"students: `{json.dumps(found['training'])}`; commit {made_of(found) or 'not recorded'}.",
         table(["student", "seeds", *(f"NFE {n}" for n in passes)], rows),

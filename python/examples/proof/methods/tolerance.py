@@ -1,6 +1,7 @@
 """How loose may the tolerance be before a student notices, at a vocabulary so small that it goes by noise within a minute?
 
     python tolerance.py --work /tmp/methods --program stillhouse --json tolerance-28.json
+    python tolerance.py --vocab 512 --steps 1500 --work /tmp/methods --program stillhouse --json tolerance-512.json
     python tolerance.py --maze demo-out/maze-small --work /tmp/methods --program stillhouse --json tolerance-6.json
 
 ::
@@ -10,7 +11,7 @@
                 whole p
     dense, own  the same as `dense` with other first weights and another order: how far two trainings scatter
 
-The vocabulary is 28 (letters, space, <eos>) by default; with `--maze` it is the maze's 6. Losses are in nats per masked token of held-out rows, with the noise that the
+The vocabulary is 28 (letters, space, <eos>) by default, or as many pairs of letters as `--vocab` says; with `--maze` it is the maze's 6. Losses are in nats per masked token of held-out rows, with the noise that the
 student was trained with, with the dense one, and with noise of the prior, which knows nothing of the tokens.
 """
 
