@@ -32,6 +32,8 @@
 //!
 //! Cost: half a Philox block per token and view.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Float32Array, RecordBatch};
@@ -95,7 +97,7 @@ pub struct Partition {
 pub fn group_share(schedule: Schedule, power: f64, t: f64) -> f64 {
     match schedule {
         Schedule::Linear => t,
-        Schedule::Polynomial => 1.0 - (1.0 - t).powf(power),
+        Schedule::Polynomial => 1.0 - libm::pow(1.0 - t, power),
         Schedule::Arccos => libm::acos(1.0 - t) * std::f64::consts::FRAC_2_PI,
     }
 }

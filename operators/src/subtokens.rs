@@ -14,6 +14,8 @@
 //!
 //! Cost: ℓ divisions per token.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, UInt8Array, UInt16Array};
@@ -83,9 +85,9 @@ pub const PLANNED_LENGTHS: [u32; 6] = [1, 2, 3, 4, 6, 8];
 /// ```
 pub fn idle_step_ratio(length: u32, steps: u32, positions: u32, power: f64) -> f64 {
     // α(1 − s) = s^power
-    let alpha = |step: u32| (f64::from(step) / f64::from(steps)).powf(power);
+    let alpha = |step: u32| libm::pow(f64::from(step) / f64::from(steps), power);
     let places = f64::from(positions) * f64::from(length);
-    let stays = |step: u32| (1.0 - (alpha(step + 1) - alpha(step))).powf(places);
+    let stays = |step: u32| libm::pow(1.0 - (alpha(step + 1) - alpha(step)), places);
     (0..steps).map(stays).sum::<f64>() / f64::from(steps.max(1))
 }
 

@@ -30,6 +30,8 @@
 //! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
 //! threads.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod decode;
 mod dense;
 mod dispatch;

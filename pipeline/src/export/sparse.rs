@@ -317,7 +317,7 @@ impl<'a> SparseBatch<'a> {
             Numbers::Logprob(values) => values.value(at),
             Numbers::Times(times, ratio) => {
                 let share = f64::from(times.value(at)) / self.of.draws;
-                (share * ratio.map_or(1.0, |ratio| f64::from(ratio.value(at)))).ln() as f32
+                libm::log(share * ratio.map_or(1.0, |ratio| f64::from(ratio.value(at)))) as f32
             }
         };
         // of what is no number nothing is left but the floor

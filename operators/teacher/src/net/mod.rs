@@ -14,6 +14,8 @@
 //! Activations and sums are f32, the products what [`Arithmetic`] says; attention's own are bf16 where the others are, and f32 else. Nothing is allocated once the buffers are as large as a batch
 //! needs. Cost per token and layer: 2 flops per weight, and 4 · heads · D per key that is seen.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod attention;
 mod decode;
 mod kernels;

@@ -104,7 +104,7 @@ impl<'a> RopeFields<'a> {
     /// The rotation; `divided` divides the frequencies further (GGUF's `rope_freqs.weight`).
     pub(crate) fn read(&self, divided: Option<&[f32]>) -> Result<Rope> {
         let (theta, rotated) = (self.theta()?, self.rotated as f64);
-        let base = |theta: f64| (0..self.rotated / 2).map(move |i| theta.powf(-2.0 * i as f64 / rotated));
+        let base = |theta: f64| (0..self.rotated / 2).map(move |i| libm::pow(theta, -2.0 * i as f64 / rotated));
         let mut frequencies: Vec<f64> = base(theta).collect();
         let (mut factor, mut long) = (1.0, None);
         let kind = if self.has("rope_type") { self.at("rope_type") } else { self.at("type") };
@@ -138,7 +138,7 @@ impl<'a> RopeFields<'a> {
     /// The rotation without any stretching, of the base that was given.
     pub(crate) fn plain(&self) -> Rope {
         let pairs = 0..self.rotated / 2;
-        let frequency = |i: usize| self.theta.powf(-2.0 * i as f64 / self.rotated as f64) as f32;
+        let frequency = |i: usize| libm::pow(self.theta, -2.0 * i as f64 / self.rotated as f64) as f32;
         Rope { frequencies: pairs.map(frequency).collect(), long: None, factor: 1.0 }
     }
 
@@ -165,7 +165,7 @@ impl<'a> RopeFields<'a> {
         let (fast, slow) = (self.number_or("beta_fast", 32.0)?, self.number_or("beta_slow", 1.0)?);
         let rotated = self.rotated as f64;
         // the pair that makes so many turns over the original context
-        let pair = |turns: f64| rotated * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln());
+        let pair = |turns: f64| rotated * libm::log(original / (turns * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
         let whole = self.config.flag_or(&self.at("truncate"), true)?;
         let (mut low, mut high) = (pair(fast), pair(slow));
         if whole {
@@ -179,7 +179,7 @@ impl<'a> RopeFields<'a> {
             let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             *f = *f / factor * stretched + *f * (1.0 - stretched);
         }
-        let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+        let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * libm::log(factor) + 1.0 };
         if self.has("attention_factor") {
             return self.number("attention_factor");
         }
@@ -195,7 +195,7 @@ impl<'a> RopeFields<'a> {
         }
         let positions = self.config.size("max_position_embeddings")? as f64;
         let stretch = if self.has("factor") { self.number("factor")? } else { positions / original };
-        Ok(if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() })
+        Ok(if stretch <= 1.0 { 1.0 } else { (1.0 + libm::log(stretch) / libm::log(original)).sqrt() })
     }
 }
 
@@ -220,8 +220,8 @@ impl Rope {
         let to = positions.max(2 * from).max(FIRST_POSITIONS);
         for position in from..to {
             let angles = frequencies.iter().map(|f| position as f32 * f);
-            tables.cos.extend(angles.clone().map(|a| a.cos() * self.factor));
-            tables.sin.extend(angles.map(|a| a.sin() * self.factor));
+            tables.cos.extend(angles.clone().map(|a| libm::cosf(a) * self.factor));
+            tables.sin.extend(angles.map(|a| libm::sinf(a) * self.factor));
         }
     }
 
