@@ -142,6 +142,7 @@ def sizes(args: argparse.Namespace, tolerance: str, dense: Blueprint) -> dict[st
 def main(argv: list[str] | None = None) -> None:
     parser = common.parser_of(__doc__ or "", steps=600)
     parser.add_argument("--maze", type=pathlib.Path, help="work folder of ../../maze/run.py, instead of the speeches")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--tolerances", nargs="+", default=list(TOLERANCES))
     parser.set_defaults(layers=3, seeds=5)
     args = common.arguments(parser, argv)
@@ -149,8 +150,10 @@ def main(argv: list[str] | None = None) -> None:
         args.vocab, args.length, args.maze = 6, 12, args.maze.resolve()
     results = Results(args, "tolerance", maze=args.maze is not None)
     dense = live(args)
-    results.set("tolerances", {tolerance: sizes(args, tolerance, dense) for tolerance in args.tolerances})
-    for seed in range(args.seeds):
+    held = results.found.get("tolerances", {})
+    made = {tolerance: sizes(args, tolerance, dense) for tolerance in args.tolerances if tolerance not in held}
+    results.set("tolerances", held | made)
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         for name in ("dense", "dense, own", *(f"stored {tolerance}" for tolerance in args.tolerances)):
             if results.lack(name, seed):
                 began = time.monotonic()
