@@ -131,6 +131,27 @@ def test_pgm_predicts_a_group_from_the_other_alone(load: Any) -> None:
     assert changed[one[0] != one[0, 5]].all()
 
 
+def test_the_loss_of_prime_is_no_bound_and_that_of_digits_is(load: Any) -> None:
+    """Tokens 0 and 3 of four, as two digits that are always equal: a perfect p has Eq. 5 below the entropy, ln 2, and the digits' own above it. By all masks, with their
+    chances B(|S|, ℓ − |S| + 1)."""
+    module = load("prime")
+    shares = np.array([0.5, 0.0, 0.0, 0.5])
+    torch.manual_seed(0)
+    model = module.Digits(argparse.Namespace(width=32, layers=1), 4, 8, 2)
+    truth, logits = torch.tensor([[1, 1]]), torch.tensor([[0.5, 0.0, 0.0, 0.5]]).log()
+    whole = model.of_digits(logits, truth, torch.tensor([[True, True]])).item()
+    half = logits.masked_fill(torch.tensor([[True, True, True, False]]), -math.inf)
+    one = model.of_digits(half, truth, torch.tensor([[True, False]])).item()
+    assert (whole, one) == (pytest.approx(2 * math.log(2)), pytest.approx(0.0))
+    joint = -logits[0, 3].item()
+    assert joint / 2 == pytest.approx(module.of_the_perfect(shares, 2)) == pytest.approx(math.log(2) / 2)
+    assert whole / 2 == pytest.approx(math.log(2))
+    even = np.full(4, 0.25)
+    assert module.of_the_perfect(even, 2) == pytest.approx(math.log(4)), "digits that tell nothing of each other"
+    uneven = np.array([0.1, 0.2, 0.3, 0.4])
+    assert module.of_the_perfect(uneven, 1) == pytest.approx(-(uneven * np.log(uneven)).sum())
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("streams", [1, 2, 4])
 def test_armd_sees_earlier_blocks_alone(load: Any, streams: int) -> None:

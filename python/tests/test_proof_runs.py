@@ -60,7 +60,17 @@ def test_a_fresh_work_folder_beside_the_published_results_trains(tmp_path: pathl
     assert refused.returncode != 0 and "asked were" in refused.stderr
     del other[other.index("--json") : other.index("--json") + 2]
     refused = subprocess.run(other, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert refused.returncode != 0 and "holds the teacher of --teacher-seed 0" in refused.stderr
+    assert refused.returncode != 0 and "holds a teacher of {'seed': 0, " in refused.stderr
+
+
+def test_the_text_students_need_no_folder_of_others(tmp_path: pathlib.Path) -> None:
+    """The very command of `make text` in a clone where nothing else has run."""
+    tiny = "--documents=2 --tolerances 1e-3 --students mdlm --seeds=1 --steps=1 --texts=1 --rows=1 --length=16 --layers=1 --width=8"
+    line = next(line for line in lines_of("text", f"ARGS={tiny}") if "text.py" in line)
+    words = shlex.split(line.replace("demo-out", str(tmp_path)).replace("target/debug/stillhouse", str(program())))
+    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [done["student"] for done in json.loads((tmp_path / "proof/text.json").read_text())["students"]] == ["mdlm"]
 
 
 def of(name: str, values: dict[int, float], **more: Any) -> dict[str, Any]:

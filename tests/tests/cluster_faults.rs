@@ -162,6 +162,23 @@ fn answers_to_conditional_writes_that_nobody_hears_change_nothing() {
 }
 
 #[test]
+fn a_split_that_fails_each_time_ends_the_run_after_four_tries() {
+    let scratch = scratch();
+    let mut site = Site::start(&scratch);
+    let (store, broken) = (site.network(), site.network());
+    let executor = site.executor(&broken);
+    let only = |m: &str, t: &str| is_record(m, t) && t.contains("/00003.json");
+    broken.set_plan(Plan { seed: 6, probability: 1.0, kinds: vec![Kind::Error500], in_a_row: u32::MAX, only });
+    let run = site.begin(&site.job("hopeless", 2), &[], &through(&store));
+    run.fails(&["splits/00003.json", "(split 3 has failed so 4 times here)"]);
+    assert_eq!(said(&executor.log).matches("begins split=3 ").count(), 4, "{}", said(&executor.log));
+    // where the store works again the same command ends it
+    broken.set_plan(Plan { probability: 0.0, ..Plan::default() });
+    site.begin(&site.job("hopeless", 2), &[], &through(&store)).ends_well();
+    site.store.assert_finished("hopeless");
+}
+
+#[test]
 fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);

@@ -47,6 +47,10 @@ PAPER = {"mdlm": [53.0, 64.0, 69.0, 81.0, 94.0], "gumbel": [82.0, 86.0, 97.0, 99
 """Success rates of Table 7, in %, of 100 paths each."""
 
 
+BEFORE = {"teacher_seed": 0, "teacher_epochs": 100}
+"""Of results from before there was a choice, or it was kept."""
+
+
 def schedule_of(args: argparse.Namespace) -> str:
     return grid.CONSTANT if args.constant_rate else grid.COSINE
 
@@ -55,21 +59,22 @@ def prepare(args: argparse.Namespace) -> None:
     """Walks, teacher, data set: what is not there yet."""
     work = args.work
     work.mkdir(parents=True, exist_ok=True)
-    mine = work / "teacher-seed.json"
-    held = json.loads(mine.read_text()) if mine.exists() else args.teacher_seed
-    if held != args.teacher_seed:
+    how = grid.Training(
+        2 * args.layers, args.width // 16, args.width, args.teacher_epochs, lr=args.lr, schedule=schedule_of(args)
+    )
+    mine, asked = work / "teacher.json", {"seed": args.teacher_seed, **asdict(how)}
+    there = (work / "teacher/tokenizer.json").exists()
+    held = json.loads(mine.read_text()) if mine.exists() else {} if there else asked
+    if held != asked:
         raise SystemExit(
-            f"{work} holds the teacher of --teacher-seed {held}, asked was {args.teacher_seed}; valid: another --work, or --teacher-seed {held}"
+            f"{work} holds a teacher of {held or 'unknown settings'}, asked was {asked}; valid: another --work, or the same settings"
         )
-    mine.write_text(json.dumps(args.teacher_seed))
+    mine.write_text(json.dumps(asked))
     texts = [grid.text_of(walk) for walk in grid.walks()[: grid.PATHS]]
     (work / "walks.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    if not (work / "teacher/tokenizer.json").exists():
+    if not there:
         ids = {word: i for i, word in enumerate(grid.VOCABULARY)}
         rows = torch.tensor([[grid.BOS, *(ids[word] for word in text.split()), grid.EOS] for text in texts])
-        how = grid.Training(
-            2 * args.layers, args.width // 16, args.width, args.teacher_epochs, lr=args.lr, schedule=schedule_of(args)
-        )
         teacher.train(rows, work / "teacher", how, seed=args.teacher_seed)
     job = (HERE / "job.yaml").read_text()
     (work / "job.yaml").write_text(job.replace("\nseed: 1\n", f"\nseed: {1 + args.teacher_seed}\n"))
@@ -147,12 +152,13 @@ def interval(of_seeds: list[float]) -> tuple[float, float]:
 
 def kept(args: argparse.Namespace, how: grid.Training) -> dict[str, Any]:
     """What the JSON file holds already of the same settings; students of others are refused."""
-    asked = {"paths": args.paths, "training": asdict(how), "passes": args.passes, "teacher_seed": args.teacher_seed}
+    asked = {
+        "paths": args.paths, "training": asdict(how), "passes": args.passes, "teacher_seed": args.teacher_seed,
+        "teacher_epochs": args.teacher_epochs,
+    }  # fmt: skip
     if args.json and args.json.exists():
         found: dict[str, Any] = json.loads(args.json.read_text())
-        held = {
-            name: found.get(name, 0) for name in asked
-        }  # results from before there was a choice have teacher seed 0
+        held = {name: found.get(name, BEFORE.get(name)) for name in asked}
         if held != asked:
             raise SystemExit(
                 f"{args.json} holds students of {held}, asked were {asked}; valid: another file, or the same settings"

@@ -337,7 +337,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", type=pathlib.Path, required=True, help="where the raw results go, after each student")
     args = parser.parse_args(argv)
     args.work, args.teacher, args.corpus = args.work.resolve(), args.teacher.resolve(), args.corpus.resolve()
-    args.work.mkdir(parents=True, exist_ok=True)
+    for folder in (args.work, args.json.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
     how = {
         name: getattr(args, name)

@@ -1,6 +1,13 @@
-"""MDM-Prime: tokens as ℓ = 1, 2, 4 digits that are masked one by one, on text and on images; the bound on −ln p of a token.
+"""MDM-Prime: tokens as ℓ = 1, 2, 4 digits that are masked one by one, on text and on images; the paper's loss, and a bound on −ln p of a token.
 
     python prime.py --work /tmp/methods --program stillhouse --json methods-prime.json
+
+The loss is Eq. 5: at a time t each token with a masked digit costs −ln p(y_0^i | y_t) / t, of all its masked digits jointly. That is no bound on −ln p for ℓ > 1: a reverse step
+unmasks one digit, and costs −ln of that digit's own probability, so that the bound is
+
+    ∫ 1/t Σ_i Σ_{j masked} −ln p(y_0^{i,j} | y_t) dt
+
+with the margins of the same p. Where the digits of a token tell of each other Eq. 5 is below it, and below the entropy for a perfect p (``of_the_perfect``). Both are measured.
 
 Images are scikit-learn's handwritten digits: 1,797 of 8 × 8 pixels, of which 16 grey levels are used (its 17th, 16, counts as 15). ℓ = 1 is MDLM. Embeddings of the
 digits of a token are joined to one of the model's width, and p is 0 where a token does not agree with the digits that are seen (carry-over), as in the paper.
@@ -9,6 +16,7 @@ digits of a token are joined to one of the model's width, and p is 0 where a tok
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import pathlib
 import time
@@ -39,6 +47,8 @@ class Digits(nn.Module):
         self.blocks = nn.ModuleList(Block(args.width) for _ in range(args.layers))
         self.norm, self.head = nn.LayerNorm(args.width), nn.Linear(args.width, vocab)
         self.register_buffer("filter", torch.from_numpy(prime.filter_table(vocab, digits)))
+        written = prime.encode(torch.arange(vocab), base, digits)
+        self.register_buffer("digits", F.one_hot(written.long(), base).double())
 
     def forward(self, masked: Tensor, targets: Tensor) -> Tensor:
         parts = [table(masked[..., j]) for j, table in enumerate(self.tables)]
@@ -47,6 +57,12 @@ class Digits(nn.Module):
             x = block(x)
         valid = prime.valid_set(masked[targets], self.filter)
         return self.head(self.norm(x[targets])).masked_fill(~valid, -math.inf)
+
+    def of_digits(self, logits: Tensor, truth: Tensor, masked: Tensor) -> Tensor:
+        """−ln p of the masked digits of each target, one by one: [n] of logits [n, C], digits [n, ℓ] and whether they are masked [n, ℓ]."""
+        margins = torch.einsum("nc,cjb->njb", logits.double().softmax(-1), self.digits)
+        own: Tensor = margins.gather(2, truth[..., None].long())[..., 0]
+        return -(own.log() * masked).sum(1)
 
 
 def images(args: argparse.Namespace) -> np.ndarray[Any, Any]:
@@ -76,8 +92,42 @@ def data_of(args: argparse.Namespace, kind: str, digits: int) -> pathlib.Path:
     )  # fmt: skip
 
 
-def student(args: argparse.Namespace, kind: str, digits: int, seed: int) -> list[tuple[int, float]]:
-    """The bound on held-out rows by steps, in nats per token."""
+def of_the_perfect(shares: Any, digits: int) -> float:
+    """Eq. 5 in nats per token for tokens that are independent of each other, with these shares [C], and a p that knows them: Σ_S B(|S|, ℓ − |S| + 1) H(D_S | the other
+    digits) over sets S of masked digits, B(s, ℓ − s + 1) = ∫ t^{s−1} (1 − t)^{ℓ−s} dt. The entropy for ℓ = 1."""
+    base = prime.base_of(len(shares), digits)
+    written = prime.encode(np.arange(len(shares)), base, digits)
+
+    def entropy(of: list[int]) -> float:
+        joint: dict[tuple[int, ...], float] = {}
+        for share, number in zip(shares, written):
+            key = tuple(number[of])
+            joint[key] = joint.get(key, 0.0) + float(share)
+        return -sum(p * math.log(p) for p in joint.values() if p > 0)
+
+    whole, total = entropy(list(range(digits))), 0.0
+    for kept in itertools.product((False, True), repeat=digits):
+        seen = [j for j in range(digits) if kept[j]]
+        if masked := digits - len(seen):
+            beta = math.factorial(masked - 1) * math.factorial(digits - masked) / math.factorial(digits)
+            total += beta * (whole - entropy(seen))
+    return total
+
+
+def perfect(args: argparse.Namespace, kind: str) -> dict[str, float]:
+    """What Eq. 5 gives a perfect p of single tokens of the held-out rows, by ℓ: of letters, or the mean over the pixels of an image."""
+    vocab = args.vocab if kind == "text" else LEVELS
+    rows = torch.cat([batch["input_ids"] for batch in common.validation(data_of(args, kind, 1), args.rows, COLUMNS)])
+    places = [rows[:, 1:].flatten()] if kind == "text" else list(rows.T)
+    counts = [np.bincount(place.numpy(), minlength=vocab) for place in places]
+    return {
+        str(digits): sum(of_the_perfect(count / count.sum(), digits) for count in counts) / len(counts)
+        for digits in LENGTHS
+    }
+
+
+def student(args: argparse.Namespace, kind: str, digits: int, seed: int) -> tuple[list[tuple[int, float]], float]:
+    """Eq. 5 on held-out rows by steps, and the bound after the last one, in nats per token."""
     folder = data_of(args, kind, digits)
     vocab, length = (args.vocab, args.length) if kind == "text" else (LEVELS, PIXELS)
     columns = [*COLUMNS, "subtokens"] if digits > 1 else COLUMNS
@@ -87,27 +137,31 @@ def student(args: argparse.Namespace, kind: str, digits: int, seed: int) -> list
     tokens = length - (kind == "text")
     held_out = list(common.validation(folder, args.rows, columns))
 
-    def bound(batch: Any, at: int, epoch: int | None = None) -> Tensor:
+    def loss(batch: Any, at: int, epoch: int | None = None, margins: bool = False) -> Tensor:
         example = prime.mask(batch, length=digits, seed=at, epoch=epoch, never=never)
         logits = model(example.input_ids, example.targets)
-        each = F.cross_entropy(logits, example.target_ids(), reduction="none")
+        if margins:
+            each = model.of_digits(logits, example.digits[example.targets], example.digit_mask[example.targets])
+        else:
+            each = F.cross_entropy(logits, example.target_ids(), reduction="none")
         return (example.target_weights() * each).sum()
 
     @torch.no_grad()
-    def measure() -> float:
-        sums = [bound(batch, 1, draw).item() for batch in held_out for draw in range(4)]
+    def measure(margins: bool = False) -> float:
+        sums = [loss(batch, 1, draw, margins).item() for batch in held_out for draw in range(4)]
         return sum(sums) / (4 * tokens * sum(batch.rows for batch in held_out))
 
     data = common.batches(folder, columns, args.batch_size, seed)
-    return common.fit(
+    curve = common.fit(
         model,
         data,
-        lambda step, batch: bound(batch, seed) / (tokens * batch.rows),
+        lambda step, batch: loss(batch, seed) / (tokens * batch.rows),
         args.steps,
         args.lr,
         args.every,
         measure,
     )
+    return curve, measure(margins=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -122,14 +176,15 @@ def main(argv: list[str] | None = None) -> None:
     results.set("idle_step_ratio", {
         kind: {digits: prime.idle_step_ratio(digits, steps=length, positions=length) for digits in LENGTHS} for kind, length in (("text", args.length), ("images", PIXELS))
     })  # fmt: skip
+    results.set("of_the_perfect", {kind: perfect(args, kind) for kind in ("text", "images")})
     for seed in range(args.seeds):
         for kind in ("text", "images"):
             for digits in LENGTHS:
                 name = f"{kind} {digits}"
                 if results.lack(name, seed):
                     began = time.monotonic()
-                    curve = student(args, kind, digits, seed)
-                    results.add(name, seed, began, validation=curve[-1][1], curve=curve)
+                    curve, bound = student(args, kind, digits, seed)
+                    results.add(name, seed, began, validation=curve[-1][1], bound=bound, curve=curve)
 
 
 if __name__ == "__main__":
