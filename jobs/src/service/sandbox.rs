@@ -5,7 +5,7 @@
 //!
 //! | may be | what |
 //! |---|---|
-//! | read | the folders of `access.read`, system libraries and programs, name resolution, certificates, credentials of stores where the job asks one, the token of a cluster where it runs on one |
+//! | read | the folders of `access.read`, system libraries and programs, CUDA's libraries where there is a GPU, name resolution, certificates, credentials of stores where the job asks one, the token of a cluster where it runs on one |
 //! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
 
 #![allow(clippy::disallowed_methods, reason = "in a worker, before its work: it has no runtime yet that could wait")]
@@ -102,12 +102,16 @@ pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, 
     let of_cluster = CLUSTER.into_iter().filter_map(variable).filter(|_| asks.cluster);
     let of_stores = credentials().filter(|_| asks.stores);
     let system = SYSTEM.iter().map(PathBuf::from);
+    let gpus = gpus();
+    // looked up before they could not be any more
+    let libraries = if gpus.is_empty() { &[] } else { stillhouse_teacher::library_folders() };
     let readable = system.chain(hub).chain(of_stores).chain(of_cluster).chain(disk(&access.read));
+    let readable = readable.chain(libraries.iter().cloned());
     for cache in caches() {
         // a cache that cannot be made shows where it is used
         let _ = std::fs::create_dir_all(cache);
     }
-    let writable = disk(&access.write).chain([scratch.to_path_buf()]).chain(caches()).chain(gpus());
+    let writable = disk(&access.write).chain([scratch.to_path_buf()]).chain(caches()).chain(gpus);
     for (paths, rights) in [(readable.collect::<Vec<_>>(), read), (writable.collect(), all)] {
         for path in paths {
             // what is not there needs no rule
@@ -160,12 +164,12 @@ fn caches() -> impl Iterator<Item = PathBuf> {
 }
 
 /// The devices and the driver's files; their names are the driver's.
-fn gpus() -> impl Iterator<Item = PathBuf> {
+fn gpus() -> Vec<PathBuf> {
     let named =
         |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path());
     let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named);
     let devices: Vec<PathBuf> = devices.collect();
     // asked for by the driver, which names its threads there
     let beside: &[&str] = if devices.is_empty() { &[] } else { &["/dev/shm", "/proc/self/task"] };
-    devices.into_iter().chain(beside.iter().map(PathBuf::from))
+    devices.into_iter().chain(beside.iter().map(PathBuf::from)).collect()
 }

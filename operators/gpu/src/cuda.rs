@@ -61,6 +61,9 @@ pub struct Cuda {
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
+    /// Of its own, static.
+    own_bytes: u32,
+    /// That it may have besides, dynamic.
     shared_bytes: u32,
 }
 
@@ -76,14 +79,26 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// How many GPUs there are; 0 without a driver.
-#[must_use]
-pub fn count() -> usize {
+/// How many GPUs there are; 0 without a driver, or with one that has no device.
+///
+/// # Errors
+/// [`GpuError::Unavailable`] where there is a driver that does not begin: there may be a GPU then.
+pub fn count() -> Result<usize> {
+    let failed = |call: &str, error: DriverError| GpuError::Unavailable {
+        device: "cuda".into(),
+        message: format!("{call}: {}, valid: a driver that begins, or cpu", words(error)),
+    };
     // SAFETY: only tries to open libcuda
-    if !unsafe { sys::is_culib_present() } || result::init().is_err() {
-        return 0;
+    if !unsafe { sys::is_culib_present() } {
+        return Ok(0);
     }
-    result::device::get_count().ok().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)
+    match result::init() {
+        Ok(()) => {}
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY)) => return Ok(0),
+        Err(error) => return Err(failed("cuInit", error)),
+    }
+    let count = result::device::get_count().map_err(|error| failed("cuDeviceGetCount", error))?;
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 impl Cuda {
@@ -111,7 +126,7 @@ impl Cuda {
         let setting = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         versions::check_settings(setting).map_err(&unavailable)?;
         result::init().map_err(|e| failed("cuInit", e))?;
-        let there = count();
+        let there = count()?;
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < there);
         let number =
             number.ok_or_else(|| unavailable(format!("there are {there} GPUs, valid: cpu, or cuda:N below")))?;
@@ -129,7 +144,7 @@ impl Cuda {
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
         let most_shared_bytes =
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.unsigned_abs();
-        libraries::load_cublaslt().map_err(&unavailable)?;
+        let cublaslt = libraries::cublaslt().map_err(&unavailable)?;
         // SAFETY: as above; released when the value is dropped
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
@@ -150,7 +165,7 @@ impl Cuda {
             products: Mutex::default(),
             lost: AtomicBool::new(false),
         };
-        opened.set_up()?;
+        opened.set_up(cublaslt)?;
         let cublaslt = opened.products().version();
         let release = versions::driver_release();
         opened.arithmetic =
@@ -158,7 +173,7 @@ impl Cuda {
         Ok(opened)
     }
 
-    fn set_up(&mut self) -> Result<()> {
+    fn set_up(&mut self, cublaslt: &'static libraries::CublasLt) -> Result<()> {
         self.current()?;
         let (least, greatest) = self.call("cuCtxGetStreamPriorityRange", result::stream::get_priority_range)?;
         for stream in 0..2 {
@@ -178,7 +193,7 @@ impl Cuda {
                 self.call("cuModuleLoadData", || unsafe { result::module::load_data(image.as_ptr().cast()) })?;
             self.modules.push(module);
         }
-        self.products().open(&self.name)
+        self.products().open(cublaslt, &self.name)
     }
 
     /// Makes the context this thread's.
@@ -225,11 +240,18 @@ impl Cuda {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let function = match functions.get(launch.kernel) {
             Some(function) => *function,
-            None => Function { handle: self.find(launch.kernel)?, shared_bytes: USUAL_SHARED_BYTES },
+            None => {
+                let handle = self.find(launch.kernel)?;
+                let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+                // SAFETY: the function is of a module that lives as long as this value
+                let own =
+                    self.call(launch.kernel, || unsafe { result::function::get_function_attribute(handle, what) })?;
+                Function { handle, own_bytes: own.unsigned_abs(), shared_bytes: USUAL_SHARED_BYTES }
+            }
         };
         let shared_bytes = launch.shared_bytes.max(function.shared_bytes);
-        if shared_bytes > self.most_shared_bytes {
-            let got = format!("{shared_bytes} bytes of shared memory for {}", launch.kernel);
+        if shared_bytes > function.shared_bytes && shared_bytes + function.own_bytes > self.most_shared_bytes {
+            let got = format!("{} bytes of shared memory for {}", shared_bytes + function.own_bytes, launch.kernel);
             let valid = format!("at most {}, which {} has; bf16 and f16 take less", self.most_shared_bytes, self.model);
             return Err(GpuError::Input { what: "a kernel's block", got, valid });
         }

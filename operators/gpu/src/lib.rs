@@ -22,6 +22,8 @@ pub use device::{
     Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, Scaled, ScaledProduct, Stream,
 };
 pub use error::GpuError;
+#[cfg(feature = "cuda")]
+pub use machine::places::folders as library_folders;
 
 /// Floats from one row of logits to the next such that every row begins at a multiple of 32 bytes: products into rows of odd lengths (the
 /// 50,257 of GPT-2) and loads out of them are slow.

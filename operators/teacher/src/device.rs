@@ -31,7 +31,7 @@ const DEVICES: &str = "auto, cpu, cuda, cuda:N, all, or several cuda:N with comm
 pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
     let invalid = |what, got: &str| TeacherError::Input { what, got: format!("`{got}`"), valid: DEVICES.into() };
     if text == "all" {
-        return match gpus() {
+        return match gpus()? {
             0 => Err(TeacherError::Device { device: text.into(), message: "there is no GPU here, valid: cpu".into() }),
             count => Ok((0..count).map(DeviceChoice::Cuda).collect()),
         };
@@ -62,8 +62,14 @@ pub fn provide_gpus(count: usize, open: OpenGpu) {
     let _ = OTHERS.set((count, open));
 }
 
-fn gpus() -> usize {
-    OTHERS.get().map_or_else(here::count, |(count, _)| *count)
+fn gpus() -> Result<usize> {
+    OTHERS.get().map_or_else(here::count, |(count, _)| Ok(*count))
+}
+
+/// Folders in which CUDA's libraries are looked for, besides the loader's path; none where this program was built without CUDA. Looked up once for the process.
+#[must_use]
+pub fn library_folders() -> &'static [std::path::PathBuf] {
+    here::library_folders()
 }
 
 fn open_gpu(ordinal: usize) -> Result<Arc<dyn Device>> {
@@ -78,8 +84,12 @@ fn open_gpu(ordinal: usize) -> Result<Arc<dyn Device>> {
 mod here {
     use super::{Arc, Device, Result};
 
-    pub fn count() -> usize {
-        stillhouse_gpu::cuda::count()
+    pub fn count() -> Result<usize> {
+        Ok(stillhouse_gpu::cuda::count()?)
+    }
+
+    pub fn library_folders() -> &'static [std::path::PathBuf] {
+        stillhouse_gpu::library_folders()
     }
 
     pub fn open(ordinal: usize) -> Result<Arc<dyn Device>> {
@@ -92,8 +102,13 @@ mod here {
 mod here {
     use super::{Arc, Device, DeviceChoice, Result, TeacherError};
 
-    pub fn count() -> usize {
-        0
+    #[expect(clippy::unnecessary_wraps, reason = "as with CUDA")]
+    pub fn count() -> Result<usize> {
+        Ok(0)
+    }
+
+    pub const fn library_folders() -> &'static [std::path::PathBuf] {
+        &[]
     }
 
     pub fn open(ordinal: usize) -> Result<Arc<dyn Device>> {
@@ -149,7 +164,8 @@ impl DeviceChoice {
     pub fn is_cpu(self) -> bool {
         match self {
             Self::Cpu => true,
-            Self::Auto => gpus() == 0,
+            // that a driver does not begin is told where the GPU is opened
+            Self::Auto => matches!(gpus(), Ok(0)),
             Self::Cuda(_) => false,
         }
     }

@@ -66,7 +66,7 @@ pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
 pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Point, Runs, Stepped, Teacher};
 pub use cpu::arithmetic_on_cpu;
-pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, provide_gpus};
+pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, library_folders, provide_gpus};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use model::{LoadOptions, check_weights, decoding_bytes, load, load_on_host};

@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::c_void;
-use std::ptr::{from_ref, null_mut};
+use std::ptr::null_mut;
 
-use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::result::{free_sync, malloc_sync};
 use cudarc::driver::sys::CUstream;
 
+use super::libraries::{CublasLt, Multiply};
 use crate::device::{Element, Matrix, Product, Result, Scaled, ScaledProduct, Stream};
 use crate::error::GpuError;
 
@@ -29,11 +29,18 @@ const TRANSPOSED: i32 = 1;
 /// The handle and what was made with it.
 #[derive(Default)]
 pub(super) struct Products {
-    handle: Option<sys::cublasLtHandle_t>,
+    library: Option<Opened>,
     version: usize,
     workspaces: [u64; 2],
     /// None where the library has no algorithm.
     plans: HashMap<Key, Option<Plan>>,
+}
+
+/// The library and the handle that it gave.
+#[derive(Clone, Copy)]
+struct Opened {
+    library: &'static CublasLt,
+    handle: sys::cublasLtHandle_t,
 }
 
 /// A matrix as cuBLASLt is told of it.
@@ -123,6 +130,7 @@ struct Key {
 }
 
 struct Plan {
+    library: &'static CublasLt,
     description: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
@@ -132,9 +140,9 @@ impl Drop for Plan {
     fn drop(&mut self) {
         // SAFETY: made in `plan`, and used by nobody else
         unsafe {
-            let _ = result::destroy_matmul_desc(self.description);
+            let _ = self.library.destroy_description(self.description);
             for layout in self.layouts {
-                let _ = result::destroy_matrix_layout(layout);
+                let _ = self.library.destroy_layout(layout);
             }
         }
     }
@@ -153,20 +161,9 @@ fn operand(matrix: &Matrix) -> Operand {
     Operand { pointer, kind: kind(element), rows, columns, stride }
 }
 
-fn layout(matrix: &Operand) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
+fn layout(library: &CublasLt, matrix: &Operand) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
     let stride = i64::try_from(matrix.stride).unwrap_or(i64::MAX);
-    result::create_matrix_layout(matrix.kind, matrix.columns as u64, matrix.rows as u64, stride)
-}
-
-/// # Safety
-/// The description is live, and the attribute is of this type.
-unsafe fn set<T>(
-    description: sys::cublasLtMatmulDesc_t,
-    what: sys::cublasLtMatmulDescAttributes_t,
-    value: &T,
-) -> std::result::Result<(), CublasError> {
-    // SAFETY: as the caller says; the value is copied
-    unsafe { result::set_matmul_desc_attribute(description, what, from_ref(value).cast(), size_of::<T>()) }
+    library.create_layout(matrix.kind, matrix.columns as u64, matrix.rows as u64, stride)
 }
 
 /// What cuBLASLt calls A is B here.
@@ -174,6 +171,7 @@ unsafe fn set<T>(
 /// # Safety
 /// The description is live.
 unsafe fn set_scales(
+    library: &CublasLt,
     description: sys::cublasLtMatmulDesc_t,
     scales: Option<[u64; 2]>,
 ) -> std::result::Result<(), CublasError> {
@@ -181,39 +179,39 @@ unsafe fn set_scales(
     let Some([a, b]) = scales else { return Ok(()) };
     // SAFETY: as the caller says; the attributes are addresses
     unsafe {
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)
     }
 }
 
-fn plan(handle: sys::cublasLtHandle_t, product: &Operation) -> std::result::Result<Plan, CublasError> {
+fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result::Result<Plan, CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-    let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
-    let layouts = [layout(&product.b)?, layout(&product.a)?, layout(&product.d)?];
+    let description = library.create_description(compute, sys::cudaDataType::CUDA_R_32F)?;
+    let layouts = [layout(library, &product.b)?, layout(library, &product.a)?, layout(library, &product.d)?];
     // frees both where a call below fails
-    let mut plan = Plan { description, layouts, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
+    let mut plan = Plan { library, description, layouts, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
     // SAFETY: everything was just made, and the attributes are of these types
     unsafe {
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &AS_IT_IS)?;
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &product.epilogue())?;
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &AS_IT_IS)?;
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &product.epilogue())?;
         if product.bias != 0 {
-            set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product.bias)?;
-            set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &product.d.kind)?;
+            library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product.bias)?;
+            library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &product.d.kind)?;
         }
         if product.scales.is_some() {
             let rows = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-            set(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &rows)?;
-            set(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &rows)?;
-            set_scales(description, product.scales)?;
+            library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &rows)?;
+            library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &rows)?;
+            set_scales(library, description, product.scales)?;
         }
-        let preference = result::create_matmul_pref()?;
+        let preference = library.create_preference()?;
         let [b, a, d] = layouts;
-        let found = prefer(preference)
-            .and_then(|()| result::get_matmul_algo_heuristic(handle, description, b, a, d, d, preference));
-        result::destroy_matmul_pref(preference)?;
-        plan.algorithm = found?.algo;
+        let found =
+            prefer(library, preference).and_then(|()| library.algorithm(handle, description, [b, a, d, d], preference));
+        library.destroy_preference(preference)?;
+        plan.algorithm = found?;
     }
     Ok(plan)
 }
@@ -222,15 +220,16 @@ fn plan(handle: sys::cublasLtHandle_t, product: &Operation) -> std::result::Resu
 ///
 /// # Safety
 /// The preference is live.
-unsafe fn prefer(preference: sys::cublasLtMatmulPreference_t) -> std::result::Result<(), CublasError> {
+unsafe fn prefer(
+    library: &CublasLt,
+    preference: sys::cublasLtMatmulPreference_t,
+) -> std::result::Result<(), CublasError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-    let (bytes, schemes) = (WORKSPACE_BYTES, sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32);
+    let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
     // SAFETY: as the caller says; the attributes are of these types
     unsafe {
-        let (most, value) = (Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, from_ref(&bytes).cast());
-        result::set_matmul_pref_attribute(preference, most, value, size_of::<usize>())?;
-        let (mask, value) = (Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, from_ref(&schemes).cast());
-        result::set_matmul_pref_attribute(preference, mask, value, size_of::<u32>())
+        library.set_preference(preference, Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        library.set_preference(preference, Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes)
     }
 }
 
@@ -240,19 +239,13 @@ impl Products {
         self.version
     }
 
-    /// Opens the library; the device's context is current.
-    pub fn open(&mut self, device: &str) -> Result<()> {
-        self.handle = Some(result::create_handle().map_err(|error| failed(device, "cublasLtCreate", error))?);
-        // SAFETY: it only returns a number
-        let version = unsafe { sys::cublasLtGetVersion() };
-        self.version = version;
-        if version < OLDEST_VERSION {
-            // a `libcublasLt.so` on the loader's path comes before the one of CUDA 13 that was opened by its full name
-            let message = format!(
-                "cuBLASLt {version} in {}, valid: {OLDEST_VERSION} (CUDA 13) or later; an older toolkit may be on the loader's path \
-                 (LD_LIBRARY_PATH)",
-                super::libraries::loaded_cublaslt()
-            );
+    /// Takes a handle of the library; the device's context is current.
+    pub fn open(&mut self, library: &'static CublasLt, device: &str) -> Result<()> {
+        let handle = library.create_handle().map_err(|error| failed(device, "cublasLtCreate", error))?;
+        self.library = Some(Opened { library, handle });
+        self.version = library.version();
+        if self.version < OLDEST_VERSION {
+            let message = format!("cuBLASLt {}, valid: {OLDEST_VERSION} (CUDA 13) or later", self.version);
             return Err(GpuError::Unavailable { device: device.into(), message });
         }
         for workspace in &mut self.workspaces {
@@ -278,15 +271,15 @@ impl Products {
             for workspace in self.workspaces.iter_mut().filter(|w| **w != 0) {
                 let _ = free_sync(std::mem::take(workspace));
             }
-            if let Some(handle) = self.handle.take() {
-                let _ = result::destroy_handle(handle);
+            if let Some(Opened { library, handle }) = self.library.take() {
+                let _ = library.destroy_handle(handle);
             }
         }
     }
 
     /// What a product needs, made once; none where the library has no algorithm for it.
     fn plan_of(&mut self, device: &str, product: &Operation) -> Result<(sys::cublasLtHandle_t, Option<&mut Plan>)> {
-        let handle = self.handle.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
+        let opened = self.library.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
         let key = product.key();
         if self.plans.len() >= MOST_PLANS && !self.plans.contains_key(&key) {
             // what was launched with them has copied all it needs
@@ -294,13 +287,13 @@ impl Products {
         }
         let plan = match self.plans.entry(key) {
             Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(free) => match plan(handle, product) {
+            Entry::Vacant(free) => match plan(opened, product) {
                 Ok(made) => free.insert(Some(made)),
                 Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => free.insert(None),
                 Err(error) => return Err(failed(device, "cublasLtMatmulAlgoGetHeuristic", error)),
             },
         };
-        Ok((handle, plan.as_mut()))
+        Ok((opened.handle, plan.as_mut()))
     }
 
     /// Whether the library has an algorithm for a product; the device's context is current.
@@ -322,35 +315,27 @@ impl Products {
         let named = |call: &'static str| move |error| failed(device, call, error);
         let (one, zero) = (1f32, 0f32);
         let beta = if add { &one } else { &zero };
-        let [b_layout, a_layout, d_layout] = plan.layouts;
-        let address = |pointer: u64| pointer as *mut c_void;
+        let library = plan.library;
+        let multiply = Multiply {
+            alpha: &one,
+            beta,
+            pointers: [b.pointer, a.pointer, d.pointer],
+            layouts: plan.layouts,
+            algorithm: &plan.algorithm,
+            workspace: (workspace, WORKSPACE_BYTES),
+            stream: if on.is_null() { null_mut() } else { on.cast() },
+        };
         // SAFETY: the plan is of these shapes; the memory is as the caller says. The bias and the scales of this call are set before it, under
         // the lock
         unsafe {
             if bias != 0 {
                 let what = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                set(plan.description, what, &bias).map_err(named("cublasLtMatmulDescSetAttribute"))?;
+                library
+                    .set_description(plan.description, what, &bias)
+                    .map_err(named("cublasLtMatmulDescSetAttribute"))?;
             }
-            set_scales(plan.description, scales).map_err(named("cublasLtMatmulDescSetAttribute"))?;
-            result::matmul(
-                handle,
-                plan.description,
-                from_ref(&one).cast(),
-                from_ref(beta).cast(),
-                address(b.pointer),
-                b_layout,
-                address(a.pointer),
-                a_layout,
-                address(d.pointer),
-                d_layout,
-                address(d.pointer),
-                d_layout,
-                from_ref(&plan.algorithm),
-                address(workspace),
-                WORKSPACE_BYTES,
-                if on.is_null() { null_mut() } else { on.cast() },
-            )
-            .map_err(named("cublasLtMatmul"))
+            set_scales(library, plan.description, scales).map_err(named("cublasLtMatmulDescSetAttribute"))?;
+            library.multiply(handle, plan.description, &multiply).map_err(named("cublasLtMatmul"))
         }
     }
 }

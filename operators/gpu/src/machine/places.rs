@@ -4,14 +4,23 @@ use std::env;
 use std::ffi::OsStr;
 use std::fs::read_dir;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-/// Folders that exist, the most particular first.
-pub fn folders() -> Vec<PathBuf> {
+/// Folders that exist, the most particular first. Looked up once: who confines its process to them finds them afterwards, too.
+pub fn folders() -> &'static [PathBuf] {
+    static FOUND: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    FOUND.get_or_init(found)
+}
+
+fn found() -> Vec<PathBuf> {
     let named = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(named);
     let mut folders: Vec<PathBuf> = toolkits.flat_map(|home| [home.join("lib64"), home.join("lib")]).collect();
     let on_path = env::var_os("PATH").map(|path| python_on(&path)).unwrap_or_default();
-    let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(named).chain(on_path);
+    let environments: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(named).collect();
+    // conda's own packages lie beside Python, not in it
+    folders.extend(environments.iter().map(|prefix| prefix.join("lib")));
+    let pythons = environments.into_iter().chain(on_path);
     let pythons = pythons.chain(named("HOME").map(|home| home.join(".local")));
     let pythons = pythons.chain(["/usr/local", "/usr"].map(PathBuf::from));
     folders.extend(pythons.flat_map(|prefix| of_python(&prefix)));

@@ -27,17 +27,22 @@ pub fn check_capability(model: &str, found: [i32; 2]) -> Result<(), String> {
     Err(format!("{model} has compute capability {}.{}, valid: {major}.{minor} or later, or cpu", found[0], found[1]))
 }
 
-/// Settings of NVIDIA's libraries that change the last bits of products, and what of them changes nothing.
-const SETTINGS: [(&str, &str); 2] = [("CUBLAS_EMULATE_SINGLE_PRECISION", "0"), ("NVIDIA_TF32_OVERRIDE", "0")];
+/// Settings of NVIDIA's libraries that change the last bits of results, and what they do where they are neither empty nor 0.
+const SETTINGS: [(&str, &str); 5] = [
+    ("CUBLAS_EMULATE_SINGLE_PRECISION", "lets cuBLASLt compute f32 products in other types"),
+    ("NVIDIA_TF32_OVERRIDE", "lets cuBLASLt compute f32 products in other types"),
+    ("CUBLASLT_HEURISTICS_LUT_FILE", "lets cuBLASLt choose other algorithms"),
+    ("CUDA_FORCE_PTX_JIT", "lets the driver compile the kernels anew"),
+    ("CUDA_FORCE_JIT", "lets the driver compile the kernels anew"),
+];
 
-/// That no setting of the environment puts other products in the place of f32's.
+/// That no setting of the environment puts other products or kernels in the place of those that the results are named after.
 pub fn check_settings(environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
-    let changed = |(name, same): &(&str, &str)| environment(name).filter(|value| !value.is_empty() && value != same);
-    let Some((name, value)) = SETTINGS.iter().find_map(|setting| changed(setting).map(|value| (setting.0, value)))
-    else {
-        return Ok(());
-    };
-    Err(format!("{name}={value} lets cuBLASLt compute f32 products in other types, valid: without it, or 0"))
+    let set = |name: &str| environment(name).filter(|value| !value.is_empty() && value != "0");
+    match SETTINGS.iter().find_map(|(name, does)| set(name).map(|value| (name, value, does))) {
+        None => Ok(()),
+        Some((name, value, does)) => Err(format!("{name}={value} {does}, valid: without it, or 0")),
+    }
 }
 
 /// What the bytes depend on; `release` is the driver's own number, which decides where the driver compiles the kernels.
@@ -102,6 +107,9 @@ mod tests {
         let said = check_settings(with("CUBLAS_EMULATE_SINGLE_PRECISION", "1")).unwrap_err();
         assert!(said.starts_with("CUBLAS_EMULATE_SINGLE_PRECISION=1 lets"), "{said}");
         assert!(check_settings(with("NVIDIA_TF32_OVERRIDE", "1")).is_err());
+        let said = check_settings(with("CUDA_FORCE_PTX_JIT", "1")).unwrap_err();
+        assert_eq!(said, "CUDA_FORCE_PTX_JIT=1 lets the driver compile the kernels anew, valid: without it, or 0");
+        assert!(check_settings(with("CUBLASLT_HEURISTICS_LUT_FILE", "/a/table")).is_err());
     }
 
     #[test]

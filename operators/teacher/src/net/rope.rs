@@ -165,7 +165,8 @@ impl<'a> RopeFields<'a> {
         let (fast, slow) = (self.number_or("beta_fast", 32.0)?, self.number_or("beta_slow", 1.0)?);
         let rotated = self.rotated as f64;
         // the pair that makes so many turns over the original context
-        let pair = |turns: f64| rotated * libm::log(original / (turns * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
+        let pair =
+            |turns: f64| rotated * libm::log(original / (turns * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
         let whole = self.config.flag_or(&self.at("truncate"), true)?;
         let (mut low, mut high) = (pair(fast), pair(slow));
         if whole {
