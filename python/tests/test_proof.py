@@ -64,6 +64,23 @@ def test_intervals(parts: ModuleType) -> None:
     assert parts.binomial(987, 1000) == f"98.7 ({100 * wilson.low:.1f} to {100 * wilson.high:.1f})"
 
 
+def test_a_trend_that_few_seeds_agree_on_by_chance_is_open(parts: ModuleType, tmp_path: pathlib.Path) -> None:
+    page = parts.Page(tmp_path, tmp_path / "PROOF.md")
+    parts.trends(page, "fewer", {"a": [0.02, 0.021, 0.022], "b": [-0.5, -0.6]}, "Reasons.", {"a": 0.062})
+    assert "(2 to 3 seeds)" in page.parts[0]
+    assert "a: +0.021 ± 0.062 of 3 seeds (**open**, on the wrong side)" in page.parts[0]
+    assert "b: -0.550 ± 0.635 of 2 seeds (**open**, on its side)" in page.parts[0]
+    assert page.first == ["On the wrong side of a paper: fewer (2 to 3 seeds): a: +0.021 ± 0.062 of 3 seeds. Reasons."]
+
+
+def test_a_perfect_student_without_noise_is_exact_in_one_pass() -> None:
+    """By 4,000 paths (standard error 0.36 points) what the shares of the walks add up to; and more passes find more."""
+    maze = imported("page_maze")
+    rates = maze.perfect()
+    assert rates[0] == pytest.approx(maze.one_pass_limit(), abs=1.2)
+    assert list(rates) == sorted(rates) and 75 < rates[-1] < 90
+
+
 def test_dense_noise_of_the_live_teacher_is_what_the_shards_store(demo: pathlib.Path) -> None:
     """transformers' own pass and Eq. 4 against what the Rust teacher, the encoder and the replay make of the same seed."""
     text: Any = imported("text")

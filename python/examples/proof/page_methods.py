@@ -21,7 +21,12 @@ def methods(page: Page) -> None:
         "`make methods`, or one of them: `make methods METHODS=pgm`. Claim: each method trains from our shards, from job file to student, and here stands which of its paper's trends show at this size. Each is "
         "a job file, its shards, the view of the method, and a student of about a minute on one core. Teacher, where there is one: a GPT-2 of 3 layers, trained on the same rows. ± is "
         "the 95 % interval over seeds where there are several (of the students alone: all have one teacher and one draw of noise); a trend is said to show where its interval over seeds is on the "
-        "paper's side, and to be open where that interval holds 0 or where there is one seed. Intervals are not corrected for the number of trends: of twenty that are not there, one shows.",
+        "paper's side, and to be open where that interval holds 0 or where there is one seed. Intervals are not corrected for the number of trends: of twenty that are not there, one shows. "
+        "Tokens are drawn from all of a student's distribution, noise of the prior at τ = 0.85; the Gumbel paper draws from the nucleus of 0.9 (appendix C.1).",
+    )
+    page.warn(
+        "Methods and text students write without nucleus sampling, where the Gumbel paper has p = 0.9 for every model (appendix C.1), and noise at generation is scaled by τ = 0.85 without a student "
+        "at τ = 1 beside it: a lower generative perplexity may be a lower entropy, which stands beside it."
     )
     for name, title, part in PARTS:
         found = page.read(f"methods-{name}.json")
@@ -36,10 +41,22 @@ def methods(page: Page) -> None:
             f"`make methods METHODS={name}`: {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, {size}; {ran(found)}"
         )
         part(page, found, by)
+        if name == "armd":
+            weak_teacher(page, found, by)
         which = "validation loss" if name in MEASURED else "training loss"
         if any("curve" in done for done in found["students"]):
             plot = Plot(f"{title}: {which}{curves_of(found['students'])}", "step", "nats/token", curves(by))
             page.plot(f"methods-{name}.png", f"{which} by steps", plot)
+
+
+def weak_teacher(page: Page, found: Any, by: Students) -> None:
+    """Whether students know the language better than the teacher of all methods, which judges what they write."""
+    judge = found["corpus"]["perplexity"]
+    if "ar" in by and (own := math.exp(sum(values(by["ar"], "orders", "S = 1")) / len(by["ar"]))) < judge:
+        page.warn(
+            f"Methods: the teacher is weaker than its students: held-out perplexity {judge:.2f}, of ARMD's `ar` after {found['training']['steps']} steps {own:.2f}. What it teaches (distillation, noise, "
+            "Medusa heads) and how it judges what is written are bounded by that; the papers' teachers are far above their students."
+        )
 
 
 def values(those: Sequence[Any], *keys: str) -> list[float]:
@@ -83,7 +100,8 @@ def pgm(page: Page, found: Any, by: Students) -> None:
         for name, those in by.items()
     ]
     page.say(
-        "Validation loss (nats per token, one bound for all: each group of the same partitions predicted from the other) by steps of equal batches. Partitions are those of the shards.",
+        "Validation loss (nats per token, one bound for all: each group of the same partitions predicted from the other) by steps of equal batches. Partitions are those of the shards. `complementary` has two passes a row, one for each group, "
+        "so twice the work of a step (the paper marks its row so, too).",
         table(["student", "seeds", "parameters", *(str(step) for step in steps)], rows),
     )
     trends(
@@ -104,26 +122,42 @@ def prime(page: Page, found: Any, by: Students) -> None:
     rows = []
     for name, those in by.items():
         kind, digits = name.split()
+        first = by.get(f"{kind} 1", []) if digits != "1" else []
         rows.append([
             f"`{name}`", str(len(those)), f"{100 * found['idle_step_ratio'][kind][digits]:.2f} %", shown(values(those, "validation"), 3),
-            shown([math.exp(value) for value in values(those, "validation")], 2), shown(by_seed(those, by.get(f"{kind} 1", []), "validation"), 3, sign=True) if digits != "1" else "",
+            shown(by_seed(those, first, "validation"), 3, sign=True), f"{found['of_the_perfect'][kind][digits]:.3f}",
+            shown(values(those, "bound"), 3), shown([math.exp(value) for value in values(those, "bound")], 2), shown(by_seed(those, first, "bound"), 3, sign=True),
         ])  # fmt: skip
     page.say(
-        "`text ℓ` and `images ℓ`: tokens as ℓ digits; ℓ = 1 is MDLM. Images: scikit-learn's handwritten digits, 8 × 8 pixels of 16 levels. Bound on −ln p in nats per token of held-out rows; idle steps: "
-        "Eq. A6 with as many steps as positions.",
-        table(["student", "seeds", "idle steps", "bound", "perplexity", "− ℓ = 1"], rows),
+        "`text ℓ` and `images ℓ`: tokens as ℓ digits; ℓ = 1 is MDLM. Images: scikit-learn's handwritten digits, 8 × 8 pixels of 16 levels. Nats per token of held-out rows; idle steps: "
+        "Eq. A6 with as many steps as positions. Eq. 5 is what students are trained with and what the paper calls a bound (A15); *of the perfect* is its value for a p that knows the share of each single token "
+        "(letters, or the levels of each pixel) of these rows: their entropy for ℓ = 1, less for others. The *bound* counts what a reverse step costs, the masked digits one by one by the margins of the same p; perplexity is of it.",
+        table(
+            ["student", "seeds", "idle steps", "Eq. 5", "− ℓ = 1", "of the perfect", "bound", "perplexity", "− ℓ = 1"],
+            rows,
+        ),
     )
-    for kind, where, why in (
-        ("text", "Table 2, OWT", "28 letters are digits of base 6 or 3 (36 or 81 strings, of which 8 or 53 are no letter), which say little of a letter before it is whole; the paper's gain is at V = 50,257, with digits of 15 to 225 values."),
+    page.warn(
+        f"MDM-Prime's Eq. 5 is no bound on −ln p for ℓ > 1, against its A15: it takes the masked digits of a token jointly, a reverse step unmasks one. Two equally likely tokens whose two digits are equal have an entropy of "
+        f"{math.log(2):.3f} nats, and a perfect p has {math.log(2) / 2:.3f} by Eq. 5 (H less half of what the digits tell of each other). A lower Eq. 5 at a larger ℓ is no better likelihood by itself, here or in the paper's perplexities; "
+        "the table has a bound beside it."
+    )
+    for kind, where, lengths, why in (
+        ("text", "Table 2, OWT, by Eq. 5", ("2", "4"), "28 letters are digits of base 6 or 3 (36 or 81 strings, of which 8 or 53 are no letter), which say little of a letter before it is whole; the paper's gain is at V = 50,257, with digits of 15 to 225 values."),
         (
-            "images", "Tables 3 and 4",
+            "images", "Tables 3 and 4, ℓ = 2 alone", ("2",),
             ("The paper judges images by the FID of samples, here it is likelihood: another figure, on which finer steps of sampling have no bearing. It trains images without weights and with α_t = (1 − t)^3; "
-            "here it is the bound with α_t = 1 − t. And 16 levels at ℓ = 4 are digits of base 2, each an embedding of a quarter of the width."),
+            "here it is Eq. 5 with its weights and α_t = 1 − t."),
         ),
     ):  # fmt: skip
         trends(
-            page, f"ℓ = 2 and 4 below ℓ = 1 on {kind} (MDM-Prime, {where}), nats",
-            {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), by.get(f"{kind} 1", []), "validation") for digits in ("2", "4")}, why,
+            page, f"ℓ = {' and '.join(lengths)} below ℓ = 1 on {kind} (MDM-Prime, {where}), nats",
+            {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), by.get(f"{kind} 1", []), "validation") for digits in lengths}, why,
+        )  # fmt: skip
+        trends(
+            page, f"the same by the bound of single digits ({kind}), ℓ = {' and '.join(lengths)} below ℓ = 1, nats",
+            {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), by.get(f"{kind} 1", []), "bound") for digits in lengths},
+            "Digits that are unmasked one by one are predicted by the margins of p, which tell of each other only what is seen.",
         )  # fmt: skip
 
 
@@ -158,18 +192,46 @@ def armd(page: Page, found: Any, by: Students) -> None:
         {"": [done["validation"] - mdlm[done["seed"]] for done in by.get("progressive", []) if done["seed"] in mdlm]},
         "MDLM's figure is a bound of any order, ARMD's the likelihood of one.",
     )  # fmt: skip
+    ar = {done["seed"]: done["orders"]["S = 1"] for done in by.get("ar", [])}
+    trends(
+        page, "progressive ARMD below the autoregressive model at equal steps, left to right (ARMD, Table 2), nats",
+        {"": [done["orders"]["S = 1"] - ar[done["seed"]] for done in by.get("progressive", []) if done["seed"] in ar]},
+        "The paper's ARMD has 1M steps beside the Transformer's figure, which is another paper's; here both have the same steps, and the progressive student spends a part of them on other orders.",
+    )  # fmt: skip
     after = {done["seed"]: done for done in by.get("progressive + strided", [])}
     both = [(done, after[done["seed"]]) for done in by.get("progressive", []) if done["seed"] in after]
     trends(
-        page, "strided fine-tuning makes S tokens at a time better: perplexity of what is written (ARMD, Table 3), ln of the ratio to before",
-        {f"S = {s}": [math.log(b["written"][f"S = {s}"]["perplexity"] / a["written"][f"S = {s}"]["perplexity"]) for a, b in both] for s in (2, 4)},
+        page, "strided fine-tuning brings S tokens at a time nearer to one: perplexity of what is written (ARMD, Table 3), ln of the ratio to before, less that of S = 1, which more steps make better, too",
+        {f"S = {s}": [gained(a, b, s, wrote) - gained(a, b, 1, wrote) for a, b in both] for s in (2, 4)},
         "The progressive student reads S streams nearly as well as one already, with rows of 32 tokens and ρ up to a quarter of them, so that fine-tuning has little to mend; 64 rows are written.",
     )  # fmt: skip
     trends(
-        page, "the same by the likelihood of held-out text, which the paper does not measure, nats",
-        {f"S = {s}": [b["orders"][f"S = {s}"] - a["orders"][f"S = {s}"] for a, b in both] for s in (2, 4)},
+        page, "the same by the likelihood of held-out text (ARMD, strided fine-tuning, less S = 1), nats",
+        {f"S = {s}": [gained(a, b, s, lost) - gained(a, b, 1, lost) for a, b in both] for s in (2, 4)},
         "A quarter of the steps at half of the rate is too little to move it.",
     )  # fmt: skip
+    before = {done["seed"]: done for done in by.get("ar", [])}
+    tuned = [(before[done["seed"]], done) for done in by.get("ar + strided", []) if done["seed"] in before]
+    if tuned:
+        told = "; ".join(
+            f"S = {s}: {shown([gained(a, b, s, lost) - gained(a, b, 1, lost) for a, b in tuned], 3, sign=True)}"
+            for s in (2, 4)
+        )
+        page.say(f"The same of `ar`, which has never seen another order before (held-out text, nats): {told}.")
+
+
+def lost(done: Any, streams: int) -> float:
+    """−ln p of held-out text, S streams at a time."""
+    return float(done["orders"][f"S = {streams}"])
+
+
+def wrote(done: Any, streams: int) -> float:
+    """ln of the perplexity of what is written S tokens at a time."""
+    return math.log(done["written"][f"S = {streams}"]["perplexity"])
+
+
+def gained(before: Any, after: Any, streams: int, of: Callable[[Any, int], float]) -> float:
+    return of(after, streams) - of(before, streams)
 
 
 def bd3lm(page: Page, found: Any, by: Students) -> None:
@@ -198,10 +260,10 @@ def bd3lm(page: Page, found: Any, by: Students) -> None:
         {"": by_seed(by.get("4", []), by.get("16", []), "validation")},
         "A row has two blocks of 16 alone.",
     )
-    for size in ("4", "16"):
+    for size, alone in (("4", ""), ("16", ", which has L' = 4 alone")):
         trends(
             page,
-            f"generative perplexity lower with noise, L' = {size} (Gumbel distillation, Table 1), ln of the ratio",
+            f"generative perplexity lower with noise, L' = {size} (Gumbel distillation, Table 1{alone}), ln of the ratio",
             ratios(by, f"{size} noise", size, passes),
             f"Noise has to be learned first: after so few steps the prior's still costs these students more than no noise does (bounds above), and within a block of {size} letters there is little to agree on.",
         )
@@ -248,6 +310,10 @@ def medusa(page: Page, found: Any, by: Students) -> None:
         ),
     )
     of = {done["seed"]: done["drawn"]["rates"] for done in by.get("heads", [])}
+    errors = {
+        f"head {j + 1}": 1.96 * math.sqrt(sum(share(by.get(name, []), j) for name in ("heads", "noise")))
+        for j in range(3)
+    }
     right = [
         100 * sum(done["right_with_own_noise"][0] for done in by.get(name, [])) / max(1, len(by.get(name, [])))
         for name in ("noise", "heads")
@@ -261,7 +327,18 @@ def medusa(page: Page, found: Any, by: Students) -> None:
         },
         f"Noise does tell a head its token (head 1 finds it in {right[0]:.0f} % with the text's own noise, in {right[1]:.0f} % without), and typical acceptance does not ask for it: it takes whatever the teacher "
         "finds likely enough. A head without noise always proposes its likeliest letter, which passes more often than the one that was drawn.",
+        errors,
     )  # fmt: skip
+    page.say(
+        "Intervals of these differences are the wider ones of those over seeds and those of the counts of proposals (binomial), as three seeds may agree by chance."
+    )
+
+
+def share(those: Sequence[Any], head: int) -> float:
+    """The variance of a head's acceptance by the counts of all seeds."""
+    verified, accepted = (sum(done["drawn"][kind][head] for done in those) for kind in ("verified", "accepted"))
+    p = accepted / max(1, verified)
+    return float(p * (1 - p) / max(1, verified))
 
 
 def distill(page: Page, found: Any, by: Students) -> None:

@@ -186,17 +186,27 @@ class Page:
         self.say(f"![{what}]({self.results.name}/{name})")
 
 
-def trends(page: Page, words: str, of: Mapping[str, Sequence[float]], why: str) -> None:
+def trends(
+    page: Page, words: str, of: Mapping[str, Sequence[float]], why: str, at_least: Mapping[str, float] | None = None
+) -> None:
     """A trend of a paper, measured once or several times: ``of`` has what should be below 0, one value of each seed.
 
-    Where a mean is on the wrong side the page says so at its top, significant or not, with ``why`` that may be at this size.
+    Where a mean is on the wrong side the page says so at its top, significant or not, with ``why`` that may be at this size. ``at_least``: half of an interval
+    that is known from counts, for where few seeds agree by chance; the wider one is taken.
     """
+    numbers = {len(gaps) for gaps in of.values() if gaps}
+    kind, against = ("Measured otherwise than the paper does", "not as the paper's trend would have it")
+    if not words.startswith("the same by"):
+        kind, against = ("Trend of the paper", "on the wrong side of a paper")
     lines, wrong = [], []
     for label, gaps in of.items():
         if not gaps:
             continue
         mean, half = mean_and_half(gaps)
-        far = f"{label + ': ' if label else ''}{shown(gaps, 3, sign=True)}"
+        half = max(half, (at_least or {}).get(label, 0.0))
+        far = f"{label + ': ' if label else ''}{mean:+.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
+        if len(numbers) > 1:
+            far += f" of {counted(len(gaps), 'seed')}"
         if not math.isnan(half) and abs(mean) > half:
             verdict = "**shows**" if mean < 0 else "**the opposite shows**"
         else:
@@ -206,7 +216,7 @@ def trends(page: Page, words: str, of: Mapping[str, Sequence[float]], why: str) 
             wrong.append(far + (" (beyond its interval)" if verdict.startswith("**the") else ""))
     if not lines:
         return
-    seeds = counted(max(map(len, of.values())), "seed")
-    page.say(f"Trend of the paper: {words} ({seeds}): {'; '.join(lines)}.{f' Why that may be: {why}' if wrong else ''}")
+    seeds = " to ".join(str(number) for number in sorted(numbers)) + f" seed{'s' * (numbers != {1})}"
+    page.say(f"{kind}: {words} ({seeds}): {'; '.join(lines)}.{f' Why that may be: {why}' if wrong else ''}")
     if wrong:
-        page.warn(f"On the wrong side of a paper: {words} ({seeds}): {'; '.join(wrong)}. {why}")
+        page.warn(f"{against[0].upper()}{against[1:]}: {words} ({seeds}): {'; '.join(wrong)}. {why}")

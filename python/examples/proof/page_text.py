@@ -58,8 +58,8 @@ def text(page: Page) -> None:
         "## A text student: how loose may the tolerance be?",
         "`make text`. Claim: stored noise is within its tolerance of the teacher's for every token and the observed token wins, at so many bytes; whether a student of V = 50,257 notices "
         "a tolerance is not shown, since none of these goes by noise yet. Teacher: the nano GPT-2. `dense` is the very draw that the shards hold, made of "
-        "the live teacher's whole distribution; `stored T` is the same draw as stored with tolerance T. Same rows, masks, draws and first weights (`mdlm`, which "
-        "has no projection of noise, begins with other weights): between two students with noise only what tolerance takes away differs.",
+        "the live teacher's whole distribution; `stored T` is the same draw as stored with tolerance T. Same rows, masks, draws and first weights (`mdlm` and `topk`, which "
+        "have no projection of noise, begin with other weights): between two students with noise only what tolerance takes away differs.",
     )
     found = page.read("text.json")
     if found is None:

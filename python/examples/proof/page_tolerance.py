@@ -133,6 +133,17 @@ def verdict(page: Page, by: dict[str, list[Any]], stem: str, vocab: int) -> str:
     words = [f"At V = {vocab}, by the upper end of the 95 % interval over seeds:"]
     words.append(f"below {MARGIN:g} nats per masked token are {listed([of for _, of in sorted(small)])};")
     words.append(f"noticed are {listed(noticed)}; not known are {listed(unknown)}.")
+    better = [
+        f"{student.split()[1]} ({shown(gaps, 4, sign=True)})"
+        for student, those in by.items()
+        if student.startswith("stored")
+        and len(gaps := by_seed(those, by.get("dense", []), "validation")) > 1
+        and (bounds := mean_and_half(gaps))[0] + bounds[1] < 0
+    ]
+    if better:
+        page.warn(
+            f"{stem}.json: students of tolerance {', '.join(better)} are better than those of dense noise beyond the interval, which the tolerance cannot do: chance, or intervals too narrow for what few trainings scatter."
+        )
     if any(float(of.split()[0]) <= 1e-3 for of in noticed):
         page.warn(
             f"{stem}.json: a student notices a tolerance of 1e-3 or less ({', '.join(noticed)}); the default is 1e-3."

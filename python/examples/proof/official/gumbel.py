@@ -173,7 +173,7 @@ def ablations(trainer: Code, xi: Any, dense: Any, at: Any) -> Iterator[Compariso
         absolute=2 * TEACHER_APART,
         because=Because(
             trainer.line(name, calls="randn_like"),
-            'Their code throws the noise of the teacher away and draws Gaussian noise that knows nothing of the token, against the paper\'s §5.4 ("which we transform Gumbel into"). Ours is the '
+            'Their code throws the noise of the teacher away and draws Gaussian noise that knows nothing of the token, against the paper\'s §5.3 ("which we transform Gumbel into"). Ours is the '
             "paper's: the same ξ through its distribution function, equal to their ξ put through it.",
             torch.from_numpy(special.ndtri(cdf[near].numpy())),
             ours[near],
