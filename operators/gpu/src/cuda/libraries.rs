@@ -235,3 +235,17 @@ pub(super) struct Multiply<'a> {
     pub workspace: (u64, usize),
     pub stream: sys::cudaStream_t,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where there is a cuBLASLt: `CUDA_HOME` of scripts/cuda-build. An older `libcublasLt.so` on the loader's path changes nothing.
+    #[test]
+    fn the_functions_are_those_of_the_file_that_was_found() {
+        match cublaslt() {
+            Ok(library) => assert!(library.version() / 10_000 == 13, "{}", library.version()),
+            Err(message) => assert!(message.starts_with("no libcublasLt.so.13 (CUDA 13)"), "{message}"),
+        }
+    }
+}
