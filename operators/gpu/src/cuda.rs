@@ -125,7 +125,6 @@ impl Cuda {
         versions::check_driver(driver).map_err(&unavailable)?;
         let setting = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         versions::check_settings(setting).map_err(&unavailable)?;
-        result::init().map_err(|e| failed("cuInit", e))?;
         let there = count()?;
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < there);
         let number =
