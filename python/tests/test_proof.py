@@ -73,12 +73,12 @@ def test_a_trend_that_few_seeds_agree_on_by_chance_is_open(parts: ModuleType, tm
     assert page.first == ["On the wrong side of a paper: fewer (2 to 3 seeds): a: +0.021 ± 0.062 of 3 seeds. Reasons."]
 
 
-def test_a_perfect_student_without_noise_is_exact_in_one_pass() -> None:
-    """By 4,000 paths (standard error 0.36 points) what the shares of the walks add up to; and more passes find more."""
+def test_more_passes_of_a_perfect_student_find_more() -> None:
     maze = imported("page_maze")
     rates = maze.perfect()
-    assert rates[0] == pytest.approx(maze.one_pass_limit(), abs=1.2)
-    assert list(rates) == sorted(rates) and 75 < rates[-1] < 90
+    assert rates[0] == maze.one_pass_limit()
+    # two passes: half of the positions are drawn given the others, which a student without noise cannot do in one
+    assert list(rates) == sorted(rates) and 3 * rates[0] < rates[1] < 25 and 75 < rates[-1] < 90
 
 
 def test_dense_noise_of_the_live_teacher_is_what_the_shards_store(demo: pathlib.Path) -> None:

@@ -93,7 +93,9 @@ def test_means_of_other_seeds_are_judged_by_the_interval_of_their_difference(agr
     found = agree.compared(of("a", {0: 1.0}), of("a", {0: 1.0, 1: 2.0}))
     assert (found["equal"], found["unknown"]) == (1, 0)
     found = agree.compared(of("a", {0: 1.0}), of("a", {0: 1.1, 1: 2.0}))
-    assert (found["equal"], found["unknown"]) == (0, 1)
+    assert (found["equal"], found["unknown"], found["shared_differ"]) == (0, 1, 1)
+    found = agree.compared(of("a", {0: 1.0}), of("a", {1: 1.1}))
+    assert (found["unknown"], found["shared_differ"]) == (1, 0), "no seed of both"
 
 
 def test_what_one_run_lacks_is_told(

@@ -5,7 +5,7 @@
 //!
 //! | may be | what |
 //! |---|---|
-//! | read | the folders of `access.read`, system libraries and programs, CUDA's libraries where there is a GPU, name resolution, certificates, credentials of stores where the job asks one, the token of a cluster where it runs on one |
+//! | read | the folders of `access.read`, system libraries and programs, CUDA's libraries where there is a GPU (of a conda environment all of `lib`), name resolution, certificates, credentials of stores where the job asks one, the token of a cluster where it runs on one |
 //! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
 
 #![allow(clippy::disallowed_methods, reason = "in a worker, before its work: it has no runtime yet that could wait")]

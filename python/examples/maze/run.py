@@ -64,7 +64,7 @@ def prepare(args: argparse.Namespace) -> None:
     )
     mine, asked = work / "teacher.json", {"seed": args.teacher_seed, **asdict(how)}
     there = (work / "teacher/tokenizer.json").exists()
-    held = json.loads(mine.read_text()) if mine.exists() else {} if there else asked
+    held = (json.loads(mine.read_text()) if mine.exists() else {}) if there else asked
     if held != asked:
         raise SystemExit(
             f"{work} holds a teacher of {held or 'unknown settings'}, asked was {asked}; valid: another --work, or the same settings"

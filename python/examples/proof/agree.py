@@ -29,7 +29,7 @@ NO_FIGURES = (
 """What of a student is no figure of a table; times are left out by their name."""
 OF_BATCHES = ("validation", "batches", "shown")
 """Lists under these names are of batches of rows: their figure is the mean."""
-BESIDE = ("corpus", "tolerances", "idle_step_ratio")
+BESIDE = ("corpus", "tolerances", "idle_step_ratio", "of_the_perfect")
 """Figures that are of no student: there is one value of each."""
 SETTINGS = ("training", "paths", "passes")
 """What has to be the same for figures to be comparable."""
@@ -89,21 +89,22 @@ def compared(ones: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, An
     """How many figures are equal, agree, do not, or have one seed alone on a side; which do not; which one run lacks."""
     a, b = figures(ones), figures(others)
     counts = {"equal": 0, "within": 0, "outside": 0, "unknown": 0}
-    outside = []
+    outside, differ = [], 0
     for key in sorted(a.keys() & b.keys()):
         seeds = a[key].keys() & b[key].keys()
         if seeds and all(a[key][seed] == b[key][seed] for seed in seeds):
             counts["equal"] += 1
             continue
+        differ += key[0] not in BESIDE and any(a[key][seed] != b[key][seed] for seed in seeds)
         agree = within(list(a[key].values()), list(b[key].values()))
         counts["unknown" if agree is None else "within" if agree else "outside"] += 1
         if agree is False:
             outside.append(" ".join(key))
     return {
-        "figures": len(a.keys() & b.keys()), **counts, "which": outside,
+        "figures": len(a.keys() & b.keys()), **counts, "which": outside, "shared_differ": differ,
         "lacking": [[" ".join(key) for key in sorted(one.keys() - other.keys())] for one, other in ((b, a), (a, b))],
         "seeds": [sorted({student["seed"] for student in found["students"]}) for found in (ones, others)],
-        "runs": [{name: found.get(name) for name in ("made", "machine", "teacher_seed", "noise_seed")} for found in (ones, others)],
+        "runs": [{name: found.get(name) for name in ("made", "machine", "teacher_seed", "noise_seed", "teachers")} for found in (ones, others)],
     }  # fmt: skip
 
 

@@ -46,6 +46,10 @@ def agreement(page: Page) -> None:
             page.warn(
                 f"Two runs of {name}: {counted(of['outside'], 'figure')} of {judged} {'lies' if of['outside'] == 1 else 'lie'} outside of the interval ({chance}): {', '.join(of['which'][:8])}."
             )
+        if of.get("shared_differ"):
+            page.warn(
+                f"Two runs of {name}: of the seeds that both have, {counted(of['shared_differ'], 'figure')} of {of['figures']} {'differs' if of['shared_differ'] == 1 else 'differ'}. {_why(of)}"
+            )
         for lacking, whose in zip(of.get("lacking", []), ("this page's", "the other")):
             if lacking:
                 page.warn(
@@ -56,6 +60,16 @@ def agreement(page: Page) -> None:
         if held.get("students") and file.stem not in found["files"]:
             why = found.get("not_compared", {}).get(file.stem, "")
             page.warn(f"{file.name} was run once: that a second run agrees is not shown.{f' ({why})' if why else ''}")
+
+
+def _why(of: Any) -> str:
+    """Why the same seeds gave other figures, as far as the results tell."""
+    teachers = [run.get("teachers") or {} for run in of["runs"]]
+    if any(not run.get("made") for run in of["runs"]):
+        return "The other run is of an earlier program, which kept neither its commit nor how its teacher was trained: students of noise had another teacher."
+    if teachers[0].keys() != teachers[1].keys():
+        return f"Their teachers are not the same ({', '.join(teachers[0])}; {', '.join(teachers[1])})."
+    return "Why is not known."
 
 
 def _run(of: Any, i: int) -> str:

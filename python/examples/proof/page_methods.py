@@ -54,8 +54,8 @@ def weak_teacher(page: Page, found: Any, by: Students) -> None:
     judge = found["corpus"]["perplexity"]
     if "ar" in by and (own := math.exp(sum(values(by["ar"], "orders", "S = 1")) / len(by["ar"]))) < judge:
         page.warn(
-            f"Methods: the teacher is weaker than its students: held-out perplexity {judge:.2f}, of ARMD's `ar` after {found['training']['steps']} steps {own:.2f}. What it teaches (distillation, noise, "
-            "Medusa heads) and how it judges what is written are bounded by that; the papers' teachers are far above their students."
+            f"Methods: the teacher that judges what is written is weaker than some that it judges: held-out perplexity {judge:.2f}, of ARMD's `ar`, which has no teacher, {own:.2f} after {found['training']['steps']} steps. Those that it "
+            "teaches have bounds above it (tables). The papers' judges are far above all students."
         )
 
 
@@ -157,7 +157,8 @@ def prime(page: Page, found: Any, by: Students) -> None:
         trends(
             page, f"the same by the bound of single digits ({kind}), ℓ = {' and '.join(lengths)} below ℓ = 1, nats",
             {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), by.get(f"{kind} 1", []), "bound") for digits in lengths},
-            "Digits that are unmasked one by one are predicted by the margins of p, which tell of each other only what is seen.",
+            "A perfect p has the entropy by this bound at every ℓ (the chain rule over a random order of the digits), so that no ℓ is better by itself. What lies above comes of training: more to learn in as many steps, and by Eq. 5, which is "
+            "another objective.",
         )  # fmt: skip
 
 
@@ -208,7 +209,7 @@ def armd(page: Page, found: Any, by: Students) -> None:
     trends(
         page, "the same by the likelihood of held-out text (ARMD, strided fine-tuning, less S = 1), nats",
         {f"S = {s}": [gained(a, b, s, lost) - gained(a, b, 1, lost) for a, b in both] for s in (2, 4)},
-        "A quarter of the steps at half of the rate is too little to move it.",
+        "The progressive student reads S streams nearly as well as one already: what more steps give, they give at S = 1, too.",
     )  # fmt: skip
     before = {done["seed"]: done for done in by.get("ar", [])}
     tuned = [(before[done["seed"]], done) for done in by.get("ar + strided", []) if done["seed"] in before]

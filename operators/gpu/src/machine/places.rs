@@ -17,10 +17,9 @@ fn found() -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(named);
     let mut folders: Vec<PathBuf> = toolkits.flat_map(|home| [home.join("lib64"), home.join("lib")]).collect();
     let on_path = env::var_os("PATH").map(|path| python_on(&path)).unwrap_or_default();
-    let environments: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(named).collect();
     // conda's own packages lie beside Python, not in it
-    folders.extend(environments.iter().map(|prefix| prefix.join("lib")));
-    let pythons = environments.into_iter().chain(on_path);
+    folders.extend(named("CONDA_PREFIX").map(|prefix| prefix.join("lib")));
+    let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(named).chain(on_path);
     let pythons = pythons.chain(named("HOME").map(|home| home.join(".local")));
     let pythons = pythons.chain(["/usr/local", "/usr"].map(PathBuf::from));
     folders.extend(pythons.flat_map(|prefix| of_python(&prefix)));

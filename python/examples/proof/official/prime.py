@@ -345,7 +345,7 @@ def images(root: pathlib.Path, data: Data) -> Iterator[Comparison]:
         F64,
         Because(
             loop.line("train_one_epoch", calls="cross_entropy"),
-            "They train on images without weights: the mean cross-entropy of all pixels, at every t; the bound's weights come in when they evaluate. Ours are the bound's in both; "
+            "They train on images without weights: the mean cross-entropy of all pixels, at every t; Eq. 5's weights come in when they evaluate. Ours are Eq. 5's in both; "
             "`example.valid` in their place gives their loss.",
             theirs,
             (example.valid * each).sum() / example.valid.sum(),
