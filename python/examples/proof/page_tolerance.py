@@ -93,6 +93,18 @@ def tolerance_of(page: Page, found: Any, stem: str) -> str:
         page.say(
             f"Two trainings of dense noise differ by {sd:.4f} nats (root mean square of {counted(len(scatter), 'pair')}; {max(map(abs, scatter)):.4f} at most)."
         )
+    most = max(len(those) for those in by.values())
+    few = min(len(those) for those in by.values())
+    if few < most:
+        more = [
+            student.removeprefix("stored ")
+            for student, those in by.items()
+            if len(those) == most and student.startswith("stored")
+        ]
+        page.say(
+            f"Seeds {few} to {most - 1} were added for {' and '.join(more)} when the first {few} had left open what these cost, so that their intervals are a little too narrow "
+            f"(`ARGS='--first-seed {few} --seeds {most - few} --tolerances {' '.join(more)}'`)."
+        )
     worth = [
         mean_of(done["shown"]["prior"], done.get("targets") or [1] * len(done["batches"])) - done["validation"]
         for done in dense
