@@ -233,12 +233,12 @@ async fn files_of(
     hash: &JobHash,
     output: &Output,
     observer: &Arc<dyn Observer>,
-) -> Result<(Vec<source::InputFile>, BTreeMap<String, u64>)> {
+) -> Result<Staged> {
     if prepared.spec.input.sql.is_none() {
-        return Ok((prepared.files.clone(), BTreeMap::new()));
+        let nothing = (BTreeMap::new(), Vec::new());
+        return Ok(Staged { files: prepared.files.clone(), rows: 0, skipped: nothing.0, sha256: nothing.1 });
     }
-    let staged = rows::of_query(prepared, hash, output, observer).await?;
-    Ok((staged.files, staged.skipped))
+    rows::of_query(prepared, hash, output, observer).await
 }
 
 /// The plan of a job, made or gone on with, and noted at the output.
@@ -249,7 +249,11 @@ pub(crate) async fn planned(
     observer: &Arc<dyn Observer>,
 ) -> Result<Planned> {
     let earlier = output.plan().await?;
-    let (files, skipped) = files_of(prepared, hash, output, observer).await?;
+    let staged = files_of(prepared, hash, output, observer).await?;
+    if let Some(earlier) = &earlier {
+        rows::check(&staged, earlier, output)?;
+    }
+    let Staged { files, skipped, sha256, .. } = staged;
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
@@ -278,6 +282,7 @@ pub(crate) async fn planned(
         splits: splits.clone(),
         appended: hash.appended.clone(),
         teacher: earlier.and_then(|plan| plan.teacher),
+        staged: sha256,
     };
     output.begin(&record).await?;
     Ok(Planned { splits, files, skipped, record })

@@ -157,6 +157,7 @@ impl Work {
             splits: self.derivation.splits.clone(),
             appended: Vec::new(),
             teacher: None,
+            staged: Vec::new(),
         }
     }
 

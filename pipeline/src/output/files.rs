@@ -206,7 +206,7 @@ impl Output {
         self.delete(name).await
     }
 
-    pub(super) async fn delete(&self, name: &str) -> Result<()> {
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         match self.store.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(self.failed(&e, "remove", name)),

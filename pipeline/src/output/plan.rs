@@ -41,6 +41,9 @@ pub struct PlanRecord {
     /// In which arithmetic the teacher computes, where there is one: a run that goes on takes the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherArithmetic>,
+    /// sha256 of each file of rows that `input.sql` gave, where the job has a query: the splits are of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub staged: Vec<String>,
 }
 
 impl Output {

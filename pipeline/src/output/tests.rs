@@ -134,6 +134,7 @@ fn plan(hash: &str) -> PlanRecord {
         files: Vec::new(),
         splits: Vec::new(),
         appended: Vec::new(),
+        staged: Vec::new(),
     }
 }
 

@@ -8,22 +8,21 @@
 //!
 //! A query is asked for its rows once, because another machine, or the same one at another time, may be given others: then a split of one would be
 //! of other rows than its neighbour of another. Parts are named by what they hold, so that a run that sleeps and wakes up puts nothing in the place of
-//! another's.
+//! another's. A run compares every part with its sum before it reads on, and the sums with those that its plan has of an earlier run: rows that are damaged are
+//! made again, and rows that are others end the run.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use stillhouse_schemas::spec::EngineKind;
 
 use super::{blocking, stage_query};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::job::Prepared;
-use crate::output::{INPUT, Output};
+use crate::output::{INPUT, Output, PlanRecord};
 use crate::plan::JobHash;
-use crate::shard::hex;
 use crate::source::{Staged, StagedRecord, Store, staged_by_run, staged_record};
 use crate::storage::blocking as blocking_call;
 
@@ -32,32 +31,65 @@ const PIECE: usize = 8 << 20;
 /// Characters of a sha256 that tell parts apart.
 const DIGITS: usize = 16;
 
-/// What lies beside the output.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Shared {
-    #[serde(flatten)]
-    staged: StagedRecord,
-    /// sha256 of each file.
-    sha256: Vec<String>,
+/// What lies beside the output, by the names that it has there.
+fn at_output(staged: StagedRecord) -> Staged {
+    let sums: BTreeMap<String, String> =
+        staged.parts().map(|(name, _, sha256)| (name.to_owned(), sha256.to_owned())).collect();
+    let place = |name: &str| {
+        let sha256 = sums.get(name).map_or("", String::as_str);
+        Ok::<_, std::convert::Infallible>(Store::beside_output(&stored_as(name, sha256)))
+    };
+    match staged.at(place) {
+        Ok(staged) => staged,
+        Err(never) => match never {},
+    }
 }
 
-impl Shared {
-    async fn find(output: &Output) -> Result<Option<Self>> {
-        output.get_json(&record()).await
-    }
+/// What a run has noted of the rows beside the output. A record without sums is of an earlier version, and of no use.
+async fn find(output: &Output) -> Result<Option<StagedRecord>> {
+    let found: Option<StagedRecord> = output.get_json(&record()).await?;
+    Ok(found.filter(|staged| staged.sha256.len() == staged.files.len()))
+}
 
-    fn here(self) -> Staged {
-        let stored: Vec<(String, String)> =
-            self.staged.files.iter().map(|(name, _)| name.clone()).zip(self.sha256).collect();
-        let place = |name: &str| {
-            let sha256 = stored.iter().find(|(part, _)| part == name).map_or("", |(_, sha256)| sha256);
-            Ok::<_, std::convert::Infallible>(Store::beside_output(&stored_as(name, sha256)))
-        };
-        match self.staged.at(place) {
-            Ok(staged) => staged,
-            Err(never) => match never {},
+/// Whether a part beside the output has its size and sum. Reads it once.
+async fn is_whole(output: &Output, stored: &str, bytes: u64, sha256: &str) -> Result<bool> {
+    if output.size(stored).await? != Some(bytes) {
+        return Ok(false);
+    }
+    let (now, _) = output.read_whole(stored, |_| ()).await?;
+    if now != sha256 {
+        tracing::warn!("{}: rows of input.sql are not what was staged; they are made again", output.shown(stored));
+    }
+    Ok(now == sha256)
+}
+
+async fn are_whole(output: &Output, staged: &StagedRecord) -> Result<bool> {
+    for (name, bytes, sha256) in staged.parts() {
+        if !is_whole(output, &stored_as(name, sha256), bytes, sha256).await? {
+            return Ok(false);
         }
     }
+    Ok(true)
+}
+
+/// Makes sure that the rows are those that the splits of a plan are of.
+///
+/// # Errors
+/// When they are others.
+pub(super) fn check(staged: &Staged, plan: &PlanRecord, output: &Output) -> Result<()> {
+    // a plan without sums is of an earlier version
+    if plan.staged.is_empty() || plan.staged == staged.sha256 {
+        return Ok(());
+    }
+    Err(other_rows(output))
+}
+
+fn other_rows(output: &Output) -> PipelineError {
+    let message = format!(
+        "{output}: input.sql gives other rows than it gave when this job was begun; valid: the input as it was and a query whose rows \
+         depend on nothing else, or all of it anew with --overwrite"
+    );
+    PipelineError::new(ErrorKind::Input, message)
 }
 
 fn record() -> String {
@@ -77,12 +109,14 @@ pub(super) async fn of_query(
 ) -> Result<Staged> {
     let is_shared =
         output.folder().is_none() && (output.is_joined() || prepared.spec.engine.kind == EngineKind::Ballista);
-    let shared = if is_shared { Shared::find(output).await? } else { None };
+    let shared = if is_shared { find(output).await? } else { None };
     if output.is_joined() {
         return of_run(output, shared).await;
     }
-    if let Some(shared) = shared.clone().filter(|shared| shared.staged.is_of(&prepared.files)) {
-        return Ok(shared.here());
+    if let Some(shared) = shared.clone().filter(|shared| shared.is_of(&prepared.files))
+        && are_whole(output, &shared).await?
+    {
+        return Ok(at_output(shared));
     }
     let folder = output.sql_folder(&hash.hash)?;
     let staged = {
@@ -93,13 +127,13 @@ pub(super) async fn of_query(
         return Ok(staged);
     }
     let put = put(output, &folder, shared).await?;
-    Ok(put.here())
+    Ok(at_output(put))
 }
 
 /// What the run has staged that this process works for.
-async fn of_run(output: &Output, shared: Option<Shared>) -> Result<Staged> {
+async fn of_run(output: &Output, shared: Option<StagedRecord>) -> Result<Staged> {
     let staged = match output.folder() {
-        None => shared.map(Shared::here),
+        None => shared.map(at_output),
         Some(root) => {
             let folder = root.join(INPUT);
             blocking_call(move || Ok::<_, PipelineError>(staged_by_run(&folder))).await?
@@ -114,25 +148,25 @@ async fn of_run(output: &Output, shared: Option<Shared>) -> Result<Staged> {
 }
 
 /// Puts what is staged in a folder beside the output, where those who make the splits read it.
-async fn put(output: &Output, folder: &Path, before: Option<Shared>) -> Result<Shared> {
+async fn put(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Result<StagedRecord> {
     let of = folder.to_owned();
-    let made = blocking_call(move || summed(&of)).await?;
-    if let Some(before) = before
-        && before.sha256 != made.sha256
-    {
-        let message = format!(
-            "{output}: input.sql gives other rows than it gave when this job was begun; valid: the input as it was and a query whose rows \
-             depend on nothing else, or all of it anew with --overwrite"
-        );
-        return Err(PipelineError::new(ErrorKind::Input, message));
+    let gone = || {
+        let message = format!("{}: the rows of input.sql are gone; run again", folder.display());
+        PipelineError::new(ErrorKind::Input, message).retryable()
+    };
+    let made = blocking_call(move || Ok::<_, PipelineError>(staged_record(&of))).await?.ok_or_else(gone)?;
+    if before.is_some_and(|before| before.sha256 != made.sha256) {
+        return Err(other_rows(output));
     }
-    for ((name, bytes), sha256) in made.staged.files.iter().zip(&made.sha256) {
+    for (name, bytes, sha256) in made.parts() {
         let stored = stored_as(name, sha256);
-        if output.size(&stored).await? == Some(*bytes) {
+        if is_whole(output, &stored, bytes, sha256).await? {
             continue;
         }
         output.still_ours().await?;
-        send(output, folder.join(name), &stored, *bytes, sha256).await?;
+        // a part that is damaged has the name of the one that takes its place
+        output.delete(&stored).await?;
+        send(output, folder.join(name), &stored, bytes, sha256).await?;
     }
     output.put_own_json(&record(), &made).await?;
     Ok(made)
@@ -177,24 +211,4 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
         Ok(_) => Ok(piece),
         Err(e) => Err(PipelineError::output(format!("cannot read {}", file.display()))(e)),
     }
-}
-
-/// What is noted of a folder, with the sums of its files.
-fn summed(folder: &Path) -> Result<Shared> {
-    let gone = || {
-        let message = format!("{}: the rows of input.sql are gone; run again", folder.display());
-        PipelineError::new(ErrorKind::Input, message).retryable()
-    };
-    let staged = staged_record(folder).ok_or_else(gone)?;
-    let mut sha256 = Vec::new();
-    for (name, bytes) in &staged.files {
-        let (mut hasher, mut start) = (Sha256::new(), 0);
-        while start < *bytes {
-            let piece = read(&folder.join(name), start)?;
-            start += piece.len() as u64;
-            hasher.update(&piece);
-        }
-        sha256.push(hex(&hasher.finalize()));
-    }
-    Ok(Shared { staged, sha256 })
 }

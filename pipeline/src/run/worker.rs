@@ -27,7 +27,7 @@ use super::driver::{Order, Wanted};
 use super::fit::{MOST_LINES, same_input, unfit};
 use super::room::{Needs, Room, Share};
 use super::splits::{Session, splits_with_memory};
-use super::{Job, JobHash, blocking, files_of};
+use super::{Job, JobHash, blocking, files_of, rows};
 use crate::access::Access;
 use crate::append;
 use crate::differs::differences;
@@ -482,8 +482,9 @@ async fn planned(
     if prepared.spec.input.sql.is_none() {
         same_input(&plan, hash)?;
     }
-    let (files, skipped) = files_of(prepared, hash, output, observer).await?;
-    Ok((plan.splits_of(&hash.files), Arc::new(files), skipped))
+    let staged = files_of(prepared, hash, output, observer).await?;
+    rows::check(&staged, &plan, output)?;
+    Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped))
 }
 
 /// The teacher in the arithmetic of the run, or a refusal.

@@ -4,16 +4,21 @@
 //!   files ─► tables ─► query (1 partition, fixed options, memory bound, spills) ─► dir/part-NNNNN.parquet ─► plan_splits
 //! ```
 //!
-//! The query runs in one partition and nothing that depends on the time or on chance may be called, so the rows, their order and
-//! the splits are the same every time. Without ORDER BY a filter keeps the order of the files. A broken record of a table follows
+//! The query runs in one partition, nothing that depends on the time or on chance may be called, and every order is total ([`order`]), so the rows, their
+//! order and the splits are the same every time, whatever the memory. Without ORDER BY a filter keeps the order of the files. What the parser accepts and
+//! DataFusion would drop is refused ([`clauses`]), and so is a query that is too large ([`bounds`]). A broken record of a table follows
 //! `on_error`, and so does a null in the query's text column, which is a bad record of the staged files.
 //!
 //! Memory: sorts, aggregations and windows spill to disk past the bound; the smaller side of a join has to fit in it. So do 1024 rows
 //! or 1 MB of the columns used, and a record of at most 256 MB, outside of the bound. Disk: the text, compressed, once more.
 
+mod bounds;
+mod clauses;
 mod columnar;
 mod csv;
 mod json;
+mod nodes;
+mod order;
 mod stage;
 mod table;
 
@@ -25,8 +30,10 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
 use datafusion::execution::context::SQLOptions;
-use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
+use datafusion::execution::memory_pool::{FairSpillPool, MemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{Expr, LogicalPlan, Volatility};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::Statement;
@@ -36,6 +43,8 @@ use stillhouse_schemas::spec::{Input, InputFormat};
 use super::error::SourceError;
 use super::sniff;
 use super::store::Store;
+use bounds::on_large_stack;
+use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};
 pub(crate) use stage::{StagedRecord, staged_by_run, staged_record};
 pub use table::QueryTable;
@@ -49,6 +58,8 @@ const SAMPLE: usize = 1000;
 const LARGEST_RECORD: usize = 256 << 20;
 const CHECK_MEMORY: u64 = 256 << 20;
 const MOST_PROBLEMS: usize = 5;
+/// Characters of a query that a message shows.
+const MOST_SHOWN: usize = 1_000;
 
 /// What an error says, without the names of the crates that say it.
 fn plain(error: &ArrowError) -> String {
@@ -132,13 +143,32 @@ fn session(
         .with_batch_size(BATCH_ROWS)
         .with_information_schema(false)
         .with_collect_statistics(false);
-    let reserved = (memory_bytes / 8).min(10 << 20) as usize;
-    config.options_mut().execution.sort_spill_reservation_bytes = reserved;
-    let mut runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes as usize)));
-    if let Some(spill) = spill {
-        runtime = runtime.with_temp_file_path(spill);
-    }
-    let context = SessionContext::new_with_config_rt(config, Arc::new(runtime.build().map_err(sql_error)?));
+    let options = config.options_mut();
+    options.execution.sort_spill_reservation_bytes = (memory_bytes / 8).min(10 << 20) as usize;
+    // shortcuts whose choice among equal rows is nobody's: see `order`
+    options.optimizer.enable_topk_aggregation = false;
+    options.optimizer.enable_distinct_aggregation_soft_limit = false;
+    options.optimizer.enable_window_topn = false;
+    options.optimizer.enable_topk_dynamic_filter_pushdown = false;
+    options.optimizer.enable_join_dynamic_filter_pushdown = false;
+    options.optimizer.enable_aggregate_dynamic_filter_pushdown = false;
+    let memory: Arc<dyn MemoryPool> = Arc::new(FairSpillPool::new(memory_bytes as usize));
+    let runtime = || RuntimeEnvBuilder::new().with_memory_pool(memory.clone());
+    let spilling = match spill {
+        Some(folder) => runtime().with_temp_file_path(folder),
+        None => runtime(),
+    };
+    let no_files = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
+    let in_memory = runtime().with_disk_manager_builder(no_files).build().map_err(sql_error)?;
+    let spilling = Arc::new(spilling.build().map_err(sql_error)?);
+    let state = SessionStateBuilder::new()
+        .with_config(config)
+        .with_runtime_env(spilling.clone())
+        .with_default_features()
+        .with_physical_optimizer_rules(order::rules(spilling, Arc::new(in_memory)))
+        .build();
+    let context = SessionContext::new_with_state(state);
+    bounds::bounded_functions(&context);
     extra_udfs(&context);
     for (name, table) in tables {
         context.register_table(name.as_str(), Arc::new(table)).map_err(sql_error)?;
@@ -153,10 +183,18 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
     let sql = input.sql.as_deref().unwrap_or_default();
     let state = context.state();
     let dialect = state.config().options().sql_parser.dialect;
+    if let Some(too_large) = bounds::check_size(sql) {
+        return Err(invalid(too_large));
+    }
     let statement = state.sql_to_statement(sql, &dialect).map_err(sql_error)?;
     if matches!(statement, Statement::CopyTo(_)) {
         // to where, in which format, is nobody's question
         return Err(invalid(format!("DML not supported: COPY; valid: one SELECT over the tables {tables}")));
+    }
+    if let Statement::Statement(statement) = &statement
+        && let Some(clause) = clauses::unexecuted(statement, &|name, is_window| function_kind(&state, name, is_window))
+    {
+        return Err(invalid(format!("{clause} is not supported; valid: a query without it")));
     }
     let plan = state.statement_to_plan(statement).await.map_err(sql_error)?;
     let only_queries = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
@@ -186,6 +224,17 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
             input.text,
             there()
         ))),
+    }
+}
+
+/// What a call of this name is, as DataFusion looks it up.
+fn function_kind(state: &SessionState, name: &str, is_window: bool) -> Option<FunctionKind> {
+    let name = name.to_lowercase();
+    match () {
+        () if state.scalar_functions().contains_key(&name) => Some(FunctionKind::Scalar),
+        () if is_window && state.window_functions().contains_key(&name) => Some(FunctionKind::Window),
+        () if state.aggregate_functions().contains_key(&name) => Some(FunctionKind::Aggregate),
+        () => None,
     }
 }
 
@@ -227,7 +276,7 @@ pub fn check_sql(
     store: &Store,
     tables: &[QueryTable],
     input: &Input,
-    extra_udfs: impl FnOnce(&SessionContext),
+    extra_udfs: impl FnOnce(&SessionContext) + Send,
 ) -> Result<Vec<Problem>, SourceError> {
     let Some(sql) = input.sql.as_deref() else { return Ok(Vec::new()) };
     let skipped = Skipped::default();
@@ -247,18 +296,22 @@ pub fn check_sql(
     if !problems.is_empty() {
         return Ok(problems);
     }
-    let context = session(opened, CHECK_MEMORY, None, extra_udfs);
-    let checked = context.and_then(|context| {
+    let checked = on_large_stack(|| {
+        let context = session(opened, CHECK_MEMORY, None, extra_udfs)?;
         store.wait(async {
             let plan = plan(&context, input).await?;
             context.state().create_physical_plan(&plan).await.map_err(sql_error)?;
-            Ok::<_, SourceError>(())
+            Ok(())
         })
     });
     match checked {
         Ok(()) => Ok(Vec::new()),
         Err(e) if e.retryable() => Err(e),
-        Err(SourceError::Sql { message, .. }) => Ok(vec![Problem::new("input.sql", format!("{sql:?}"), message)]),
+        Err(SourceError::Sql { message, .. }) => {
+            let shown: String = sql.chars().take(MOST_SHOWN).collect();
+            let more = if shown.len() < sql.len() { "…" } else { "" };
+            Ok(vec![Problem::new("input.sql", format!("{shown:?}{more}"), message)])
+        }
         Err(other) => Ok(vec![Problem::missing("input.sql", other.to_string())]),
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,12 +17,16 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use stillhouse_schemas::spec::Input;
+
+use crate::shard::hex;
 
 use super::super::error::SourceError;
 use super::super::list::InputFile;
 use super::super::state::FileState;
 use super::super::store::Store;
+use super::bounds::on_large_stack;
 use super::table::Skipped;
 use super::{QueryTable, open, plan, session, sql_error};
 
@@ -39,6 +44,8 @@ pub struct Staged {
     pub rows: u64,
     /// Bad records of the tables that were skipped on the way, by reason.
     pub skipped: BTreeMap<String, u64>,
+    /// sha256 of each file.
+    pub sha256: Vec<String>,
 }
 
 /// What was staged, as the run that did it has noted.
@@ -51,6 +58,9 @@ pub(crate) struct StagedRecord {
     /// What the files were that the query read.
     #[serde(default)]
     pub inputs: Vec<FileState>,
+    /// sha256 of each file.
+    #[serde(default)]
+    pub sha256: Vec<String>,
 }
 
 impl StagedRecord {
@@ -66,7 +76,12 @@ impl StagedRecord {
             let (location, state) = (place(&name)?, FileState { bytes: size, ..FileState::default() });
             files.push(InputFile { path: format!("sql/{name}"), location, size, state });
         }
-        Ok(Staged { files, rows: self.rows, skipped: self.skipped })
+        Ok(Staged { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
+    }
+
+    /// Names, sizes and sums of the files.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, u64, &str)> {
+        self.files.iter().zip(&self.sha256).map(|((name, size), sha256)| (name.as_str(), *size, sha256.as_str()))
     }
 }
 
@@ -79,6 +94,17 @@ fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
 /// # Errors
 /// When the query is not valid or fails, or when the files cannot be written.
 pub fn stage_sql(
+    store: &Store,
+    tables: &[QueryTable],
+    input: &Input,
+    memory_bytes: u64,
+    dir: &Path,
+    extra_udfs: impl FnOnce(&SessionContext) + Send,
+) -> Result<Staged, SourceError> {
+    on_large_stack(|| stage(store, tables, input, memory_bytes, dir, extra_udfs))
+}
+
+fn stage(
     store: &Store,
     tables: &[QueryTable],
     input: &Input,
@@ -111,7 +137,7 @@ pub fn stage_sql(
         }
         Ok::<_, SourceError>(())
     })?;
-    let (files, rows) = parts.finish()?;
+    let Written { files, sha256, rows } = parts.finish()?;
     // what the query read is what was listed, or it is nothing
     let inputs = || tables.iter().flat_map(|table| &table.files);
     let watched = store.expecting(inputs());
@@ -119,7 +145,7 @@ pub fn stage_sql(
         watched.check(&file.location, true).map_err(|e| SourceError::of_store(&file.path, e))?;
     }
     let states = inputs().map(|f| f.state.clone()).collect();
-    let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states };
+    let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states, sha256 };
     let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
     let partial = dir.join("staged.json.partial");
     std::fs::write(&partial, text).map_err(temporary(&partial))?;
@@ -128,13 +154,37 @@ pub fn stage_sql(
     named(dir, written)
 }
 
-/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end, all files are still there, and those
-/// that the query read are still what they were.
+/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end, all files still have their sums, and those
+/// that the query read are still what they were. Reads the files once.
 ///
 /// That it was the same job is for the caller to know.
 pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
     let record = staged_record(dir).filter(|record| record.is_of(inputs))?;
+    for (name, _, sha256) in record.parts() {
+        let path = dir.join(name);
+        match sum_of(&path) {
+            Ok(now) if now == sha256 => {}
+            Ok(_) => {
+                tracing::warn!("{}: rows of input.sql are not what was staged; they are made again", path.display());
+                return None;
+            }
+            Err(e) => {
+                tracing::warn!("{}: cannot be read, so the rows of input.sql are made again: {e}", path.display());
+                return None;
+            }
+        }
+    }
     named(dir, record).ok()
+}
+
+fn sum_of(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut hasher, mut piece) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hex(&hasher.finalize())),
+            n => hasher.update(&piece[..n]),
+        }
+    }
 }
 
 /// What was staged in `dir`, whatever it was staged of: for who works for the run that did it.
@@ -142,9 +192,12 @@ pub(crate) fn staged_by_run(dir: &Path) -> Option<Staged> {
     named(dir, staged_record(dir)?).ok()
 }
 
-/// What is noted of the rows in `dir`, where they are all there.
+/// What is noted of the rows in `dir`, where they are all there and have sums.
 pub(crate) fn staged_record(dir: &Path) -> Option<StagedRecord> {
     let record: StagedRecord = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
+    if record.sha256.len() != record.files.len() {
+        return None;
+    }
     let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
     record.files.iter().all(whole).then_some(record)
 }
@@ -156,15 +209,40 @@ fn named(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
     })
 }
 
+/// A file that sums what is written to it.
+struct Summed {
+    file: File,
+    hasher: Sha256,
+}
+
+impl Write for Summed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
 /// The files that are written.
 struct Parts<'a> {
     dir: &'a Path,
     schema: SchemaRef,
-    writer: Option<ArrowWriter<File>>,
+    writer: Option<ArrowWriter<Summed>>,
     group_bytes: u64,
     file_bytes: u64,
-    rows: u64,
+    written: Written,
+}
+
+/// The files that were written: names and sizes, sums, rows in all of them.
+#[derive(Default)]
+struct Written {
     files: Vec<(String, u64)>,
+    sha256: Vec<String>,
+    rows: u64,
 }
 
 impl<'a> Parts<'a> {
@@ -176,7 +254,7 @@ impl<'a> Parts<'a> {
             }
         }
         let schema = Arc::new(Schema::new(vec![Field::new(text, DataType::LargeUtf8, true)]));
-        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, rows: 0, files: Vec::new() })
+        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, written: Written::default() })
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -184,7 +262,7 @@ impl<'a> Parts<'a> {
     }
 
     fn name(&self) -> String {
-        format!("part-{:05}.parquet", self.files.len())
+        format!("part-{:05}.parquet", self.written.files.len())
     }
 
     fn wrong(&self) -> impl Fn(parquet::errors::ParquetError) -> SourceError + 'static {
@@ -225,7 +303,7 @@ impl<'a> Parts<'a> {
         let wrong = self.wrong();
         if self.writer.is_none() {
             let path = self.path();
-            let file = File::create(&path).map_err(temporary(&path))?;
+            let file = Summed { file: File::create(&path).map_err(temporary(&path))?, hasher: Sha256::new() };
             let properties = WriterProperties::builder()
                 .set_compression(Compression::ZSTD(ZstdLevel::default()))
                 .set_dictionary_enabled(false)
@@ -236,7 +314,7 @@ impl<'a> Parts<'a> {
             self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&wrong)?);
         }
         let batch = RecordBatch::try_new(self.schema.clone(), vec![rows.clone()]).map_err(|e| wrong(e.into()))?;
-        self.rows += rows.len() as u64;
+        self.written.rows += rows.len() as u64;
         match &mut self.writer {
             Some(writer) => writer.write(&batch).map_err(wrong),
             None => Ok(()),
@@ -247,17 +325,19 @@ impl<'a> Parts<'a> {
         let path = self.path();
         let wrong = self.wrong();
         if let Some(writer) = self.writer.take() {
-            let file = writer.into_inner().map_err(wrong)?;
+            let Summed { file, hasher } = writer.into_inner().map_err(wrong)?;
             file.sync_all().map_err(temporary(&path))?;
             let size = file.metadata().map_err(temporary(&path))?.len();
-            self.files.push((self.name(), size));
+            let name = self.name();
+            self.written.files.push((name, size));
+            self.written.sha256.push(hex(&hasher.finalize()));
         }
         (self.group_bytes, self.file_bytes) = (0, 0);
         Ok(())
     }
 
-    fn finish(mut self) -> Result<(Vec<(String, u64)>, u64), SourceError> {
+    fn finish(mut self) -> Result<Written, SourceError> {
         self.close()?;
-        Ok((self.files, self.rows))
+        Ok(self.written)
     }
 }

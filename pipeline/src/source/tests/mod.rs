@@ -16,6 +16,7 @@ mod plans;
 mod pull;
 mod rows;
 mod sql;
+mod sql_rules;
 
 use std::io::Write;
 use std::path::Path;

@@ -30,7 +30,7 @@ pub(super) fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>),
     Ok((staged_now, documents))
 }
 
-fn problems(bench: &Bench, input: &Input) -> String {
+pub(super) fn problems(bench: &Bench, input: &Input) -> String {
     let problems = check_sql(&bench.store, &tables(bench, input), input, |_| {}).unwrap();
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
