@@ -100,6 +100,9 @@ pub enum Event {
     JobFinished {
         /// Where the data set is.
         output: String,
+        /// Hash of everything that decided the bytes of its shards.
+        #[serde(default)]
+        job_hash: String,
         /// Packed sequences.
         rows: u64,
         /// Tokens.

@@ -162,6 +162,7 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
     let sum = |f: fn(&Totals) -> u64| manifest.totals.values().map(f).sum();
     observer.event(&Event::JobFinished {
         output: output.to_string(),
+        job_hash: manifest.job_hash.clone(),
         rows: sum(|t| t.rows),
         tokens: sum(|t| t.tokens),
         bytes: sum(|t| t.bytes),

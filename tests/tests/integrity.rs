@@ -400,3 +400,57 @@ fn what_only_says_where_things_lie_is_not_another_job() {
     scratch.job("other.yaml", &with(with(job.clone(), &paths), &json!({"extract": {"teacher": {"path": "teachers"}}})));
     scratch.stillhouse(&["run", "other.yaml"]).expect(2).says(&["teacher.sha256.config.json: "]);
 }
+
+#[test]
+fn nothing_behind_a_link_in_an_output_is_written_or_removed() {
+    let scratch = scratch();
+    scratch.job("job.yaml", &small());
+    let precious = scratch.path("precious");
+    fs::create_dir_all(precious.join("deep")).unwrap();
+    for file in ["a.parquet", "part-00000.parquet", "staged.json", "deep/b"] {
+        fs::write(precious.join(file), "precious").unwrap();
+    }
+    let is_whole = |when: &str| {
+        let found = files(&precious);
+        assert_eq!(found.len(), 4, "{when}: {found:?}");
+        assert!(found.keys().all(|file| fs::read(precious.join(file)).unwrap() == b"precious"), "{when}");
+    };
+    let out = scratch.path("out");
+    let verbs: [&[&str]; 6] = [
+        &["run", "job.yaml"],
+        &["run", "job.yaml", "--overwrite"],
+        &["run", "job.yaml", "--append"],
+        &["repair", "out", "job.yaml"],
+        &["clean", "out"],
+        &["export", "copy", "out"],
+    ];
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    scratch.stillhouse(&["export", "out", "copy", "--quiet"]).expect(0);
+    let folders = [
+        "_stillhouse/input",
+        "_stillhouse/staging",
+        "_stillhouse/splits",
+        "_stillhouse/workers",
+        "data",
+        "_stillhouse",
+    ];
+    for folder in folders {
+        let (inside, aside) = (out.join(folder), scratch.path("aside"));
+        if inside.exists() {
+            fs::rename(&inside, &aside).unwrap();
+        }
+        std::os::unix::fs::symlink(&precious, &inside).unwrap();
+        // every verb once, and every folder by the verb that removes most
+        for verb in verbs.iter().filter(|verb| folder == "_stillhouse/input" || verb.contains(&"--overwrite")) {
+            let when = format!("{folder} {verb:?}");
+            let ran = scratch.stillhouse(verb);
+            is_whole(&when);
+            assert_ne!(ran.code, Some(0), "{when}: {}", ran.stderr);
+            assert!(folder == "_stillhouse" || ran.stderr.contains("is a link to"), "{when}: {}", ran.stderr);
+        }
+        fs::remove_file(&inside).unwrap();
+        if aside.exists() {
+            fs::rename(&aside, &inside).unwrap();
+        }
+    }
+}

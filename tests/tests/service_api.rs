@@ -410,19 +410,16 @@ fn two_jobs_with_one_output_never_mix() {
     let service = start(&json!({}));
     let api = &service.api;
     let expected = undisturbed(&service, &long_job(""));
-    // the same job twice, and another one that wants the same place
+    // the same job twice: the second waits for the first, whatever slots are free, and finds what it made
     let ids: Vec<String> = (0..2).map(|_| api.submit(&long_job("shared"))).collect();
-    eventually("both at work", || (service.workers().len() == 2).then_some(()));
-    let ends: Vec<Value> = ids
-        .iter()
-        .map(|id| api.until(id, "over", |job| ["succeeded", "failed"].contains(&job["state"].as_str().unwrap())))
-        .collect();
-    assert!(ends.iter().any(|job| job["state"] == "succeeded"), "{ends:#?}");
-    for job in &ends {
-        if job["state"] == "failed" {
-            assert!(job["reason"].as_str().unwrap().contains("shared"), "{job:#}");
-        }
-    }
+    api.until_state(&ids[0], "running");
+    // one that comes later and wants another place goes before it
+    let free = api.submit(&quick_job("free"));
+    api.until_state(&free, "succeeded");
+    assert!(["running", "succeeded"].contains(&api.job(&ids[0])["state"].as_str().unwrap()));
+    let ends: Vec<Value> = ids.iter().map(|id| api.until_state(id, "succeeded")).collect();
+    assert!(ends.iter().all(|job| job["attempt"] == 1), "{ends:#?}");
+    assert_eq!((&ends[0]["result"]["already_done"], &ends[1]["result"]["already_done"]), (&json!(false), &json!(true)));
     assert_eq!(shards(&service.scratch.path("shared")), expected);
     service.stillhouse(&["verify", "shared", "--teacher"]).expect(0);
     let other = api.submit(&with(long_job("shared"), &json!({"seed": 43})));
@@ -430,6 +427,33 @@ fn two_jobs_with_one_output_never_mix() {
     assert_eq!(refused["failure"]["kind"], "job");
     assert_eq!(refused["failure"]["problems"][0]["field"], "output.path");
     assert_eq!(shards(&service.scratch.path("shared")), expected);
+}
+
+#[test]
+fn a_job_whose_data_set_was_overwritten_shows_nothing_of_the_other_ones() {
+    let service = start(&json!({}));
+    let (mine, yours) = (service.token("ann", &["submit", "read"]), service.token("bob", &["submit", "read"]));
+    let first = mine.submit(&quick_job("shared"));
+    mine.until_state(&first, "succeeded");
+    assert_eq!(mine.get(&format!("/jobs/{first}/manifest")).expect(200).json()["job"]["seed"], 0);
+    mine.get(&format!("/jobs/{first}/report")).expect(200);
+    // found finished: the same job, so the same data set
+    let again = mine.submit(&quick_job("shared"));
+    mine.until_state(&again, "succeeded");
+    mine.get(&format!("/jobs/{again}/report")).expect(200);
+    let other = with(quick_job("shared"), &json!({"seed": 43, "name": "other"}));
+    let second = yours.send_job("?overwrite=true", &[], &other).expect(201).json();
+    let second = second["id"].as_str().unwrap();
+    yours.until_state(second, "succeeded");
+    for id in [&first, &again] {
+        for path in ["manifest", "report", "report?row=1"] {
+            let problem = mine.get(&format!("/jobs/{id}/{path}")).problem(409);
+            let detail = problem["detail"].as_str().unwrap();
+            assert!(detail.starts_with("the data set at the job's output is another one by now"), "{detail}");
+            assert!(!problem.to_string().contains("other\""), "{problem}");
+        }
+    }
+    assert_eq!(yours.get(&format!("/jobs/{second}/manifest")).expect(200).json()["job"]["seed"], 43);
 }
 
 /// Ids of jobs in the order in which they began to run.

@@ -161,3 +161,19 @@ fn limits_stop_a_job_and_stay_with_it() {
     assert!((2..20).contains(&kept), "{kept} splits were committed");
     assert!(service.workers().is_empty());
 }
+
+#[test]
+fn a_job_that_needs_more_memory_than_it_may_have_is_not_tried_again() {
+    let service = crate::service_api::start(&json!({"capacity": {"worker_gigabytes": 1}}));
+    let api = &service.api;
+    // a text of a hundred megabytes, which a query holds as a whole more than once
+    let row = json!({"text": "many words of a long text ".repeat(5_000_000)}).to_string();
+    service.scratch.write("long.jsonl", &row);
+    let query = json!({"input": {"paths": ["long.jsonl"], "sql": "SELECT text || text || text || text || text AS text FROM input"}});
+    let id = api.submit(&with(quick_job("out"), &query));
+    let job = api.until_state(&id, "failed");
+    assert_eq!((&job["attempt"], &job["failure"]["kind"]), (&json!(1), &json!("limit")), "{job:#}");
+    let reason = job["reason"].as_str().unwrap();
+    assert!(reason.starts_with("its worker needs more memory than 1 GB"), "{reason}");
+    assert!(reason.contains("capacity.worker_gigabytes"), "{reason}");
+}

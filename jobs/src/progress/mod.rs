@@ -122,7 +122,7 @@ impl Observer for Watch {
                     *done += 1;
                 }
             }
-            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
+            Event::JobFinished { output, job_hash: _, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.kept().finished = Some(Finished {
                     output: output.clone(),
                     rows: *rows,
@@ -224,6 +224,7 @@ mod tests {
     fn finished() -> Event {
         Event::JobFinished {
             output: "out/demo".into(),
+            job_hash: "0123456789abcdef".into(),
             rows: 1234,
             tokens: 1_263_616,
             bytes: 11_549_450,

@@ -460,7 +460,7 @@ pub enum EventType {
     SplitStarted,
     /// `{split, shard, rows, tokens, bytes}`.
     SplitCommitted,
-    /// `{output, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped, text_tokens, dropped_tokens}`: the
+    /// `{output, job_hash, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped, text_tokens, dropped_tokens}`: the
     /// data set is whole.
     Finished,
     /// The job's `progress`; live only, without a number.

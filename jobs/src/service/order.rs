@@ -67,6 +67,8 @@ pub enum Work {
         file: String,
         /// What its relative paths are relative to.
         folder: PathBuf,
+        /// The job's hash, as its worker told it: another job may have its data set there by now.
+        job_hash: Option<String>,
         /// The row to decode.
         row: u64,
     },
@@ -85,6 +87,8 @@ pub enum Work {
         file: String,
         /// As for a report.
         folder: PathBuf,
+        /// As for a report.
+        job_hash: Option<String>,
     },
 }
 
@@ -126,6 +130,11 @@ pub enum Message {
     Event(Event),
     /// The answer to a report or manifest.
     Answer(Value),
+    /// The data set that is asked about is another job's by now.
+    OtherDataSet {
+        /// Its hash.
+        job_hash: String,
+    },
     /// The work failed.
     Failed {
         /// Kind of error, as the pipeline names it.

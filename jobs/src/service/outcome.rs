@@ -32,6 +32,17 @@ pub struct Next {
 }
 
 impl Outcome {
+    /// A worker that could not allocate memory: another attempt would need as much, and have the same limit.
+    pub fn out_of_memory(limit_gigabytes: Option<u32>) -> Self {
+        match limit_gigabytes {
+            Some(limit) => Self::OverLimit(format!(
+                "its worker needs more memory than {limit} GB, which is what this server gives it (capacity.worker_gigabytes); make \
+                 engine.memory_megabytes, engine.parallel_splits or extract.teacher.batch_tokens smaller, or raise the limit"
+            )),
+            None => Self::Crashed("the worker could not allocate memory: the machine had none left".into()),
+        }
+    }
+
     /// For figures and the record of the attempt.
     pub fn name(&self) -> &'static str {
         match self {

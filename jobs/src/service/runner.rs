@@ -18,7 +18,7 @@ use super::process::TERMINATE;
 use super::rates::{Rates, Speed};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
-use super::worker::{Exit, FromWorker, Start, Worker};
+use super::worker::{Exit, FromWorker, Start, Worker, says_no_memory};
 use super::{Service, ask, bounds, metrics as figures};
 use crate::progress::{Gauge, Start as GaugeStart};
 
@@ -83,6 +83,8 @@ struct Attempt {
     kept: Option<Instant>,
     failed: Option<Outcome>,
     finished: bool,
+    /// Whether the worker's log says that an allocation failed.
+    lacked_memory: bool,
     plan: Option<Plan>,
     /// Events that the disk had no room for, oldest first. While there are any nothing more is taken from the worker, so they stay few: it
     /// waits once the pipe between us is full.
@@ -124,6 +126,7 @@ impl Attempt {
             kept: None,
             failed: None,
             finished: false,
+            lacked_memory: false,
             plan: None,
             waiting: VecDeque::new(),
         }
@@ -302,6 +305,9 @@ impl Attempt {
             (_, Some(failed), None) => failed,
             // told so by somebody else: a machine that goes down tells the service and its workers in any order
             (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
+            (Exit::Signal(libc::SIGABRT), None, None) if self.lacked_memory => {
+                Outcome::out_of_memory(self.service.config.capacity.worker_gigabytes)
+            }
             (exit, None, None) => Outcome::Crashed(exit.describe()),
         }
     }
@@ -312,9 +318,18 @@ impl Attempt {
         let plan = self.plan.as_ref().filter(|plan| stopped && plan.committed >= plan.splits)?;
         let (file, folder) = (self.task.file.clone(), self.task.folder.clone());
         match ask::finished(&self.service, file, folder, plan.job_hash.clone()).await? {
-            Event::JobFinished { output, rows, tokens, bytes, went_in, .. } => {
+            Event::JobFinished { output, job_hash, rows, tokens, bytes, went_in, .. } => {
                 let seconds = self.view.as_ref().map_or(0.0, |view| view.seconds);
-                Some(Event::JobFinished { output, rows, tokens, bytes, seconds, already_done: false, went_in })
+                Some(Event::JobFinished {
+                    output,
+                    job_hash,
+                    rows,
+                    tokens,
+                    bytes,
+                    seconds,
+                    already_done: false,
+                    went_in,
+                })
             }
             _ => None,
         }
@@ -323,6 +338,7 @@ impl Attempt {
     async fn take(&mut self, said: FromWorker) {
         match said {
             FromWorker::Log(line) => {
+                self.lacked_memory |= says_no_memory(&line);
                 let Some(log) = self.log.take() else { return };
                 let added = log.add(line, Time::now()).await.and_then(|(log, added)| {
                     self.log = Some(log);
@@ -342,7 +358,7 @@ impl Attempt {
                     let (message, problems) = (bounds::message(message), bounds::problems(problems));
                     self.failed = Some(Outcome::Failed { message, problems, retryable });
                 }
-                Message::Answer(_) => {}
+                Message::Answer(_) | Message::OtherDataSet { .. } => {}
             },
         }
     }
@@ -377,7 +393,7 @@ impl Attempt {
                 }
                 self.report_kept(EventType::SplitCommitted, data).await;
             }
-            Event::JobFinished { output, rows, tokens, bytes, seconds, already_done, went_in } => {
+            Event::JobFinished { output, job_hash: _, rows, tokens, bytes, seconds, already_done, went_in } => {
                 self.finished = true;
                 self.report.output = Some(output);
                 self.report.result = Some(ResultView::new([rows, tokens, bytes], seconds, already_done, went_in));

@@ -39,6 +39,11 @@ impl Exit {
     }
 }
 
+/// Whether a line of a worker's log is what Rust's allocator writes before it aborts.
+pub fn says_no_memory(line: &[u8]) -> bool {
+    line.starts_with(b"memory allocation of ") && memchr::memmem::find(line, b" bytes failed").is_some()
+}
+
 /// What comes from a worker.
 #[derive(Debug)]
 pub enum FromWorker {

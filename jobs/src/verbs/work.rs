@@ -197,9 +197,12 @@ fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), 
             let ran = runtime.block_on(run::run_until(Arc::new(prepared), options, observer, stop));
             return ran.map(|_| ());
         }
-        Work::Report { file, folder, row } => {
+        Work::Report { file, folder, job_hash, row } => {
             let output = output_of(&order.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
+            if is_of_another(&dataset, job_hash.as_deref(), writer) {
+                return Ok(());
+            }
             let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
             as_printed(&runtime.block_on(inspect(&dataset, &options))?)
         }
@@ -207,14 +210,29 @@ fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), 
             let output = output_of(&order.access, &file, &folder)?;
             serde_json::to_value(runtime.block_on(finished(&output, &job_hash))?)
         }
-        Work::Manifest { file, folder } => {
+        Work::Manifest { file, folder, job_hash } => {
             let output = output_of(&order.access, &file, &folder)?;
-            serde_json::to_value(runtime.block_on(Dataset::open(output))?.manifest())
+            let dataset = runtime.block_on(Dataset::open(output))?;
+            if is_of_another(&dataset, job_hash.as_deref(), writer) {
+                return Ok(());
+            }
+            serde_json::to_value(dataset.manifest())
         }
     };
     let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
     writer.send(&Message::Answer(answer));
     Ok(())
+}
+
+/// Whether a data set is of another job than the one that is asked about; the answer says so then. What is read afterwards is held to the sums of the same
+/// manifest.
+fn is_of_another(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWriter) -> bool {
+    let there = &dataset.manifest().job_hash;
+    let is_other = job_hash.is_some_and(|asked| asked != there);
+    if is_other {
+        writer.send(&Message::OtherDataSet { job_hash: there.clone() });
+    }
+    is_other
 }
 
 /// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.

@@ -21,6 +21,7 @@ impl Output {
     pub async fn check(&self, observer: &dyn Observer) -> Result<()> {
         match &self.backend {
             Backend::Disk(root) => {
+                self.refuse_links().await?;
                 let root = root.clone();
                 let free = blocking(move || check_folder(&root)).await?;
                 if free { Ok(()) } else { Err(self.busy()) }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::below;
 use crate::storage::blocking;
 
 /// Files that this process began to write: for names that no other writer has.
@@ -108,13 +109,19 @@ pub(super) async fn make_folder(path: PathBuf) -> io::Result<()> {
     blocking(move || fs::create_dir_all(path)).await
 }
 
-/// Removes a folder with all that is in it, where it is there.
-pub(super) async fn remove_folder(path: PathBuf) -> io::Result<()> {
-    blocking(move || match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    })
-    .await
+/// Refuses links where a folder below `root` is expected.
+pub(super) async fn refuse_links(root: PathBuf, names: &'static [&'static str]) -> io::Result<()> {
+    blocking(move || below::refuse_links(&root, names)).await
+}
+
+/// Removes a file below `root` that no link leads to, where it is there.
+pub(super) async fn remove_file(root: PathBuf, name: String) -> io::Result<()> {
+    blocking(move || below::remove_file(&root, &name)).await
+}
+
+/// Removes a folder below `root` that no link leads to, with all that is in it, where it is there.
+pub(super) async fn remove_folder(root: PathBuf, name: String) -> io::Result<()> {
+    blocking(move || below::remove_folder(&root, &name)).await
 }
 
 /// Removes a file, then those folders that are empty then, in order; what cannot go stays.

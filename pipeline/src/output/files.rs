@@ -207,20 +207,28 @@ impl Output {
     }
 
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+        if let Some(root) = self.folder() {
+            return self.removed(disk::remove_file(root.to_owned(), name.to_owned()).await, name);
+        }
         match self.store.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(self.failed(&e, "remove", name)),
         }
     }
 
-    /// Removes every file under a folder, on a disk also those that the store hides because they are unfinished.
+    /// Removes every file under a folder; on a disk the folder, too, with what the store hides because it is unfinished.
     pub(super) async fn remove_under(&self, folder: &str) -> Result<()> {
+        if let Some(root) = self.folder() {
+            return self.removed(disk::remove_folder(root.to_owned(), folder.to_owned()).await, folder);
+        }
         for name in self.list(folder).await?.into_keys() {
             self.delete(&name).await?;
         }
-        let Some(root) = self.folder() else { return Ok(()) };
-        let removed = disk::remove_folder(root.join(folder)).await;
-        removed.map_err(|e| PipelineError::caused(ErrorKind::Output, format!("cannot clear {}", self.shown(folder)), e))
+        Ok(())
+    }
+
+    fn removed(&self, removed: std::io::Result<()>, name: &str) -> Result<()> {
+        removed.map_err(|e| PipelineError::caused(ErrorKind::Output, format!("cannot remove {}", self.shown(name)), e))
     }
 
     /// Makes the bytes of a file on a disk durable before it gets the name under which it counts.

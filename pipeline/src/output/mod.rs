@@ -20,6 +20,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod below;
 mod check;
 pub mod commit;
 mod copies;
@@ -75,6 +76,8 @@ use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 const STATE: &str = "_stillhouse";
 /// The rows of `input.sql`, as long as the job runs.
 pub(crate) const INPUT: &str = "_stillhouse/input";
+/// Folders of an output, which a run writes to and removes from.
+const FOLDERS: [&str; 5] = ["data", INPUT, "_stillhouse/staging", "_stillhouse/splits", join::WORKERS];
 /// Small requests under way at once.
 const REQUESTS: usize = 16;
 /// Parts of all shards under way at once; each is in memory.
@@ -246,6 +249,7 @@ impl Output {
     pub async fn create(self, observer: &dyn Observer) -> Result<Self> {
         match &self.backend {
             Backend::Disk(root) => {
+                self.refuse_links().await?;
                 let (state, root) = (root.join(STATE), root.clone());
                 let context = format!("cannot make {}", state.display());
                 disk::make_folder(state).await.map_err(PipelineError::output(context))?;
@@ -345,12 +349,21 @@ impl Output {
                 return Ok(Lock(LockKind::Lease(lease)));
             }
         };
+        self.refuse_links().await?;
         let path = root.join(STATE).join("lock");
         let context = format!("cannot lock {}", path.display());
         let locked = disk::lock(path).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
         let lock = locked.map(|file| Lock(LockKind::File(file))).ok_or_else(|| self.busy())?;
         self.others_have_committed().await?;
         Ok(lock)
+    }
+
+    /// Refuses an output on a disk whose own folders are links: what they lead to is not the job's to write or remove.
+    pub(crate) async fn refuse_links(&self) -> Result<()> {
+        let Some(root) = self.folder() else { return Ok(()) };
+        disk::refuse_links(root.to_owned(), &FOLDERS)
+            .await
+            .map_err(|e| PipelineError::new(ErrorKind::Output, e.to_string()))
     }
 
     /// What is told where another process holds the lock.

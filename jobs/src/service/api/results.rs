@@ -26,7 +26,7 @@ use crate::service::ask::{Unanswered, ask};
 use crate::service::logs::LogReader;
 use crate::service::model::{EventType, EventView, JobId, JobState};
 use crate::service::order::Work;
-use crate::service::store::{Store, jobs};
+use crate::service::store::{Store, events, jobs};
 use crate::service::until;
 
 /// Whether to go on.
@@ -177,13 +177,13 @@ impl Lines {
 /// The manifest of a job's data set
 #[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
     (status = 200, description = "`manifest.json`", body = Value),
-    (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Value>> {
     must_see(&app, &caller, &id).await?;
-    answer(&app, id, |file, folder| Work::Manifest { file, folder: folder.into() }).await.map(Json)
+    answer(&app, id, |file, folder, job_hash| Work::Manifest { file, folder: folder.into(), job_hash }).await.map(Json)
 }
 
 /// A report of a job's data set
@@ -191,7 +191,7 @@ pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Par
 /// Totals, statistics, perplexity, bytes per token by column, and one row decoded.
 #[utoipa::path(get, path = "/jobs/{id}/report", operation_id = "getJobReport", tag = "results", params(Id, ReportQuery), responses(
     (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
-    (status = 409, description = "The job has not succeeded", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -203,17 +203,20 @@ pub async fn report(
 ) -> Answer<Json<Value>> {
     must_see(&app, &caller, &id).await?;
     let row = query.row.unwrap_or(0);
-    answer(&app, id, |file, folder| Work::Report { file, folder: folder.into(), row }).await.map(Json)
+    answer(&app, id, |file, folder, job_hash| Work::Report { file, folder: folder.into(), job_hash, row })
+        .await
+        .map(Json)
 }
 
-async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String) -> Work) -> Answer<Value> {
-    let (job, file, folder) = app
+async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String, Option<String>) -> Work) -> Answer<Value> {
+    let (job, file, folder, job_hash) = app
         .service
         .store
         .read(move |c| {
             let job = jobs::get(c, &id)?;
             let (file, folder) = jobs::file_and_folder(c, &id)?;
-            Ok((job, file, folder))
+            let job_hash = events::job_hash(c, jobs::whose(c, &id)?.0.seq)?;
+            Ok((job, file, folder, job_hash))
         })
         .await?;
     if job.state != JobState::Succeeded {
@@ -222,11 +225,18 @@ async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String) -> Work)
     }
     let _turn = app.reports.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
     let seconds = app.service.config.limits.report_seconds;
-    let asked = ask(&app.service, work(file, folder));
+    let asked = ask(&app.service, work(file, folder, job_hash.clone()));
     match tokio::time::timeout(Duration::from_secs(seconds.into()), asked).await {
         Ok(answer) => answer.map_err(|e| match e {
             Unanswered::NotThere(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
             Unanswered::Failed(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
+            Unanswered::OtherDataSet(there) => {
+                let asked = job_hash.unwrap_or_default();
+                let detail = format!(
+                    "the data set at the job's output is another one by now (hash {there:.12}; this job made {asked:.12}): it was overwritten, or files were appended to it"
+                );
+                ProblemDetails::new(StatusCode::CONFLICT, detail)
+            }
             Unanswered::Broken(message) => ProblemDetails::internal(&message),
         }),
         Err(_) => {

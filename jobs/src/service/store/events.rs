@@ -102,9 +102,9 @@ fn raw(row: &Row<'_>) -> rusqlite::Result<Raw> {
     Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
 }
 
-/// The hash that the newest attempt at a job told with its plan.
+/// The hash that the newest attempt at a job told with its plan, or with the data set that it found finished.
 pub fn job_hash(connection: &Connection, job: i64) -> Result<Option<String>> {
-    let sql = "SELECT data ->> 'job_hash' FROM events WHERE job = ? AND kind = 'started' ORDER BY seq DESC LIMIT 1";
+    let sql = "SELECT data ->> 'job_hash' FROM events WHERE job = ? AND kind IN ('started', 'finished') AND data ->> 'job_hash' <> '' ORDER BY seq DESC LIMIT 1";
     let found: Option<Option<String>> =
         connection.prepare_cached(sql)?.query_row([job], |row| row.get(0)).optional()?;
     Ok(found.flatten())

@@ -390,9 +390,13 @@ pub fn take_next(
     }
     let slots = vec!["?"; free.len()].join(", ");
     let names: Vec<String> = free.iter().map(Slot::to_string).collect();
+    // of jobs with one output one is at work: the next finds what it made
+    let ready = format!(
+        "state = 'queued' AND slot IN ({slots}) AND NOT EXISTS
+            (SELECT 1 FROM jobs o WHERE o.state IN ('running', 'cancelling') AND o.output = jobs.output)"
+    );
     let mut statement = connection.prepare_cached(&format!(
-        "SELECT user FROM jobs WHERE state = 'queued' AND slot IN ({slots}) AND priority =
-            (SELECT MAX(priority) FROM jobs WHERE state = 'queued' AND slot IN ({slots}))
+        "SELECT user FROM jobs WHERE {ready} AND priority = (SELECT MAX(priority) FROM jobs WHERE {ready})
          GROUP BY user ORDER BY MIN(queued_at), MIN(seq)"
     ))?;
     let twice = names.iter().chain(&names);
@@ -401,7 +405,7 @@ pub fn take_next(
     let Some(user) = fairest(connection, users, Time(now.0 - DAY), now)? else { return Ok(None) };
     let mut statement = connection.prepare_cached(&format!(
         "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, updated_at, append
-         FROM jobs WHERE state = 'queued' AND slot IN ({slots}) AND user = ? ORDER BY priority DESC, queued_at, seq LIMIT 1"
+         FROM jobs WHERE {ready} AND user = ? ORDER BY priority DESC, queued_at, seq LIMIT 1"
     ))?;
     let values = names.iter().cloned().chain([user.clone()]);
     let mut task = statement.query_row(params_from_iter(values), |row| {

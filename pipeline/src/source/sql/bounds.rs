@@ -32,7 +32,7 @@ const MOST_ARITHMETIC: usize = 200;
 /// Tables that a query names, each time counted.
 const MOST_TABLES: usize = 200;
 /// A stack with room for [`MOST_OPERATORS`] levels, in a program without optimizations, too. What is not used takes no memory.
-const STACK: usize = 512 << 20;
+const STACK: usize = 128 << 20;
 /// Bytes of the values that a function makes for one batch of rows.
 const MOST_VALUES: u64 = 256 << 20;
 /// Bytes of the text that `regexp_replace` puts in.

@@ -112,6 +112,10 @@ fn stage(
     dir: &Path,
     extra_udfs: impl FnOnce(&SessionContext),
 ) -> Result<Staged, SourceError> {
+    if let Ok(target) = std::fs::read_link(dir) {
+        let message = format!("is a link to {}, valid: a folder; remove the link", target.display());
+        return Err(temporary(dir)(std::io::Error::other(message)));
+    }
     let spill = dir.join("spill");
     std::fs::create_dir_all(&spill).map_err(temporary(&spill))?;
     let record = dir.join(RECORD);

@@ -1,0 +1,171 @@
+//! Removing what a data set has on a disk, without following a link.
+//!
+//! Somebody may put a link where a run keeps its files (`out/_stillhouse/input -> /scratch`). What it leads to is not the run's: it is never
+//! removed. So every folder below the output is opened by its parent with `O_NOFOLLOW`, and names are removed relative to the open
+//! folder; a link that is put there meanwhile is not followed either. The output itself may be reached through links: that is the place that the
+//! job names.
+
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, unlinkat};
+
+/// Folders in folders that are removed: a run makes two.
+const MOST_LEVELS: usize = 32;
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Where a folder is expected and a link is.
+#[derive(Debug, thiserror::Error)]
+#[error("{} is a link to {}, valid: a folder; nothing is written or removed through it. Remove the link", link.display(), target.display())]
+pub(super) struct Linked {
+    link: PathBuf,
+    target: PathBuf,
+}
+
+/// The link that is at a path, if one is.
+fn linked(path: &Path) -> Option<io::Error> {
+    let target = std::fs::read_link(path).ok()?;
+    Some(io::Error::other(Linked { link: path.to_owned(), target }))
+}
+
+/// Makes sure that none of these names below a folder, nor a folder on the way to one, is a link.
+pub(super) fn refuse_links(root: &Path, names: &[&str]) -> io::Result<()> {
+    for name in names {
+        let mut path = root.to_owned();
+        for part in Path::new(name).components() {
+            path.push(part);
+            if let Some(linked) = linked(&path) {
+                return Err(linked);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes a file below a folder; one that is not there is no error.
+pub(super) fn remove_file(root: &Path, name: &str) -> io::Result<()> {
+    match open_parent(root, name) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+        Ok((parent, _, last)) => gone(unlinkat(&parent, last, AtFlags::empty())),
+    }
+}
+
+/// Removes a folder below a folder with all that is in it; one that is not there is no error. Links in it are removed, not followed.
+pub(super) fn remove_folder(root: &Path, name: &str) -> io::Result<()> {
+    let removed = open_parent(root, name).and_then(|(parent, path, last)| {
+        empty(open(&parent, last, &path.join(last))?, &path.join(last), 0)?;
+        gone(unlinkat(&parent, last, AtFlags::REMOVEDIR))
+    });
+    match removed {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn gone(removed: rustix::io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if e == rustix::io::Errno::NOENT => Ok(()),
+        removed => Ok(removed?),
+    }
+}
+
+/// Opens the folder that a name below `root` is in; with its path, and the name in it.
+fn open_parent<'a>(root: &Path, name: &'a str) -> io::Result<(OwnedFd, PathBuf, &'a OsStr)> {
+    let invalid = || io::Error::new(ErrorKind::InvalidInput, format!("{name:?} is no name below a folder"));
+    let mut parts = Path::new(name).components();
+    let Some(Component::Normal(last)) = parts.next_back() else { return Err(invalid()) };
+    let (mut folder, mut path) = (openat(CWD, root, FOLDER, Mode::empty())?, root.to_owned());
+    for part in parts {
+        let Component::Normal(part) = part else { return Err(invalid()) };
+        path.push(part);
+        folder = open(&folder, part, &path)?;
+    }
+    Ok((folder, path, last))
+}
+
+fn open(parent: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<OwnedFd> {
+    openat(parent, name, FOLDER.union(OFlags::NOFOLLOW), Mode::empty())
+        .map_err(|e| linked(path).unwrap_or_else(|| io::Error::from(e)))
+}
+
+fn empty(folder: OwnedFd, path: &Path, level: usize) -> io::Result<()> {
+    if level > MOST_LEVELS {
+        return Err(io::Error::other(format!("{}: more than {MOST_LEVELS} folders in each other", path.display())));
+    }
+    for entry in Dir::read_from(&folder)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
+        if name == "." || name == ".." {
+            continue;
+        }
+        let is_folder = match entry.file_type() {
+            FileType::Directory => true,
+            // not every file system tells
+            FileType::Unknown => {
+                let stat = rustix::fs::statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
+                FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+            }
+            _ => false,
+        };
+        if is_folder {
+            let inner = path.join(&name);
+            empty(open(&folder, &name, &inner)?, &inner, level + 1)?;
+        }
+        gone(unlinkat(&folder, &*name, if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() }))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn nothing_behind_a_link_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, scratch) = (folder.path().join("out"), folder.path().join("scratch"));
+        fs::create_dir_all(root.join("state")).unwrap();
+        fs::create_dir_all(scratch.join("deep")).unwrap();
+        for file in ["precious.parquet", "deep/precious"] {
+            fs::write(scratch.join(file), "p").unwrap();
+        }
+        symlink(&scratch, root.join("state/input")).unwrap();
+        let refused = |e: io::Error| {
+            assert!(e.to_string().contains("state/input is a link to"), "{e}");
+        };
+        refused(remove_folder(&root, "state/input").unwrap_err());
+        refused(remove_folder(&root, "state/input/deep").unwrap_err());
+        refused(remove_file(&root, "state/input/precious.parquet").unwrap_err());
+        refused(refuse_links(&root, &["state", "state/input"]).unwrap_err());
+        // a link among what is removed goes, and what it leads to stays
+        fs::create_dir_all(root.join("mine/deep")).unwrap();
+        fs::write(root.join("mine/deep/file"), "f").unwrap();
+        symlink(&scratch, root.join("mine/deep/link")).unwrap();
+        symlink(scratch.join("precious.parquet"), root.join("mine/file")).unwrap();
+        remove_folder(&root, "mine").unwrap();
+        assert!(!root.join("mine").exists());
+        for file in ["precious.parquet", "deep/precious"] {
+            assert!(scratch.join(file).exists());
+        }
+        // the output itself may be reached through a link
+        let through = folder.path().join("through");
+        symlink(&root, &through).unwrap();
+        fs::write(root.join("state/file"), "f").unwrap();
+        refuse_links(&through, &["state"]).unwrap();
+        remove_file(&through, "state/file").unwrap();
+        assert!(!root.join("state/file").exists());
+        // what is not there is no error, and a name that leads out is one
+        remove_file(&root, "a/b").unwrap();
+        remove_folder(&root, "a/b").unwrap();
+        assert!(remove_file(&root, "../scratch/precious.parquet").is_err());
+        assert!(scratch.join("precious.parquet").exists());
+    }
+}
