@@ -50,7 +50,7 @@ pub(crate) fn fault(card: &[u8]) -> Option<CardFault> {
     (sha256 != should).then(|| {
         CardFault::Changed(format!(
             "sha256 {sha256} above the line that has {should}: it is damaged, or somebody edited it; where the edit is meant remove that line, \
-             else remove the file, and `stillhouse repair` writes it again"
+             else remove the file: `stillhouse repair` writes it again (`stillhouse derive` that of a derived data set)"
         ))
     })
 }

@@ -15,6 +15,9 @@
 //! | `version` | refused unless `1.0` |
 //! | every other key that is not null | refused: `tokenizers` would ignore it |
 //!
+//! Of the files beside it (`tokenizer_config.json`, …) only the names of special tokens are read ([`super`]): what `transformers` does to a
+//! tokenizer in Python (`add_bos_token`, `add_prefix_space`, chat templates) is not applied.
+//!
 //! Executed means: by `tokenizers`, or by `stillhouse-tokenizer` to the same ids.
 
 use serde::de::IgnoredAny;
