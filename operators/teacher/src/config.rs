@@ -327,7 +327,7 @@ impl ConfigFile {
     pub(crate) fn only(&self, field: &str, valid: &[Value]) -> Result<()> {
         match self.get(field) {
             Some(value) if !valid.contains(value) => {
-                let valid: Vec<_> = valid.iter().map(Value::to_string).collect();
+                let valid: Vec<_> = valid.iter().map(Value::to_string).chain(["null".to_owned()]).collect();
                 Err(self.invalid(field, &valid.join(", ")))
             }
             _ => Ok(()),

@@ -171,7 +171,10 @@ pub(crate) fn build(
 ) -> Result<Built> {
     let (json, weights) = open(path, config, read)?;
     // before anything is said of tensors, which have other names and types where they are quantized
-    json.only("quantization_config", &[])?;
+    if json.get("quantization_config").is_some() {
+        let valid = "null or no such key: weights in f32, f16 or bf16 (a .gguf may hold quantized ones)";
+        return Err(json.invalid("quantization_config", valid));
+    }
     let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
     let warning = json.check_unread(config.architecture)?;
     weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name), ignore)?;

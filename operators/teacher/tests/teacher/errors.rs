@@ -169,6 +169,8 @@ fn keys_that_nothing_honours_are_refused_by_name() {
         let said = complaint(with(model, &format!("{key:?}: {value}")).path());
         assert_all(&said, &["config.json", &format!("field `{key}`: got"), "valid: "]);
     }
+    let said = complaint(with("gpt2", r#""quantization_config": {"bits": 4}"#).path());
+    assert_all(&said, &["valid: null or no such key: weights in f32, f16 or bf16", ".gguf"]);
     // inside of the rotation
     let inside = r#""rope_theta": 100000.0, "attention_factor": 2.0"#;
     let said = complaint(edited("llama-gqa", r#""rope_theta": 100000.0"#, inside).path());
