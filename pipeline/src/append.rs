@@ -123,9 +123,17 @@ pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output)
         let message = "--append: input.sql is one query over all files, so new files have no rows of their own; valid: a job without input.sql";
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
-    let Some(there) = output.plan().await? else { return Ok(None) };
     let manifest = output.finished_manifest().await?;
     let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());
+    if let Some(Manifest { derived_from: Some(from), .. }) = &manifest {
+        let message = format!(
+            "--append: {output} was derived from another data set, that of the job {:?}, and has no input of its own; append to that one \
+             (`stillhouse run JOB.yaml --append`), then derive again (`stillhouse derive DATASET JOB.yaml --overwrite`)",
+            from.job.name
+        );
+        return Err(PipelineError::new(ErrorKind::Usage, message));
+    }
+    let Some(there) = output.plan().await? else { return Ok(None) };
     let finished = manifest.is_some_and(|manifest| manifest.job_hash == there.job_hash);
     grows(&there, hash, finished).map_err(|why| {
         let message = format!("output.path: {output} cannot be appended to: {why}");

@@ -4,16 +4,58 @@
 
 use std::fmt::Write as _;
 
+use sha2::{Digest, Sha256};
 use stillhouse_operators::registry;
 use stillhouse_operators::subtokens::{FILTER_TABLE, PERMUTATION};
 use stillhouse_schemas::manifest::{Manifest, Statistic, Totals};
 use stillhouse_schemas::spec::{Noise, NoiseCodec, Sequential};
 
+use crate::shard::hex;
+
 /// How the noise of one token is made again with numpy alone.
 const REPLAY: &str = include_str!("card_replay.py");
 
+/// What the last line begins with: a comment, which a page does not show, with the checksum of all lines above it.
+const SUM: &str = "<!-- sha256 of this card above this line: ";
+const AFTER_SUM: &str = " (write below it; remove it after an edit above it) -->";
+
 /// The card of a data set.
 pub fn card(manifest: &Manifest) -> String {
+    let mut text = body(manifest);
+    let sum = hex(&Sha256::digest(&text));
+    let _ = writeln!(text, "{SUM}{sum}{AFTER_SUM}");
+    text
+}
+
+/// What is wrong with a card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CardFault {
+    /// Nobody can have meant it: it is empty, or no text.
+    Damaged(&'static str),
+    /// It is not as it was written: somebody edited it, or it is damaged.
+    Changed(String),
+}
+
+/// What is wrong with a card; people may write into it, below the checksum or without one. Cards of older versions have none.
+pub(crate) fn fault(card: &[u8]) -> Option<CardFault> {
+    let text = match std::str::from_utf8(card) {
+        Ok("") => return Some(CardFault::Damaged("is missing or empty")),
+        Ok(text) if !text.contains('\0') => text,
+        _ => return Some(CardFault::Damaged("is no text")),
+    };
+    let line = text.rfind(&format!("\n{SUM}")).map(|at| at + 1)?;
+    let (above, rest) = text.split_at(line);
+    let should = rest[SUM.len()..].split([' ', '\n']).next().unwrap_or_default();
+    let sha256 = hex(&Sha256::digest(above));
+    (sha256 != should).then(|| {
+        CardFault::Changed(format!(
+            "sha256 {sha256} above the line that has {should}: it is damaged, or somebody edited it; where the edit is meant remove that line, \
+             else remove the file: `stillhouse repair` writes it again (`stillhouse derive` that of a derived data set)"
+        ))
+    })
+}
+
+fn body(manifest: &Manifest) -> String {
     let mut text = front_matter(manifest);
     summary(manifest, &mut text);
     how_it_was_made(manifest, &mut text);
@@ -365,7 +407,7 @@ mod tests {
     fn a_card_with_noise() {
         let extract =
             json!({"teacher": {"path": "${MODELS}/gpt2"}, "noise": {"codec": "replay", "tolerance": 1e-3, "draws": 2}});
-        let card = card(&manifest(&extract, &json!({"license": "CC-BY-4.0"})));
+        let card = body(&manifest(&extract, &json!({"license": "CC-BY-4.0"})));
         insta::assert_snapshot!(card.replace(REPLAY, "(card_replay.py)\n"));
     }
 
@@ -393,7 +435,25 @@ mod tests {
 
     #[test]
     fn a_card_of_a_job_that_only_packs() {
-        insta::assert_snapshot!(card(&manifest(&serde_json::Value::Null, &json!({}))));
+        insta::assert_snapshot!(body(&manifest(&serde_json::Value::Null, &json!({}))));
+    }
+
+    #[test]
+    fn a_card_is_held_to_its_own_checksum() {
+        let card = card(&manifest(&serde_json::Value::Null, &json!({})));
+        let of = |card: &str| fault(card.as_bytes());
+        assert_eq!(of(&card), None);
+        assert_eq!(of(&format!("{card}\nMore of it.\n")), None, "below it people write what they like");
+        let line = card.rfind(SUM).unwrap();
+        assert_eq!(of(&card[..line].replace("sequences", "rows")), None, "an edit that is meant has no checksum");
+        for at in [0, line / 3, line - 2] {
+            let mut bytes = card.clone().into_bytes();
+            bytes[at] ^= 0x10;
+            assert!(matches!(fault(&bytes), Some(CardFault::Changed(_))), "{at}");
+            bytes[at] = 0xff;
+            assert_eq!(fault(&bytes), Some(CardFault::Damaged("is no text")));
+        }
+        assert_eq!(of(""), Some(CardFault::Damaged("is missing or empty")));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 use arrow::array::RecordBatch;
+use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -128,12 +129,45 @@ impl Dataset {
     /// The data set's own tokenizer.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When it cannot be read, or is not the one that the manifest names.
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let context = self.shown(TOKENIZER);
-        let bytes = self.output.get(TOKENIZER).await?;
-        let bytes = bytes.ok_or_else(|| PipelineError::new(ErrorKind::DataSet, format!("{context}: is missing")))?;
+        let bytes = self.held(TOKENIZER, &self.manifest.tokenizer.sha256).await?;
         Tokenizer::from_bytes(bytes).map_err(|e| PipelineError::new(ErrorKind::DataSet, format!("{context}: {e}")))
+    }
+
+    /// A small file of the data set, held to its checksum.
+    ///
+    /// # Errors
+    /// When it is missing, cannot be read, or has another checksum.
+    pub(crate) async fn held(&self, name: &str, sha256: &str) -> Result<Bytes> {
+        let wrong = |what: String| {
+            let shown = self.shown(name);
+            Err(PipelineError::new(
+                ErrorKind::DataSet,
+                format!("{shown}: {what}; `stillhouse verify` says what mends it"),
+            ))
+        };
+        match self.output.get(name).await? {
+            None => wrong("is missing".into()),
+            Some(bytes) => match hex(&Sha256::digest(&bytes)) {
+                got if got == sha256 => Ok(bytes),
+                got => wrong(format!("sha256 {got}, the manifest has {sha256}")),
+            },
+        }
+    }
+
+    /// The manifest as it lies there, held to the checksum in `_SUCCESS`.
+    ///
+    /// # Errors
+    /// When one of them is not what the data set was finished with.
+    pub(crate) async fn held_manifest(&self) -> Result<Bytes> {
+        let manifest = self.output.finished_manifest().await?;
+        manifest.ok_or_else(|| {
+            let shown = self.shown(MANIFEST);
+            let message = format!("{shown}: _SUCCESS has another sha256: one of the two is damaged; `stillhouse verify` says what mends it");
+            PipelineError::new(ErrorKind::DataSet, message)
+        })
     }
 
     /// Reads a shard as a stream of batches.

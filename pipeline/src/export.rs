@@ -5,6 +5,9 @@
 //!   order: data/*.parquet (several at once), tokenizer.json, README.md, manifest.json, plan.json, _SUCCESS last
 //! ```
 //!
+//! Every file that has a checksum is held to it before it is copied: shards, `tokenizer.json` and what else is beside them by the manifest,
+//! the manifest by `_SUCCESS`. A card that was changed is copied, with a warning: people write into it.
+//!
 //! A file is copied unless the destination has it: by size and by the sha256 in its metadata, on a disk by hashing it.
 //! So an export that was interrupted goes on where it stopped, to the file. Readers see whole shards or none, and no
 //! `_SUCCESS` before everything is there.
@@ -36,6 +39,7 @@ use stillhouse_operators::declaration::BESIDE;
 pub use self::convert::{Conversion, Converted, Format, LeftOut, convert};
 pub use self::megatron::{Identity, MegatronRun};
 pub use self::sparse::{Signal, ValueType};
+use crate::card::{self, CardFault};
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
@@ -111,7 +115,7 @@ pub async fn export(
         return Err(destination.read_only());
     }
     let dataset = Dataset::open(source).await?;
-    let small = small_files(&dataset).await?;
+    let small = small_files(&dataset, observer).await?;
     let manifest_sha256 = digest(small.iter().find(|s| s.name == MANIFEST).map_or(&[][..], |s| &s.bytes));
     check_destination(&destination, &manifest_sha256).await?;
     let made_folder = !destination.has_folder().await;
@@ -146,14 +150,28 @@ pub async fn export(
     })
 }
 
-async fn small_files(dataset: &Dataset) -> Result<Vec<Small>> {
-    let mut small = Vec::new();
-    let beside = BESIDE.into_iter().filter(|name| dataset.manifest().beside.contains_key(*name));
-    for name in std::iter::once(TOKENIZER).chain(beside).chain([CARD, MANIFEST]) {
-        let bytes = dataset.output().get(name).await?;
-        let missing = || PipelineError::new(ErrorKind::DataSet, format!("{}: is missing", dataset.shown(name)));
-        small.push(Small { name, bytes: bytes.ok_or_else(missing)? });
+/// The files beside the shards, each held to its checksum.
+async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<Small>> {
+    let manifest = dataset.manifest();
+    let mut small = vec![Small { name: TOKENIZER, bytes: dataset.held(TOKENIZER, &manifest.tokenizer.sha256).await? }];
+    for name in BESIDE {
+        if let Some(sha256) = manifest.beside.get(name) {
+            small.push(Small { name, bytes: dataset.held(name, sha256).await? });
+        }
     }
+    let card = dataset.output().get(CARD).await?.unwrap_or_default();
+    match card::fault(&card) {
+        Some(CardFault::Damaged(what)) => {
+            let message = format!("{}: {what}; `stillhouse repair` writes it again", dataset.shown(CARD));
+            return Err(PipelineError::new(ErrorKind::DataSet, message));
+        }
+        Some(CardFault::Changed(what)) => {
+            observer.event(&Event::Warning { message: format!("{}: {what}", dataset.shown(CARD)) });
+        }
+        None => {}
+    }
+    small.push(Small { name: CARD, bytes: card });
+    small.push(Small { name: MANIFEST, bytes: dataset.held_manifest().await? });
     if let Some(plan) = dataset.output().get_json::<PlanRecord>(PLAN).await? {
         // where the job file was is of no use elsewhere, and nobody's business
         let plan = PlanRecord { job_folder: String::new(), job_file: String::new(), ..plan };

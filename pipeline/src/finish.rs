@@ -14,7 +14,7 @@ use stillhouse_schemas::manifest::{
 };
 use stillhouse_teacher::TeacherInfo;
 
-use crate::card::card;
+use crate::card::{self, CardFault, card};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
@@ -151,7 +151,8 @@ pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manif
     for (name, bytes) in beside(prepared) {
         put(name, bytes).await?;
     }
-    if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
+    let there = output.get(CARD).await?.unwrap_or_default();
+    if matches!(card::fault(&there), Some(CardFault::Damaged(_))) {
         output.put_own(CARD, card(manifest).into_bytes()).await?;
     }
     output.finish().await

@@ -444,7 +444,11 @@ impl Checks<'_> {
             return None;
         }
         match stillhouse_teacher::check_weights(&path, &spec.ignore_tensors) {
-            Ok(()) => {}
+            Ok(warning) => {
+                if let Some(warning) = warning {
+                    self.observer.event(&Event::Warning { message: format!("extract.teacher.path: {warning}") });
+                }
+            }
             Err(e @ TeacherError::Ignored { .. }) => {
                 let got = format!("{:?}", spec.ignore_tensors);
                 self.push(Problem::new("extract.teacher.ignore_tensors", got, chain(&e)));

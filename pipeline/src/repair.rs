@@ -22,6 +22,7 @@ use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
 
 use crate::append;
+use crate::card::{self, CardFault};
 use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
@@ -115,9 +116,9 @@ async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damag
             Some(_) => {}
         }
     }
-    // people write into it: only one that is empty cannot be meant
-    if output.size(CARD).await?.is_none_or(|bytes| bytes == 0) {
-        found.push(damage(CARD, "is missing or empty"));
+    // people write into it: what cannot be meant is no card
+    if let Some(CardFault::Damaged(message)) = card::fault(&output.get(CARD).await?.unwrap_or_default()) {
+        found.push(damage(CARD, message));
     }
     Ok(found)
 }

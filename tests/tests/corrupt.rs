@@ -133,3 +133,116 @@ fn what_is_no_data_set_is_refused() {
         scratch.stillhouse(&[verb, "nowhere"]).expect(1).says(&["nowhere", "no such folder"]);
     }
 }
+
+/// What is beside the shards is held to its checksum wherever it is read: damaged, none of it goes on to another place.
+#[test]
+fn a_damaged_file_beside_the_shards_is_found_and_not_exported() {
+    let scratch = Scratch::with_corpus(2, 300);
+    let mut plain = job();
+    for key in ["extract", "partitions"] {
+        plain.as_object_mut().unwrap().remove(key);
+    }
+    let more = json!({
+        "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "pack": {"length": 32},
+        "subtokens": {"length": 4, "permutation": "shipped", "filter_table": true}
+    });
+    let dataset = scratch.make(&with(plain, &more));
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.stillhouse(&["export", "out", "whole", "-q"]).expect(0);
+    for name in ["tokenizer.json", "permutation.npy", "filter_table.npy", "manifest.json", "_SUCCESS", "README.md"] {
+        let whole = fs::read(dataset.join(name)).unwrap();
+        let mut flipped = whole.clone();
+        // a digit or a letter of another case: what is text stays text, what is JSON stays JSON
+        let middle = (flipped.len() / 2..flipped.len())
+            .find(|&at| flipped[at].is_ascii_alphabetic())
+            .unwrap_or(flipped.len() / 2);
+        flipped[middle] ^= if flipped[middle].is_ascii_alphabetic() { 0x20 } else { 1 };
+        for (how, bytes) in [("flipped", Some(&flipped[..])), ("emptied", Some(&[][..])), ("removed", None)] {
+            // a marker that is empty is one of an older version
+            if name == "_SUCCESS" && how == "emptied" {
+                continue;
+            }
+            match bytes {
+                Some(bytes) => fs::write(dataset.join(name), bytes).unwrap(),
+                None => fs::remove_file(dataset.join(name)).unwrap(),
+            }
+            let ran = scratch.stillhouse(&["verify", "out"]);
+            assert_eq!(ran.code, Some(1), "{name} {how}: {}{}", ran.stdout, ran.stderr);
+            let exported = scratch.stillhouse(&["export", "out", "copy"]);
+            let said = exported.stdout.clone() + &exported.stderr;
+            if name == "README.md" && how == "flipped" {
+                // people write into their card: it goes with a warning
+                assert!(exported.code == Some(0) && said.contains("README.md"), "{said}");
+                fs::remove_dir_all(scratch.path("copy")).unwrap();
+            } else {
+                assert!(exported.code == Some(1) && said.contains(name), "{name} {how}: {said}");
+                assert!(!scratch.path("copy").exists(), "{name} {how}");
+            }
+            if name == "tokenizer.json" {
+                scratch.stillhouse(&["inspect", "out", "--row", "0"]).expect(1).says(&[name]);
+            }
+            fs::write(dataset.join(name), &whole).unwrap();
+        }
+    }
+    // below its checksum, and without one, a card is what people make it
+    let card = fs::read_to_string(dataset.join("README.md")).unwrap();
+    fs::write(dataset.join("README.md"), format!("{card}\nOur own words.\n")).unwrap();
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.stillhouse(&["export", "out", "copy", "-q"]).expect(0);
+}
+
+/// On the machine that made them, columns of the teacher are held to what the format promises of them.
+#[test]
+fn a_column_that_is_off_by_more_than_its_promise_is_found_with_the_teacher() {
+    let scratch = Scratch::with_corpus(1, 500);
+    let signals = json!({
+        "logz_temperatures": [1.0], "entropy": true, "topk": 4, "samples": {"draws": 8}, "top_p": {"mass": 0.5, "most": 20}
+    });
+    let dataset = scratch.make(&with(job(), &json!({"pack": {"length": 32}, "extract": signals})));
+    scratch.stillhouse(&["verify", "out", "--teacher"]).expect(0);
+    let shard = dataset.join(SHARD);
+    let whole = fs::read(&shard).unwrap();
+    let manifest = fs::read(dataset.join("manifest.json")).unwrap();
+    let program = "
+import sys, hashlib, json, pyarrow as pa, pyarrow.parquet as pq
+shard, manifest, column, change = sys.argv[1:]
+table = pq.read_table(shard)
+at = table.schema.get_field_index(column)
+field = table.schema.field(at)
+rows = table.column(column).to_pylist()
+row = rows[len(rows) // 2]
+n = len(row) // 2
+row[n] = eval(change, {'v': row[n], 'n': n, 'row': row})
+table = table.set_column(at, field, pa.array(rows, field.type))
+pq.write_table(table, shard)
+data = open(shard, 'rb').read()
+m = json.load(open(manifest))
+m['shards'][0].update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+m['shards'][0].pop('footer', None)
+json.dump(m, open(manifest, 'w'))
+";
+    for (column, change, says) in [
+        ("logprob", "v - 1e-4", "logprob is"),
+        ("entropy", "v + 0.01 if v < 5 else v - 0.01", "entropy is"),
+        ("logz", "v + 1e-3", "logz is"),
+        (
+            "topk_logprob",
+            "min(v + 1e-3, row[n // 4 * 4]) if n % 4 else v + 1e-3 if v < -1e-3 else v",
+            "topk_logprob of",
+        ),
+        ("topk_index", "v ^ 1", "topk_"),
+        ("sampled_index", "v + 1", "sampled tokens are not those of the seed"),
+        ("top_p_tail", "v - 1e-3", "top_p_tail is"),
+    ] {
+        scratch.write("change.py", program);
+        let mut python = std::process::Command::new(stillhouse_tests::root().join(".venv/bin/python"));
+        python.arg(scratch.path("change.py")).args([&shard, &dataset.join("manifest.json")]).args([column, change]);
+        stillhouse_tests::ran(&mut python).expect(0);
+        fs::write(dataset.join("_SUCCESS"), "").unwrap();
+        let ran = scratch.stillhouse(&["verify", "out", "--teacher", "--sample-batches", "100"]);
+        let said = ran.stdout + &ran.stderr;
+        assert!(ran.code == Some(1) && said.contains(says), "{column} {change}: {said}");
+        fs::write(&shard, &whole).unwrap();
+        fs::write(dataset.join("manifest.json"), &manifest).unwrap();
+    }
+}

@@ -94,6 +94,39 @@ fn derived_views_are_those_of_the_whole_job() {
     scratch.stillhouse(&["verify", "next"]).expect(0);
     // the ordinary verbs say whose it is
     scratch.stillhouse(&["repair", "views", "whole.yaml"]).expect(1).says(&["stillhouse derive"]);
+    scratch.job("onto.yaml", &with(whole, &json!({"output": {"path": "views"}})));
+    let told = scratch.stillhouse(&["run", "onto.yaml", "--append"]).expect(2);
+    told.says(&["--append", "was derived from another data set", "append to that one", "derive again"]);
+}
+
+/// The whole job file with other views in it: what it says as the data set's own job does is no other pass over the text.
+#[test]
+fn the_whole_job_file_derives_what_is_different_in_it() {
+    let scratch = Scratch::with_corpus(2, 800);
+    let made = with_teacher(1e-3);
+    scratch.make(&made);
+    let changes =
+        json!({"partitions": {"views": 3}, "extract": {"noise": {"tolerance": 1e-2}}, "output": {"path": "derived"}});
+    scratch.job("whole.yaml", &with(made.clone(), &changes));
+    scratch.stillhouse(&["derive", "out", "whole.yaml", "-q"]).expect(0);
+    scratch.job(
+        "views.yaml",
+        &with(json!({"version": 1, "name": made["name"]}), &with(changes, &json!({"output": {"path": "views"}}))),
+    );
+    scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
+    assert_eq!(shards(&scratch.path("derived")), shards(&scratch.path("views")));
+    // what is another is refused where it stands, with both values
+    let others = json!({"pack": {"length": 64}, "extract": {"topk": 3}, "seed": 7, "output": {"path": "other"}});
+    scratch.job("other.yaml", &with(made, &others));
+    let told = scratch.stillhouse(&["derive", "out", "other.yaml"]).expect(2);
+    told.says(&[
+        "pack.length: stays",
+        "got 64, the data set has 32",
+        "extract.topk: stays",
+        "seed: stays",
+        "got 7",
+        "stillhouse run",
+    ]);
 }
 
 fn manifest_of(scratch: &Scratch, name: &str) -> Value {
@@ -283,7 +316,7 @@ fn what_cannot_be_derived_is_refused() {
     refused(noise(1e-3 + 1e-7), 2, &["extract.noise.tolerance", "or more"]);
     refused(json!({"seed": 9}), 2, &["seed: stays as the data set has it"]);
     refused(json!({"extract": {"topk": 3}}), 2, &["extract.topk: stays"]);
-    refused(json!({"pack": {"length": 64}}), 2, &["pack: stays"]);
+    refused(json!({"pack": {"length": 64}}), 2, &["pack.length: stays"]);
     refused(json!({"partitions": {"level": "subtoken"}}), 2, &["partitions.level", "needs digits"]);
     refused(json!({"orders": {"kind": "strided"}}), 2, &["orders.streams"]);
     // over itself, also where everything may be replaced

@@ -331,6 +331,11 @@ fn texts_are_scored_alike_in_any_format() {
     assert!(!said.stdout.contains('\u{1b}'), "colours in a pipe");
     scratch.stillhouse(&["score", "corpus.txt"]).expect(2).says(&["--teacher"]);
     scratch.stillhouse(&["score", "corpus.bin", "--teacher", &teacher]).expect(2).says(&["--format"]);
+    // a window without a stride: half of it
+    let scored =
+        scratch.stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--window-tokens", "128", "--json"]);
+    let scored = scored.expect(0).json();
+    assert_eq!((&scored["window_tokens"], &scored["stride_tokens"]), (&json!(128), &json!(64)));
     scratch
         .stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--stride-tokens", "4000"])
         .expect(2)

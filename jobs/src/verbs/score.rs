@@ -63,9 +63,9 @@ pub struct Args {
     /// Longest context of a token, with itself
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     window_tokens: u32,
-    /// Tokens from one window to the next, at most --window-tokens
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    stride_tokens: u32,
+    /// Tokens from one window to the next, at most --window-tokens [default: half of --window-tokens]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    stride_tokens: Option<u32>,
     /// Tokens of one pass of the teacher
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     batch_tokens: u32,
@@ -157,10 +157,11 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
 
 impl Args {
     fn options(&self) -> Result<ScoreOptions, Failure> {
-        if self.stride_tokens > self.window_tokens {
+        let stride_tokens = self.stride_tokens.unwrap_or(self.window_tokens / 2);
+        if stride_tokens > self.window_tokens {
             return Err(Failure::Usage(format!(
-                "--stride-tokens: got {}, valid: at most --window-tokens, {}",
-                self.stride_tokens, self.window_tokens
+                "--stride-tokens: got {stride_tokens}, valid: at most --window-tokens, {}",
+                self.window_tokens
             )));
         }
         Ok(ScoreOptions {
@@ -192,7 +193,7 @@ impl Args {
             },
             batch_tokens: self.batch_tokens,
             window_tokens: self.window_tokens,
-            stride_tokens: self.stride_tokens,
+            stride_tokens,
             first_token: match self.first_token {
                 First::Bos => FirstToken::Bos,
                 First::Given => FirstToken::Given,

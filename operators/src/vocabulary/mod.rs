@@ -24,10 +24,13 @@
 //! Text is encoded by [`FastTokenizer`] where it knows every part of the tokenizer, else by `tokenizers` itself; the ids are the same, and
 //! [`Vocabulary::way`] says which. The fast one hands single texts back, such as a megabyte of spaces, and `tokenizers` encodes those.
 //!
+//! A key of a `tokenizer.json` that would be ignored, or decides ids at random, is refused; `honoured` has the table.
+//!
 //! Ids are u32; `vocab_size` is the largest id + 1, added tokens included.
 
 mod byte_level;
 mod fit;
+mod honoured;
 mod specials;
 
 pub use fit::TeacherVocabulary;
@@ -460,6 +463,11 @@ fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
     // The library numbers tokens that its model does not hold one after the other, whatever the file says.
     let written: AddedTokens = serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
+    let keys: honoured::WrittenTokenizer =
+        serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
+    if let Some(refusal) = keys.refusal(&tokenizer) {
+        return Err(damaged(refusal));
+    }
     for token in written.added_tokens {
         let id = tokenizer.token_to_id(&token.content);
         if id != Some(token.id) {

@@ -298,3 +298,45 @@ fn real_vocabularies_go_the_fast_way_and_give_the_ids_of_transformers() {
         assert_eq!(vocabulary.encode(&corpus).unwrap(), expected.get_ids(), "{name}");
     }
 }
+
+/// Nothing in a tokenizer.json is taken and then ignored, or left to chance.
+#[test]
+fn keys_that_nothing_honours_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokenizer.json");
+    let of = |source: &str, change: &dyn Fn(&mut serde_json::Value)| {
+        let bytes = fs::read(repository(source).join("tokenizer.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        change(&mut json);
+        fs::write(&file, json.to_string()).unwrap();
+        load(&file, &spec::Tokenizer::default(), None).map_err(|e| e.to_string())
+    };
+    const GPT2: &str = "assets/teacher-nano-gpt2";
+    type Case<'a> = (&'a str, &'a str, &'a dyn Fn(&mut serde_json::Value));
+    let refused: [Case<'_>; 9] = [
+        (GPT2, "model.dropout: got 0.1", &|json| json["model"]["dropout"] = 0.1.into()),
+        (GPT2, "model.alpha: got 0.2", &|json| json["model"]["alpha"] = 0.2.into()),
+        (BERT, "model.byte_fallback: got true", &|json| json["model"]["byte_fallback"] = true.into()),
+        (BERT, "model.nbest_size: got 3", &|json| json["model"]["nbest_size"] = 3.into()),
+        (BERT, "added_tokens[0].strip: got true", &|json| json["added_tokens"][0]["strip"] = true.into()),
+        (BERT, "normalizer.fold: got \"é\"", &|json| json["normalizer"]["fold"] = "é".into()),
+        (GPT2, "pre_tokenizer.split: got true", &|json| json["pre_tokenizer"]["split"] = true.into()),
+        (BERT, "post_processor.pad: got 1", &|json| json["post_processor"]["pad"] = 1.into()),
+        (BERT, "decoder.width: got 4", &|json| json["decoder"]["width"] = 4.into()),
+    ];
+    for (source, place, change) in refused {
+        let error = of(source, change).unwrap_err();
+        assert!(
+            error.contains(place) && error.contains("valid: ") && error.contains("tokenizer.json"),
+            "{place}: {error}"
+        );
+    }
+    // what is 0 or null says nothing, and what is not applied is not there
+    let plain = of(GPT2, &|json| {
+        json["model"]["dropout"] = 0.0.into();
+        json["model"]["alpha"] = serde_json::Value::Null;
+        json["truncation"] =
+            serde_json::json!({"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0});
+    });
+    assert_eq!(plain.unwrap().encode("Hello world").unwrap(), [15496, 995]);
+}

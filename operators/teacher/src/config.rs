@@ -1,6 +1,8 @@
 //! What a teacher is, read without its weights: `config.json` of a folder, or the metadata of a GGUF file.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -141,6 +143,7 @@ impl TeacherConfig {
         if is_gguf(path) {
             return Gguf::open(path)?.config();
         }
+        no_adapter(path)?;
         let json = ConfigFile::read(&path.join("config.json"))?;
         let architecture = json.architecture()?;
         let gpt2 = architecture == Architecture::Gpt2;
@@ -158,6 +161,17 @@ impl TeacherConfig {
     }
 }
 
+/// Refuses a folder with an adapter beside the model: other programs load it into the model, and this one does not.
+fn no_adapter(folder: &Path) -> Result<()> {
+    let path = folder.join("adapter_config.json");
+    if !path.is_file() {
+        return Ok(());
+    }
+    let adapter = ConfigFile::read(&path)?;
+    Err(adapter
+        .invalid("peft_type", "no adapter beside the model: merge it into the weights first, or move it elsewhere"))
+}
+
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"))
 }
@@ -166,11 +180,37 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
 pub(crate) struct ConfigFile {
     path: PathBuf,
     json: Value,
+    /// The fields that were asked for.
+    read: Mutex<BTreeSet<String>>,
 }
 
 impl ConfigFile {
     pub(crate) fn new(path: PathBuf, json: Value) -> Self {
-        Self { path, json }
+        Self { path, json, read: Mutex::default() }
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a field was asked for, or one inside of it.
+    pub(crate) fn was_read(&self, field: &str) -> bool {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let inside =
+            |read: &String| read.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        read.iter().any(inside)
+    }
+
+    /// The keys of an object (of the file, where it has no name) that are not null and were never asked for.
+    pub(crate) fn unread(&self, object: &str) -> Vec<String> {
+        let json = match object {
+            "" => Some(&self.json),
+            object => self.found(object),
+        };
+        let at = |key: &str| if object.is_empty() { key.to_owned() } else { format!("{object}.{key}") };
+        let keys = json.and_then(Value::as_object).into_iter().flatten().filter(|(_, value)| !value.is_null());
+        keys.map(|(key, _)| key.clone()).filter(|key| !self.was_read(&at(key))).collect()
     }
 
     pub(crate) fn read(path: &Path) -> Result<Self> {
@@ -185,6 +225,11 @@ impl ConfigFile {
 
     /// `field`, where dots lead into objects; null is the same as absent.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(field.into());
+        self.found(field)
+    }
+
+    fn found(&self, field: &str) -> Option<&Value> {
         field.split('.').try_fold(&self.json, |json, part| json.get(part)).filter(|value| !value.is_null())
     }
 
@@ -192,7 +237,7 @@ impl ConfigFile {
         TeacherError::Field {
             path: self.path.clone(),
             field: field.into(),
-            got: self.get(field).map_or_else(|| "nothing".into(), Value::to_string),
+            got: self.found(field).map_or_else(|| "nothing".into(), Value::to_string),
             valid: valid.into(),
         }
     }
@@ -282,7 +327,7 @@ impl ConfigFile {
     pub(crate) fn only(&self, field: &str, valid: &[Value]) -> Result<()> {
         match self.get(field) {
             Some(value) if !valid.contains(value) => {
-                let valid: Vec<_> = valid.iter().map(Value::to_string).collect();
+                let valid: Vec<_> = valid.iter().map(Value::to_string).chain(["null".to_owned()]).collect();
                 Err(self.invalid(field, &valid.join(", ")))
             }
             _ => Ok(()),

@@ -10,7 +10,7 @@ use crate::contract::{Decoding, Hidden, Logits, Runs, floats, host_slice_rows};
 use crate::decoding::CpuDecoding;
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
-use crate::model::{build, check_tokens, describe};
+use crate::model::{Built, build, check_tokens, describe};
 use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, attention_level, level, soft_cap};
 use crate::weights::{Read, Weights};
 use crate::{HostTeacher, Teacher, TeacherInfo};
@@ -40,7 +40,7 @@ fn info(
 pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
     let arithmetic = dtype.on_cpu()?;
     let config = TeacherConfig::read(path)?;
-    let (_, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
+    let Built { weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     Ok(info(path, &config, &weights, (dtype, arithmetic)).arithmetic)
 }
 
@@ -81,7 +81,7 @@ impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
         let arithmetic = dtype.on_cpu()?;
         let config = TeacherConfig::read(path)?;
-        let (net, weights) = build(path, &config, arithmetic, Read::Weights, ignore)?;
+        let Built { net, weights, .. } = build(path, &config, arithmetic, Read::Weights, ignore)?;
         let info = info(path, &config, &weights, (dtype, arithmetic));
         Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
     }

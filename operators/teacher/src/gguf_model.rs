@@ -65,12 +65,49 @@ impl Gguf {
     /// The metadata in the words of a Hugging Face `config.json`.
     pub(crate) fn config_file(&self) -> Result<ConfigFile> {
         let config = self.config()?;
+        self.no_other_keys(&config)?;
         let json = match config.architecture {
             Architecture::Gpt2 => self.gpt2(&config)?,
             Architecture::GptNeoX => self.gpt_neox(&config)?,
             _ => self.decoder(&config)?,
         };
         Ok(ConfigFile::new(self.path.clone(), json))
+    }
+
+    /// Refuses keys of other families that decide logits and have another value than the one that changes nothing.
+    fn no_other_keys(&self, config: &TeacherConfig) -> Result<()> {
+        let family = config.architecture;
+        let is_gemma = matches!(family, Architecture::Gemma2 | Architecture::Gemma3);
+        let one = ["logit_scale", "residual_scale", "embedding_scale"];
+        let zero =
+            ["expert_count", "expert_used_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"];
+        let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
+        let zero = zero.into_iter().chain(caps.into_iter().filter(|_| !is_gemma));
+        for (names, neutral) in [(one.into_iter().collect::<Vec<_>>(), 1.0), (zero.collect(), 0.0)] {
+            for key in names.iter().map(|name| self.key(name)) {
+                let got = match self.value(&key) {
+                    None => continue,
+                    Some(Metadata::F32(x)) => Some(f64::from(*x)),
+                    Some(Metadata::F64(x)) => Some(*x),
+                    Some(_) => self.number(&key).map(|n| n as f64),
+                };
+                if got != Some(neutral) {
+                    return Err(self.invalid(&key, &format!("{neutral}, or no such key: this family has none")));
+                }
+            }
+        }
+        let causal = self.key("attention.causal");
+        if self.value(&causal).is_some_and(|flag| !flag.to_bool().unwrap_or(true)) {
+            return Err(self.invalid(&causal, "true, or no such key"));
+        }
+        let window = self.key("attention.sliding_window");
+        let slides = is_gemma || matches!(family, Architecture::Phi3 | Architecture::Olmo2);
+        match self.number(&window) {
+            Some(tokens) if !slides && tokens > 0 && tokens < config.max_positions as u64 => {
+                Err(self.invalid(&window, "0, or at least context_length: this family has no window"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn gpt2(&self, config: &TeacherConfig) -> Result<Value> {
@@ -131,10 +168,6 @@ impl Gguf {
             if self.value(&key).is_some() && self.size(&key)? != head_dim {
                 return Err(self.invalid(&key, &head_dim.to_string()));
             }
-        }
-        if self.number(&self.key("expert_count")).is_some_and(|n| n > 0) {
-            let valid = "0 (mixtures of experts are not supported)";
-            return Err(self.invalid(&self.key("expert_count"), valid));
         }
         let mut json = json!({
             "model_type": family.name(),

@@ -14,7 +14,7 @@ use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::families;
-use crate::model::{LoadOptions, build, check_tokens, describe, is_buffer, open, says};
+use crate::model::{Built, LoadOptions, build, check_tokens, describe, is_buffer, open, says};
 use crate::net::{Arithmetic, RopeFields, Tables};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
@@ -43,7 +43,8 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let numbers = numbers(dtype)?;
     let config = TeacherConfig::read(path)?;
     // what headers tell is told before a device is filled
-    let (net, headers) = build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
+    let Built { net, weights: headers, .. } =
+        build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
     let kind = kind(config.architecture)?;
     let length = options.length.clamp(1, config.max_positions);
     let shape = shape::shape(kind, &net, config.max_positions, length)?;

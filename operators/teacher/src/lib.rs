@@ -40,6 +40,7 @@
 //! ```
 
 mod config;
+mod config_keys;
 mod contract;
 mod cpu;
 mod decoding;

@@ -106,10 +106,12 @@ pub(crate) fn describe(
 /// of GPT-2, `rotary_emb.inv_freq`, `blk.N.attn_rot_embd.weight`; and `lm_head.weight` where the head is tied to the
 /// embedding ([`load`] compares the two). So are those that `ignore` names, each of which has to be there and to be no part of the model.
 ///
+/// Returns a warning where the configuration has keys that are not known.
+///
 /// # Errors
 /// As [`load`], for everything that headers tell.
-pub fn check_weights(path: &Path, ignore: &[String]) -> Result<()> {
-    build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore).map(|_| ())
+pub fn check_weights(path: &Path, ignore: &[String]) -> Result<Option<String>> {
+    build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore).map(|built| built.warning)
 }
 
 /// Bytes that a slot of [`Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
@@ -117,7 +119,7 @@ pub fn check_weights(path: &Path, ignore: &[String]) -> Result<()> {
 /// # Errors
 /// As [`check_weights`]; with a length that LongRoPE stretches, as those positions are rotated by a sequence's whole length.
 pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u64> {
-    let (net, _) = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
+    let Built { net, .. } = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
     check_goes_on(&net, length)?;
     // in which arithmetic is not known yet; those that this machine has not are none
     let of_head = |dim| {
@@ -150,18 +152,33 @@ pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(C
     Ok((json, weights.with_prefix_if(prefix, embedding)))
 }
 
-/// The net of a configuration with the weights that it asked for; every one of the files' tensors is used.
+/// A net with the weights that it asked for.
+pub(crate) struct Built {
+    pub net: Net,
+    pub weights: Weights,
+    /// What a person should know of the configuration.
+    pub warning: Option<String>,
+}
+
+/// The net of a configuration with the weights that it asked for; every one of the files' tensors is used, and no key is ignored that
+/// decides what the net computes.
 pub(crate) fn build(
     path: &Path,
     config: &TeacherConfig,
     arithmetic: Arithmetic,
     read: Read,
     ignore: &[String],
-) -> Result<(Net, Weights)> {
+) -> Result<Built> {
     let (json, weights) = open(path, config, read)?;
+    // before anything is said of tensors, which have other names and types where they are quantized
+    if json.get("quantization_config").is_some() {
+        let valid = "null or no such key: weights in f32, f16 or bf16 (a .gguf may hold quantized ones)";
+        return Err(json.invalid("quantization_config", valid));
+    }
     let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
+    let warning = json.check_unread(config.architecture)?;
     weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name), ignore)?;
-    Ok((net, weights))
+    Ok(Built { net, weights, warning })
 }
 
 /// What a configuration says that decides which tensors there are, in its own words.

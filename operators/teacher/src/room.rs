@@ -6,7 +6,7 @@ use crate::config::TeacherConfig;
 use crate::contract::host_slice_rows;
 use crate::device::Precision;
 use crate::error::Result;
-use crate::model::build;
+use crate::model::{Built, build};
 use crate::net::{Arithmetic, Layer};
 use crate::weights::Read;
 
@@ -38,7 +38,7 @@ impl HostBytes {
 /// As [`crate::check_weights`].
 pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[String]) -> Result<HostBytes> {
     let config = TeacherConfig::read(path)?;
-    let (net, weights) = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
+    let Built { net, weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     let of_weight = match dtype {
         Precision::Bf16 | Precision::F16 => 2,
         // two parts of 16 bits; whoever has int8 compares it with f32 first; fp8 is on no CPU

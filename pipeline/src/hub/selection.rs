@@ -14,6 +14,8 @@ use crate::error::{ErrorKind, PipelineError, Result};
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
+/// What other programs load into the model.
+const ADAPTER: &str = "adapter_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 /// Taken along where they are there.
 const BESIDE: [&str; 5] =
@@ -56,6 +58,12 @@ pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Re
     match wanted {
         Wanted::Tokenizer if !has(TOKENIZER) => return refuse("has no tokenizer.json", name_a_gguf),
         Wanted::Teacher if !has(CONFIG) => return refuse("has no config.json", name_a_gguf),
+        Wanted::Teacher if has(ADAPTER) => {
+            let problem = format!(
+                "has an {ADAPTER} beside the model, and adapters are not loaded: merge it into the weights first"
+            );
+            return refuse(&problem, "");
+        }
         Wanted::Tokenizer => {}
         // the order in which the teacher looks for its weights
         Wanted::Teacher if has(INDEX) => files.push(INDEX.to_owned()),

@@ -116,13 +116,16 @@ pub(super) fn unique() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }
 
-/// When a process of this machine started, in clock ticks since the boot; `None` where there is no such process.
+/// When a process of this machine started, in clock ticks since the boot; `None` where there is no such process, or only its exit code is
+/// left: a killed process is listed until its parent asks for that (a zombie), and does nothing any more.
 #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
 fn started(process: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // the name of the program, in parentheses, may hold anything
-    let after_name = stat.rsplit_once(") ")?.1;
-    after_name.split(' ').nth(19).map(str::to_owned)
+    let mut after_name = stat.rsplit_once(") ")?.1.split(' ');
+    let state = after_name.next()?;
+    let is_over = ["Z", "X", "x"].contains(&state);
+    after_name.nth(18).filter(|_| !is_over).map(str::to_owned)
 }
 
 /// A store, and whether conditions are sent to it.
@@ -399,6 +402,27 @@ mod tests {
         let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), true, &Silent);
         // far below the 20 seconds after which any lease would be void
         tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
+    }
+
+    /// A process that was killed and whose exit code nobody asked for yet, as under a container's first process, works no more.
+    #[test]
+    fn a_killed_process_is_dead_before_its_parent_has_asked_for_its_exit_code() {
+        let mut killed = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let began = started(killed.id());
+        assert!(began.is_some());
+        let holder = LeaseRecord { process: killed.id(), started: began.unwrap(), ..LeaseRecord::mine() };
+        assert!(!holder.is_dead(&LeaseRecord::mine()));
+        killed.kill().unwrap();
+        // waits for its end and leaves the exit code where it is
+        // SAFETY: the record is written to, nothing else is touched.
+        let ended = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, killed.id(), &raw mut info, libc::WEXITED | libc::WNOWAIT)
+        };
+        assert_eq!(ended, 0);
+        let is_dead = holder.is_dead(&LeaseRecord::mine());
+        killed.wait().unwrap();
+        assert!(is_dead);
     }
 
     #[test]

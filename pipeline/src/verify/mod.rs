@@ -1,6 +1,7 @@
 //! Reads a data set again and checks everything that can be checked: checksums, shapes, invariants, and with the
 //! teacher the noise itself.
 
+mod limits;
 mod noise;
 mod report;
 mod shards;

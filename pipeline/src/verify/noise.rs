@@ -29,8 +29,9 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
+use super::limits::{LOGPROB_TOLERANCE, Limits};
 use super::report::{self, Comparing, StoredSide};
-use super::signals::Signals;
+use super::signals::{Signals, TopK};
 use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::access::Access;
@@ -42,14 +43,6 @@ use crate::job::local_path;
 use crate::names::Names;
 use crate::{operators, plan, teacher};
 
-/// Log-probabilities may differ by this much where the teacher runs on another kind of machine than the job did; those
-/// beyond −16 by this share of 16 of their size, as logits that are larger are coarser.
-pub(super) const LOGPROB_TOLERANCE: f64 = 2e-3;
-const LOGPROB_SIZE: f64 = 16.0;
-/// The observed token may lose by this much: as many logits differ in their last bits.
-const LEAD_SLACK: f64 = 1e-4;
-/// The recomputed logits may differ in their last bits; this is far above what that moves, far below a tolerance.
-const VARIATION_SLACK: f64 = 2e-5;
 /// Batches that are recomputed unless asked otherwise.
 const DEFAULT_BATCHES: usize = 2;
 
@@ -90,9 +83,8 @@ pub(super) async fn check(
         );
         observer.event(&Event::Warning { message });
     }
-    let lead_slack = if alike { LEAD_SLACK } else { 2.0 * LOGPROB_TOLERANCE };
+    let limits = Limits::of(alike, &teacher.info().device);
     let written = manifest.job.sequential();
-    let off = if alike { 0.0 } else { LOGPROB_TOLERANCE };
     let temperature = written.as_ref().map(|w| w.temperature).filter(|t| *t > 0.0).unwrap_or(1.0);
     let mut variation_sum = 0.0;
     let mut stored = StoredSide::default();
@@ -115,10 +107,9 @@ pub(super) async fn check(
             extract,
             bos: record.bos_token_id,
             teacher: Arc::clone(&teacher),
-            lead_slack: if written.is_some() { 2.0 * off / temperature } else { lead_slack },
+            lead_slack: if written.is_some() { 2.0 * limits.off() / temperature } else { limits.lead() },
             written: written.clone(),
-            off,
-            alike,
+            limits,
             place: shard.path.clone(),
             offset,
         };
@@ -207,10 +198,8 @@ struct Recomputed<'a> {
     lead_slack: f64,
     /// How the text was written, where the teacher wrote it.
     written: Option<Sequential>,
-    /// By how much logits may be off.
-    off: f64,
-    /// Whether the teacher runs on the kind of machine that the job ran on.
-    alike: bool,
+    /// How far what is stored may be from what is recomputed.
+    limits: Limits,
     place: String,
     offset: usize,
 }
@@ -223,6 +212,7 @@ struct Stored {
     /// Positions of each row that were given, where the teacher wrote the others.
     given: Vec<usize>,
     signals: Option<Signals>,
+    topk: Option<TopK>,
     states: Option<States>,
 }
 
@@ -267,6 +257,7 @@ impl Recomputed<'_> {
                 None => vec![0; sequences.len()],
             },
             signals: Signals::of(self.extract, self.manifest.job.seed, batch).map_err(&arrow)?,
+            topk: TopK::of(self.extract, batch).map_err(&arrow)?,
             states: States::of(self.manifest, batch).map_err(&arrow)?,
         };
         let counters = Counters::default();
@@ -309,7 +300,7 @@ impl Recomputed<'_> {
                 let of_a_token = states.len() / positions.len().max(1);
                 let all = positions.iter().zip(states.chunks_exact(of_a_token));
                 for (p, states) in all.filter(|(p, _)| p.position >= stored.given[p.row]) {
-                    if let Some(message) = states_stored.wrong(p.row, p.position, states) {
+                    if let Some(message) = states_stored.wrong(p.row, p.position, states, self.limits) {
                         found.fault(self.place_of(*p), message);
                     }
                 }
@@ -335,7 +326,7 @@ impl Recomputed<'_> {
         let place = || self.place_of(p);
         let difference = (result.logprob - result.stored_logprob).abs();
         check.logprob_difference_max = check.logprob_difference_max.max(difference);
-        if difference.is_nan() || difference > logprob_limit(result.logprob) {
+        if difference.is_nan() || difference > self.limits.logprob(result.logprob) {
             let (stored, recomputed) = (result.stored_logprob, result.logprob);
             found.fault(place(), format!("logprob is {stored}, recomputed it is {recomputed}: {difference:.3e} apart"));
         }
@@ -362,7 +353,7 @@ impl Recomputed<'_> {
             check.noises += 1;
             *sum += variation;
             check.total_variation_max = check.total_variation_max.max(variation);
-            let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + VARIATION_SLACK;
+            let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + self.limits.variation();
             if variation <= limit {
                 check.within_tolerance += 1;
             } else {
@@ -416,12 +407,16 @@ impl Recomputed<'_> {
             }
         }
         let lead = match &self.written {
-            Some(written) => Some(Sampler::new(vocab, sampling(written))?.lead(logits, x, &stream(0), self.off)?),
+            Some(written) => {
+                Some(Sampler::new(vocab, sampling(written))?.lead(logits, x, &stream(0), self.limits.off())?)
+            }
             None => None,
         };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
         let at = (p.row, p.position);
-        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.alike));
+        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.limits));
+        let of_topk = || stored.topk.as_ref().and_then(|topk| topk.wrong(at, &softmax, logits, self.limits));
+        let signals = signals.or_else(of_topk);
         let logprob_now = softmax.logprob(logit);
         Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })
     }
@@ -442,6 +437,7 @@ impl Recomputed<'_> {
                     counts.is_some_and(|c| c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0));
                 let other = stored.signals.as_ref();
                 let known = other.is_some_and(|s| !s.is_certain(row, position, sequence.tokens[position]))
+                    || stored.topk.as_ref().is_some_and(|t| !t.is_certain(row, position, sequence.tokens[position]))
                     || stored.states.as_ref().is_some_and(|s| !s.is_certain(row, position));
                 if stored.logprob.row(row)[position] != 0.0 || corrected || known {
                     found.fault(
@@ -456,24 +452,3 @@ impl Recomputed<'_> {
 
 /// Dense noise in half precision: an error of 2^-11 in ξ is one of 5e-4 in a weight, ξ up to 22 has 2^-7.
 const DENSE_VARIATION: f64 = 2e-2;
-
-/// How far a stored log-probability may be from the recomputed one.
-pub(super) fn logprob_limit(logprob: f64) -> f64 {
-    LOGPROB_TOLERANCE * (logprob.abs() / LOGPROB_SIZE).max(1.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extreme_log_probabilities_are_compared_by_their_size() {
-        assert_eq!((logprob_limit(0.0), logprob_limit(-16.0)), (2e-3, 2e-3));
-        assert!((logprob_limit(-1600.0) - 0.2).abs() < 1e-12);
-        // one unit in the last place of a logit of that size
-        for logprob in [-1e4f32, -1e6, -1e8] {
-            let next = f64::from(logprob.next_down());
-            assert!((next - f64::from(logprob)).abs() < logprob_limit(next));
-        }
-    }
-}

@@ -10,12 +10,13 @@ use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
 
 use super::Verification;
+use crate::card::{self, CardFault};
 use crate::dataset::{Dataset, Selection};
 use crate::error::{PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::operators;
-use crate::output::{MANIFEST, TOKENIZER};
+use crate::output::{CARD, MANIFEST, TOKENIZER};
 use crate::shard::hex;
 
 /// Rows that are checked at once.
@@ -48,6 +49,12 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
                 }
             }
         }
+    }
+    match card::fault(&dataset.output().get(CARD).await?.unwrap_or_default()) {
+        Some(CardFault::Damaged(message)) => found.damaged(dataset.output(), CARD, message),
+        // a repair leaves what somebody wrote
+        Some(CardFault::Changed(message)) => found.fault(CARD, message),
+        None => {}
     }
     Ok(())
 }

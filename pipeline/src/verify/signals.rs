@@ -1,23 +1,29 @@
 //! The other signals of a teacher, each recomputed and held to its bound.
 //!
-//! | signal | may differ by |
+//! Where the teacher computes as the job's did on a CPU, its logits have the same bits (δ = 0 in [`Limits`]), and each column is held to what
+//! docs/FORMAT.md promises of it. Elsewhere logits may be off by δ:
+//!
+//! | signal | may differ by, beside its promise |
 //! |---|---|
-//! | `logz` | what a log-probability may, and 1e-5 |
-//! | `entropy` | 2e-3 · (1 + ln V): a logit that moves by 2e-3 moves it by as much at most |
-//! | `candidate_logprob` | what a log-probability may |
-//! | `sampled_…` | draws that fall elsewhere: one and 1 in 64 of N; 1 in 4 on another kind of machine. Ratios: 1 % |
-//! | `top_p_…` | ln p of each as above; the tail by 1 % or 1e-6. Which are kept may change with ties |
+//! | `logz`, `candidate_logprob`, `topk_logprob`, `top_p_logprob` | what a log-probability may |
+//! | `entropy` | δ · (1 + ln V): a logit that moves by δ moves it by as much at most |
+//! | `topk_index` | entries that are as likely as the last one, but for 2δ |
+//! | `sampled_…` | draws that fall elsewhere: one and 1 in 64 of N on a GPU of the same kind, 1 in 4 elsewhere. Ratios: 5 · δ of them |
+//! | `top_p_tail` | 5 · δ of it, or 1e-6. Which are kept may change with ties |
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use arrow::array::RecordBatch;
+use arrow::array::{Int32Array, RecordBatch};
 use arrow::error::ArrowError;
-use stillhouse_noise::{RowSignals, Softmax, signals_of_loaded};
+use stillhouse_noise::{RowSignals, Softmax, signals_of_loaded, top_k_of_loaded};
 use stillhouse_operators::extract::{SignalsConfig, StoredSignals};
+use stillhouse_operators::invariants::{Widened, float_column};
+use stillhouse_operators::rows::ListRows;
+use stillhouse_schemas::columns;
 use stillhouse_schemas::spec::Extract;
 
-use super::noise::{LOGPROB_TOLERANCE, logprob_limit};
+use super::limits::Limits;
 
 /// The stored signals of a batch.
 pub(super) struct Signals {
@@ -50,12 +56,101 @@ impl Signals {
         softmax: &Softmax,
         logits: &[f32],
         sequence_id: u64,
-        alike: bool,
+        limits: Limits,
     ) -> Option<String> {
         let right = signals_of_loaded(self.stored.asked(), softmax, logits, sequence_id, position as u32);
         let draws = self.stored.asked().sampling.map_or(0, |s| s.draws);
-        compare(&self.stored.at(row, position), &right, (softmax, logits), draws, alike)
+        compare(&self.stored.at(row, position), &right, (softmax, logits), draws, limits)
     }
+}
+
+/// The stored top-k of a batch.
+pub(super) struct TopK {
+    k: usize,
+    tokens: Vec<Vec<i32>>,
+    logprobs: Widened<f32>,
+}
+
+impl TopK {
+    /// Those of a batch; `None` where the job keeps none.
+    pub(super) fn of(extract: &Extract, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
+        let k = extract.topk as usize;
+        if k == 0 {
+            return Ok(None);
+        }
+        let (ids, listed) = (ListRows::of(batch, columns::INPUT_IDS)?, ListRows::of(batch, columns::TOPK_INDEX)?);
+        let values = listed.values::<Int32Array>(columns::TOPK_INDEX)?.values();
+        let logprobs = float_column(batch, columns::TOPK_LOGPROB)?;
+        let tokens: Vec<Vec<i32>> = (0..batch.num_rows()).map(|row| values[listed.range(row)].to_vec()).collect();
+        let fits = |(row, tokens): (usize, &Vec<i32>)| {
+            let wanted = k * ids.range(row).len();
+            tokens.len() == wanted && logprobs.row(row).len() == wanted
+        };
+        match tokens.iter().enumerate().all(fits) {
+            true => Ok(Some(Self { k, tokens, logprobs })),
+            false => {
+                Err(ArrowError::InvalidArgumentError(format!("{} is not {k} for every token", columns::TOPK_INDEX)))
+            }
+        }
+    }
+
+    fn at(&self, row: usize, position: usize) -> (&[i32], &[f32]) {
+        let range = position * self.k..(position + 1) * self.k;
+        (&self.tokens[row][range.clone()], &self.logprobs.row(row)[range])
+    }
+
+    /// Whether a position is stored as certain to be its token.
+    pub(super) fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
+        let (tokens, logprobs) = self.at(row, position);
+        tokens[0] == token as i32 && logprobs[0] == 0.0 && logprobs[1..].iter().all(|lp| *lp == f32::NEG_INFINITY)
+    }
+
+    /// What is wrong at a predicted position, whose logits were recomputed.
+    pub(super) fn wrong(
+        &self,
+        (row, position): (usize, usize),
+        softmax: &Softmax,
+        logits: &[f32],
+        limits: Limits,
+    ) -> Option<String> {
+        let (tokens, logprobs) = self.at(row, position);
+        let right = top_k_of_loaded(softmax, logits, self.k);
+        compare_topk((tokens, logprobs), &right, (softmax, logits), limits)
+    }
+}
+
+fn compare_topk(
+    (tokens, logprobs): (&[i32], &[f32]),
+    right: &[(u32, f32)],
+    (softmax, logits): (&Softmax, &[f32]),
+    limits: Limits,
+) -> Option<String> {
+    let least = right.last().map_or(f32::NEG_INFINITY, |entry| entry.1);
+    let pairs = tokens.iter().zip(logprobs).zip(right);
+    pairs.enumerate().find_map(|(n, ((token, logprob), (right, _)))| {
+        let exact = logits.get(*token as usize).map_or(f32::NAN, |logit| softmax.logprob(*logit) as f32);
+        if differs(*logprob, exact, limits.listed(exact)) {
+            return said(&format!("topk_logprob of {token}"), *logprob, exact);
+        }
+        let is_listed = match limits.has_the_bits() {
+            true => *token == *right as i32,
+            false => f64::from(exact) >= f64::from(least) - 2.0 * limits.listed(exact),
+        };
+        (!is_listed).then(|| format!("topk_index {n} is {token}, recomputed it is {right}"))
+    })
+}
+
+fn apart(got: f32, right: f32) -> f64 {
+    (f64::from(got) - f64::from(right)).abs()
+}
+
+/// A NaN differs from everything.
+fn differs(got: f32, right: f32, limit: f64) -> bool {
+    got != right && apart(got, right).partial_cmp(&limit).is_none_or(Ordering::is_gt)
+}
+
+fn said(name: &str, got: f32, right: f32) -> Option<String> {
+    Some(format!("{name} is {got}, recomputed it is {right}"))
 }
 
 fn compare(
@@ -63,61 +158,72 @@ fn compare(
     right: &RowSignals,
     (softmax, logits): (&Softmax, &[f32]),
     draws: u32,
-    alike: bool,
+    limits: Limits,
 ) -> Option<String> {
-    let apart = |got: f32, right: f32| (f64::from(got) - f64::from(right)).abs();
-    // a NaN differs from everything
-    let differs = |got: f32, right: f32, limit: f64| {
-        got != right && apart(got, right).partial_cmp(&limit).is_none_or(Ordering::is_gt)
-    };
-    let said = |name: &str, got: f32, right: f32| Some(format!("{name} is {got}, recomputed it is {right}"));
     for (got, right) in got.logz.iter().zip(&right.logz) {
-        if differs(*got, *right, logprob_limit(f64::from(*right)) + 1e-5) {
+        if differs(*got, *right, limits.logz(*right)) {
             return said("logz", *got, *right);
         }
     }
-    if differs(got.entropy, right.entropy, LOGPROB_TOLERANCE * (1.0 + (logits.len() as f64).ln())) {
+    if differs(got.entropy, right.entropy, limits.entropy(logits.len())) {
         return said("entropy", got.entropy, right.entropy);
     }
     for (got, right) in got.candidates.iter().zip(&right.candidates) {
-        if differs(*got, *right, logprob_limit(f64::from(*right))) {
+        if differs(*got, *right, limits.listed(*right)) {
             return said("candidate_logprob", *got, *right);
         }
     }
     let times: BTreeMap<u32, u32> = right.sampled.iter().map(|s| (s.index, s.times)).collect();
     let kept: u32 = got.sampled.iter().map(|s| s.times.min(times.get(&s.index).copied().unwrap_or(0))).sum();
     let moved = draws.saturating_sub(kept);
-    if moved > 1 + draws / if alike { 64 } else { 4 } {
+    if moved > limits.moved_draws(draws) {
         return Some(format!("{moved} of {draws} sampled tokens are not those of the seed"));
     }
     let ratios: BTreeMap<u32, f32> = right.sampled.iter().map(|s| (s.index, s.ratio)).collect();
     for s in &got.sampled {
         if let Some(right) = ratios.get(&s.index)
-            && differs(s.ratio, *right, 0.01 * f64::from(*right))
+            && differs(s.ratio, *right, limits.share() * f64::from(*right))
         {
             return said("sampled_ratio", s.ratio, *right);
         }
     }
     for (token, logprob) in &got.top_p {
         let exact = logits.get(*token as usize).map_or(f32::NAN, |l| softmax.logprob(*l) as f32);
-        if differs(*logprob, exact, logprob_limit(f64::from(exact))) {
+        if differs(*logprob, exact, limits.listed(exact)) {
             return said(&format!("top_p_logprob of {token}"), *logprob, exact);
         }
     }
+    let count = || format!("top_p_count is {}, recomputed it is {}", got.top_p.len(), right.top_p.len());
+    if limits.has_the_bits() {
+        let ids = |signals: &RowSignals| signals.top_p.iter().map(|entry| entry.0).collect::<Vec<u32>>();
+        let (got_ids, right_ids) = (ids(got), ids(right));
+        if got_ids.len() != right_ids.len() {
+            return Some(count());
+        }
+        if got_ids != right_ids {
+            return Some(format!("top_p_index is {got_ids:?}, recomputed it is {right_ids:?}"));
+        }
+        return if differs(got.tail, right.tail, limits.share()) {
+            said("top_p_tail", got.tail, right.tail)
+        } else {
+            None
+        };
+    }
     let (tail, exact) = (f64::from(got.tail).exp(), f64::from(right.tail).exp());
-    if got.top_p.len() == right.top_p.len() && (tail - exact).abs() > 0.01 * exact + 1e-6 {
+    if got.top_p.len() == right.top_p.len() && (tail - exact).abs() > limits.share() * exact + 1e-6 {
         return said("top_p_tail", got.tail, right.tail);
     }
     // what is kept holds the mass, and does so only just: the recomputed number of entries, but for close calls
     let held = |signals: &RowSignals| signals.top_p.iter().map(|entry| f64::from(entry.1).exp()).sum::<f64>();
-    let close = (held(got) - held(right)).abs() <= got.top_p.len().abs_diff(right.top_p.len()) as f64 * 0.5;
-    let one_off = got.top_p.len().abs_diff(right.top_p.len()) <= 1 + right.top_p.len() / 8;
-    (!(close && one_off)).then(|| format!("top_p_count is {}, recomputed it is {}", got.top_p.len(), right.top_p.len()))
+    let more = got.top_p.len().abs_diff(right.top_p.len());
+    let close = (held(got) - held(right)).abs() <= more as f64 * 0.5 + limits.share();
+    let one_off = more <= 1 + right.top_p.len() / 8;
+    (!(close && one_off)).then(count)
 }
 
 #[cfg(test)]
 mod tests {
-    use stillhouse_noise::{LogitSampling, TopP};
+    use stillhouse_noise::{LogitSampling, Sampled, TopP};
 
     use super::*;
 
@@ -134,8 +240,11 @@ mod tests {
             top_p: Some(TopP { mass: 0.7, most: 40 }),
         };
         let right = signals_of_loaded(&asked, &softmax, &logits, 3, 2);
-        let of = |got: &RowSignals| compare(got, &right, (&softmax, &logits), 64, true);
-        assert_eq!(of(&right), None);
+        let under = |got: &RowSignals, limits| compare(got, &right, (&softmax, &logits), 64, limits);
+        let of = |got: &RowSignals| under(got, Limits::elsewhere());
+        for limits in [Limits::elsewhere(), Limits::of(true, "NVIDIA H100"), Limits::of(true, "cpu")] {
+            assert_eq!(under(&right, limits), None);
+        }
         let elsewhere = signals_of_loaded(&asked, &softmax, &logits, 3, 1).sampled;
         type Break = fn(&mut RowSignals);
         let broken: [(&str, Break); 6] = [
@@ -152,10 +261,63 @@ mod tests {
             let said = of(&got).unwrap_or_default();
             assert!(said.starts_with(says), "{says}: {said:?}");
         }
+        // with the bits of the job's logits the promises of the format hold, which are a thousand times closer
+        let closer: [(&str, Break); 8] = [
+            ("logz is", |s| s.logz[1] += 3e-5),
+            ("entropy is", |s| s.entropy += 3e-5),
+            ("candidate_logprob is", |s| s.candidates[0] -= 1e-5),
+            ("1 of 64 sampled", |s| {
+                // one draw, one entry further
+                let moved = Sampled { index: s.sampled[0].index + 1, times: 1, ratio: 1.0 };
+                s.sampled[0].times -= 1;
+                match s.sampled.iter_mut().find(|other| other.index == moved.index) {
+                    Some(other) => other.times += 1,
+                    None => s.sampled.push(moved),
+                }
+            }),
+            ("sampled_ratio is", |s| s.sampled[0].ratio *= 1.0001),
+            ("top_p_logprob of", |s| s.top_p[0].1 -= 1e-5),
+            ("top_p_index is", |s| s.top_p.swap(0, 1)),
+            ("top_p_tail is", |s| s.tail += 1e-4),
+        ];
+        for (says, change) in closer {
+            let mut got = right.clone();
+            change(&mut got);
+            assert_eq!(of(&got), None, "{says}: as much may be the arithmetic's");
+            let said = under(&got, Limits::of(true, "cpu")).unwrap_or_default();
+            assert!(said.starts_with(says), "{says}: {said:?}");
+        }
         let said = of(&RowSignals { sampled: elsewhere, ..right.clone() }).unwrap_or_default();
         assert!(said.contains("sampled tokens are not those of the seed"), "{said}");
         let mut short = right.clone();
         short.top_p.truncate(1);
         assert!(right.top_p.len() > 3 && of(&short).unwrap_or_default().starts_with("top_p_count is 1"));
+    }
+
+    #[test]
+    fn a_top_k_that_is_not_the_teachers_is_found() {
+        let logits: Vec<f32> = (0..50).map(|k| 3.0 * (k as f32 * 1.7).sin()).collect();
+        let mut softmax = Softmax::new(50).unwrap();
+        softmax.load(&logits).unwrap();
+        let right = top_k_of_loaded(&softmax, &logits, 5);
+        let (tokens, logprobs): (Vec<i32>, Vec<f32>) = right.iter().map(|entry| (entry.0 as i32, entry.1)).unzip();
+        let of = |tokens: &[i32], logprobs: &[f32], limits| {
+            compare_topk((tokens, logprobs), &right, (&softmax, &logits), limits)
+        };
+        let (here, elsewhere) = (Limits::of(true, "cpu"), Limits::elsewhere());
+        assert_eq!((of(&tokens, &logprobs, here), of(&tokens, &logprobs, elsewhere)), (None, None));
+        let mut off = logprobs.clone();
+        off[3] -= 1e-3;
+        assert!(of(&tokens, &off, here).unwrap().starts_with(&format!("topk_logprob of {}", tokens[3])));
+        assert_eq!(of(&tokens, &off, elsewhere), None, "as much may be the arithmetic's");
+        off[3] -= 1e-2;
+        assert!(of(&tokens, &off, elsewhere).is_some());
+        // an entry that is none of the likeliest, with its own ln p
+        let least = (0..50).min_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+        let (mut other, mut its) = (tokens.clone(), logprobs.clone());
+        (other[4], its[4]) = (least as i32, softmax.logprob(logits[least]) as f32);
+        for limits in [here, elsewhere] {
+            assert!(of(&other, &its, limits).unwrap().starts_with("topk_index 4 is"));
+        }
     }
 }

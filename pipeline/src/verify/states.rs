@@ -1,18 +1,22 @@
 //! Stored hidden states, recomputed.
 //!
-//! A component v of the state h may differ by 2^-10 · |v| (its rounding, and one unit of it) and by 2e-3 of the root mean square of h: what
-//! moves logits by as much as [`LOGPROB_TOLERANCE`] says moves states by a share of their size.
+//! A component v of the state h may differ by its rounding: 2^-11 · |v| in f16, and half its smallest step, none in f32. Where the states do
+//! not have the bits that the job saw, by 2^-10 · |v| in either, and by δ ([`Limits`]) of the root mean square of h: what moves logits by as
+//! much moves states by a share of their size.
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use stillhouse_operators::extract::StoredStates;
 use stillhouse_schemas::manifest::Manifest;
+use stillhouse_schemas::spec::NoisePrecision;
 
-use super::noise::LOGPROB_TOLERANCE;
+use super::limits::Limits;
 use crate::operators;
 
 /// One unit of a value in f16, which has 11 bits.
 const UNIT: f64 = 1.0 / 1024.0;
+/// Half the smallest step of a f16, 2^-25.
+const LEAST: f64 = 1.0 / (1 << 25) as f64;
 
 /// The stored states of a batch.
 pub(super) struct States(StoredStates);
@@ -35,26 +39,45 @@ impl States {
     }
 
     /// What is wrong at a predicted position, whose states `[layers, H]` were recomputed.
-    pub(super) fn wrong(&self, row: usize, position: usize, right: &[f32]) -> Option<String> {
+    pub(super) fn wrong(&self, row: usize, position: usize, right: &[f32], limits: Limits) -> Option<String> {
+        let near = Near { limits, is_half: self.0.config().precision == NoisePrecision::F16 };
         let width = self.0.config().width.max(1);
         let pairs = self.0.at(row, position).chunks(width).zip(right.chunks(width));
         pairs.zip(self.layers()).find_map(|((got, right), layer)| {
-            let (component, got, right) = wrong(got, right)?;
+            let (component, got, right) = wrong(got, right, near)?;
             Some(format!("hidden_states: component {component} of layer {layer} is {got}, recomputed it is {right}"))
         })
     }
 }
 
+/// How near a component has to be.
+#[derive(Debug, Clone, Copy)]
+struct Near {
+    limits: Limits,
+    is_half: bool,
+}
+
+impl Near {
+    /// Of a component of a state of this size.
+    fn limit(self, right: f64, size: f64) -> f64 {
+        match (self.limits.has_the_bits(), self.is_half) {
+            (true, true) => 0.5 * UNIT * right.abs() + LEAST,
+            (true, false) => 0.0,
+            (false, _) => UNIT * right.abs() + self.limits.off() * size,
+        }
+    }
+}
+
 /// The first component that is too far off.
-fn wrong(got: &[f32], right: &[f32]) -> Option<(usize, f32, f32)> {
+fn wrong(got: &[f32], right: &[f32], near: Near) -> Option<(usize, f32, f32)> {
     let square: f64 = right.iter().map(|v| f64::from(*v).powi(2)).sum();
     let size = (square / right.len().max(1) as f64).sqrt();
     let pairs = got.iter().copied().zip(right.iter().copied()).enumerate();
     let found = pairs.map(|(i, (got, right))| (i, got, right)).find(|(_, got, right)| {
         let (got, right) = (f64::from(*got), f64::from(*right));
         // a NaN is too far from everything
-        let near = (got - right).abs() <= UNIT * right.abs() + LOGPROB_TOLERANCE * size;
-        !near
+        let is_near = (got - right).abs() <= near.limit(right, size);
+        !is_near
     });
     found.or_else(|| (got.len() != right.len()).then_some((got.len(), f32::NAN, f32::NAN)))
 }
@@ -73,12 +96,20 @@ mod tests {
     fn a_component_that_is_not_the_teachers_is_found() {
         let right: Vec<f32> = (0..64).map(|i| 300.0 * (i as f32).sin() + if i == 5 { 6e4 } else { 0.0 }).collect();
         let stored: Vec<f32> = right.iter().map(|v| rounded(*v)).collect();
-        assert_eq!(wrong(&stored, &right), None);
+        let elsewhere = Near { limits: Limits::elsewhere(), is_half: true };
+        let here = Near { limits: Limits::of(true, "cpu"), is_half: true };
+        assert_eq!((wrong(&stored, &right, elsewhere), wrong(&stored, &right, here)), (None, None));
+        // the next value of the type is another one, and in f32 so is any other
+        let mut next = stored.clone();
+        next[7] *= 1.0 + 2f32.powi(-10);
+        assert_eq!((wrong(&next, &right, elsewhere), wrong(&next, &right, here).map(|found| found.0)), (None, Some(7)));
+        let single = Near { is_half: false, ..here };
+        assert_eq!((wrong(&right, &right, single), wrong(&stored, &right, single).is_some()), (None, true));
         for (i, off) in [(0, 60.0f32), (5, -300.0), (63, f32::NAN)] {
             let mut got = stored.clone();
             got[i] += off;
-            assert_eq!(wrong(&got, &right).map(|found| found.0), Some(i));
+            assert_eq!(wrong(&got, &right, elsewhere).map(|found| found.0), Some(i));
         }
-        assert!(wrong(&stored[..63], &right).is_some());
+        assert!(wrong(&stored[..63], &right, here).is_some());
     }
 }

@@ -1,5 +1,7 @@
 //! A job that makes columns of a finished data set: what it says takes the place of what the data set's own job said.
 //!
+//! A key that says what the data set's job says too is as if it were not there, so the whole job file can be given.
+//!
 //! ```text
 //!   the data set's job ──┐
 //!                        ├─► one job, checked as any other ─► what is different in it is made
@@ -44,8 +46,17 @@ impl JobFormat {
         };
         let own = VIEWS.into_iter().filter(|view| given.get(*view).is_some_and(|section| !section.is_null())).collect();
         let mut found = document.twice(MOST_PROBLEMS);
+        // a whole job file has defaults, and numbers that are spelt otherwise: as the job that it is where it can be read
+        let (written, unread) = self.check(Value::Object(given.clone()), Vec::new());
+        let mut written = match written.and_then(|spec| serde_json::to_value(spec).ok()) {
+            Some(Value::Object(written)) => written,
+            _ => Map::new(),
+        };
+        for problem in &unread.0 {
+            written.remove(problem.field.split(['.', '[']).next().unwrap_or_default());
+        }
         let (spec, mut problems) = {
-            let merged = merged(whole, given, &mut found);
+            let merged = merged(whole, given, &written, &mut found);
             self.check(Value::Object(merged), found)
         };
         let positions = Positions(Some(Arc::new(document)));
@@ -55,7 +66,12 @@ impl JobFormat {
     }
 }
 
-fn merged(mut whole: Map<String, Value>, given: Map<String, Value>, problems: &mut Vec<Problem>) -> Map<String, Value> {
+fn merged(
+    mut whole: Map<String, Value>,
+    given: Map<String, Value>,
+    written: &Map<String, Value>,
+    problems: &mut Vec<Problem>,
+) -> Map<String, Value> {
     for key in OWN {
         whole.remove(key);
     }
@@ -64,38 +80,76 @@ fn merged(mut whole: Map<String, Value>, given: Map<String, Value>, problems: &m
             key if OWN.contains(&key) || VIEWS.contains(&key) => {
                 whole.insert(key.to_owned(), value);
             }
-            "extract" => noise(&mut whole, value, problems),
-            key => problems.push(stays(key)),
+            "extract" => extract(&mut whole, &value, written.get("extract"), problems),
+            key => differences(key, &value, whole.get(key), written.get(key), problems),
         }
     }
     whole
 }
 
-/// `extract: {noise: {tolerance: 1e-2}}`, and nothing else of the teacher.
-fn noise(whole: &mut Map<String, Value>, given: Value, problems: &mut Vec<Problem>) {
-    let Value::Object(extract) = given else { return problems.push(stays("extract")) };
-    for (key, value) in extract {
-        let Some(noise) = value.as_object().filter(|_| key == "noise") else {
-            problems.push(stays(&format!("extract.{key}")));
-            continue;
-        };
-        for (key, value) in noise {
-            let stored = whole.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
-            match (key.as_str(), stored.and_then(Value::as_object_mut)) {
-                ("tolerance", Some(stored)) => drop(stored.insert("tolerance".into(), value.clone())),
-                ("tolerance", None) => {
-                    let message = "the data set has no noise that could be stored more loosely; leave it out";
-                    problems.push(Problem::missing("extract.noise.tolerance", message));
-                }
-                (key, _) => problems.push(stays(&format!("extract.noise.{key}"))),
-            }
+/// `extract: {noise: {tolerance: 1e-2}}`; all else of the teacher stays.
+fn extract(whole: &mut Map<String, Value>, given: &Value, written: Option<&Value>, problems: &mut Vec<Problem>) {
+    let tolerance = given.get("noise").and_then(|noise| noise.get("tolerance")).filter(|value| !value.is_null());
+    let mut others = given.clone();
+    if let Some(noise) = others.get_mut("noise").and_then(Value::as_object_mut) {
+        noise.remove("tolerance");
+    }
+    if others.get("noise").and_then(Value::as_object).is_some_and(Map::is_empty)
+        && let Some(others) = others.as_object_mut()
+    {
+        others.remove("noise");
+    }
+    differences("extract", &others, whole.get("extract"), written, problems);
+    let Some(tolerance) = tolerance else { return };
+    let stored = whole.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
+    match stored.and_then(Value::as_object_mut) {
+        Some(stored) => drop(stored.insert("tolerance".into(), tolerance.clone())),
+        None => {
+            let message = "the data set has no noise that could be stored more loosely; leave it out";
+            problems.push(Problem::missing("extract.noise.tolerance", message));
         }
     }
 }
 
-fn stays(field: &str) -> Problem {
-    let message = "stays as the data set has it, as it needs its text or its teacher again (`stillhouse run`); \
-                   here: name, subtokens, partitions, orders, extract.noise.tolerance, output, storage, engine";
+/// What a file says otherwise than the data set's job does, key by key. `read` is what the file says as a job of its own reads it, with
+/// defaults and in one spelling; none where it cannot be read so.
+fn differences(field: &str, given: &Value, stored: Option<&Value>, read: Option<&Value>, problems: &mut Vec<Problem>) {
+    let stored = stored.unwrap_or(&Value::Null);
+    if given == stored || given.is_null() || read == Some(stored) {
+        return;
+    }
+    match (given, stored) {
+        (Value::Object(given), Value::Object(of_data_set)) => {
+            for (key, value) in given {
+                let read = read.and_then(|read| read.get(key));
+                differences(&format!("{field}.{key}"), value, of_data_set.get(key), read, problems);
+            }
+        }
+        _ if same_number(given, stored) => {}
+        _ => problems.push(stays(field, given, stored)),
+    }
+}
+
+/// 1 and 1.0 are one number.
+fn same_number(a: &Value, b: &Value) -> bool {
+    a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
+}
+
+fn stays(field: &str, given: &Value, stored: &Value) -> Problem {
+    let shown = |value: &Value| {
+        let mut text = value.to_string();
+        text.truncate(text.floor_char_boundary(80));
+        text
+    };
+    let has = match stored {
+        Value::Null => "none".to_owned(),
+        stored => shown(stored),
+    };
+    let message = format!(
+        "stays as the data set has it: got {}, the data set has {has}; another value needs its text or its teacher again (`stillhouse run`); \
+         what may be different: name, subtokens, partitions, orders, extract.noise.tolerance, output, storage, engine",
+        shown(given)
+    );
     Problem::missing(field, message)
 }
 
@@ -131,15 +185,31 @@ mod tests {
     }
 
     #[test]
+    fn the_whole_job_may_be_given() {
+        let spec = derived(&SOURCE.replace("1e-3", "0.01").replace(r#""views": 2"#, r#""views": 3"#)).unwrap();
+        assert_eq!((spec.partitions.map(|p| p.views), spec.seed), (Some(3), 5));
+        assert_eq!(spec.extract.unwrap().noise.unwrap().tolerance, 0.01);
+        // a number or a default in another spelling
+        let spelt = SOURCE.replace(r#""length": 8"#, r#""length": 8, "mode": null"#).replace(r#""draws": 1, "#, "");
+        derived(&spelt).unwrap();
+        let told = derived(&SOURCE.replace(r#""length": 8"#, r#""length": 9"#)).unwrap_err().join("\n");
+        assert!(told.contains("pack.length: stays as the data set has it: got 9, the data set has 8"), "{told}");
+    }
+
+    #[test]
     fn what_needs_the_text_or_the_teacher_is_refused_where_it_stands() {
         let told = derived(
             "version: 1\nname: views\nseed: 3\nextract: {topk: 4, noise: {draws: 2}}\npartitions: {views: 0}\n",
         )
         .unwrap_err();
         let told = told.join("\n");
-        for expected in
-            ["seed: stays", "extract.topk: stays", "extract.noise.draws: stays", "partitions.views: got 0", "output"]
-        {
+        for expected in [
+            "seed: stays as the data set has it: got 3, the data set has 5",
+            "extract.topk: stays",
+            "extract.noise.draws: stays",
+            "partitions.views: got 0",
+            "output",
+        ] {
             assert!(told.contains(expected), "{expected}: {told}");
         }
         let source = format().read(SOURCE).unwrap();

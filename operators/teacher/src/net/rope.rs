@@ -110,7 +110,8 @@ impl<'a> RopeFields<'a> {
         let kind = if self.has("rope_type") { self.at("rope_type") } else { self.at("type") };
         match self.config.get(&kind).and_then(Value::as_str).unwrap_or("default") {
             // what `dynamic` changes begins beyond max_position_embeddings, where no sequence goes
-            "default" | "dynamic" => {}
+            "default" => {}
+            "dynamic" => drop(self.number_or("factor", 1.0)?),
             "linear" => {
                 let stretch = self.number("factor")?;
                 frequencies.iter_mut().for_each(|f| *f /= stretch);

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use stillhouse_teacher::{Architecture, TeacherConfig, devices};
+use stillhouse_teacher::{Architecture, TeacherConfig, check_weights, devices};
 
 use super::*;
 
@@ -141,4 +141,60 @@ fn an_index_names_files_of_its_folder_only() {
     }
     fs::write(&index, r#"{"weight_map": {"a.weight": "model.safetensors"}}"#).unwrap();
     assert_eq!(TeacherConfig::read(folder.path()).unwrap().weights, [folder.path().join("model.safetensors")]);
+}
+
+/// What decides logits in some program and is not computed here is refused by its name, whatever its family.
+#[test]
+fn keys_that_nothing_honours_are_refused_by_name() {
+    let with =
+        |model: &str, more: &str| edited(model, r#""use_cache": true"#, &format!(r#""use_cache": true, {more}"#));
+    for (model, key, value) in [
+        ("llama-gqa", "quantization_config", r#"{"quant_method": "fp8"}"#),
+        ("gpt2", "quantization_config", r#"{"quant_method": "gptq", "bits": 4}"#),
+        ("llama-gqa", "sliding_window", "16"),
+        ("llama-gqa", "final_logit_softcapping", "30.0"),
+        ("qwen3", "attn_logit_softcapping", "50.0"),
+        ("llama-gqa", "logits_scaling", "8.0"),
+        ("qwen3", "embedding_multiplier", "12.0"),
+        ("llama-gqa", "rope_scaling", r#"{"rope_type": "linear", "factor": 2.0}"#),
+        ("llama-gqa", "rope_theta", "10000.0"),
+        ("gpt2", "rope_theta", "10000.0"),
+        ("llama-gqa", "rope_interleaved", "true"),
+        ("llama-gqa", "layer_types", r#"["full_attention", "sliding_attention", "full_attention"]"#),
+        ("gpt2", "is_encoder_decoder", "true"),
+        ("gpt2", "pruned_heads", r#"{"0": [1]}"#),
+        ("llama-gqa", "clip_qkv", "8.0"),
+        ("qwen3", "query_pre_attn_scalar", "24"),
+    ] {
+        let said = complaint(with(model, &format!("{key:?}: {value}")).path());
+        assert_all(&said, &["config.json", &format!("field `{key}`: got"), "valid: "]);
+    }
+    let said = complaint(with("gpt2", r#""quantization_config": {"bits": 4}"#).path());
+    assert_all(&said, &["valid: null or no such key: weights in f32, f16 or bf16", ".gguf"]);
+    // inside of the rotation
+    let inside = r#""rope_theta": 100000.0, "attention_factor": 2.0"#;
+    let said = complaint(edited("llama-gqa", r#""rope_theta": 100000.0"#, inside).path());
+    assert_all(&said, &["rope_parameters.attention_factor", "got 2.0", "rope_type"]);
+    // a model in parts
+    let adapted = edited("gpt2", "gpt2", "gpt2");
+    fs::write(adapted.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 8}"#).unwrap();
+    assert_all(&complaint(adapted.path()), &["adapter_config.json", "peft_type", "LORA", "merge it"]);
+
+    // values that change nothing are taken, unknown keys are told
+    for (more, told) in [
+        (
+            r#""sliding_window": null, "logit_scale": 1.0, "rope_scaling": null, "rope_theta": 100000.0, "pretraining_tp": 4"#,
+            None,
+        ),
+        (
+            r#""sliding_window": 4096, "quantization_config": null, "rope_interleaved": false, "torch_dtype": "bfloat16""#,
+            None,
+        ),
+        (r#""layer_types": ["full_attention", "full_attention", "full_attention"], "is_llama_config": true"#, None),
+        (r#""warp_factor": 9, "mystery": {"a": 1}"#, Some("mystery, warp_factor")),
+    ] {
+        let warning = check_weights(with("llama-gqa", more).path(), &[]).unwrap();
+        assert_eq!(warning.is_some(), told.is_some(), "{warning:?}");
+        assert_all(&warning.unwrap_or_default(), told.as_slice());
+    }
 }

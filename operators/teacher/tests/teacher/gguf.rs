@@ -168,6 +168,33 @@ fn gguf_complaints_name_file_and_field() {
     let error = complaint(&metadata(), &all);
     assert!(error.contains("blk.2.attn_q.weight") && error.contains("missing"), "{error}");
 
+    // what other families have in their files, and this one does not compute
+    let and = |key: &'static str, value: Value| {
+        let mut all = metadata();
+        all.push((key, value));
+        all
+    };
+    for (key, value) in [
+        ("llama.logit_scale", Value::F32(0.0625)),
+        ("llama.residual_scale", Value::F32(0.22)),
+        ("llama.attention.sliding_window", Value::U32(16)),
+        ("llama.attention.clamp_kqv", Value::F32(8.0)),
+        ("llama.attention.causal", Value::Bool(false)),
+        ("llama.final_logit_softcapping", Value::F32(30.0)),
+        ("llama.expert_count", Value::U32(8)),
+    ] {
+        let error = complaint(&and(key, value), &tensors());
+        assert!(error.contains(&format!("field `{key}`: got")) && error.contains("valid: "), "{error}");
+    }
+    for (key, value) in [
+        ("llama.logit_scale", Value::F32(1.0)),
+        ("llama.attention.sliding_window", Value::U32(4096)),
+        ("llama.expert_count", Value::U32(0)),
+    ] {
+        write(&path, &and(key, value), &tensors(), GgmlDType::F32);
+        check_weights(&path, &[]).unwrap();
+    }
+
     write(&path, &metadata(), &tensors(), GgmlDType::F32);
     let whole = fs::read(&path).unwrap();
     for length in [3, 40, 400, whole.len() / 2, whole.len() - 1] {

@@ -206,6 +206,9 @@ fn models_that_cannot_be_used_are_reported_by_what_they_have() {
     let error = setting.refused("hf://org/name", Wanted::Teacher, &refused);
     assert_eq!((error.kind, error.retryable), (ErrorKind::Usage, false));
     setting.refused("hf://org/name", Wanted::Tokenizer, &["has no tokenizer.json", "\"vocab.json\""]);
+    setting.stand_in.state().listed =
+        ["config.json", "model.safetensors", "adapter_config.json"].map(str::to_owned).to_vec();
+    setting.refused("hf://org/name", Wanted::Teacher, &["adapter_config.json beside the model", "merge it"]);
     setting.stand_in.state().files.remove("config.json");
     setting.stand_in.state().listed = (0..50).map(|i| format!("{i}.txt")).collect();
     setting.refused("hf://org/name", Wanted::Teacher, &["has no config.json", "and 40 more"]);

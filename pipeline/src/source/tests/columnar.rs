@@ -10,6 +10,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use stillhouse_schemas::manifest::Range;
 
+use super::sql::{run, with_sql};
 use super::*;
 
 fn texts(n: usize) -> Vec<String> {
@@ -210,4 +211,30 @@ fn missing_and_mistyped_columns_are_problems_of_the_job() {
         "input.text: got \"text\": no such column in d.csv; columns: id (text), body (text)"
     );
     assert!(problems("parquet", "e.parquet", "text").starts_with("input.paths: e.parquet: cannot be read as Parquet"));
+}
+
+/// Pages have checksums where the writer was asked for them (pyarrow: `write_page_checksum=True`, no compression, no dictionaries).
+#[test]
+fn a_page_that_is_not_what_its_checksum_says_is_an_error_for_text_and_sql() {
+    let whole = include_bytes!("../../../testdata/page_checksums.parquet");
+    let text = input(json!({"format": "parquet", "paths": ["a.parquet"]}));
+    let sql = with_sql(json!({"format": "parquet", "paths": ["a.parquet"]}), "SELECT text FROM input");
+    let sound = Bench::with(&[("a.parquet", whole)]);
+    sound.assert_documents(&text, &["The owl of Minerva", "spreads its wings", "with the falling of the dusk"]);
+    assert_eq!(run(&sound, &sql).unwrap().1.len(), 3);
+
+    let flipped = |of: &[u8]| {
+        let at = whole.windows(of.len()).position(|window| window == of).unwrap();
+        let mut bytes = whole.to_vec();
+        bytes[at] ^= 1;
+        Bench::with(&[("a.parquet", &bytes)])
+    };
+    let says = |error: String| assert!(error.contains("a.parquet") && error.contains("checksum"), "{error}");
+    let of_text = flipped(b"spreads");
+    says(of_text.try_all(&text, 1 << 20).unwrap_err().to_string());
+    says(run(&of_text, &sql).unwrap_err().to_string());
+    // what is held out is read by the same readers
+    let mut held = text.clone();
+    held.holdout = serde_json::from_value(json!({"validation": {"last_documents": 1}})).unwrap();
+    says(of_text.try_all(&held, 1 << 20).unwrap_err().to_string());
 }

@@ -528,3 +528,15 @@ fn sums_are_of_the_stored_bytes() {
     let expected = [length.clone(), planes(1), 3i32.to_le_bytes().to_vec(), length, planes(2), vec![0xff; 8]].concat();
     assert_eq!(got.sums, [stillhouse_tests::hex_sha256(&expected)]);
 }
+
+#[test]
+fn codes_in_a_page_that_is_not_what_its_checksum_says_are_an_error() {
+    let mut bytes = include_bytes!("../../../testdata/page_checksums.parquet").to_vec();
+    let of = |bytes: &[u8]| Bench::with(&[("a.parquet", bytes)]);
+    let wanted: [Row; 3] = [[1, 2, 3], [4, 5, 6], [7, 8, 9]].map(|row| (row.to_vec(), None));
+    assert_eq!(all(&of(&bytes), &codes(json!({})), 1000).unwrap().rows, wanted);
+    let page = [4, 0, 0, 0, 5, 0, 0, 0];
+    let at = bytes.windows(page.len()).position(|window| window == page).unwrap();
+    bytes[at] ^= 1;
+    fails(&of(&bytes), &codes(json!({})), &["a.parquet", "checksum"]);
+}

@@ -1,0 +1,158 @@
+//! Which keys of a `tokenizer.json` decide the ids, which are not applied on purpose, and which are refused.
+//!
+//! | key | what happens |
+//! |---|---|
+//! | `normalizer`, `pre_tokenizer` | executed, every type that `tokenizers` knows |
+//! | `post_processor` | executed without its special tokens: `pack` sets those (`pack.boundary`, `pack.separator`) |
+//! | `decoder` | not applied to ids: it shows them as text (`inspect`) |
+//! | `truncation`, `padding` | not applied: `pack` cuts and fills rows; the data set's `tokenizer.json` has neither |
+//! | `added_tokens`: `single_word`, `lstrip`, `rstrip`, `normalized`, `special` | executed; `special` as `tokenizer.special_tokens` says |
+//! | `added_tokens[].id` | refused where loading gives another id |
+//! | `model` BPE: `unk_token`, `fuse_unk`, `byte_fallback`, `ignore_merges`, `continuing_subword_prefix`, `end_of_word_suffix` | executed |
+//! | `model` BPE: `dropout` | refused unless null or 0: it draws random numbers that no seed decides |
+//! | `model` Unigram: `unk_id`, `byte_fallback` | executed: the best segmentation; sampling (`alpha`, `nbest_size`, …) is no key of the format |
+//! | `model` WordPiece: `unk_token`, `continuing_subword_prefix`, `max_input_chars_per_word`; WordLevel: `unk_token` | executed |
+//! | `version` | refused unless `1.0` |
+//! | every other key that is not null | refused: `tokenizers` would ignore it |
+//!
+//! Of the files beside it (`tokenizer_config.json`, …) only the names of special tokens are read ([`super`]): what `transformers` does to a
+//! tokenizer in Python (`add_bos_token`, `add_prefix_space`, chat templates) is not applied.
+//!
+//! Executed means: by `tokenizers`, or by `stillhouse-tokenizer` to the same ids.
+
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+use tokenizers::Tokenizer;
+
+/// Keys of models, in any of which `tokenizers` reads them.
+const OF_MODELS: [(&str, &[&str]); 4] = [
+    (
+        "BPE",
+        &[
+            "dropout",
+            "unk_token",
+            "continuing_subword_prefix",
+            "end_of_word_suffix",
+            "fuse_unk",
+            "byte_fallback",
+            "ignore_merges",
+        ],
+    ),
+    ("Unigram", &["unk_id", "byte_fallback"]),
+    ("WordPiece", &["unk_token", "continuing_subword_prefix", "max_input_chars_per_word"]),
+    ("WordLevel", &["unk_token"]),
+];
+const OF_ADDED_TOKENS: [&str; 7] = ["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"];
+/// Keys of `Metaspace` that older versions wrote: `tokenizers` reads them, and writes `prepend_scheme`.
+const OLDER: [&str; 2] = ["add_prefix_space", "str_rep"];
+
+/// A `tokenizer.json` by its keys; the vocabulary is not kept.
+#[derive(serde::Deserialize)]
+pub(super) struct WrittenTokenizer {
+    #[serde(default, rename = "version")]
+    _version: Option<IgnoredAny>,
+    #[serde(default, rename = "truncation")]
+    _truncation: Option<IgnoredAny>,
+    #[serde(default, rename = "padding")]
+    _padding: Option<IgnoredAny>,
+    #[serde(default)]
+    added_tokens: Vec<Map<String, Value>>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    model: WrittenModel,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+#[derive(serde::Deserialize)]
+struct WrittenModel {
+    #[serde(default, rename = "vocab")]
+    _vocab: Option<IgnoredAny>,
+    #[serde(default, rename = "merges")]
+    _merges: Option<IgnoredAny>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+impl WrittenTokenizer {
+    /// The first key that would be ignored or decides ids at random, in words.
+    pub(super) fn refusal(&self, loaded: &Tokenizer) -> Option<String> {
+        if let Some(dropout) = self.model.others.get("dropout").filter(|value| value.as_f64().is_some_and(|d| d != 0.0))
+        {
+            return Some(format!(
+                "model.dropout: got {dropout}, which tokenizes the same text otherwise each time, and no seed decides how; valid: null or 0 \
+                 (dropout is for training: remove the key)"
+            ));
+        }
+        let unread = |place: String, value: &Value, valid: &str| {
+            let mut got = value.to_string();
+            got.truncate(got.floor_char_boundary(80));
+            format!(
+                "{place}: got {got}, a key that is not known, so that it would be ignored; valid: {valid} (remove the key where it means nothing)"
+            )
+        };
+        let is_set = |value: &Value| !value.is_null();
+        if let Some((key, value)) = self.others.iter().find(|(_, value)| is_set(value)) {
+            let valid =
+                "version, truncation, padding, added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model";
+            return Some(unread(key.clone(), value, valid));
+        }
+        let kind = self.model.others.get("type").and_then(Value::as_str);
+        let known: Vec<&str> = OF_MODELS
+            .iter()
+            .filter(|(name, _)| kind.is_none_or(|kind| kind == *name))
+            .flat_map(|(_, keys)| keys.iter().copied())
+            .collect();
+        let of_model = self
+            .model
+            .others
+            .iter()
+            .find(|(key, value)| is_set(value) && key.as_str() != "type" && !known.contains(&key.as_str()));
+        if let Some((key, value)) = of_model {
+            return Some(unread(format!("model.{key}"), value, &format!("type, vocab, merges, {}", known.join(", "))));
+        }
+        for (n, token) in self.added_tokens.iter().enumerate() {
+            let other = token.iter().find(|(key, value)| is_set(value) && !OF_ADDED_TOKENS.contains(&key.as_str()));
+            if let Some((key, value)) = other {
+                return Some(unread(format!("added_tokens[{n}].{key}"), value, &OF_ADDED_TOKENS.join(", ")));
+            }
+        }
+        // what `tokenizers` reads of a part it writes again
+        let parts = [
+            ("normalizer", &self.normalizer, serde_json::to_value(loaded.get_normalizer())),
+            ("pre_tokenizer", &self.pre_tokenizer, serde_json::to_value(loaded.get_pre_tokenizer())),
+            ("post_processor", &self.post_processor, serde_json::to_value(loaded.get_post_processor())),
+            ("decoder", &self.decoder, serde_json::to_value(loaded.get_decoder())),
+        ];
+        parts.into_iter().find_map(|(name, written, read)| {
+            let (place, value) = first_unread(name.to_owned(), written, &read.ok()?)?;
+            Some(unread(place, value, "the keys that tokenizers has for this type"))
+        })
+    }
+}
+
+/// The first key of `written` that `read` does not have.
+fn first_unread<'a>(place: String, written: &'a Value, read: &Value) -> Option<(String, &'a Value)> {
+    match (written, read) {
+        (Value::Object(written), Value::Object(read)) => written.iter().find_map(|(key, value)| {
+            let place = format!("{place}.{key}");
+            match read.get(key) {
+                Some(read) => first_unread(place, value, read),
+                None if value.is_null() || OLDER.contains(&key.as_str()) => None,
+                None => Some((place, value)),
+            }
+        }),
+        (Value::Array(written), Value::Array(read)) => written
+            .iter()
+            .zip(read)
+            .enumerate()
+            .find_map(|(n, (written, read))| first_unread(format!("{place}[{n}]"), written, read)),
+        _ => None,
+    }
+}

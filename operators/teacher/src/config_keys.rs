@@ -1,0 +1,295 @@
+//! The keys of a `config.json` that its family does not read.
+//!
+//! [`ConfigFile`] notes each key that is asked for. What is left is one of these:
+//!
+//! | key | what happens |
+//! |---|---|
+//! | says nothing of the logits ([`HARMLESS`]): names, token ids, training, generation, storage | nothing |
+//! | decides the logits in some program ([`REFUSED`]) and has another value than the one that changes nothing | refused by name |
+//! | inside `rope_scaling` or `rope_parameters`, and not of this `rope_type` | refused by name |
+//! | any other | a warning: it may decide something |
+//!
+//! Whether there are biases, norms and experts is decided by the tensors: each has to be there and used ([`crate::check_weights`]).
+
+use serde_json::{Value, json};
+
+use crate::config::{Architecture, ConfigFile};
+use crate::error::Result;
+
+/// Keys that decide no logit of a pass without dropout, by what they are about.
+const HARMLESS: [&[&str]; 7] = [
+    // names and programs
+    &[
+        "_name_or_path",
+        "name_or_path",
+        "architectures",
+        "model_type",
+        "transformers_version",
+        "auto_map",
+        "custom_pipelines",
+        "tokenizer_class",
+        "_commit_hash",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "attn_implementation",
+        "torchscript",
+        "tf_legacy_loss",
+        "use_cache",
+        "cache_implementation",
+        "unsloth_version",
+        "unsloth_fixed",
+        "is_llama_config",
+        "transformers.js_config",
+        "vllm_config",
+        "pretraining_tp",
+        "chunk_size_feed_forward",
+        "gradient_checkpointing",
+        "return_dict",
+        "return_dict_in_generate",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+    ],
+    // how weights are stored: each tensor names its own type
+    &["torch_dtype", "dtype", "use_bfloat16"],
+    // the length and the vocabulary, which `TeacherConfig` reads
+    &[
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "vocab_size",
+        "hidden_size",
+        "n_embd",
+        "num_hidden_layers",
+        "n_layer",
+    ],
+    // token ids, which `TeacherConfig` and the tokenizer read
+    &[
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "unk_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "decoder_start_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+    ],
+    // training
+    &[
+        "initializer_range",
+        "initializer_factor",
+        "attention_dropout",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "attn_pdrop",
+        "embd_pdrop",
+        "resid_pdrop",
+        "embd_dropout",
+        "resid_dropout",
+        "ffn_dropout",
+        "dropout",
+        "layerdrop",
+        "classifier_dropout",
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_first_dropout",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        "tie_encoder_decoder",
+        "is_decoder",
+        "cross_attention_hidden_size",
+    ],
+    // generation
+    &[
+        "max_length",
+        "min_length",
+        "max_new_tokens",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "remove_invalid_values",
+        "prefix",
+    ],
+    // decided by the tensors, or the default of a key that is there
+    &[
+        "attention_bias",
+        "mlp_bias",
+        "qkv_bias",
+        "use_qk_norm",
+        "qk_layernorm",
+        "original_max_position_embeddings",
+        "max_window_layers",
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+        "no_rope_layer_interval",
+    ],
+];
+
+/// Keys that decide logits in some family or program, each with the values that change nothing.
+fn refused() -> Vec<(&'static str, Vec<Value>)> {
+    let none = [
+        "quantization_config",
+        "compression_config",
+        "sparsity_config",
+        "attention_chunk_size",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "logit_softcapping",
+        "query_pre_attn_scalar",
+        "clip_qkv",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_local_base_freq",
+        "rotary_emb_base",
+        "no_rope_layers",
+    ];
+    let one = [
+        "partial_rotary_factor",
+        "rotary_pct",
+        "logit_scale",
+        "logits_scaling",
+        "lm_head_multiplier",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "scale_emb",
+        "mup_width_multiplier",
+        "mup_embeddings_multiplier",
+        "rotary_scaling_factor",
+    ];
+    let no = [
+        "is_encoder_decoder",
+        "add_cross_attention",
+        "alibi",
+        "use_alibi",
+        "rope_interleaved",
+        "use_sliding_window",
+        "use_bidirectional_attention",
+        "use_parallel_residual",
+        "parallel_attn",
+        "apply_residual_connection_post_layernorm",
+    ];
+    let none = none.into_iter().map(|key| (key, Vec::new()));
+    let one = one.into_iter().map(|key| (key, vec![json!(1.0), json!(1)]));
+    let no = no.into_iter().map(|key| (key, vec![json!(false)]));
+    let others = [("is_causal", vec![json!(true)]), ("pruned_heads", vec![json!({})])];
+    none.chain(one).chain(no).chain(others).collect()
+}
+
+/// Keys of the objects that say how positions are rotated, which decide nothing where the `rope_type` does not ask for them.
+const HARMLESS_IN_ROPE: [&str; 8] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "max_position_embeddings",
+    "finetuned",
+    // of YaRN, where `attention_factor` says what they would come to, or only one of them is there
+    "mscale",
+    "mscale_all_dim",
+];
+
+impl ConfigFile {
+    /// Refuses what would be ignored although it decides logits; what may is told. To be called when the family has read everything.
+    pub(crate) fn check_unread(&self, architecture: Architecture) -> Result<Option<String>> {
+        let refused = refused();
+        let mut unknown = Vec::new();
+        for key in self.unread("") {
+            let neutral = refused.iter().find(|(name, _)| *name == key).map(|(_, values)| values);
+            match key.as_str() {
+                known if HARMLESS.iter().any(|keys| keys.contains(&known)) => {}
+                "sliding_window" => self.only_a_wide_window()?,
+                "layer_types" => self.only_layers_of(architecture)?,
+                "rope_theta" => self.only_the_same_theta()?,
+                "hidden_act" if self.get("hidden_activation").is_some() => {}
+                _ if neutral.is_some_and(Vec::is_empty) => {
+                    let valid =
+                        format!("null or no such key: {} as this program computes it has none", architecture.name());
+                    return Err(self.invalid(&key, &valid));
+                }
+                _ => match neutral {
+                    Some(neutral) => self.only(&key, neutral)?,
+                    None => unknown.push(key),
+                },
+            }
+        }
+        let groups =
+            ["rope_scaling", "rope_parameters", "rope_parameters.full_attention", "rope_parameters.sliding_attention"];
+        for group in groups.into_iter().filter(|group| self.was_read(group)) {
+            let is_one = |key: &str| self.get(&format!("{group}.{key}")).and_then(Value::as_f64) == Some(1.0);
+            let left =
+                self.unread(group).into_iter().find(|key| !HARMLESS_IN_ROPE.contains(&key.as_str()) && !is_one(key));
+            if let Some(key) = left {
+                let valid = "null or no such key with this rope_type, of which it is no part";
+                return Err(self.invalid(&format!("{group}.{key}"), valid));
+            }
+        }
+        Ok((!unknown.is_empty()).then(|| {
+            format!(
+                "{}: keys that are not known and decide nothing here: {}; where one of them decides what the model computes, its logits are not \
+                 those of this teacher",
+                self.path().display(),
+                unknown.join(", ")
+            )
+        }))
+    }
+
+    /// A family without windows: one that is as long as the longest sequence hides nothing.
+    fn only_a_wide_window(&self) -> Result<()> {
+        let longest = self.get("max_position_embeddings").or(self.get("n_positions")).and_then(Value::as_u64);
+        match (self.get("sliding_window").and_then(Value::as_u64), longest) {
+            (Some(window), Some(longest)) if window >= longest => Ok(()),
+            _ => {
+                Err(self
+                    .invalid("sliding_window", "null, or at least max_position_embeddings: this family has no window"))
+            }
+        }
+    }
+
+    /// Layers of a family whose layers are all of one kind.
+    fn only_layers_of(&self, architecture: Architecture) -> Result<()> {
+        let slides = matches!(architecture, Architecture::Mistral | Architecture::Phi3);
+        let kind = if slides && self.get("sliding_window").is_some() { "sliding_attention" } else { "full_attention" };
+        let all = self.get("layer_types").and_then(Value::as_array);
+        match all.is_some_and(|all| all.iter().all(|layer| layer == kind)) {
+            true => Ok(()),
+            false => Err(self.invalid("layer_types", &format!("{kind} for every layer: this family has no others"))),
+        }
+    }
+
+    /// Beside a base in `rope_parameters`.
+    fn only_the_same_theta(&self) -> Result<()> {
+        let inside = ["rope_parameters", "rope_parameters.full_attention"];
+        let inside = inside.into_iter().find_map(|group| self.get(&format!("{group}.rope_theta")));
+        match (inside.and_then(Value::as_f64), self.get("rope_theta").and_then(Value::as_f64)) {
+            (Some(inside), Some(beside)) if inside == beside => Ok(()),
+            (Some(inside), _) => Err(self.invalid("rope_theta", &format!("{inside}, as in rope_parameters"))),
+            (None, _) => {
+                Err(self.invalid("rope_theta", "null or no such key: this family does not rotate positions so"))
+            }
+        }
+    }
+}
