@@ -46,6 +46,8 @@ SHAPES = [
     ("10,000 headers", lambda s: head(s, *[f"X-{n}: a" for n in range(10_000)]), {0, 400, 431}),
     ("2,000 short headers", lambda s: head(s, *["a: b"] * 2000), {0, 400, 431}),
     ("no Host", lambda s: head(s, host=False), {400}),
+    ("two Host headers", lambda s: head(s, f"Host: 127.0.0.1:{s.port}"), {400}),
+    ("two Host headers, one of another server", lambda s: head(s, "Host: evil.example"), {400}),
     ("HTTP/0.9", lambda s: b"GET /api/v1/jobs\r\n\r\n", {0, 400}),
     ("HTTP/2 preface", lambda s: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {0, 400}),
     ("TLS", lambda s: bytes.fromhex("16030100c8010000c40303") + b"\0" * 200, {0, 400}),

@@ -176,7 +176,8 @@ pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
 }
 
 async fn fill(service: &Arc<Service>, going: &mut JoinSet<()>) -> Result<Option<Time>> {
-    let next_due = service.store.write(|t, appended| jobs::requeue_due(t, Time::now(), appended)).await?;
+    let longest = Duration::from_secs(service.config.retry.largest_backoff_seconds.into());
+    let next_due = service.store.write(move |t, appended| jobs::requeue_due(t, Time::now(), longest, appended)).await?;
     loop {
         let free = service.running.free(&service.config.capacity);
         if free.is_empty() {

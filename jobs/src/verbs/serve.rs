@@ -166,6 +166,12 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     upkeep.abort();
     room.abort();
     reported?;
+    let store = Arc::clone(&service.store);
+    match tokio::task::spawn_blocking(move || store.checkpoint()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::warn!("the database's log stays beside it: {e}"),
+        Err(e) => tracing::warn!("the database's log stays beside it: {e}"),
+    }
     tracing::info!("stopped");
     Ok(())
 }

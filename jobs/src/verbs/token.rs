@@ -119,6 +119,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             if !store.write_now(|t, _| tokens::revoke(t, id, now)).map_err(failed)? {
                 return Err(Failure::Usage(format!("there is no token {id:?}; `stillhouse token list` lists them")));
             }
+            if args.json {
+                printer.json(&serde_json::json!({"id": id, "revoked_at": now}))?;
+            } else {
+                let mut page = Page::new();
+                page.line(Line::plain(format!("{id} is revoked: requests with this token are refused from now on")));
+                printer.note(&page);
+            }
         }
     }
     Ok(())

@@ -111,12 +111,16 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 /// Refuses what another web site has a browser send. A link to the page itself may be followed from anywhere.
 ///
 /// # Errors
-/// 421 for another `Host`, 403 for another site, 400 without a `Host`.
+/// 421 for another `Host`, 403 for another site, 400 without a `Host` or with several.
 pub fn refuse_other_sites(config: &Config, local: SocketAddr, headers: &HeaderMap, page: bool) -> Answer<()> {
     let text = |name: HeaderName| headers.get(name).map(|v: &axum::http::HeaderValue| v.to_str().unwrap_or("?"));
     let Some(host) = text(header::HOST) else {
         return Err(ProblemDetails::bad_request("the request has no Host header"));
     };
+    // a proxy may have gone by the other one (RFC 9112, section 3.2)
+    if headers.get_all(header::HOST).iter().count() > 1 {
+        return Err(ProblemDetails::bad_request("the request has several Host headers; valid: one"));
+    }
     if !is_own_host(config, local, host) {
         let detail =
             "the Host header names another server; names of this one are listed under `hosts` in its configuration";

@@ -58,6 +58,9 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
     if *app.service.stopping.borrow() {
         return Err(refused("the service is stopping"));
     }
+    if app.service.store.is_corrupt() {
+        return Err(refused("the service's database is damaged; its log says how to mend it"));
+    }
     if app.service.store.room.is_full() {
         return Err(refused(room::FULL));
     }

@@ -17,6 +17,7 @@ mod migrations;
 pub mod tokens;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -64,6 +65,11 @@ pub enum StoreError {
     /// The disk takes nothing more.
     #[error("the service's database cannot grow: {0}")]
     NoRoom(#[source] rusqlite::Error),
+    /// Pages of the file are not what SQLite wrote.
+    #[error(
+        "the service's database ({FILE} in its data folder) is damaged: {0}; stop the service and put a copy in its place, or what `sqlite3 {FILE} .recover` saves of it"
+    )]
+    Corrupt(String),
     /// SQLite failed.
     #[error("the service's database: {0}")]
     Sqlite(#[source] rusqlite::Error),
@@ -81,7 +87,12 @@ impl From<rusqlite::Error> for StoreError {
         let writes = [ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_SHMSIZE];
         let no_room =
             e.sqlite_error().is_some_and(|e| e.code == ErrorCode::DiskFull || writes.contains(&e.extended_code));
-        if no_room { Self::NoRoom(e) } else { Self::Sqlite(e) }
+        let damaged = [Some(ErrorCode::DatabaseCorrupt), Some(ErrorCode::NotADatabase)];
+        match () {
+            () if no_room => Self::NoRoom(e),
+            () if damaged.contains(&e.sqlite_error_code()) => Self::Corrupt(e.to_string()),
+            () => Self::Sqlite(e),
+        }
     }
 }
 
@@ -95,6 +106,8 @@ pub struct Store {
     bus: broadcast::Sender<Arc<EventView>>,
     /// Whether there is room for more.
     pub room: Room,
+    /// Whether a damaged page was met.
+    corrupt: AtomicBool,
 }
 
 impl Store {
@@ -106,6 +119,7 @@ impl Store {
         let path = folder.join(FILE);
         let mut writer = connect(&path, OpenFlags::default())?;
         writer.pragma_update(None, "journal_mode", "wal")?;
+        whole(&writer)?;
         migrations::run(&mut writer)?;
         let only_read = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let readers = (0..READERS).map(|_| connect(&path, only_read)).collect::<Result<Vec<_>>>()?;
@@ -115,7 +129,31 @@ impl Store {
             reader_back: Condvar::new(),
             bus: broadcast::channel(BUS).0,
             room: Room::default(),
+            corrupt: AtomicBool::new(false),
         }))
+    }
+
+    /// Whether a damaged page was met since the store was opened: nothing that is asked of it can be trusted then.
+    pub fn is_corrupt(&self) -> bool {
+        self.corrupt.load(Ordering::Relaxed)
+    }
+
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(StoreError::Corrupt(e)) = &result
+            && !self.corrupt.swap(true, Ordering::Relaxed)
+        {
+            tracing::error!("the service's database is damaged: {e}");
+        }
+        result
+    }
+
+    /// Puts what the log holds into the file, so that a copy of the file alone is whole.
+    ///
+    /// # Errors
+    /// Of SQLite.
+    pub fn checkpoint(&self) -> Result<()> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?)
     }
 
     /// Changes something, in one transaction; the events go to the watchers once it is committed.
@@ -135,7 +173,7 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn write_now<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
-        let written = self.transact(f);
+        let written = self.noted(self.transact(f));
         if let Err(StoreError::NoRoom(e)) = &written {
             self.room.refuse(e);
         }
@@ -194,7 +232,7 @@ impl Store {
         drop(readers);
         let borrowed = Borrowed { store: self, reader: Some(reader) };
         match &borrowed.reader {
-            Some(reader) => f(reader),
+            Some(reader) => self.noted(f(reader)),
             None => Err(StoreError::Stopped),
         }
     }
@@ -234,6 +272,12 @@ fn connect(path: &Path, flags: OpenFlags) -> Result<Connection> {
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
+}
+
+/// Looks at every page once: a few hundred megabytes a second.
+fn whole(connection: &Connection) -> Result<()> {
+    let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt(found)) }
 }
 
 fn damaged(what: impl std::fmt::Display) -> StoreError {

@@ -15,8 +15,10 @@ fn open() -> (tempfile::TempDir, Arc<Store>) {
 }
 
 fn new(user: &str, priority: i32, slot: Slot) -> NewJob {
+    let id = JobId::new().unwrap();
     NewJob {
-        id: JobId::new().unwrap(),
+        output: format!("/out/{id}"),
+        id,
         name: "n".into(),
         user: user.into(),
         priority,
@@ -29,7 +31,6 @@ fn new(user: &str, priority: i32, slot: Slot) -> NewJob {
         output_limit_bytes: 10,
         overwrite: false,
         append: false,
-        output: "/out".into(),
     }
 }
 
@@ -102,6 +103,20 @@ fn a_job_whose_slot_is_taken_keeps_nobody_waiting() {
 }
 
 #[test]
+fn of_jobs_with_one_output_one_is_at_work() {
+    let (_folder, store) = open();
+    let first = submit(&store, "a", 0, Slot::Cpu, 0);
+    let same = NewJob { output: get(&store, &first).output, ..new("b", 90, Slot::Cpu) };
+    store.write_now(|t, appended| jobs::submit(t, &same, None, LIMITS, Time(1), appended)).unwrap();
+    let other = submit(&store, "c", 0, Slot::Cpu, 2);
+    assert_eq!(take(&store, &[Slot::Cpu], 3), Some(same.id.clone()));
+    assert_eq!(take(&store, &[Slot::Cpu], 4), Some(other));
+    assert_eq!(take(&store, &[Slot::Cpu], 5), None);
+    end(&store, &same.id, JobState::Succeeded, 6);
+    assert_eq!(take(&store, &[Slot::Cpu], 7), Some(first));
+}
+
+#[test]
 fn a_failed_attempt_waits_and_is_queued_again() {
     let (_folder, store) = open();
     let id = submit(&store, "a", 0, Slot::Cpu, 0);
@@ -113,8 +128,19 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     let job = get(&store, &id);
     assert_eq!((job.state, job.failures, job.not_before), (JobState::Retrying, 1, Some(Time(500))));
     assert_eq!(job.failure, Some(failure));
-    let due = |at| store.write_now(|t, appended| jobs::requeue_due(t, Time(at), appended)).unwrap();
+    let due = |at| {
+        store.write_now(|t, appended| jobs::requeue_due(t, Time(at), Duration::from_secs(3_600), appended)).unwrap()
+    };
     assert_eq!(due(499), Some(Time(500)));
+    // a clock that is set back by more than the longest wait keeps no job waiting for as long
+    let set_back = Time(500 - 3_600_000 - 1);
+    let wait = store.write_now(|t, events| {
+        let next = jobs::requeue_due(t, set_back, Duration::from_secs(3_600), events)?;
+        let state = jobs::get(t, &id)?.state;
+        t.execute_batch("UPDATE jobs SET state = 'retrying', not_before = 500")?;
+        Ok((next, state))
+    });
+    assert_eq!(wait.unwrap(), (None, JobState::Queued));
     assert_eq!(get(&store, &id).state, JobState::Retrying);
     assert_eq!(due(500), None);
     assert_eq!(take(&store, &[Slot::Cpu], 501), Some(id.clone()));
@@ -395,4 +421,41 @@ async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
     let history = store.read_now(|c| events::history(c, &id, 0, 9)).unwrap();
     assert_eq!((history.len(), history[1].seq), (2, Some(2)));
     assert_eq!(store.read_now(|c| events::position(c, 0)).unwrap(), Position::Here);
+}
+
+#[test]
+fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
+    let (folder, store) = open();
+    for n in 0..40 {
+        submit(&store, "a", 0, Slot::Cpu, n);
+    }
+    store.write_now(|t, _| Ok(t.execute("UPDATE jobs SET file = hex(zeroblob(20000))", [])?)).unwrap();
+    store.checkpoint().unwrap();
+    // all of it is in the file, and nothing in the log beside it
+    let path = folder.path().join(FILE);
+    let log = folder.path().join(format!("{FILE}-wal"));
+    assert_eq!(std::fs::metadata(log).map_or(0, |m| m.len()), 0);
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::copy(&path, copy.path().join(FILE)).unwrap();
+    let copied = Store::open(copy.path()).unwrap();
+    assert_eq!(
+        copied.read_now(|c| Ok(c.query_row("SELECT COUNT(*) FROM jobs", [], |row| row.get::<_, i64>(0))?)).unwrap(),
+        40
+    );
+    drop(copied);
+    // a page in the middle of it
+    let mut bytes = std::fs::read(copy.path().join(FILE)).unwrap();
+    let middle = bytes.len() / 2 / 4096 * 4096;
+    bytes[middle..middle + 4096].fill(0xa5);
+    std::fs::write(copy.path().join(FILE), &bytes).unwrap();
+    let refused = Store::open(copy.path()).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(refused.contains("is damaged") && refused.contains("put a copy in its place"), "{refused}");
+    // one that is damaged while it is open is known to be so at the first page that is met
+    assert!(!store.is_corrupt());
+    std::fs::write(&path, &bytes).unwrap();
+    let met = store
+        .read_now(|c| Ok(c.query_row("SELECT SUM(length(file)), MAX(id), MAX(user) FROM jobs", [], |_| Ok(()))?));
+    let scan = store.read_now(|c| Ok(c.query_row("PRAGMA integrity_check(1)", [], |row| row.get::<_, String>(0))?));
+    assert!(met.is_err() || scan.as_deref().is_ok_and(|said| said != "ok"), "{met:?} {scan:?}");
+    assert_eq!(store.is_corrupt(), met.is_err());
 }
