@@ -251,10 +251,10 @@ fn file_segments(
             .collect());
     }
     if input.format() == InputFormat::Text && input.document == TextDocument::File {
-        let mut cursor = Cursor::open(store, file, input, 0)?;
         let size = if super::decode::compression(file, input) == stillhouse_schemas::spec::Compression::None {
             file.size
         } else {
+            let mut cursor = Cursor::open(store, file, input, 0)?;
             cursor.skip_to(u64::MAX).map_err(|e| SourceError::from_io(&file.path, e))?;
             cursor.offset
         };
