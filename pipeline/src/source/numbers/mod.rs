@@ -29,6 +29,9 @@ mod pickle;
 mod read;
 mod tar;
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
@@ -245,15 +248,16 @@ fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, Bad> {
 }
 
 /// The input with the names of the classes, where the job leaves them to the folders that images lie in: all of them, by name.
-pub(crate) fn with_classes(input: &Input, files: &[InputFile]) -> Input {
+pub(crate) fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
+    if !classes::are_folders(input) {
+        return Cow::Borrowed(input);
+    }
     let mut named = input.clone();
-    if let Some(images) = &mut named.images
-        && classes::are_folders(input)
-    {
-        let names: std::collections::BTreeSet<&str> = files.iter().map(|file| classes::class(&file.location)).collect();
+    if let Some(images) = &mut named.images {
+        let names: BTreeSet<&str> = files.iter().map(|file| classes::class(&file.location)).collect();
         images.classes = names.into_iter().map(str::to_owned).collect();
     }
-    named
+    Cow::Owned(named)
 }
 
 /// The label of a class.

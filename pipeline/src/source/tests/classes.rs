@@ -18,7 +18,7 @@ fn of(paths: Value) -> Input {
 fn classes(bench: &Bench, input: &Input) -> Result<Vec<String>, String> {
     let names = Names::of(&Access::everything());
     match list(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
-        Ok(files) => Ok(with_classes(input, &files).images.unwrap().classes),
+        Ok(files) => Ok(with_classes(input, &files).into_owned().images.unwrap().classes),
         Err(NotListed::Problems(problems)) => {
             Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         }
