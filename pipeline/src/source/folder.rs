@@ -3,7 +3,6 @@
 //! A name that is not UTF-8 or has control characters has no place in a job's listing, in manifests and in messages: it is told, escaped, where it
 //! would be read. So is a link that leads nowhere, in a circle, or out of what is allowed.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
@@ -64,13 +63,13 @@ pub(super) fn children(
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
     admits: Admits<'_>,
-) -> Result<BTreeMap<String, Child>, String> {
+) -> Result<Vec<(String, Child)>, String> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(BTreeMap::new()),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
         Err(e) => return Err(format!("cannot list {}: {}", folder.display(), describe(&e))),
     };
-    let mut children = BTreeMap::new();
+    let mut children = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| format!("cannot list {}: {}", folder.display(), describe(&e)))?;
         let name = entry.file_name();
@@ -80,8 +79,10 @@ pub(super) fn children(
         }
         let child = child(&entry, &name, location, display, admits)
             .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
-        children.insert(shown.into_owned(), child);
+        children.push((shown.into_owned(), child));
     }
+    // two names that are not UTF-8 may be shown alike
+    children.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(children)
 }
 
@@ -150,6 +151,6 @@ mod tests {
         let Ok(Some(Child::File(found))) = file(&path, &location) else { panic!("no file") };
         assert_eq!(found, store.head(&location).await.unwrap());
         let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
-        assert!(matches!(&listed["a ü.txt"], Child::File(meta) if meta.size == 4));
+        assert!(matches!(listed.as_slice(), [(name, Child::File(meta))] if name == "a ü.txt" && meta.size == 4));
     }
 }

@@ -136,6 +136,8 @@ pub(crate) fn list(
 ) -> Result<Vec<InputFile>, NotListed> {
     let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
+    // one path finds a file once, unless it stands for several or goes down twice
+    let may_repeat = !matches!(input.paths.as_slice(), [path] if !path.contains('{') && !path.contains("**"));
     let mut problems = Vec::new();
     let mut more_problems = 0;
     let look = |given: &String| named(store, base_dir, given, input, names, admits);
@@ -147,7 +149,7 @@ pub(crate) fn list(
             looked_at(i);
             match found {
                 Some(Ok(Listed { files: found, empty })) => {
-                    files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone())));
+                    files.extend(found.into_iter().filter(|f| !may_repeat || seen.insert(f.location.clone())));
                     empty_folders.extend(empty);
                 }
                 Some(Err(Trouble::Problem(message))) if problems.len() < MOST_PROBLEMS => {
@@ -419,13 +421,13 @@ fn children(
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
     admits: Admits<'_>,
-) -> Result<BTreeMap<String, Child>, Trouble> {
+) -> Result<Vec<(String, Child)>, Trouble> {
     if let Some(Location::Disk(path)) = store.location_of(location) {
         return Ok(folder::children(&path, location, display, wanted, admits)?);
     }
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
         Ok(listing) => listing,
-        Err(object_store::Error::NotFound { .. }) => return Ok(BTreeMap::new()),
+        Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
         Err(e) => return Err(trouble(store, location, "list", &e)),
     };
     let name = |path: &Path| path.filename().unwrap_or_default().to_string();
@@ -433,7 +435,9 @@ fn children(
     // consoles put an empty object for a folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
     let files = objects.map(|o| (name(&o.location), Child::File(o)));
-    Ok(folders.chain(files).filter(|(name, _)| !name.is_empty() && wanted(name)).collect())
+    let named: BTreeMap<String, Child> =
+        folders.chain(files).filter(|(name, _)| !name.is_empty() && wanted(name)).collect();
+    Ok(named.into_iter().collect())
 }
 
 fn matching(

@@ -106,7 +106,8 @@ impl Router {
 
 /// As [`LocalFileSystem::path_to_filesystem`] without a prefix, which goes by way of a URL: this is asked for every file of a listing.
 fn disk_path(path: &Path) -> Option<PathBuf> {
-    let name = path.filename()?;
+    let path = path.as_ref();
+    let name = path.rsplit('/').next().filter(|name| !name.is_empty())?;
     // `#` and digits at the end is what the store calls its own unfinished files
     let unfinished = |(_, suffix): (&str, &str)| !suffix.is_empty() && suffix.bytes().all(|b| b.is_ascii_digit());
     (!name.split_once('#').is_some_and(unfinished)).then(|| PathBuf::from(format!("/{path}")))
