@@ -200,7 +200,7 @@ impl AtDevice {
                 match self.parts.next() {
                     Some(part) => {
                         self.node.stage.does(Doing::WaitsForDevice);
-                        let meter = SplitMeter::new(&self.node.metrics, self.node.stage.split());
+                        let meter = SplitMeter::of(&self.node.metrics, self.node.stage.split());
                         let answer = self.work.submit(&self.device, part, meter).await.map_err(external)?;
                         self.under_way.push_back(answer);
                     }
@@ -275,7 +275,7 @@ impl ExecutionPlan for OperatorExec {
             vocabulary: Arc::clone(&resources.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),
-            meter: SplitMeter::new(&self.metrics, &state),
+            meter: SplitMeter::of(&self.metrics, &state),
         };
         let operator = self.spec.build(&context).map_err(external)?;
         let stream = try_unfold(Pulled { node, operator, ready: VecDeque::new(), ended: false }, Pulled::next);

@@ -128,7 +128,7 @@ pub(super) struct SplitMeter {
 }
 
 impl SplitMeter {
-    pub fn new(node: &Arc<NodeMetrics>, split: &Arc<SplitState>) -> Arc<dyn Meter> {
+    pub fn of(node: &Arc<NodeMetrics>, split: &Arc<SplitState>) -> Arc<dyn Meter> {
         Arc::new(Self { node: Arc::clone(node), split: Arc::clone(split) })
     }
 }
@@ -166,5 +166,25 @@ impl StageState {
 
     pub fn split(&self) -> &Arc<SplitState> {
         &self.split
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_operator_counts_is_of_its_node_and_of_this_attempt_at_the_split() {
+        let node = NodeMetrics::new();
+        for documents in [13, 20] {
+            // a split that begins anew has another state
+            let split = Arc::new(SplitState::new(SplitId(1), "a.jsonl".into(), &["read"]));
+            let meter = SplitMeter::of(&node, &split);
+            meter.add(Measure::Documents, documents);
+            meter.add(Measure::Tokens, 10 * documents);
+            let counts = SplitCounts { documents, tokens: 10 * documents, ..SplitCounts::default() };
+            assert_eq!(split.counts(), counts);
+        }
+        assert_eq!(node.set().sum_by_name("documents").map(|sum| sum.as_usize()), Some(33));
     }
 }
