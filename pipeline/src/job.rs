@@ -5,6 +5,7 @@
 
 mod vocabularies;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
@@ -193,7 +194,11 @@ fn checked(
         _ => None,
     };
     if let [QueryTable { files, .. }] = tables.as_slice() {
-        spec.input = source::with_classes(&spec.input, files);
+        let named = match source::with_classes(&spec.input, files) {
+            Cow::Owned(named) => Some(named),
+            Cow::Borrowed(_) => None,
+        };
+        spec.input = named.unwrap_or(spec.input);
     }
     operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
@@ -208,7 +213,7 @@ fn checked(
         file: None,
         store,
         storages,
-        files: tables.iter().flat_map(|table| table.files.clone()).collect(),
+        files: all_files(&tables).into_owned(),
         tables,
         vocabulary: Arc::new(vocabulary),
         teacher,
@@ -217,6 +222,14 @@ fn checked(
         spec,
     };
     Ok(prepared.reading_beside_output())
+}
+
+/// The files of all tables, which are copied only where there are several.
+fn all_files(tables: &[QueryTable]) -> Cow<'_, [InputFile]> {
+    match tables {
+        [table] => Cow::Borrowed(&table.files),
+        several => several.iter().flat_map(|table| table.files.iter().cloned()).collect(),
+    }
 }
 
 /// The disk, and every bucket that the job reads from.
@@ -340,7 +353,7 @@ impl Checks<'_> {
         let found = match &input.sql {
             Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
             None => {
-                let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
+                let files = all_files(&tables);
                 source::check_columns(store, &files, input, &mut steps(observer, "files".into(), files.len()))
             }
         };
@@ -352,7 +365,7 @@ impl Checks<'_> {
             }
         }
         if input.sql.is_none() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
-            let files: Vec<InputFile> = tables.iter().flat_map(|table| table.files.clone()).collect();
+            let files = all_files(&tables);
             self.first_records(store, &files, &source::with_classes(input, &files))?;
         }
         Some(tables)

@@ -76,6 +76,9 @@ impl Names {
     }
 
     fn named(&self, written: String) -> Result<Named, String> {
+        if !written.contains("${") && !written.starts_with('~') {
+            return Ok(Named { real: written.clone(), written, heads: None });
+        }
         let real = self.replaced(&written, &escaped)?;
         let is_glob = |component: &&str| component.contains(['*', '?', '[']);
         let components: Vec<&str> = written.split('/').collect();

@@ -461,18 +461,20 @@ pub struct PlannedFile {
 
 /// The files with their names below the folder that they have in common.
 fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
-    let parts: Vec<Vec<_>> = files.iter().map(|f| f.location.parts().collect()).collect();
-    let folder = |i: usize| &parts[i][..parts[i].len().saturating_sub(1)];
-    let common = (1..parts.len()).fold(parts.first().map_or(0, |_| folder(0).len()), |common, i| {
-        folder(0).iter().zip(folder(i)).take(common).take_while(|(a, b)| a == b).count()
+    // up to a slash, so that a folder is there whole or not at all
+    let folder = |location: &[u8]| location.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let first = files.first().map_or(&[][..], |f| f.location.as_ref().as_bytes());
+    let common = files.iter().skip(1).fold(folder(first), |common, f| {
+        let location = f.location.as_ref().as_bytes();
+        let same = first.iter().zip(location).take(common.min(folder(location))).take_while(|(a, b)| a == b).count();
+        folder(&first[..same])
     });
-    let name = |i: usize| parts[i][common..].iter().map(AsRef::as_ref).collect::<Vec<&str>>().join("/");
-    let planned = |(i, f): (usize, &source::InputFile)| PlannedFile {
+    let planned = |f: &source::InputFile| PlannedFile {
         path: f.path.clone(),
-        name: name(i),
+        name: f.location.as_ref().get(common..).unwrap_or_default().to_owned(),
         state: f.state.clone(),
     };
-    files.iter().enumerate().map(planned).collect()
+    files.iter().map(planned).collect()
 }
 
 /// What a file of this machine was, so that a change is noticed.
@@ -550,7 +552,7 @@ mod tests {
     fn names(locations: &[&str]) -> Vec<String> {
         let file = |location: &&str| source::InputFile {
             path: "given".into(),
-            location: object_store::path::Path::from(*location),
+            location: object_store::path::Path::parse(location).unwrap(),
             size: 1,
             state: FileState::default(),
         };
@@ -566,5 +568,8 @@ mod tests {
         assert_eq!(names(&["home/x/a", "s3:/corpora/a"]), ["home/x/a", "s3:/corpora/a"]);
         // a file is no folder, whatever it is called
         assert_eq!(names(&["data/a", "data/a/b"]), ["a", "a/b"]);
+        assert_eq!(names(&["data/ab/x", "data/ac/x"]), ["ab/x", "ac/x"]);
+        // é and è begin with the same byte
+        assert_eq!(names(&["data/é", "data/è"]), ["é", "è"]);
     }
 }

@@ -87,7 +87,7 @@ const DEEPEST: usize = 8;
 /// # Errors
 /// When there are more than 10,000, or braces in braces more than 8 deep.
 pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
-    let groups = groups(path)?;
+    let groups = if path.contains('{') { groups(path)? } else { Vec::new() };
     if groups.is_empty() {
         return Ok(vec![path.to_owned()]);
     }
@@ -108,6 +108,9 @@ pub fn count(path: &str) -> usize {
             }
         }
         product
+    }
+    if !path.contains('{') {
+        return 1;
     }
     groups(path).map_or(1, |groups| below(0, path.len(), &groups))
 }

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -191,6 +192,35 @@ def test_the_cluster_under_slurm_is_a_sound_script():
         assert read.returncode == 0, read.stdout
         linted = run(tool("shellcheck"), script)
         assert linted.returncode == 0, linted.stdout
+
+
+def test_the_cluster_on_this_machine_goes_on_without_an_executor(tmp_path):
+    """What README.md says of it: an executor that is killed takes nothing along but its splits."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(REPO / "scripts/cluster", tmp_path / "scripts/cluster")
+    program = tmp_path / "target/cluster/stillhouse"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/usr/bin/env bash\nexec sleep 600\n")
+    program.chmod(0o755)
+    cluster = subprocess.Popen([tmp_path / "scripts/cluster"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        words = cluster.stdout.readline().replace(".", "").split()
+        scheduler, executors = int(words[2]), [int(word) for word in words[5:]]
+        assert words[:2] + words[3:5] == ["Scheduler:", "process", "Executors:", "processes"] and len(executors) == 2, words
+        # the shell says beside it what it killed
+        said = (line for line in cluster.stderr if line.startswith(("Executor", "The scheduler")))
+        told = [f"its splits go to the others: {executors[1]}\n", "none is left, and runs wait for another one: target/cluster/stillhouse executor "]
+        for executor, what in zip(executors, told):
+            os.kill(executor, signal.SIGKILL)
+            assert next(said).startswith(f"Executor {executor} ended with status 137; {what}")
+        assert cluster.poll() is None
+        os.kill(scheduler, signal.SIGTERM)
+        assert next(said) == "The scheduler ended with status 143, and the cluster with it.\n"
+        assert cluster.wait() == 143
+    finally:
+        # it takes its processes along
+        cluster.terminate()
+        cluster.wait()
 
 
 def test_the_dockerfile_is_sound(tmp_path):

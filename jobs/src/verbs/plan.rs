@@ -1,6 +1,7 @@
 //! `stillhouse plan JOB.yaml`: what would run, and the first documents of it, without writing anything.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,8 +31,8 @@ Examples:
 
 /// Show what a job would do: operators, splits, sizes; nothing is written
 ///
-/// Makes all the checks of `run`: the job file, a record of every file of the input (in stores of 32 files), the
-/// tokenizer, the teacher, and that the output can be written to and is this job's.
+/// Makes all the checks of `run`: the job file, a record of every file of the input (of more than 10,000, of 10,000; in
+/// stores of 32), the tokenizer, the teacher, and that the output can be written to and is this job's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -64,7 +65,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
     let made = |prepared: Prepared| {
+        // the process ends with the plan: the memory of hundreds of thousands of files is not given back piece by piece
+        let prepared = ManuallyDrop::new(Arc::new(prepared));
         let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
+        let hash = ManuallyDrop::new(hash);
         let plan = match args.append {
             true => plan::plan_appended(&prepared, &hash, watch.as_ref())?,
             false => plan::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
@@ -72,16 +76,16 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, watch.as_ref())).transpose()?;
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
         let analyzed = match args.analyze {
-            true => runtime.block_on(run::analyze(Arc::new(prepared), observer))?.plan,
+            true => runtime.block_on(run::analyze(Arc::clone(&prepared), observer))?.plan,
             false => None,
         };
         Ok(Planned { plan, sample, analyzed })
     };
     let planned = file.prepare(watch.as_ref()).and_then(|prepared| made(prepared).map_err(|e| file.failure(e)));
     watch.close();
-    let planned = planned?;
+    let planned = ManuallyDrop::new(planned?);
     if args.json {
-        printer.json(&planned)?;
+        printer.json(&*planned)?;
     } else {
         let mut page = render(&planned.plan, printer.view());
         physical_plan(planned.analyzed.as_deref().unwrap_or(&planned.plan.physical_plan), &mut page);

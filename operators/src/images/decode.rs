@@ -8,6 +8,8 @@
 //! | an ICC profile | not looked at: numbers stay as they are stored, as in Pillow's `convert("RGB")`; with `profile: srgb` one that does not say sRGB is a bad record |
 //! | gamma, chromaticities | not looked at |
 //! | EXIF orientation | applied, or ignored where the job says so; EXIF that cannot be read is as if there were none |
+//! | a pixel of a palette that has no such colour | a bad record |
+//! | a JPEG whose scans are not there to their last block, or not all of them | a bad record ([`super::scans`]) |
 //! | 16 bits, CMYK, animation, anything cut off or damaged, other formats | a bad record |
 //!
 //! Size is known from the header, and held against `max_pixels` before anything of it is allocated.
@@ -22,7 +24,7 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::resize::Picture;
-use super::{Bad, bad, profile, reason};
+use super::{Bad, bad, profile, reason, scans};
 
 /// What a file begins with that is an image of another kind.
 const OTHERS: [(&[u8], &str); 9] = [
@@ -81,36 +83,73 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     // four bytes for a pixel, and what chunks and filters need beside it
     let limit = images.max_pixels as usize * 4 + (1 << 20);
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: limit });
-    decoder.set_transformations(Transformations::EXPAND);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     let info = decoder.read_header_info().map_err(broken)?;
     let (width, height) = (info.width as usize, info.height as usize);
+    let is_palette = info.color_type == ColorType::Indexed;
     within(width as u64, height as u64, images)?;
     if info.bit_depth == BitDepth::Sixteen {
         return bad(reason::DEPTH, "has 16 bits per channel; valid: up to 8");
     }
+    // expanded by the decoder, a colour that the palette does not have is black
+    decoder.set_transformations(if is_palette { Transformations::IDENTITY } else { Transformations::EXPAND });
     let mut reader = decoder.read_info().map_err(broken)?;
     if reader.info().animation_control.is_some() {
         return bad(reason::ANIMATED, "is animated; valid: one image");
     }
     let orientation = reader.info().exif_metadata.as_deref().and_then(orientation_of);
-    let channels = match reader.output_color_type().0 {
+    let mut channels = match reader.output_color_type().0 {
         ColorType::Grayscale | ColorType::Indexed => 1,
         ColorType::GrayscaleAlpha => 2,
         ColorType::Rgb => 3,
         ColorType::Rgba => 4,
     };
-    let mut values = vec![0; width * height * channels];
+    let bits = if is_palette { reader.info().bit_depth as usize } else { 8 };
+    let mut values = vec![0; (width * channels * bits).div_ceil(8) * height];
     if reader.output_buffer_size() != Some(values.len()) {
         return bad(reason::BROKEN, "does not have the size that its header tells");
     }
     reader.next_frame(&mut values).map_err(broken)?;
     reader.finish().map_err(broken)?;
-    let colours = if reader.info().color_type == ColorType::Indexed { 3 } else { channels - (channels + 1) % 2 };
+    if is_palette {
+        (channels, values) = of_palette(&values, (width, bits), reader.info())?;
+    }
+    let colours = channels - (channels + 1) % 2;
     let picture = without_alpha(Picture { width, height, channels, values }, images)?;
     of_srgb(bytes, colours, images)?;
     Ok(turned(picture, orientation, images))
+}
+
+/// The colours of rows of places in a palette, each of so many bits: RGB, or RGBA where the palette says what is transparent.
+fn of_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) -> Result<(usize, Vec<u8>), Bad> {
+    let palette = info.palette.as_deref().unwrap_or_default();
+    let all = palette.len() / 3;
+    // one that says it of more colours than there are says nothing
+    let alpha = info.trns.as_deref().map(|alpha| if alpha.len() > all { &[][..] } else { alpha });
+    let channels = if alpha.is_some() { 4 } else { 3 };
+    let mask = u8::MAX >> (8 - bits);
+    let mut values = Vec::with_capacity(rows.len() * (8 / bits) * channels);
+    for row in rows.chunks_exact((width * bits).div_ceil(8).max(1)) {
+        for x in 0..width {
+            let byte = row[x * bits / 8];
+            let place = usize::from(byte >> (8 - bits - x * bits % 8) & mask);
+            let Some(colour) = palette.get(3 * place..3 * place + 3) else {
+                return bad(
+                    reason::BROKEN,
+                    format!(
+                        "has a pixel of colour {place}, and a palette of {all} colours; valid: 0 to {}",
+                        all.max(1) - 1
+                    ),
+                );
+            };
+            values.extend_from_slice(colour);
+            if let Some(alpha) = alpha {
+                values.push(alpha.get(place).copied().unwrap_or(255));
+            }
+        }
+    }
+    Ok((channels, values))
 }
 
 /// Refuses, where the job asks for it, what has a profile that does not say that its numbers are sRGB's.
@@ -171,6 +210,9 @@ fn of_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     let values = decoder.decode().map_err(broken)?;
     if values.len() != width * height * channels {
         return bad(reason::BROKEN, "does not have the size that its header tells");
+    }
+    if let Some(missing) = scans::missing(bytes) {
+        return bad(reason::BROKEN, missing.words());
     }
     of_srgb(bytes, channels, images)?;
     Ok(turned(Picture { width, height, channels, values }, orientation, images))

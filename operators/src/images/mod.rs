@@ -12,6 +12,7 @@
 mod decode;
 mod profile;
 mod resize;
+mod scans;
 #[cfg(test)]
 mod tests;
 

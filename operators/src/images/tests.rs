@@ -184,3 +184,115 @@ fn one_channel_is_all_three_and_three_are_one() {
     let luminance = pixels(colours, &images(json!({"size": 3, "height": 1, "channels": "grey"}))).unwrap();
     assert_eq!(luminance, [76, 150, 29]);
 }
+
+/// Where the bits of each scan begin, and where they end.
+fn scans_of(jpeg: &[u8]) -> Vec<(usize, usize)> {
+    let mut scans = Vec::new();
+    let mut at = 2;
+    while jpeg[at + 1] != 0xd9 {
+        let length = usize::from(u16::from_be_bytes([jpeg[at + 2], jpeg[at + 3]]));
+        let (is_scan, begin) = (jpeg[at + 1] == 0xda, at + 2 + length);
+        at = begin;
+        if is_scan {
+            while jpeg[at] != 0xff || jpeg[at + 1] == 0 || (0xd0..=0xd7).contains(&jpeg[at + 1]) {
+                at += 1;
+            }
+            scans.push((begin, at));
+        }
+    }
+    scans
+}
+
+/// A decoder reads zeros behind the end of a scan, so the picture is there, and grey from the cut on.
+#[test]
+fn a_jpeg_that_is_cut_and_closed_is_broken() {
+    let any = images(json!({"fit": "stretch", "size": 4}));
+    for name in [
+        "420.jpg",
+        "444.jpg",
+        "grey.jpg",
+        "progressive.jpg",
+        "exif6.jpg",
+        "restarts.jpg",
+        "420-progressive.jpg",
+        "grey-progressive.jpg",
+    ] {
+        let good = file(name);
+        assert!(pixels_of(&good, &any).is_ok(), "{name}");
+        let scans = scans_of(&good);
+        for (i, (begin, end)) in scans.iter().enumerate() {
+            for cut in (*begin..*end - 1).step_by(1 + (end - begin) / 40) {
+                // a half marker is none
+                let cut = if good[cut - 1] == 0xff { cut - 1 } else { cut };
+                let closed = [&good[..cut], b"\xff\xd9"].concat();
+                let bad = pixels_of(&closed, &any).expect_err(&format!("{name}: scan {i} cut at {cut} of {end}"));
+                assert_eq!(bad.reason, reason::BROKEN, "{name}: {}", bad.message);
+            }
+        }
+    }
+    let good = file("grey.jpg");
+    let (begin, end) = scans_of(&good)[0];
+    let bad = pixels_of(&[&good[..begin + (end - begin) / 2], b"\xff\xd9"].concat(), &any).unwrap_err();
+    assert!(bad.message.contains("is cut off and closed with an end marker: scan 1 has "), "{}", bad.message);
+}
+
+/// A progressive file without its last scans is a coarser picture.
+#[test]
+fn a_jpeg_without_its_last_scans_is_broken() {
+    let any = images(json!({"fit": "stretch", "size": 4}));
+    for (name, least) in [("progressive.jpg", 6), ("420-progressive.jpg", 6), ("grey-progressive.jpg", 4)] {
+        let good = file(name);
+        let scans = scans_of(&good);
+        assert!(scans.len() >= least, "{name}: {} scans", scans.len());
+        for (i, (_, end)) in scans[..scans.len() - 1].iter().enumerate() {
+            let closed = [&good[..*end], b"\xff\xd9"].concat();
+            let bad = pixels_of(&closed, &any).expect_err(&format!("{name} with {} scans", i + 1));
+            assert_eq!(bad.reason, reason::BROKEN);
+            assert!(bad.message.contains("lacks its last scans: component"), "{name}: {}", bad.message);
+        }
+    }
+}
+
+/// A restart marker with its blocks that is gone, in the middle of a scan.
+#[test]
+fn a_jpeg_that_lost_an_interval_is_broken() {
+    let any = images(json!({"fit": "stretch", "size": 4}));
+    let good = file("restarts.jpg");
+    let restarts: Vec<usize> =
+        (0..good.len() - 1).filter(|at| good[*at] == 0xff && (0xd0..=0xd7).contains(&good[at + 1])).collect();
+    assert!(restarts.len() >= 3);
+    let without = [&good[..restarts[1]], &good[restarts[2]..]].concat();
+    assert_eq!(pixels_of(&without, &any).unwrap_err().reason, reason::BROKEN);
+}
+
+/// A PNG of so many colours, made by hand: a palette and rows of places in it, also packed and interlaced.
+fn palette_png(colours: usize, bits: u8, size: (u32, u32), row: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut encoder = png::Encoder::new(&mut out, size.0, size.1);
+    encoder.set_color(png::ColorType::Indexed);
+    encoder.set_depth(png::BitDepth::from_u8(bits).unwrap());
+    encoder.set_palette((0..colours * 3).map(|n| n as u8).collect::<Vec<u8>>());
+    let mut writer = encoder.write_header().unwrap();
+    writer.write_image_data(&row.repeat(size.1 as usize)).unwrap();
+    writer.finish().unwrap();
+    out
+}
+
+#[test]
+fn a_pixel_that_its_palette_does_not_have_is_a_bad_record() {
+    let of = |colours, bits, row: &[u8], width| {
+        let fields = json!({"size": width, "height": 2});
+        pixels_of(&palette_png(colours, bits, (width, 2), row), &images(fields)).map_err(|bad| {
+            assert_eq!(bad.reason, reason::BROKEN);
+            bad.message
+        })
+    };
+    assert_eq!(of(3, 8, &[0, 2], 2).unwrap(), [0, 1, 2, 6, 7, 8].repeat(2));
+    let says = "has a pixel of colour 3, and a palette of 3 colours; valid: 0 to 2";
+    assert_eq!(of(3, 8, &[0, 3], 2).unwrap_err(), says);
+    // 2 bits: 0, 1, 2 and what fills the byte up, which is no pixel
+    assert_eq!(of(3, 2, &[0b00_01_10_11], 3).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8].repeat(2));
+    assert_eq!(of(3, 2, &[0b00_01_10_11], 4).unwrap_err(), says);
+    assert_eq!(of(1, 1, &[0b0010_0000], 2).unwrap(), [0, 1, 2, 0, 1, 2].repeat(2));
+    assert!(of(1, 1, &[0b0010_0000], 3).unwrap_err().contains("colour 1, and a palette of 1 colours"));
+}

@@ -97,6 +97,11 @@ def main() -> None:
         add({"file": name, "fit": "exact"}, np.array(Image.open(HERE / name).convert("RGB")))
     smooth.convert("L").save(HERE / "grey.jpg", quality=95)
     add({"file": "grey.jpg", "fit": "exact"}, np.array(Image.open(HERE / "grey.jpg").convert("RGB")))
+    # for cutting: restart markers, and scans of half-sized chroma and of one component; 61×45 fills no unit
+    odd = smooth.crop((0, 0, 61, 45))
+    odd.save(HERE / "restarts.jpg", subsampling=2, quality=90, restart_marker_blocks=3)
+    odd.save(HERE / "420-progressive.jpg", progressive=True, subsampling=2, quality=85, restart_marker_rows=2)
+    odd.convert("L").save(HERE / "grey-progressive.jpg", progressive=True, quality=85)
 
     # lying on its side, in each of the eight ways
     tiny = Image.fromarray(rgb[:6, :4])

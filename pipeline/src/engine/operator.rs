@@ -26,7 +26,7 @@ use super::device::{Answer, DeviceQueue};
 use super::node::{NodeMetrics, depth, node_basics, one_input, properties};
 use super::session::JobResources;
 use super::splits_of;
-use super::state::{Doing, StageState};
+use super::state::{Doing, SplitMeter, StageState};
 
 /// The fewest batches of a split that are with the device or wait for it.
 const AT_THE_DEVICE: usize = 2;
@@ -200,7 +200,7 @@ impl AtDevice {
                 match self.parts.next() {
                     Some(part) => {
                         self.node.stage.does(Doing::WaitsForDevice);
-                        let meter = Arc::clone(&self.node.metrics) as Arc<dyn Meter>;
+                        let meter = SplitMeter::of(&self.node.metrics, self.node.stage.split());
                         let answer = self.work.submit(&self.device, part, meter).await.map_err(external)?;
                         self.under_way.push_back(answer);
                     }
@@ -275,7 +275,7 @@ impl ExecutionPlan for OperatorExec {
             vocabulary: Arc::clone(&resources.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),
-            meter: Arc::clone(&self.metrics) as Arc<dyn Meter>,
+            meter: SplitMeter::of(&self.metrics, &state),
         };
         let operator = self.spec.build(&context).map_err(external)?;
         let stream = try_unfold(Pulled { node, operator, ready: VecDeque::new(), ended: false }, Pulled::next);

@@ -3,10 +3,12 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stillhouse_operators::operator::SharedStatistics;
+use stillhouse_operators::operator::{Counters, Measure, Meter, SharedStatistics};
 use stillhouse_schemas::ids::SplitId;
 
+use super::node::NodeMetrics;
 use crate::events::StageStatus;
+use crate::output::SplitCounts;
 
 /// What a stage of a split is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +59,7 @@ pub struct SplitState {
     /// The checksums of what was read, once all is.
     input_sha256: Mutex<Vec<String>>,
     stages: Vec<Stage>,
+    counters: Counters,
 }
 
 impl SplitState {
@@ -69,6 +72,18 @@ impl SplitState {
             statistics: SharedStatistics::default(),
             input_sha256: Mutex::default(),
             stages: stages.iter().map(stage).collect(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What this attempt at the split has counted so far.
+    pub fn counts(&self) -> SplitCounts {
+        SplitCounts {
+            documents: self.counters.get(Measure::Documents),
+            text_bytes: self.counters.get(Measure::TextBytes),
+            tokens: self.counters.get(Measure::Tokens),
+            sequences: self.counters.get(Measure::Sequences),
+            teacher_tokens: self.counters.get(Measure::TeacherTokens),
         }
     }
 
@@ -105,6 +120,26 @@ impl SplitState {
     }
 }
 
+/// Counts for the metrics of a node, and for the split.
+#[derive(Debug)]
+pub(super) struct SplitMeter {
+    node: Arc<NodeMetrics>,
+    split: Arc<SplitState>,
+}
+
+impl SplitMeter {
+    pub fn of(node: &Arc<NodeMetrics>, split: &Arc<SplitState>) -> Arc<dyn Meter> {
+        Arc::new(Self { node: Arc::clone(node), split: Arc::clone(split) })
+    }
+}
+
+impl Meter for SplitMeter {
+    fn add(&self, what: Measure, n: u64) {
+        self.node.add(what, n);
+        self.split.counters.add(what, n);
+    }
+}
+
 /// The part of a stage's own in the state of its split.
 #[derive(Debug, Clone)]
 pub(crate) struct StageState {
@@ -131,5 +166,25 @@ impl StageState {
 
     pub fn split(&self) -> &Arc<SplitState> {
         &self.split
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_operator_counts_is_of_its_node_and_of_this_attempt_at_the_split() {
+        let node = NodeMetrics::new();
+        for documents in [13, 20] {
+            // a split that begins anew has another state
+            let split = Arc::new(SplitState::new(SplitId(1), "a.jsonl".into(), &["read"]));
+            let meter = SplitMeter::of(&node, &split);
+            meter.add(Measure::Documents, documents);
+            meter.add(Measure::Tokens, 10 * documents);
+            let counts = SplitCounts { documents, tokens: 10 * documents, ..SplitCounts::default() };
+            assert_eq!(split.counts(), counts);
+        }
+        assert_eq!(node.set().sum_by_name("documents").map(|sum| sum.as_usize()), Some(33));
     }
 }

@@ -103,6 +103,35 @@ pub struct SplitAtWork {
     pub reads: String,
     /// Its stages, in the order of the pipeline.
     pub stages: Vec<StageStatus>,
+    /// What this attempt has counted.
+    #[serde(default)]
+    pub counts: SplitCounts,
+}
+
+/// What is counted of one attempt at a split, and of its shard once that is committed; named as in [`Progress`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitCounts {
+    /// Documents read.
+    pub documents: u64,
+    /// Bytes of text read.
+    pub text_bytes: u64,
+    /// Tokens of text.
+    pub tokens: u64,
+    /// Sequences packed.
+    pub sequences: u64,
+    /// Tokens that the teacher has gone over.
+    pub teacher_tokens: u64,
+}
+
+impl SplitCounts {
+    /// Adds those of another split.
+    pub fn add(&mut self, other: &Self) {
+        self.documents += other.documents;
+        self.text_bytes += other.text_bytes;
+        self.tokens += other.tokens;
+        self.sequences += other.sequences;
+        self.teacher_tokens += other.teacher_tokens;
+    }
 }
 
 impl SplitAtWork {

@@ -7,6 +7,7 @@ use std::path::{Path as FsPath, PathBuf};
 use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStore;
 use object_store::path::Path;
+use serde::Deserialize;
 use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
@@ -18,6 +19,12 @@ use crate::repair;
 
 /// Says in what the job of a plan is another one, line by line.
 pub type Differs<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;
+
+/// A manifest, of which only this counts.
+#[derive(Deserialize)]
+struct OfJob {
+    job_hash: String,
+}
 
 /// Records that are read only to tell how much is there.
 const RECORDS_READ: usize = 2_000;
@@ -60,8 +67,8 @@ impl Output {
         }
         // a manifest that is missing or damaged is written again, from the records
         if let Some(manifest) = self.finished_manifest().await? {
-            let manifest = serde_json::from_slice::<serde_json::Value>(&manifest).unwrap_or_default();
-            if manifest["job_hash"] == job_hash {
+            // the splits in it may be many, and are read by who needs them
+            if serde_json::from_slice::<OfJob>(&manifest).is_ok_and(|of| of.job_hash == job_hash) {
                 return Ok(Found::Complete);
             }
         }

@@ -58,7 +58,7 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
-pub use self::join::{AtWork, SplitAtWork, Ticket, Warning};
+pub use self::join::{AtWork, SplitAtWork, SplitCounts, Ticket, Warning};
 pub use self::lease::Lock;
 pub(crate) use self::lease::Pulse;
 use self::lease::{Lease, LockKind, Seen, Timing};

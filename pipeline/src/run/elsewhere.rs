@@ -1,47 +1,110 @@
 //! What a run knows of the work that other processes do for it: what they have committed, and what they have last told.
+//!
+//! ```text
+//!   split ─ committed ─────────────► the counts of its record
+//!         ─ at work, of several the
+//!           one last heard of ─────► the counts of that attempt
+//!         ─ lost, or given up ─────► nothing
+//! ```
+//!
+//! What an executor has counted in all is of no use for how far a run is: it has the attempts in it that were lost, and what others have made again.
+//! Times, devices and requests are sums of what all have told: lost work took its time too.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::ShardRecord;
+use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
 use crate::events::Progress;
-use crate::output::{AtWork, SplitAtWork};
+use crate::output::{AtWork, SplitAtWork, SplitCounts};
+
+/// An executor that is at work tells every ten seconds: of one that tells nothing for so long, the attempts are lost.
+const LOST: Duration = Duration::from_secs(45);
 
 #[derive(Debug, Default)]
 pub(super) struct Elsewhere {
-    /// Sums over the shards that others have committed for this run.
-    documents: u64,
-    sequences: u64,
-    tokens: u64,
-    /// What each has told last.
-    reports: BTreeMap<String, AtWork>,
+    /// Counts of the shards that others have committed for this run.
+    committed: BTreeMap<SplitId, SplitCounts>,
+    /// What each has told last, and when that was last something else: the report of a dead one stays as it is.
+    reports: BTreeMap<String, (AtWork, Instant)>,
+    /// The attempts that count, of splits that are not committed.
+    attempts: BTreeMap<SplitId, Attempt>,
+    looks: u64,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    counts: SplitCounts,
+    /// The look that saw it last.
+    seen: u64,
 }
 
 impl Elsewhere {
     pub fn committed(&mut self, record: &ShardRecord) {
-        self.documents += record.statistics.documents;
-        self.sequences += record.rows;
-        self.tokens += record.tokens;
+        let Statistics { documents, text_bytes, text_tokens, predicted_tokens, .. } = record.statistics;
+        let counts = SplitCounts {
+            documents,
+            text_bytes,
+            tokens: text_tokens,
+            sequences: record.rows,
+            teacher_tokens: predicted_tokens,
+        };
+        self.committed.insert(record.split, counts);
+        self.attempts.remove(&record.split);
     }
 
-    pub fn told(&mut self, reports: BTreeMap<String, AtWork>) {
-        self.reports = reports;
+    pub fn told(&mut self, reports: BTreeMap<String, AtWork>, now: Instant) {
+        self.looks += 1;
+        let mut before = std::mem::take(&mut self.reports);
+        for (name, at) in reports {
+            let heard = match before.remove(&name) {
+                Some((was, heard)) if was == at => heard,
+                _ => now,
+            };
+            self.reports.insert(name, (at, heard));
+        }
+        let mut last: BTreeMap<SplitId, (Instant, &SplitAtWork)> = BTreeMap::new();
+        for (at, heard) in self.reports.values() {
+            let lives = now.saturating_duration_since(*heard) < LOST;
+            for split in at.splits.iter().filter(|split| lives && !self.committed.contains_key(&split.split)) {
+                let newer = |(then, other): &(Instant, &SplitAtWork)| (*then, other.rows()) < (*heard, split.rows());
+                if last.get(&split.split).is_none_or(newer) {
+                    last.insert(split.split, (*heard, split));
+                }
+            }
+        }
+        let seen = self.looks;
+        let attempts = last.into_iter().map(|(id, (_, split))| (id, Attempt { counts: split.counts, seen }));
+        self.attempts.extend(attempts);
+        // one that is in no report any more may have been committed since, which this look tells next
+        self.attempts.retain(|_, attempt| attempt.seen + 1 >= seen);
     }
 
-    /// Adds all that is known. Reports are up to ten seconds old, and what was committed may be ahead of them.
+    /// Adds all that is known. Reports are up to ten seconds old.
     pub fn add_to(&self, progress: &mut Progress) {
-        self.reports.values().for_each(|at| progress.add(&at.progress));
-        progress.documents = progress.documents.max(self.documents);
-        progress.sequences = progress.sequences.max(self.sequences);
-        progress.tokens = progress.tokens.max(self.tokens);
+        let mut sum = SplitCounts {
+            documents: progress.documents,
+            text_bytes: progress.text_bytes,
+            tokens: progress.tokens,
+            sequences: progress.sequences,
+            teacher_tokens: progress.teacher_tokens,
+        };
+        self.reports.values().for_each(|(at, _)| progress.add(&at.progress));
+        self.committed.values().for_each(|counts| sum.add(counts));
+        self.attempts.values().for_each(|attempt| sum.add(&attempt.counts));
+        progress.documents = sum.documents;
+        progress.text_bytes = sum.text_bytes;
+        progress.tokens = sum.tokens;
+        progress.sequences = sum.sequences;
+        progress.teacher_tokens = sum.teacher_tokens;
     }
 
     /// The splits at work that are wanted, each with the executor that makes it. Where two tell of one, the one that is further counts: the other
     /// was given up.
     pub fn at_work(&self, wanted: impl Fn(SplitId) -> bool) -> BTreeMap<SplitId, SplitAtWork> {
         let mut all: BTreeMap<SplitId, SplitAtWork> = BTreeMap::new();
-        for at in self.reports.values() {
+        for (at, _) in self.reports.values() {
             for split in at.splits.iter().filter(|at| wanted(at.split)) {
                 let reads = format!("{}, executor {}", split.reads, at.worker);
                 let placed = SplitAtWork { reads: reads.trim_start_matches(", ").to_owned(), ..split.clone() };
@@ -60,42 +123,119 @@ mod tests {
     use super::*;
     use crate::events::{StageProgress, StageStatus};
 
-    fn report(worker: &str, split: u32, rows: u64) -> AtWork {
+    /// A worker that has read so many documents in all, and those of a split of them.
+    fn report(worker: &str, split: u32, rows: u64, in_all: u64) -> AtWork {
         let stages = vec![StageStatus { name: "pack".into(), rows, doing: "is at work".into() }];
         let stage = StageProgress { name: "pack".into(), rows, busy_seconds: 0.5, awaited_seconds: 0.25 };
+        let counts = SplitCounts { documents: rows, tokens: 10 * rows, ..SplitCounts::default() };
         AtWork {
             worker: worker.into(),
             holder: None,
-            splits: vec![SplitAtWork { split: SplitId(split), reads: "a.jsonl".into(), stages }],
+            splits: vec![SplitAtWork { split: SplitId(split), reads: "a.jsonl".into(), stages, counts }],
             cannot: None,
             told: 0,
-            progress: Progress { documents: rows, devices: 1, stages: vec![stage], ..Progress::default() },
+            progress: Progress {
+                documents: in_all,
+                tokens: 10 * in_all,
+                devices: 1,
+                stages: vec![stage],
+                ..Progress::default()
+            },
             warnings: Vec::new(),
         }
     }
 
+    fn record(split: u32, documents: u64) -> ShardRecord {
+        let statistics = Statistics { documents, text_tokens: 10 * documents, ..Statistics::default() };
+        ShardRecord {
+            split: SplitId(split),
+            dataset_split: "train".into(),
+            path: String::new(),
+            rows: documents,
+            tokens: 1000,
+            bytes: 1,
+            sha256: String::new(),
+            footer: None,
+            column_bytes: BTreeMap::new(),
+            input_sha256: Vec::new(),
+            statistics,
+        }
+    }
+
+    fn told(elsewhere: &mut Elsewhere, now: Instant, reports: &[AtWork]) -> (u64, u64) {
+        elsewhere.told(reports.iter().map(|at| (at.worker.clone(), at.clone())).collect(), now);
+        counted(elsewhere)
+    }
+
+    fn counted(elsewhere: &Elsewhere) -> (u64, u64) {
+        let mut progress = Progress::default();
+        elsewhere.add_to(&mut progress);
+        (progress.documents, progress.tokens)
+    }
+
     #[test]
     fn what_all_have_told_is_one_progress() {
-        let mut elsewhere = Elsewhere { documents: 40, sequences: 3, ..Elsewhere::default() };
-        elsewhere.told([("1".into(), report("a", 7, 30)), ("2".into(), report("b", 8, 20))].into());
+        let (mut elsewhere, now) = (Elsewhere::default(), Instant::now());
+        told(&mut elsewhere, now, &[report("a", 7, 30, 30), report("b", 8, 20, 20)]);
         let mut progress = Progress { splits: 9, bytes: 5, ..Progress::default() };
         elsewhere.add_to(&mut progress);
-        assert_eq!((progress.documents, progress.sequences, progress.devices), (50, 3, 2));
+        assert_eq!((progress.documents, progress.tokens, progress.devices), (50, 500, 2));
         assert_eq!((progress.splits, progress.bytes), (9, 5), "the run knows these itself");
         let [pack] = progress.stages.as_slice() else { panic!("{:?}", progress.stages) };
         assert_eq!((pack.rows, pack.busy_seconds), (50, 1.0));
         // each report takes the place of the one before
-        elsewhere.told([("1".into(), report("a", 7, 31))].into());
-        let mut progress = Progress::default();
-        elsewhere.add_to(&mut progress);
-        assert_eq!((progress.documents, progress.devices), (40, 1), "what is committed counts");
+        assert_eq!(told(&mut elsewhere, now, &[report("a", 7, 31, 31), report("b", 8, 20, 20)]), (51, 510));
+        elsewhere.committed(&record(7, 33));
+        assert_eq!(counted(&elsewhere), (53, 530), "its record is what counts, once");
+        elsewhere.committed(&record(7, 33));
+        assert_eq!(counted(&elsewhere), (53, 530), "told twice");
+    }
+
+    /// Two splits of 33 documents together, over executors of which one is killed: never more than there are.
+    #[test]
+    fn documents_of_lost_attempts_are_not_counted_again() {
+        let (mut elsewhere, began) = (Elsewhere::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let killed = report("killed", 1, 13, 13);
+        assert_eq!(told(&mut elsewhere, at(0), &[killed.clone(), report("b", 2, 10, 10)]), (23, 230));
+        // b has made its split, and begins the other one anew; the report of the killed one stays as it is
+        assert_eq!(
+            told(&mut elsewhere, at(10), &[killed.clone(), report("b", 1, 2, 22)]).0,
+            2 + 10,
+            "2 is not committed yet"
+        );
+        elsewhere.committed(&record(2, 20));
+        assert_eq!(counted(&elsewhere), (22, 220));
+        assert_eq!(told(&mut elsewhere, at(20), &[killed.clone(), report("b", 1, 12, 32)]), (32, 320));
+        elsewhere.committed(&record(1, 13));
+        assert_eq!(told(&mut elsewhere, at(30), &[killed, report("b", 9, 0, 33)]), (33, 330));
+    }
+
+    #[test]
+    fn an_attempt_of_which_nothing_is_heard_any_more_is_lost() {
+        let (mut elsewhere, began) = (Elsewhere::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let killed = report("killed", 1, 13, 13);
+        for (seconds, documents) in [(0, 13), (30, 13), (44, 13), (45, 13), (46, 0)] {
+            assert_eq!(
+                told(&mut elsewhere, at(seconds), std::slice::from_ref(&killed)).0,
+                documents,
+                "after {seconds} s"
+            );
+        }
+        // slow is not lost: it tells how often it has told
+        let slow = AtWork { told: 1, ..killed.clone() };
+        assert_eq!(told(&mut elsewhere, at(100), &[slow]).0, 13);
+        // given up by one that lives
+        let other = AtWork { splits: Vec::new(), ..killed };
+        assert_eq!(told(&mut elsewhere, at(101), std::slice::from_ref(&other)).0, 13, "may be committed by now");
+        assert_eq!(told(&mut elsewhere, at(102), &[other]).0, 0);
     }
 
     #[test]
     fn a_split_stands_where_the_furthest_has_it() {
         let mut elsewhere = Elsewhere::default();
-        let reports = [("1", report("a", 7, 5)), ("2", report("b", 7, 9)), ("3", report("c", 8, 1))];
-        elsewhere.told(reports.map(|(name, at)| (name.to_owned(), at)).into());
+        told(&mut elsewhere, Instant::now(), &[report("a", 7, 5, 5), report("b", 7, 9, 9), report("c", 8, 1, 1)]);
         let at_work = elsewhere.at_work(|split| split == SplitId(7));
         assert_eq!(at_work.keys().copied().collect::<Vec<_>>(), [SplitId(7)], "the other is committed");
         assert_eq!((at_work[&SplitId(7)].reads.as_str(), at_work[&SplitId(7)].rows()), ("a.jsonl, executor b", 9));

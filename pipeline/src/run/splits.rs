@@ -214,7 +214,9 @@ impl Job {
             Step::Begun { split, dataset_split, executor } => {
                 self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
             }
-            Step::AtWork(reports) => self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).told(reports),
+            Step::AtWork(reports) => {
+                self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).told(reports, Instant::now())
+            }
             Step::Warning(message) => self.observer.event(&Event::Warning { message }),
             Step::Made(record) => {
                 self.committed(&record)?;

@@ -93,7 +93,9 @@ impl Stand {
         let at = |split: &SplitId| {
             let state = states.get(split);
             let reads = state.map(|state| state.reads.clone()).unwrap_or_default();
-            SplitAtWork { split: *split, reads, stages: state.map(|state| state.statuses()).unwrap_or_default() }
+            let stages = state.map(|state| state.statuses()).unwrap_or_default();
+            let counts = state.map(|state| state.counts()).unwrap_or_default();
+            SplitAtWork { split: *split, reads, stages, counts }
         };
         AtWork {
             splits: splits.iter().map(at).collect(),

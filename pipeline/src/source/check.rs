@@ -1,18 +1,20 @@
 //! A check when a job is planned: the files are what the job says they are, and the text column is there and can be text.
 //!
-//! Cost: the footer or header of every Parquet, Arrow and CSV file; the first bytes of the others (of a store, of the first 32).
+//! Cost: the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files; the first bytes of as many others (of a store, of the first 32).
 
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
 use super::error::SourceError;
+use super::first::MOST_LOOKED_INTO;
 use super::list::{InputFile, LookedAt};
+use super::parallel::spread;
 use super::store::Store;
 use super::{csv, ipc, parquet_rows, sniff};
 
 const MOST: usize = 5;
 
-/// Checks that `input.text` is a string column of every file; with `input.sql` nothing is checked here (see
+/// Checks that `input.text` is a string column of the files; with `input.sql` nothing is checked here (see
 /// [`super::check_sql`]). Tells at most five files. `looked_at` is told of every file, before it is looked at.
 ///
 /// # Errors
@@ -31,7 +33,7 @@ pub(crate) fn check_columns(
         return sniff::check(store, files, input, "input.paths", MOST, looked_at);
     }
     let mut problems = Vec::new();
-    for (i, file) in files.iter().enumerate() {
+    for (i, file) in spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO) {
         if problems.len() >= MOST {
             break;
         }

@@ -1,6 +1,7 @@
 //! A check before work begins: the first records of the files are what the job says they are.
 //!
-//! Cost: on a disk the first bytes of every file; in stores of at most [`MOST_IN_STORES`] files, evenly spread over the list.
+//! Cost: on a disk the first bytes of at most [`MOST_LOOKED_INTO`] files, in stores of at most [`MOST_IN_STORES`], evenly spread over the list. What is not
+//! looked into here is told when it is read.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +16,11 @@ use super::records::{self, Fault};
 use super::spool::Spool;
 use super::store::Store;
 use super::{ipc, numbers, parquet_rows, read_split};
-use crate::storage::Location;
 
 /// Files of stores that are looked into: each costs a request or two.
 const MOST_IN_STORES: usize = 32;
+/// Files of a disk that are looked into: a small fraction of a second.
+pub(super) const MOST_LOOKED_INTO: usize = 10_000;
 /// Problems told; the first are enough to see what is wrong.
 const MOST_PROBLEMS: usize = 5;
 /// Records that all have to be bad before a file is warned of, where bad ones may be skipped.
@@ -37,7 +39,7 @@ pub struct FirstRecords {
     pub files: usize,
 }
 
-/// Reads the first record of every file (in stores of 32 of them); where bad records are skipped, the first few.
+/// Reads the first record of the files (of 10,000 of a disk, of 32 in stores); where bad records are skipped, the first few.
 /// `tell` is told how many of how many files are done.
 ///
 /// # Errors
@@ -66,19 +68,17 @@ pub fn first_records(
     Ok(found)
 }
 
-/// All files of the disk, and some of those in stores. Of images, which may be a file each, only some anywhere.
+/// Some files of the disk, and fewer of those in stores. Of images, which may be a file each, fewer anywhere.
 fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
-    let far =
-        |file: &InputFile| input.is_rows() || matches!(store.location_of(&file.location), Some(Location::Store(_)));
-    let in_stores = files.iter().filter(|file| far(file)).count();
-    let step = in_stores.div_ceil(MOST_IN_STORES).max(1);
-    let mut number = 0;
+    let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
+    let all_far = files.iter().filter(|file| far(file)).count();
+    let every = |all: usize, most: usize| all.div_ceil(most).max(1);
+    let steps = [every(files.len() - all_far, MOST_LOOKED_INTO), every(all_far, MOST_IN_STORES)];
+    let mut numbers = [0, 0];
     let mut wanted = |file: &InputFile| {
-        if !far(file) {
-            return true;
-        }
-        number += 1;
-        (number - 1) % step == 0
+        let of = usize::from(far(file));
+        numbers[of] += 1;
+        (numbers[of] - 1) % steps[of] == 0
     };
     files.iter().filter(|file| wanted(file)).collect()
 }

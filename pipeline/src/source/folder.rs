@@ -3,7 +3,6 @@
 //! A name that is not UTF-8 or has control characters has no place in a job's listing, in manifests and in messages: it is told, escaped, where it
 //! would be read. So is a link that leads nowhere, in a circle, or out of what is allowed.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
@@ -21,6 +20,8 @@ use crate::storage::Location;
 pub(super) enum Child {
     Folder(Path),
     File(ObjectMeta),
+    /// A pipe, a device or a socket.
+    Odd(Path),
     /// What it is that cannot be read, and why; `folder`: it is one, or could be.
     Unreadable {
         message: String,
@@ -29,17 +30,25 @@ pub(super) enum Child {
 }
 
 /// What a file is, as the store of the disk says it; `None` where there is none, or a folder.
-pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<ObjectMeta>, String> {
+pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
-        Ok(found) => Ok(Some(meta(&found, location.clone()))),
+        Ok(found) => Ok(Some(of_metadata(&found, location.clone()))),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(describe(&e)),
     }
 }
 
+fn of_metadata(found: &Metadata, location: Path) -> Child {
+    match (found.is_dir(), found.is_file()) {
+        (true, _) => Child::Folder(location),
+        (_, true) => Child::File(meta(found, location)),
+        _ => Child::Odd(location),
+    }
+}
+
 /// As `object_store` makes it, which would have to open the file for it.
-fn meta(found: &Metadata, location: Path) -> ObjectMeta {
+pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
     let modified = found.modified().unwrap_or(UNIX_EPOCH);
     let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let (inode, size) = (found.ino(), found.len());
@@ -54,13 +63,13 @@ pub(super) fn children(
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
     admits: Admits<'_>,
-) -> Result<BTreeMap<String, Child>, String> {
+) -> Result<Vec<(String, Child)>, String> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(BTreeMap::new()),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
         Err(e) => return Err(format!("cannot list {}: {}", folder.display(), describe(&e))),
     };
-    let mut children = BTreeMap::new();
+    let mut children = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| format!("cannot list {}: {}", folder.display(), describe(&e)))?;
         let name = entry.file_name();
@@ -70,8 +79,10 @@ pub(super) fn children(
         }
         let child = child(&entry, &name, location, display, admits)
             .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
-        children.insert(shown.into_owned(), child);
+        children.push((shown.into_owned(), child));
     }
+    // two names that are not UTF-8 may be shown alike
+    children.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(children)
 }
 
@@ -79,18 +90,18 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
     let unreadable =
         |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
     let is_link = entry.file_type()?.is_symlink();
-    let path = entry.path();
-    if is_link && let Err(message) = admits(&Location::Disk(path.clone())) {
+    if is_link && let Err(message) = admits(&Location::Disk(entry.path())) {
         return unreadable(&format!("is a link: {message}"), true);
     }
-    let found = match fs::metadata(&path) {
+    // of what is no link the folder that is open already is asked, which needs no walk along the path
+    let found = match if is_link { fs::metadata(entry.path()) } else { entry.metadata() } {
         Ok(found) => found,
         // removed since it was listed
         Err(e) if !is_link && e.kind() == ErrorKind::NotFound => return unreadable("is gone", false),
         Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
         Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
     };
-    if is_link && found.is_dir() && leads_back(&path) {
+    if is_link && found.is_dir() && leads_back(&entry.path()) {
         return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
     }
     let part = name.to_str().and_then(|name| PathPart::parse(name).ok());
@@ -98,7 +109,7 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
         return unreadable("has a name that is not UTF-8 or has control characters; valid: rename it", found.is_dir());
     };
     let at: Path = location.parts().chain([part]).collect();
-    Ok(if found.is_dir() { Child::Folder(at) } else { Child::File(meta(&found, at)) })
+    Ok(of_metadata(&found, at))
 }
 
 /// Whether a link to a folder leads to one of those that it was found through.
@@ -137,8 +148,9 @@ mod tests {
         fs::write(&path, "text").unwrap();
         let location = Path::from_absolute_path(&path).unwrap();
         let store = object_store::local::LocalFileSystem::new();
-        assert_eq!(file(&path, &location).unwrap().unwrap(), store.head(&location).await.unwrap());
+        let Ok(Some(Child::File(found))) = file(&path, &location) else { panic!("no file") };
+        assert_eq!(found, store.head(&location).await.unwrap());
         let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
-        assert!(matches!(&listed["a ü.txt"], Child::File(meta) if meta.size == 4));
+        assert!(matches!(listed.as_slice(), [(name, Child::File(meta))] if name == "a ü.txt" && meta.size == 4));
     }
 }

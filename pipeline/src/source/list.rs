@@ -19,7 +19,9 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat, Layout};
 use stillhouse_schemas::storage::split_url;
 
+use super::classes::{self, EmptyFolder};
 use super::folder::{self, Child};
+use super::parallel::{cores, looked};
 use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
@@ -56,7 +58,7 @@ mod location {
 
 impl InputFile {
     fn listed(store: &Store, path: String, meta: ObjectMeta) -> Self {
-        let state = FileState::of(&meta, store.shown(&meta.location).1);
+        let state = FileState::of(&meta, store.is_on_disk(&meta.location));
         Self { path, size: meta.size, state, location: meta.location }
     }
 }
@@ -132,27 +134,67 @@ pub(crate) fn list(
     admits: Admits<'_>,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
-    let mut files = Vec::new();
+    let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
+    // one path finds a file once, unless it stands for several or goes down twice
+    let may_repeat = !matches!(input.paths.as_slice(), [path] if !path.contains('{') && !path.contains("**"));
     let mut problems = Vec::new();
     let mut more_problems = 0;
-    for (i, given) in input.paths.iter().enumerate() {
-        looked_at(i);
-        match named(store, base_dir, given, input, names, admits) {
-            Ok(found) => files.extend(found.into_iter().filter(|f| seen.insert(f.location.clone()))),
-            Err(Trouble::Problem(message)) if problems.len() < MOST_PROBLEMS => {
-                problems.push(Problem::new(format!("{field}.paths[{i}]"), format!("{given:?}"), message));
+    let look = |given: &String| named(store, base_dir, given, input, names, admits);
+    let refused = |found: &Result<Listed, Trouble>| matches!(found, Err(Trouble::Store(_)));
+    let in_stores = input.paths.iter().any(|path| split_url(path).is_some());
+    let threads = if in_stores { REQUESTS } else { cores() };
+    for (block, paths) in input.paths.chunks(BLOCK).enumerate() {
+        for (i, (given, found)) in (block * BLOCK..).zip(paths.iter().zip(looked(paths, threads, &look, &refused))) {
+            looked_at(i);
+            match found {
+                Some(Ok(Listed { files: found, empty })) => {
+                    files.extend(found.into_iter().filter(|f| !may_repeat || seen.insert(f.location.clone())));
+                    empty_folders.extend(empty);
+                }
+                Some(Err(Trouble::Problem(message))) if problems.len() < MOST_PROBLEMS => {
+                    problems.push(Problem::new(format!("{field}.paths[{i}]"), format!("{given:?}"), message));
+                }
+                Some(Err(Trouble::Problem(_))) => more_problems += 1,
+                Some(Err(Trouble::Store(error))) => return Err(NotListed::Store(error)),
+                // what was not looked at comes after what a store has refused
+                None => {}
             }
-            Err(Trouble::Problem(_)) => more_problems += 1,
-            Err(Trouble::Store(error)) => return Err(NotListed::Store(error)),
         }
     }
     if more_problems > 0 {
         problems
             .push(Problem::missing(format!("{field}.paths"), format!("and {more_problems} more paths with problems")));
     }
+    if problems.is_empty()
+        && let Err(message) = classes::of_all(&files, &empty_folders, input)
+    {
+        problems.push(Problem::missing(format!("{field}.paths"), message));
+    }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
+
+/// What paths have found.
+#[derive(Debug, Default)]
+struct Listed {
+    files: Vec<InputFile>,
+    /// Class folders without an image, as they are shown.
+    empty: Vec<EmptyFolder>,
+}
+
+/// What a path finds, folder by folder.
+struct Found {
+    files: Vec<InputFile>,
+    /// Folders below which nothing was found.
+    empty: Vec<EmptyFolder>,
+    /// The first pipe, device or socket, as it is shown and where it is.
+    odd: Option<(String, Path)>,
+}
+
+/// Paths that are looked at before their files are taken into the list.
+const BLOCK: usize = 4096;
+/// Requests to stores under way at once.
+const REQUESTS: usize = 16;
 
 /// Told how many things were looked at so far.
 pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
@@ -165,12 +207,18 @@ fn named(
     input: &Input,
     names: &Names,
     admits: Admits<'_>,
-) -> Result<Vec<InputFile>, Trouble> {
-    let mut files = Vec::new();
+) -> Result<Listed, Trouble> {
+    let mut listed = Listed::default();
     for named in names.all(given)? {
-        let found = expand(store, base_dir, &named.real, input, admits).and_then(|found| {
-            found.iter().try_for_each(|file| admitted(store, file, admits)).map_err(Trouble::Problem)?;
-            Ok(found)
+        let found = expand(store, base_dir, &named.real, input, admits).and_then(|(found, root)| {
+            // first, so that nothing is told of what is not admitted
+            found.files.iter().try_for_each(|file| admitted(store, &file.path, &file.location, admits))?;
+            if let Some((shown, location)) = found.odd {
+                admitted(store, &shown, &location, admits)?;
+                return Err(format!("{shown:?} {ODD}").into());
+            }
+            let empty = classes::of_path(&found.files, found.empty, &root, input)?;
+            Ok(Listed { files: found.files, empty })
         });
         let found = found.map_err(|trouble| match trouble {
             Trouble::Problem(message) if named.written != given => {
@@ -178,13 +226,15 @@ fn named(
             }
             other => other,
         })?;
-        files.extend(found.into_iter().map(|file| InputFile { path: named.shown(file.path), ..file }));
+        let shown = |file: InputFile| InputFile { path: named.shown(file.path), ..file };
+        listed.files.extend(found.files.into_iter().map(shown));
+        listed.empty.extend(found.empty);
     }
-    Ok(files)
+    Ok(listed)
 }
 
 /// Says why a file or folder may not be looked at, where it may not.
-pub(crate) type Admits<'a> = &'a dyn Fn(&Location) -> Result<(), String>;
+pub(crate) type Admits<'a> = &'a (dyn Fn(&Location) -> Result<(), String> + Sync);
 
 /// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
 fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
@@ -193,22 +243,13 @@ fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Re
         .map_or(Ok(()), |named| admits(&named).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
 }
 
+fn admitted(store: &Store, shown: &str, location: &Path, admits: Admits<'_>) -> Result<(), String> {
+    let Some(named) = store.location_of(location) else { return Err("is not a path of this machine".into()) };
+    admits(&named).map_err(|message| format!("{shown:?}: {message}"))
+}
+
 /// Only files are read: a pipe or a device could give bytes for ever, or none.
-fn admitted(store: &Store, file: &InputFile, admits: Admits<'_>) -> Result<(), String> {
-    let Some(named) = store.location_of(&file.location) else { return Err("is not a path of this machine".into()) };
-    // first, so that nothing is told of what is not admitted
-    admits(&named).map_err(|message| format!("{:?}: {message}", file.path))?;
-    match &named {
-        Location::Disk(path) if is_odd(path) => Err(format!("{:?} {ODD}", file.path)),
-        _ => Ok(()),
-    }
-}
-
 const ODD: &str = "is a pipe, a device or a socket; valid: files and folders";
-
-fn is_odd(path: &std::path::Path) -> bool {
-    path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
-}
 
 /// The components of a path or URL, and how many of them come before the first that is a glob; of a URL at least scheme and bucket.
 fn components(given: &str) -> (Vec<Cow<'_, str>>, usize) {
@@ -293,23 +334,19 @@ fn expand(
     given: &str,
     input: &Input,
     admits: Admits<'_>,
-) -> Result<Vec<InputFile>, Trouble> {
+) -> Result<(Found, Path), Trouble> {
     let Given { plain, components, literal, location } = Given::parse(base_dir, given)?;
-    let mut found = Vec::new();
+    let mut found = Found { files: Vec::new(), empty: Vec::new(), odd: None };
     if literal == components.len() {
-        if let Some(Location::Disk(path)) = store.location_of(&location)
-            && is_odd(&path)
-        {
-            return Err(ODD.to_owned().into());
-        }
         if !plain.ends_with('/')
             && let Some(file) = head_file(store, &plain, &location)?
         {
-            return Ok(vec![file]);
+            found.files.push(file);
+            return Ok((found, location));
         }
         let name = plain.trim_end_matches('/');
         below(store, name, &location, input, admits, &mut found)?;
-        if found.is_empty() {
+        if found.files.is_empty() && found.odd.is_none() {
             let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
             let message = match !is_folder && children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.shown(&location).0),
@@ -319,7 +356,7 @@ fn expand(
             };
             return Err(message.into());
         }
-        return Ok(found);
+        return Ok((found, location));
     }
     let patterns = components[literal..]
         .iter()
@@ -328,10 +365,10 @@ fn expand(
         .collect::<Result<Vec<_>, _>>()?;
     let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
     matching(store, &display, &location, &patterns, admits, &mut found)?;
-    if found.is_empty() {
+    if found.files.is_empty() && found.odd.is_none() {
         return Err(format!("matches no file (looked in {})", store.shown(&location).0).into());
     }
-    Ok(found)
+    Ok((found, location))
 }
 
 /// What a disk says is a problem of the job; what a store says is not.
@@ -362,8 +399,11 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
 
 fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
     if let Some(Location::Disk(path)) = store.location_of(location) {
-        let found = folder::file(&path, location)?;
-        return Ok(found.map(|meta| InputFile::listed(store, display.into(), meta)));
+        return match folder::file(&path, location)? {
+            Some(Child::Odd(_)) => Err(ODD.to_owned().into()),
+            Some(Child::File(meta)) => Ok(Some(InputFile::listed(store, display.into(), meta))),
+            _ => Ok(None),
+        };
     }
     match store.wait(store.store.head(location)) {
         Ok(meta) => Ok(Some(InputFile::listed(store, display.into(), meta))),
@@ -381,13 +421,13 @@ fn children(
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
     admits: Admits<'_>,
-) -> Result<BTreeMap<String, Child>, Trouble> {
+) -> Result<Vec<(String, Child)>, Trouble> {
     if let Some(Location::Disk(path)) = store.location_of(location) {
         return Ok(folder::children(&path, location, display, wanted, admits)?);
     }
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
         Ok(listing) => listing,
-        Err(object_store::Error::NotFound { .. }) => return Ok(BTreeMap::new()),
+        Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
         Err(e) => return Err(trouble(store, location, "list", &e)),
     };
     let name = |path: &Path| path.filename().unwrap_or_default().to_string();
@@ -395,7 +435,9 @@ fn children(
     // consoles put an empty object for a folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
     let files = objects.map(|o| (name(&o.location), Child::File(o)));
-    Ok(folders.chain(files).filter(|(name, _)| !name.is_empty() && wanted(name)).collect())
+    let named: BTreeMap<String, Child> =
+        folders.chain(files).filter(|(name, _)| !name.is_empty() && wanted(name)).collect();
+    Ok(named.into_iter().collect())
 }
 
 fn matching(
@@ -404,7 +446,7 @@ fn matching(
     location: &Path,
     patterns: &[Pattern],
     admits: Admits<'_>,
-    found: &mut Vec<InputFile>,
+    found: &mut Found,
 ) -> Result<(), Trouble> {
     let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
     if pattern.as_str() == "**" {
@@ -428,12 +470,18 @@ fn matching(
     for (name, child) in children(store, location, display, &|name| pattern.matches_with(name, MATCH), admits)? {
         match child {
             Child::File(meta) if rest.is_empty() => {
-                found.push(InputFile::listed(store, format!("{display}{name}"), meta));
+                found.files.push(InputFile::listed(store, format!("{display}{name}"), meta));
+            }
+            Child::Odd(location) if rest.is_empty() => {
+                found.odd.get_or_insert_with(|| (format!("{display}{name}"), location));
             }
             Child::Folder(path) if !rest.is_empty() => {
-                let display = format!("{display}{name}/");
+                let (display, before) = (format!("{display}{name}/"), found.files.len());
                 enters(store, &display, &path, admits)?;
                 matching(store, &display, &path, rest, admits, found)?;
+                if found.files.len() == before {
+                    found.empty.push(EmptyFolder { shown: display, location: path });
+                }
             }
             Child::Unreadable { message, folder } if folder || rest.is_empty() => return Err(message.into()),
             _ => {}
@@ -452,18 +500,25 @@ fn below(
     location: &Path,
     input: &Input,
     admits: Admits<'_>,
-    found: &mut Vec<InputFile>,
+    found: &mut Found,
 ) -> Result<(), Trouble> {
     for (name, child) in children(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), admits)? {
         let path = format!("{display}/{name}");
         match child {
             Child::Unreadable { message, folder } if folder || has_ending(&name, input) => return Err(message.into()),
             Child::Folder(location) => {
+                let before = found.files.len();
                 enters(store, &path, &location, admits)?;
                 below(store, &path, &location, input, admits, found)?;
+                if found.files.len() == before {
+                    found.empty.push(EmptyFolder { shown: path, location });
+                }
             }
-            Child::File(meta) if has_ending(&name, input) => found.push(InputFile::listed(store, path, meta)),
-            Child::File(..) | Child::Unreadable { .. } => {}
+            Child::File(meta) if has_ending(&name, input) => found.files.push(InputFile::listed(store, path, meta)),
+            Child::Odd(location) if has_ending(&name, input) => {
+                found.odd.get_or_insert((path, location));
+            }
+            Child::File(..) | Child::Odd(_) | Child::Unreadable { .. } => {}
         }
     }
     Ok(())

@@ -34,6 +34,7 @@
 mod batch;
 mod check;
 mod checkpoints;
+mod classes;
 mod csv;
 mod decode;
 mod decompress;
@@ -49,6 +50,7 @@ mod lines;
 mod list;
 mod nothing;
 mod numbers;
+mod parallel;
 mod parquet_rows;
 mod plan;
 mod range;

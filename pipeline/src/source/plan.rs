@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
-use stillhouse_schemas::spec::{Input, InputFormat, TextDocument};
+use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
 
-use super::decode::Cursor;
+use super::decode::{Cursor, compression};
 use super::error::SourceError;
 use super::holdout::{self, Part};
 use super::list::InputFile;
@@ -85,7 +85,8 @@ pub fn plan_splits(
     progress: &(dyn Fn(PlanProgress) + Sync),
 ) -> Result<Weighed, SourceError> {
     let target = target_split_bytes.max(1);
-    let store = &store.expecting(files);
+    let expecting = (!reads_nothing(files, input)).then(|| store.expecting(files));
+    let store = expecting.as_ref().unwrap_or(store);
     let segments = segments(store, files, input, target, progress)?;
     let mut weighed = Weighed::default();
     for part in holdout::parts(store, files, input, seed, segments)? {
@@ -215,6 +216,20 @@ fn segments(
     Ok(all)
 }
 
+fn is_plain(file: &InputFile, input: &Input) -> bool {
+    compression(file, input) == Compression::None
+}
+
+/// Whether the listing alone says where to cut: then the states of what may be very many files are not needed.
+fn reads_nothing(files: &[InputFile], input: &Input) -> bool {
+    let of_text = match input.format() {
+        InputFormat::Text if input.document == TextDocument::File => is_plain,
+        InputFormat::Text | InputFormat::Jsonl => records::is_seekable,
+        _ => return false,
+    };
+    input.holdout.is_empty() && files.iter().all(|file| of_text(file, input))
+}
+
 fn file_segments(
     store: &Store,
     index: usize,
@@ -251,10 +266,10 @@ fn file_segments(
             .collect());
     }
     if input.format() == InputFormat::Text && input.document == TextDocument::File {
-        let mut cursor = Cursor::open(store, file, input, 0)?;
-        let size = if super::decode::compression(file, input) == stillhouse_schemas::spec::Compression::None {
+        let size = if is_plain(file, input) {
             file.size
         } else {
+            let mut cursor = Cursor::open(store, file, input, 0)?;
             cursor.skip_to(u64::MAX).map_err(|e| SourceError::from_io(&file.path, e))?;
             cursor.offset
         };

@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -76,7 +77,20 @@ impl Router {
                 return Some(Location::Store(StoreUrl { key: of_bucket.to_string(), ..mount.url.clone() }));
             }
         }
-        self.disk.path_to_filesystem(path).ok().map(Location::Disk)
+        disk_path(path).map(Location::Disk)
+    }
+
+    /// The path in the file system of what no bucket has; `None` for what no path of the disk can be.
+    pub fn on_disk(&self, path: &Path) -> Option<PathBuf> {
+        match self.is_on_disk(path) {
+            true => disk_path(path),
+            false => None,
+        }
+    }
+
+    /// Whether a path is on the disk.
+    pub fn is_on_disk(&self, path: &Path) -> bool {
+        !self.mounts.iter().any(|mount| path.prefix_matches(&mount.at))
     }
 
     /// The store that has a path, what it is called there, and what comes before that.
@@ -88,6 +102,15 @@ impl Router {
         }
         (Arc::clone(&self.disk) as Arc<dyn ObjectStore>, path.clone(), None)
     }
+}
+
+/// As [`LocalFileSystem::path_to_filesystem`] without a prefix, which goes by way of a URL: this is asked for every file of a listing.
+fn disk_path(path: &Path) -> Option<PathBuf> {
+    let path = path.as_ref();
+    let name = path.rsplit('/').next().filter(|name| !name.is_empty())?;
+    // `#` and digits at the end is what the store calls its own unfinished files
+    let unfinished = |(_, suffix): (&str, &str)| !suffix.is_empty() && suffix.bytes().all(|b| b.is_ascii_digit());
+    (!name.split_once('#').is_some_and(unfinished)).then(|| PathBuf::from(format!("/{path}")))
 }
 
 fn outer(at: Option<&Path>, inner: Path) -> Path {
@@ -153,5 +176,20 @@ impl ObjectStore for Router {
 
     async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
         read_only("copy")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_of_the_disk_is_what_the_store_says() {
+        let disk = LocalFileSystem::new();
+        for name in ["", "a", "a/b c", "a/50%25", "a/ü#", "a/x#1", "a/x#1b", "#7/x", "a/[b]?{c}~|`^", "a/b#2/c", "-.-"]
+        {
+            let path = Path::parse(name).unwrap();
+            assert_eq!(disk_path(&path), disk.path_to_filesystem(&path).ok(), "{name:?}");
+        }
     }
 }

@@ -7,7 +7,9 @@ use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::decode::compression;
 use super::error::SourceError;
+use super::first::MOST_LOOKED_INTO;
 use super::list::{InputFile, LookedAt};
+use super::parallel::spread;
 use super::store::Store;
 
 /// Bytes that are looked at.
@@ -122,7 +124,8 @@ fn describe(found: Kind) -> String {
     }
 }
 
-/// Looks at the first bytes of the files of lines, at most `most` problems: every file of this machine, the first ones of a store.
+/// Looks at the first bytes of the files of lines, at most `most` problems: of this machine [`MOST_LOOKED_INTO`], evenly spread, the first ones of a store.
+/// The others are looked at when they are read.
 ///
 /// # Errors
 /// When a store does not answer.
@@ -136,12 +139,13 @@ pub(super) fn check(
 ) -> Result<Vec<Problem>, SourceError> {
     let mut problems = Vec::new();
     let mut in_stores = 0;
-    for (i, file) in files.iter().enumerate().filter(|(_, file)| file.size > 0) {
+    let chosen = spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO);
+    for (i, file) in chosen.filter(|(_, file)| file.size > 0) {
         looked_at(i);
         if problems.len() >= most {
             break;
         }
-        if !store.shown(&file.location).1 {
+        if !store.is_on_disk(&file.location) {
             in_stores += 1;
             if in_stores > STORE_FILES {
                 continue;

@@ -58,6 +58,29 @@ fn idx_header(store: &Store, file: &InputFile, input: &Input, rank: u8) -> Resul
     Ok(IdxHeader { lengths, bytes })
 }
 
+/// Makes sure that a compressed IDX file ends behind its last row, as the size of a plain one tells.
+///
+/// Cost: it is decompressed.
+pub(super) fn idx_ends(store: &Store, file: &InputFile, input: &Input, images: &Images) -> Result<(), SourceError> {
+    let holds_labels = is_idx_labels(&file.path);
+    if compression(file, input) == Compression::None || (holds_labels && images.labels() != ImageLabels::Stored) {
+        return Ok(());
+    }
+    let header = idx_header(store, file, input, if holds_labels { 1 } else { 3 })?;
+    let whole = header.lengths.iter().try_fold(1u64, |all, n| all.checked_mul(*n));
+    let end = whole.and_then(|all| all.checked_add(header.bytes)).unwrap_or(u64::MAX);
+    let mut cursor = Cursor::open(store, file, input, 0)?;
+    let io = |e| SourceError::from_io(&file.path, e);
+    cursor.skip_to(end).map_err(io)?;
+    let has_more = cursor.offset == end && !cursor.fill().map_err(io)?.is_empty();
+    if cursor.offset == end && !has_more {
+        return Ok(());
+    }
+    let has = if has_more { format!("more than {end}") } else { cursor.offset.to_string() };
+    let message = format!("has {has} bytes after decompression; its header says {:?}, which are {end}", header.lengths);
+    Err(SourceError::corrupt(&file.path, message))
+}
+
 /// How many images an IDX file has; none where it holds labels.
 pub(super) fn idx_rows(store: &Store, file: &InputFile, input: &Input) -> Result<u64, SourceError> {
     match is_idx_labels(&file.path) {

@@ -3,10 +3,11 @@
 use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
+use super::super::classes::class;
 use super::super::error::{RecordPosition, SourceError};
 use super::super::list::InputFile;
 use super::super::store::Store;
-use super::{Content, Raw, RawRecords, bad, folder, label_of};
+use super::{Content, Raw, RawRecords, bad, label_of};
 
 /// Bytes that an image of so many pixels may have as it is stored: no PNG or JPEG of sense has more than four for each, and headers.
 pub(super) fn most_bytes(images: &Images) -> u64 {
@@ -24,7 +25,7 @@ pub(super) struct ImageFile {
 impl ImageFile {
     pub fn new(store: &Store, file: &InputFile, images: &Images) -> Self {
         let label = match images.labels() {
-            ImageLabels::Folder => label_of(&folder(file), images),
+            ImageLabels::Folder => label_of(class(&file.location), images),
             _ => Ok(None),
         };
         let most = most_bytes(images);

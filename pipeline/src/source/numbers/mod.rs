@@ -13,7 +13,7 @@
 //! | `tar`, also compressed | the members of one name up to the first dot | at the header of such a member | the headers (of a compressed tar all of it, which leaves checkpoints) |
 //! | CIFAR, binary | 3,073 (3,074) bytes | at a record | nothing |
 //! | CIFAR, Python | a row of `data` | at a row | the files |
-//! | IDX, `.npy` | a row | at a row | the headers |
+//! | IDX, `.npy` | a row | at a row | the headers (of a compressed IDX all of it) |
 //! | Parquet | a row | at a row | the footers |
 //!
 //! What a split is follows from the listing and these. A record's checksum and its key are of its bytes as stored, so a split that
@@ -29,11 +29,15 @@ mod pickle;
 mod read;
 mod tar;
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
 pub(super) use self::read::{Numbers, first, read_keys};
+use super::classes;
 use super::error::{RecordPosition, SourceError};
 use super::list::InputFile;
 use super::plan::Segment;
@@ -46,6 +50,7 @@ mod reason {
     pub const NO_LABEL: &str = "no label";
     pub const NO_IMAGE: &str = "no image";
     pub const SEVERAL: &str = "several images";
+    pub const TWICE: &str = "member twice";
     pub const RANGE: &str = "code out of range";
     pub const LENGTH: &str = "another length";
     pub const NULL: &str = "null codes";
@@ -199,6 +204,9 @@ pub(super) fn segments(
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
     let Some(rows) = rows(store, file, input)? else { return tar::segments(store, index, file, input, target) };
+    if let Kind::Idx(images) = kind(file, input)? {
+        arrays::idx_ends(store, file, input, images)?;
+    }
     let length = length(input);
     let parts = rows.div_ceil((target / length).max(1));
     let at = |i: u64| (u128::from(rows) * u128::from(i) / u128::from(parts.max(1))) as u64;
@@ -239,24 +247,17 @@ fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, Bad> {
     }
 }
 
-/// The folder that a file lies in.
-pub(super) fn folder(file: &InputFile) -> String {
-    let parts: Vec<String> = file.location.parts().map(|part| part.as_ref().to_owned()).collect();
-    parts.len().checked_sub(2).and_then(|i| parts.get(i).cloned()).unwrap_or_default()
-}
-
 /// The input with the names of the classes, where the job leaves them to the folders that images lie in: all of them, by name.
-pub(crate) fn with_classes(input: &Input, files: &[InputFile]) -> Input {
-    let mut input = input.clone();
-    if let Some(images) = &mut input.images
-        && images.layout == Layout::Files
-        && images.labels() == ImageLabels::Folder
-        && images.classes.is_empty()
-    {
-        let names: std::collections::BTreeSet<String> = files.iter().map(folder).collect();
-        images.classes = names.into_iter().collect();
+pub(crate) fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
+    if !classes::are_folders(input) {
+        return Cow::Borrowed(input);
     }
-    input
+    let mut named = input.clone();
+    if let Some(images) = &mut named.images {
+        let names: BTreeSet<&str> = files.iter().map(|file| classes::class(&file.location)).collect();
+        images.classes = names.into_iter().map(str::to_owned).collect();
+    }
+    Cow::Owned(named)
 }
 
 /// The label of a class.

@@ -76,6 +76,10 @@ struct Machine<'a> {
 pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, String> {
     let mut machine = Machine { bytes, at: 0, stack: Vec::new(), memo: HashMap::new(), puts: 0 };
     let Value::Dict(entries) = machine.run()? else { return Err("is no dictionary".into()) };
+    // Python's reader leaves what follows to whoever reads on
+    if machine.at < bytes.len() {
+        return Err(format!("has {} bytes behind its end at byte {}", bytes.len() - machine.at, machine.at));
+    }
     let find = |key: &str| {
         let is =
             |value: &Value| matches!(value, Value::Text(range) if bytes.get(range.clone()) == Some(key.as_bytes()));

@@ -264,7 +264,13 @@ struct Sample {
     name: Option<String>,
     image: Option<Result<Vec<u8>, Bad>>,
     label: Option<Vec<u8>>,
+    /// The endings of its members, as far as they are kept, and one that came twice.
+    endings: Vec<String>,
+    twice: Option<String>,
 }
+
+/// Endings of a sample that are kept: so many kinds of members has none.
+const MOST_ENDINGS: usize = 1_000;
 
 /// Samples, in order.
 pub(super) struct TarRecords {
@@ -315,6 +321,8 @@ impl TarRecords {
                 name: None,
                 image: None,
                 label: None,
+                endings: Vec::new(),
+                twice: None,
             });
             if self.reads {
                 self.add(sample, &member, &ending)?;
@@ -326,6 +334,14 @@ impl TarRecords {
 
     fn add(&mut self, sample: &mut Sample, member: &Member, ending: &str) -> Result<(), SourceError> {
         let is_image = matches!(ending, "png" | "jpg" | "jpeg");
+        if !is_image && sample.endings.iter().any(|had| had == ending) {
+            // which of the two is meant nobody can say
+            sample.twice.get_or_insert_with(|| member.name.clone());
+            return Ok(());
+        }
+        if !is_image && sample.endings.len() < MOST_ENDINGS {
+            sample.endings.push(ending.to_owned());
+        }
         let wanted = match self.labels {
             ImageLabels::Cls => "cls",
             ImageLabels::Json => "json",
@@ -395,7 +411,12 @@ impl RawRecords for TarRecords {
         let label = self.label(&sample);
         let position = RecordPosition::Member(sample.name.unwrap_or(sample.key));
         let (stored, content) = match sample.image {
-            Some(Ok(bytes)) => (bytes, Ok(Content::Encoded)),
+            Some(Ok(bytes)) => match sample.twice {
+                Some(name) => {
+                    (bytes, bad(reason::TWICE, format!("has two members {name:?}; valid: one of each ending")))
+                }
+                None => (bytes, Ok(Content::Encoded)),
+            },
             Some(Err(wrong)) => (Vec::new(), Err(wrong)),
             None => (Vec::new(), bad(reason::NO_IMAGE, "has no member that ends in .png, .jpg or .jpeg")),
         };

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod changes;
+mod classes;
 mod columnar;
 mod compressed;
 mod content;

@@ -14,12 +14,12 @@ use super::{Bench, gzip, zstandard};
 /// A row: its numbers and its label.
 type Row = (Vec<u32>, Option<i32>);
 
-fn image(name: &str) -> Vec<u8> {
+pub(super) fn image(name: &str) -> Vec<u8> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../operators/testdata/images");
     std::fs::read(root.join(name)).unwrap()
 }
 
-fn images(fields: Value, more: Value) -> Input {
+pub(super) fn images(fields: Value, more: Value) -> Input {
     let mut section = json!({"size": 4, "fit": "stretch"});
     section.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let mut all = json!({"format": "images", "paths": ["*"], "images": section});
@@ -41,7 +41,7 @@ struct Got {
 
 fn read(bench: &Bench, input: &Input, splits: &[SplitRecord]) -> Result<Got, SourceError> {
     let files = bench.files(input);
-    let input = with_classes(input, &files);
+    let input = with_classes(input, &files).into_owned();
     let mut got = Got { rows: Vec::new(), skipped: BTreeMap::new(), sums: Vec::new() };
     for split in splits {
         let mut last = None;
@@ -129,7 +129,7 @@ fn folders_are_classes() {
     // the bytes decide what a file is: x.JPEG is a PNG
     assert_eq!(labels(&got), [0, 1, 1, 2]);
     assert!(got.iter().all(|(numbers, _)| numbers.len() == 48 && numbers.iter().all(|n| *n < 256)));
-    assert_eq!(with_classes(&input, &bench.files(&input)).images.unwrap().classes, ["a", "b", "c"]);
+    assert_eq!(with_classes(&input, &bench.files(&input)).into_owned().images.unwrap().classes, ["a", "b", "c"]);
     let named = images(json!({"classes": ["c", "b", "a"]}), json!({"paths": ["a", "b", "c"]}));
     assert_eq!(labels(&rows(&bench, &named)), [2, 1, 1, 0]);
     let none = images(json!({"labels": "none"}), json!({"paths": ["b"]}));
@@ -269,6 +269,55 @@ fn hostile_members_are_skipped_and_counted() {
     fails(&bench, &images(fields, json!({})), &["a.tar: member \"a.png\": too many pixels: has 60000×60000"]);
 }
 
+/// Of two labels of one sample nobody can say which is meant; the same holds for whatever else comes twice.
+#[test]
+fn members_that_come_twice_are_bad_records() {
+    let a = image("rgb.png");
+    let tar = archive(&[
+        ("1.png", &a),
+        ("1.cls", b"4"),
+        ("2.png", &a),
+        ("2.cls", b"4"),
+        ("2.CLS", b"5"),
+        ("3.txt", b"one"),
+        ("3.cls", b"4"),
+        ("3.png", &a),
+        ("3.txt", b"two"),
+        ("4.cls", b"6"),
+        ("4.png", &a),
+    ]);
+    let bench = Bench::with(&[("a.tar", &tar)]);
+    let input = images(json!({"layout": "tar"}), json!({"on_error": "skip", "max_skipped": 1.0}));
+    for target in [1, u64::MAX] {
+        let got = all(&bench, &input, target).unwrap();
+        assert_eq!(labels(&got.rows), [4, 6]);
+        assert_eq!(got.skipped, BTreeMap::from([("member twice".to_owned(), 2)]));
+    }
+    let says = "a.tar: member \"2.png\": member twice: has two members \"2.CLS\"; valid: one of each ending";
+    fails(&bench, &images(json!({"layout": "tar"}), json!({})), &[says]);
+}
+
+/// Images that are cut and closed, or lack their last scans, or have pixels of no colour, count as broken, and the file is named.
+#[test]
+fn images_that_only_look_whole_are_counted() {
+    let (whole, coarse) = (image("grey.jpg"), image("grey-progressive.jpg"));
+    let cut = [&whole[..whole.len() / 2], b"\xff\xd9"].concat();
+    let scan = coarse.windows(2).rposition(|two| two == b"\xff\xda").unwrap();
+    let table = coarse[..scan].windows(2).rposition(|two| two == b"\xff\xc4").unwrap();
+    let coarse = [&coarse[..table], b"\xff\xd9"].concat();
+    let bench = Bench::with(&[("c/cut.jpg", &cut), ("c/coarse.jpg", &coarse), ("c/good.jpg", &whole)]);
+    let got =
+        all(&bench, &images(json!({}), json!({"paths": ["c"], "on_error": "skip", "max_skipped": 1.0})), 1).unwrap();
+    assert_eq!((got.rows.len(), got.skipped), (1, BTreeMap::from([("broken image".to_owned(), 2)])));
+    let of = |path: &str| images(json!({}), json!({"paths": [path]}));
+    fails(
+        &bench,
+        &of("c/cut.jpg"),
+        &["c/cut.jpg: the image: broken image: is cut off and closed with an end marker: scan 1"],
+    );
+    fails(&bench, &of("c/coarse.jpg"), &["c/coarse.jpg: the image: broken image: lacks its last scans"]);
+}
+
 /// CIFAR's planes: value of pixel (y, x), channel c of image n.
 fn pixel(n: usize, c: usize, y: usize, x: usize) -> u8 {
     (n * 31 + c * 97 + y * 7 + x * 3) as u8
@@ -339,6 +388,8 @@ fn pickles_that_are_no_cifar() {
     };
     let good = pickled(2, "labels");
     assert_eq!(of(&good), Ok(2));
+    let longer = of(&[good.as_slice(), b"."].concat()).unwrap_err();
+    assert!(longer.contains("has 1 bytes behind its end at byte"), "{longer}");
     let evil = of(b"cos\nsystem\n(S'touch /tmp/x'\ntR.").unwrap_err();
     assert!(evil.contains("names \"os system\", which is not of an array of numpy; nothing of it was run"), "{evil}");
     for bytes in [
@@ -397,6 +448,19 @@ fn idx_with_its_labels() {
     fails(&bench, &alone, &["looked for in train-labels-idx1-ubyte, which is none of `input.paths`"]);
     bench.put("train-labels-idx1-ubyte", &idx(&[4], &[1, 2, 3, 4]));
     fails(&bench, &both("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), &["has 4 labels for the 5 images of"]);
+    for (name, path) in [("train-images-idx3-ubyte", "gz"), ("train-labels-idx1-ubyte", "gz")] {
+        let good = if name.contains("labels") { &labels1 } else { &images3 };
+        let both = both("gz/train-images-idx3-ubyte.gz", "gz/train-labels-idx1-ubyte.gz");
+        let file = format!("{path}/{name}.gz");
+        let size = good.len();
+        bench.put(&file, &gzip(&[good.as_slice(), b"\0"].concat()));
+        fails(&bench, &both, &[&file, &format!("has more than {size} bytes after decompression; its header says [5")]);
+        bench.put(&file, &gzip(&good[..size - 1]));
+        fails(&bench, &both, &[&file, &format!("has {} bytes after decompression", size - 1)]);
+        bench.put(&file, &gzip(good));
+    }
+    bench.put("train-images-idx3-ubyte", &[images3.as_slice(), b"\0"].concat());
+    fails(&bench, &alone, &["train-images-idx3-ubyte: has 47 bytes; its header says [5, 2, 3]"]);
     bench.put("train-images-idx3-ubyte", &images3[..40]);
     fails(&bench, &alone, &["train-images-idx3-ubyte: has 40 bytes; its header says [5, 2, 3]"]);
 }
@@ -474,6 +538,7 @@ fn codes_in_npy_and_parquet() {
         ("floats", npy("<f4", "False", "(1, 3)", &[0; 12]), "its numbers are of type \"<f4\""),
         ("columns", npy("<i4", "True", "(1, 3)", &[0; 12]), "lies column by column"),
         ("short", npy("<i4", "False", "(2, 3)", &[0; 12]), "its header says [2, 3] of <i4"),
+        ("long", npy("<i4", "False", "(2, 3)", &[0; 25]), "its header says [2, 3] of <i4"),
         ("huge", npy("<i8", "False", "(4611686018427387904, 3)", &[]), "its header says"),
         ("scalar", npy("<i4", "False", "()", &[0; 4]), "its header names no shape"),
         ("text", b"1 2 3".to_vec(), "does not begin as such a file does"),

@@ -142,3 +142,24 @@ fn the_first_broken_file_is_reported() {
     let text = bench.plan(&input(json!({"format": "text"})), 10).unwrap_err().to_string();
     assert!(text.starts_with("b.txt.gz: "), "{text}");
 }
+
+/// Of very many files some are looked into before work begins: what the others are shows when they are read.
+#[test]
+fn of_very_many_files_some_are_looked_into() {
+    let bench = Bench::new();
+    (0..10_050).for_each(|n| bench.put(&format!("f/{n}.txt"), b"text\n"));
+    let input = input(json!({"format": "text", "paths": ["f"]}));
+    let files = bench.files(&input);
+    let found = first_records(&bench.store, &files, &input, &|_, _| {}).unwrap();
+    assert_eq!((files.len(), found.files, found.problems.len()), (10_050, 5_025, 0));
+}
+
+/// Another thread for each small read is what planning many files would wait for: so it works with no runtime left.
+#[test]
+fn a_range_of_a_local_file_is_read_by_the_thread_that_asks() {
+    let Bench { dir, store, _runtime } = Bench::with(&[("a.txt", b"0123456789")]);
+    drop(_runtime);
+    let location = object_store::path::Path::from_absolute_path(dir.path().join("a.txt")).unwrap();
+    assert_eq!(store.get(&location, 2, 5).unwrap(), "234");
+    assert_eq!(store.get(&location, 8, 50).unwrap(), "89");
+}

@@ -1,0 +1,67 @@
+//! Many small looks at once, with their results in order.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Fewer things for each thread than that are not worth one.
+const FEW: usize = 4;
+
+/// Looks at things at once, by at most so many threads; no further after a result that is the `last`. `None` only stands behind such a result.
+pub(super) fn looked<T: Sync, R: Send + Sync>(
+    things: &[T],
+    threads: usize,
+    look: &(dyn Fn(&T) -> R + Sync),
+    is_last: &(dyn Fn(&R) -> bool + Sync),
+) -> Vec<Option<R>> {
+    let threads = threads.min(things.len().div_ceil(FEW));
+    let next = AtomicUsize::new(0);
+    let results: Vec<OnceLock<R>> = things.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        // things are begun in order: those before a last one are done when all threads are
+        while let i = next.fetch_add(1, Ordering::Relaxed)
+            && let (Some(thing), Some(result)) = (things.get(i), results.get(i))
+        {
+            let found = look(thing);
+            if is_last(&found) {
+                next.store(things.len(), Ordering::Relaxed);
+            }
+            let _ = result.set(found);
+        }
+    };
+    match threads {
+        0 | 1 => work(),
+        _ => std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
+    }
+    results.into_iter().map(OnceLock::into_inner).collect()
+}
+
+/// The threads that this machine runs at once.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// At most so many of them, evenly spread.
+pub(super) fn spread<T>(things: impl IntoIterator<Item = T>, all: usize, most: usize) -> impl Iterator<Item = T> {
+    things.into_iter().step_by(all.div_ceil(most.max(1)).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_order_and_nothing_is_begun_after_the_last() {
+        let things: Vec<u32> = (0..1000).collect();
+        for threads in [1, 2, 16] {
+            let all = looked(&things, threads, &|n| n * 2, &|_| false);
+            assert!(all.iter().zip(&things).all(|(found, n)| *found == Some(n * 2)));
+            let some = looked(&things, threads, &|n| *n, &|n| *n == 50);
+            let seen = some.iter().take_while(|found| found.is_some()).count();
+            assert!((51..51 + threads).contains(&seen), "{threads} threads: {seen}");
+            assert!(some[..=50].iter().all(Option::is_some));
+        }
+        assert_eq!(spread(0..10, 10, 4).collect::<Vec<_>>(), [0, 3, 6, 9]);
+        assert_eq!(spread(0..3, 3, 4).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(spread(0..0, 0, 4).count(), 0);
+    }
+}
