@@ -9,8 +9,8 @@ mod tests;
 use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind, OrderSchedule,
-    PackMode, PartitionLevel, Remainder, Separator, TeacherContext, TeacherSpec, TextDocument,
+    Boundary, ColumnType, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
+    OrderSchedule, PackMode, PartitionLevel, Remainder, Separator, TeacherContext, TeacherSpec, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
@@ -265,6 +265,19 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         let (field, input) = (source.field, source.input);
         if input.csv_delimiter != "," && input.format() != InputFormat::Csv {
             problems.push(Problem::missing(format!("{field}.csv_delimiter"), "is for `format: csv` only"));
+        }
+        if !input.schema.is_empty() && !matches!(input.format(), InputFormat::Jsonl | InputFormat::Csv) {
+            problems.push(Problem::missing(
+                format!("{field}.schema"),
+                "is for `format: jsonl` and `csv`; other files have types",
+            ));
+        }
+        if !input.schema.is_empty() && input.sql.is_none() {
+            problems
+                .push(Problem::missing(format!("{field}.schema"), "is for the columns of a query: set input.sql, too"));
+        }
+        if input.schema.get(&input.text).is_some_and(|kind| *kind != ColumnType::String) {
+            problems.push(Problem::missing(format!("{field}.schema.{}", input.text), "is the text; valid: string"));
         }
         if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow)
             && matches!(input.compression, Compression::Gzip | Compression::Zstd)

@@ -20,7 +20,9 @@ pub use self::extract::{
 pub use self::images::{
     Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES, Profile,
 };
-pub use self::input::{Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument};
+pub use self::input::{
+    ColumnType, Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument,
+};
 pub use self::orders::{OrderKind, OrderSchedule, Orders};
 pub use self::partitions::{PartitionLevel, Partitions, Sampling, Schedule};
 pub use self::subtokens::{Permutation, SHIPPED, Subtokens};

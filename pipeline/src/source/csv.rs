@@ -27,12 +27,6 @@ struct Parser {
     ends: [usize; ENDS],
 }
 
-/// What is known of a record when it has been passed.
-struct Passed {
-    fields: usize,
-    unterminated: bool,
-}
-
 impl Parser {
     fn new(cursor: Cursor, delimiter: u8) -> Self {
         let csv = ReaderBuilder::new().delimiter(delimiter).build();
@@ -61,17 +55,24 @@ impl Parser {
         }
     }
 
-    /// Passes a record, showing its fields in parts: the number of the field, and bytes of it.
-    fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<Passed> {
-        let (mut fields, mut before, mut quotes) = (0, 0, 0_usize);
+    /// Passes a record, showing its fields in parts: the number of the field, and bytes of it. Gives the number of fields.
+    ///
+    /// A quoted field that the file ends in is no bad record, which could be skipped: all that comes after the quote would be skipped with it.
+    fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<usize> {
+        let (mut fields, mut before, began) = (0, 0, self.cursor.newlines);
         loop {
             let input = self.cursor.fill()?;
             let at_end = input.is_empty();
+            // the end of the file ends a line, and tells by that whether a quoted field is open: there it ends no record
+            let input = if at_end { b"\n" } else { input };
             let (result, read, written, ended) = self.csv.read_record(input, &mut self.output, &mut self.ends);
-            quotes += memchr::memchr_iter(b'"', &input[..read]).count();
-            let newlines = memchr::memchr_iter(b'\n', &input[..read]).count() as u64;
-            self.cursor.newlines += newlines;
-            self.cursor.consume(read);
+            if at_end && matches!(result, ReadRecordResult::InputEmpty) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, format!("line {}: {UNTERMINATED}", began + 1)));
+            }
+            if !at_end {
+                self.cursor.newlines += memchr::memchr_iter(b'\n', &input[..read]).count() as u64;
+                self.cursor.consume(read);
+            }
             let mut from = 0;
             for end in &self.ends[..ended] {
                 let to = (end - before).min(written);
@@ -83,7 +84,7 @@ impl Parser {
             }
             before += written;
             if matches!(result, ReadRecordResult::Record | ReadRecordResult::End) {
-                return Ok(Passed { fields, unterminated: at_end && quotes % 2 == 1 });
+                return Ok(fields);
             }
         }
     }
@@ -121,6 +122,10 @@ fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Par
     }
     let names = names.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
     Ok((names, parser))
+}
+
+fn named_twice(file: &InputFile, name: &str) -> SourceError {
+    SourceError::corrupt(&file.path, format!("line 1: two columns are named {name:?}; valid: each name once"))
 }
 
 fn delimiter(input: &Input) -> u8 {
@@ -161,6 +166,9 @@ impl CsvRecords {
                 ));
             }
         };
+        if names.iter().filter(|name| **name == input.text).count() > 1 {
+            return Err(named_twice(file, &input.text));
+        }
         if start > parser.cursor.offset {
             parser.cursor = parser.cursor.forward(store, file, input, (start, end))?;
         }
@@ -179,7 +187,7 @@ impl Records for CsvRecords {
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
         let newlines = self.parser.cursor.newlines;
         let (wanted, mut valid, mut fault) = (self.text, true, None);
-        let passed = self.parser.record(|field, bytes| {
+        let fields = self.parser.record(|field, bytes| {
             if field == wanted && valid && fault.is_none() {
                 match push(text, bytes) {
                     Ok(bad) => valid = bad.is_none(),
@@ -191,11 +199,8 @@ impl Records for CsvRecords {
             return Err(fault);
         }
         let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
-        if passed.unterminated {
-            return bad(reason::QUOTE, UNTERMINATED.into());
-        }
-        if passed.fields != self.fields {
-            return bad(reason::FIELDS, wrong_number(passed.fields, &self.names));
+        if fields != self.fields {
+            return bad(reason::FIELDS, wrong_number(fields, &self.names));
         }
         if !valid || !text.is_whole() {
             return bad(reason::UTF8, "got bytes in the text field that are not UTF-8; valid: text in UTF-8".into());
@@ -221,6 +226,9 @@ pub(crate) struct CsvRows {
 impl CsvRows {
     pub fn open(store: &Store, file: &InputFile, input: &Input) -> Result<Self, SourceError> {
         let (names, parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
+        if let Some(name) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])).map(|i| &names[i]) {
+            return Err(named_twice(file, name));
+        }
         Ok(Self { parser, names })
     }
 
@@ -233,16 +241,14 @@ impl CsvRows {
         fields.iter_mut().for_each(Vec::clear);
         let (mut bytes, wanted) = (0, self.names.len());
         fields.resize_with(wanted, Vec::new);
-        let passed = self.parser.record(|field, part| {
+        let got = self.parser.record(|field, part| {
             bytes += part.len();
             if field < wanted && bytes <= most {
                 fields[field].extend_from_slice(part);
             }
         })?;
-        let bad = if passed.unterminated {
-            Some((reason::QUOTE, UNTERMINATED.to_owned()))
-        } else if passed.fields != wanted {
-            Some((reason::FIELDS, wrong_number(passed.fields, &self.names)))
+        let bad = if got != wanted {
+            Some((reason::FIELDS, wrong_number(got, &self.names)))
         } else if bytes > most {
             Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {most}")))
         } else {

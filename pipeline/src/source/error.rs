@@ -164,7 +164,6 @@ pub(crate) mod reason {
     pub const NULL: &str = "null text";
     pub const TYPE: &str = "not a string";
     pub const FIELDS: &str = "wrong number of fields";
-    pub const QUOTE: &str = "unterminated quote";
     pub const VALUE: &str = "value of another type";
     pub const LONG: &str = "too long for a query";
 }

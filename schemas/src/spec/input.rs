@@ -41,6 +41,10 @@ pub struct Input {
     #[serde(default = "default_delimiter")]
     #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
     pub csv_delimiter: String,
+    /// With `sql`, for `format: jsonl` and `csv`: types of columns, by name. The others are decided without loss by the first 1000 records.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub schema: BTreeMap<String, ColumnType>,
     /// For `format: images`: what the files are and what is made of an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<Images>,
@@ -95,6 +99,30 @@ pub struct Table {
     #[serde(default = "default_delimiter")]
     #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
     pub csv_delimiter: String,
+    /// As `input.schema`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub schema: BTreeMap<String, ColumnType>,
+}
+
+/// The type of a column of a table. A value that is not of it is a bad record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ColumnType {
+    /// Text as it is written: `007` stays `007`.
+    String,
+    /// `true` or `false`.
+    Boolean,
+    /// Whole numbers from -2^63 to 2^63-1.
+    Int64,
+    /// Whole numbers from 0 to 2^64-1.
+    Uint64,
+    /// Numbers as 64-bit floats.
+    Float64,
+    /// Dates: `2024-12-31`.
+    Date,
+    /// Times: `2024-12-31T23:59:59`.
+    Timestamp,
 }
 
 /// Formats that can be read.
@@ -247,6 +275,7 @@ impl Input {
                 text: table.text.clone(),
                 compression: table.compression,
                 csv_delimiter: table.csv_delimiter.clone(),
+                schema: table.schema.clone(),
                 document: TextDocument::Line,
                 ..self.clone()
             },

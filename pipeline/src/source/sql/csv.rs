@@ -1,15 +1,17 @@
 //! CSV as a table: the columns are those of all headers, their types those of the first 1000 good records.
 //!
-//! Whole numbers, numbers, true and false, dates (`2024-12-31`) and times (`2024-12-31T23:59:59`) are told; all else, and the text, are text. An
-//! empty field is null, but an empty text is an empty text, as without a query. A later value that does not fit makes a bad record.
+//! Whole numbers, numbers ([`super::types`]), true and false, dates (`2024-12-31`) and times (`2024-12-31T23:59:59`) are found; all else, and the text, are
+//! text, and so is what a number would not give back: `007`, `+5`. An empty field is null, but an empty text is an empty text, as without a query. A later
+//! value that does not fit makes a bad record.
 
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
-    ArrayRef, BooleanArray, Date32Array, Float64Array, Int64Array, LargeStringArray, TimestampMicrosecondArray,
+    ArrayRef, BooleanArray, Date32Array, Decimal128Array, Float64Array, Int64Array, LargeStringArray,
+    TimestampMicrosecondArray, UInt64Array,
 };
 use datafusion::arrow::compute::kernels::cast_utils::Parser;
-use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, TimeUnit, TimestampMicrosecondType};
+use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, TimestampMicrosecondType};
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::CsvRows;
@@ -17,15 +19,31 @@ use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
+use super::types::{self, EXACT, TIME, WIDE, WIDE_DIGITS};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE};
 
-const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 /// From the narrowest.
-const KINDS: [DataType; 5] = [DataType::Int64, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
+const KINDS: [DataType; 7] =
+    [DataType::Int64, DataType::UInt64, WIDE, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
+
+/// The digits of a whole number as a number would be written back: no `+`, no zeros before it.
+fn digits(text: &str) -> Option<&str> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let is_whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    (is_whole && (digits == "0" || !digits.starts_with('0')) && text != "-0").then_some(digits)
+}
 
 fn float(text: &str) -> Option<f64> {
+    let unsigned = text.strip_prefix('-').unwrap_or(text).as_bytes();
+    let has_zeros_before = unsigned.len() > 1 && unsigned[0] == b'0' && unsigned[1].is_ascii_digit();
     // "nan" and "inf" are words first
-    text.bytes().any(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+    if has_zeros_before || text.starts_with('+') || !text.bytes().any(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    match digits(text) {
+        Some(digits) if digits.parse::<u64>().map_or(true, |n| n > EXACT) => None,
+        _ => text.parse().ok(),
+    }
 }
 
 fn boolean(text: &str) -> Option<bool> {
@@ -33,32 +51,24 @@ fn boolean(text: &str) -> Option<bool> {
     if is("true") { Some(true) } else { is("false").then_some(false) }
 }
 
-fn date(text: &str) -> Option<i32> {
+pub(super) fn date(text: &str) -> Option<i32> {
     (text.len() == 10).then(|| Date32Type::parse(text)).flatten()
 }
 
-fn time(text: &str) -> Option<i64> {
+pub(super) fn time(text: &str) -> Option<i64> {
     (text.len() >= 19).then(|| TimestampMicrosecondType::parse(text)).flatten()
 }
 
 fn fits(text: &str, kind: &DataType) -> bool {
     match kind {
-        DataType::Int64 => text.parse::<i64>().is_ok(),
+        DataType::Int64 => digits(text).is_some() && text.parse::<i64>().is_ok(),
+        DataType::UInt64 => digits(text).is_some() && text.parse::<u64>().is_ok(),
+        DataType::Decimal128(..) => digits(text).is_some_and(|digits| digits.len() <= WIDE_DIGITS),
         DataType::Float64 => float(text).is_some(),
         DataType::Boolean => boolean(text).is_some(),
         DataType::Date32 => date(text).is_some(),
         DataType::Timestamp(..) => time(text).is_some(),
         _ => true,
-    }
-}
-
-fn said(kind: &DataType) -> &'static str {
-    match kind {
-        DataType::Int64 => "a whole number below 2^63",
-        DataType::Float64 => "a number",
-        DataType::Boolean => "true or false",
-        DataType::Date32 => "a date such as 2024-12-31",
-        _ => "a time such as 2024-12-31T23:59:59",
     }
 }
 
@@ -99,7 +109,14 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
             }
         }
     }
+    let names: Vec<&str> = guesses.iter().map(|guess| guess.name.as_str()).collect();
+    if let Some(unknown) = input.schema.keys().find(|name| !names.contains(&name.as_str())) {
+        return Err(types::unknown_column(unknown, &names));
+    }
     let field = |guess: Guess| {
+        if let Some(kind) = input.schema.get(&guess.name) {
+            return Field::new(guess.name, types::named(*kind), true);
+        }
         let kind = KINDS.into_iter().zip(guess.fits).find(|(_, fits)| *fits && guess.seen);
         let kind = kind.filter(|_| guess.name != input.text).map_or(DataType::LargeUtf8, |(kind, _)| kind);
         Field::new(guess.name, kind, true)
@@ -163,8 +180,7 @@ fn cell(
     }
     if !fits(text, field.data_type()) {
         let got: String = text.chars().take(80).collect();
-        let valid = said(field.data_type());
-        let message = format!("the field {name:?} is {got:?}; valid: {valid}, as in the first {SAMPLE} records");
+        let message = format!("the field {name:?} is {got:?}; {}", types::misfit(name, field.data_type(), input));
         return Err((reason::VALUE, message));
     }
     Ok(Some(text.to_owned()))
@@ -178,6 +194,11 @@ fn array(values: Vec<Option<String>>, kind: &DataType) -> ArrayRef {
     let values = values.iter().map(Option::as_deref);
     match kind {
         DataType::Int64 => Arc::new(values.map(|v| v?.parse().ok()).collect::<Int64Array>()),
+        DataType::UInt64 => Arc::new(values.map(|v| v?.parse().ok()).collect::<UInt64Array>()),
+        DataType::Decimal128(..) => {
+            let wide = values.map(|v| v?.parse().ok()).collect::<Decimal128Array>();
+            Arc::new(wide.with_data_type(WIDE))
+        }
         DataType::Float64 => Arc::new(values.map(|v| float(v?)).collect::<Float64Array>()),
         DataType::Boolean => Arc::new(values.map(|v| boolean(v?)).collect::<BooleanArray>()),
         DataType::Date32 => Arc::new(values.map(|v| date(v?)).collect::<Date32Array>()),

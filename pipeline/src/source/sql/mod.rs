@@ -21,6 +21,7 @@ mod nodes;
 mod order;
 mod stage;
 mod table;
+mod types;
 
 use std::path::Path;
 use std::sync::Arc;

