@@ -2,6 +2,7 @@
 //!
 //! Cost: the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files; the first bytes of as many others (of a store, of the first 32).
 
+use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
@@ -63,5 +64,7 @@ fn check(columns: &[(String, bool, String)], file: &str, input: &Input) -> Optio
         Some((_, _, kind)) => format!("the column is of type {kind} in {file}; valid: a string column of"),
         None => format!("no such column in {file}; columns:"),
     };
+    let names: Vec<&str> = columns.iter().filter(|(_, string, _)| *string).map(|(name, ..)| name.as_str()).collect();
+    let there = there + &did_you_mean(&input.text, &names);
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
 }

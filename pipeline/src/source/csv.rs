@@ -6,6 +6,7 @@
 use std::io;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
+use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
 use super::decode::Cursor;
@@ -159,9 +160,10 @@ impl CsvRecords {
                 return Err(SourceError::corrupt(
                     &file.path,
                     format!(
-                        "line 1: no column {:?}, which `input.text` names; columns: {}",
+                        "line 1: no column {:?}, which `input.text` names; columns: {}{}",
                         input.text,
-                        names.join(", ")
+                        names.join(", "),
+                        did_you_mean(&input.text, &names.iter().map(String::as_str).collect::<Vec<_>>())
                     ),
                 ));
             }

@@ -280,6 +280,12 @@ impl Decompressor {
                     *place = Place::Ended;
                     return Ok(());
                 }
+                if matches!(codec, Codec::Gzip(_)) && raw.offset() > 0 && zeros(raw)? {
+                    if let Codec::Gzip(member) = codec {
+                        member.place = Place::Ended;
+                    }
+                    return Ok(());
+                }
                 if let Some(notes) = notes.as_mut().filter(|notes| *offset >= notes.due.from) {
                     notes.note(*offset, raw.offset(), || Ok(None))?;
                 }
@@ -296,6 +302,24 @@ impl Decompressor {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether only zeros are left of a file, as tapes and block devices leave them behind the last member; gzip passes them, too.
+fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
+    if raw.fill_buf()?.first() != Some(&0) {
+        return Ok(false);
+    }
+    loop {
+        let left = raw.fill_buf()?;
+        if left.is_empty() {
+            return Ok(true);
+        }
+        if left.iter().any(|byte| *byte != 0) {
+            return Err(broken("zeros and then other bytes after a gzip member"));
+        }
+        let passed = left.len();
+        raw.consume(passed);
     }
 }
 

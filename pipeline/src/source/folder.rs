@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path as DiskPath;
 use std::time::UNIX_EPOCH;
@@ -33,10 +33,19 @@ pub(super) enum Child {
 pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
+        Ok(found) if has_hidden_bytes(&found, path) => Err(HIDDEN_BYTES.into()),
         Ok(found) => Ok(Some(of_metadata(&found, location.clone()))),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(describe(&e)),
     }
+}
+
+const HIDDEN_BYTES: &str = "has 0 bytes by what the system says and holds some all the same, as files of /proc do; valid: a copy of it on a disk";
+
+/// Whether a file holds bytes that its size does not tell: nothing of it would be read, without a word.
+fn has_hidden_bytes(found: &Metadata, path: &DiskPath) -> bool {
+    let reads = || fs::File::open(path).and_then(|mut file| file.read(&mut [0]));
+    found.is_file() && found.len() == 0 && reads().is_ok_and(|read| read > 0)
 }
 
 fn of_metadata(found: &Metadata, location: Path) -> Child {
@@ -103,6 +112,9 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
     };
     if is_link && found.is_dir() && leads_back(&entry.path()) {
         return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
+    }
+    if has_hidden_bytes(&found, &entry.path()) {
+        return unreadable(HIDDEN_BYTES, false);
     }
     let part = name.to_str().and_then(|name| PathPart::parse(name).ok());
     let Some(part) = part else {

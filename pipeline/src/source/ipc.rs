@@ -148,7 +148,26 @@ fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     }
     let (schema, version) =
         schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
+    if let Some(after) = after_the_end(&chunks, file, at)? {
+        let message = format!(
+            "there is more behind the end of its stream, from byte {after}; valid: one stream in a file, not several one after the other"
+        );
+        return Err(wrong(file, message));
+    }
     Ok(Index { schema, version, messages })
+}
+
+/// Where a stream is over that something comes after: the mark of its end is at `at`, and zeros may follow it.
+fn after_the_end(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
+    let left = file.size.saturating_sub(at);
+    if left == 0 {
+        return Ok(None);
+    }
+    let looked = left.min(FIRST_CHUNK);
+    let tail = chunks.fetch(at, looked, FIRST_CHUNK).map_err(|e| unread(file, e))?;
+    let mark = if tail.starts_with(&CONTINUATION) { 8 } else { 4 };
+    let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && looked == left;
+    Ok((!is_over).then_some(at + mark.min(left as usize) as u64))
 }
 
 /// Text, or bytes that may be.

@@ -10,6 +10,8 @@ use struson::reader::{
     JsonReader, JsonStreamReader, JsonSyntaxError, ReaderError, ReaderSettings, SyntaxErrorKind, ValueType,
 };
 
+use stillhouse_schemas::parse::did_you_mean;
+
 use super::decode::Cursor;
 use super::error::reason;
 use super::json_line;
@@ -17,6 +19,9 @@ use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
 
 const LARGEST_KEY: u64 = 1 << 20;
+/// Keys of an object that a message names, and characters of one.
+const MOST_KEYS: usize = 20;
+const LONGEST_SHOWN: usize = 64;
 
 /// One line as a reader of its own. A failure of the input behind it is kept apart from what is wrong with the line.
 struct Line<'a> {
@@ -182,9 +187,8 @@ impl Search<'_> {
 
     /// The text under a key of an object: the key as it stands, else what comes before its first dot, and the rest inside of that.
     fn object(&mut self, json: &mut Reader<'_, '_>, key: &str) -> Result<Result<(), Wrong>, Wrong> {
-        let whole = self.name;
-        let mut outcome =
-            Err(Wrong::Line(reason::MISSING, format!("the object has no key {whole:?}, which `input.text` names")));
+        let mut outcome = Err(Wrong::Line(reason::MISSING, String::new()));
+        let mut keys: Vec<String> = Vec::new();
         let mut found = false;
         json.begin_object()?;
         while {
@@ -194,6 +198,9 @@ impl Search<'_> {
             let name = json.next_name()?;
             let exact = name == key;
             let inside = key.split_once('.').filter(|(head, _)| !found && name == *head).map(|(_, rest)| rest);
+            if keys.len() < MOST_KEYS && name.len() <= LONGEST_SHOWN {
+                keys.push(name.to_owned());
+            }
             json.reader_mut().left = u64::MAX;
             match (exact, inside) {
                 (true, _) => (found, outcome) = (true, self.string(json)?),
@@ -202,7 +209,20 @@ impl Search<'_> {
             }
         }
         json.end_object()?;
+        if let Err(Wrong::Line(reason::MISSING, message)) = &mut outcome
+            && message.is_empty()
+        {
+            *message = self.missing(key, &keys);
+        }
         Ok(outcome)
+    }
+
+    /// What is said of an object without the key that is looked for.
+    fn missing(&self, key: &str, keys: &[String]) -> String {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let there = if keys.is_empty() { "it has none".to_owned() } else { format!("its keys: {}", keys.join(", ")) };
+        let meant = did_you_mean(key, &keys);
+        format!("the object has no key {:?}, which `input.text` names; {there}{meant}", self.name)
     }
 
     fn inside(&mut self, json: &mut Reader<'_, '_>, rest: &str) -> Result<Result<(), Wrong>, Wrong> {

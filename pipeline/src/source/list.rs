@@ -467,7 +467,9 @@ fn matching(
         }
         return Ok(());
     }
-    for (name, child) in children(store, location, display, &|name| pattern.matches_with(name, MATCH), admits)? {
+    // a name that is written as it is, `a[1].jsonl`, is found whatever the pattern makes of it
+    let wanted = |name: &str| name == pattern.as_str() || pattern.matches_with(name, MATCH);
+    for (name, child) in children(store, location, display, &wanted, admits)? {
         match child {
             Child::File(meta) if rest.is_empty() => {
                 found.files.push(InputFile::listed(store, format!("{display}{name}"), meta));

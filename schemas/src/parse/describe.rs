@@ -73,7 +73,7 @@ fn meant(guess: &str) -> String {
 }
 
 /// The name that was probably meant: with one slip of the pen in three letters, or in other letters of the same word.
-fn nearest<'a>(got: &str, names: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(got: &str, names: &[&'a str]) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
     let got = plain(got);
     let distance = |name: &str| strsim::damerau_levenshtein(&got, name);

@@ -79,6 +79,26 @@ pub struct JobFormat {
     validator: Result<jsonschema::Validator, String>,
 }
 
+/// `; did you mean `X`?`, where one of these names is near what was got.
+pub fn did_you_mean(got: &str, names: &[&str]) -> String {
+    describe::nearest(got, names).map_or(String::new(), |name| format!("; did you mean `{name}`?"))
+}
+
+/// `16.0` and `1e2` are whole numbers, as JSON Schema has it; serde has them as floats.
+fn whole_numbers(value: &mut Value) {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            if let Some(whole) = number.as_f64().filter(|n| n.fract() == 0.0 && n.abs() <= EXACT) {
+                *value = Value::from(whole as i64);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(whole_numbers),
+        Value::Object(map) => map.values_mut().for_each(whole_numbers),
+        _ => {}
+    }
+}
+
 impl JobFormat {
     /// The format with these sections of operators.
     pub fn new(sections: Vec<SectionKind>) -> Self {
@@ -137,7 +157,11 @@ impl JobFormat {
         }
         problems.0.splice(0..0, found);
         fill_required(&mut value);
-        let mut spec = serde_json::from_value::<JobSpec>(value).ok();
+        whole_numbers(&mut value);
+        let (mut spec, unread) = match serde_json::from_value::<JobSpec>(value) {
+            Ok(spec) => (Some(spec), None),
+            Err(e) => (None, Some(e)),
+        };
         if let Some(spec) = &mut spec {
             self.complete_sections(spec, &mut problems);
             if let Some(problem) = checks::too_many_alternatives(spec) {
@@ -157,7 +181,8 @@ impl JobFormat {
                 }
             }
         } else if problems.0.is_empty() {
-            problems.push(Problem::missing("", "could not be read as a job"));
+            let why = unread.map_or(String::new(), |e| format!(": {e}"));
+            problems.push(Problem::missing("", format!("could not be read as a job{why}")));
         }
         (spec, problems)
     }

@@ -285,3 +285,20 @@ fn the_keys_of_partitions_are_those_of_their_level() {
         ["eps", "power", "sampling", "schedule", "views"]
     );
 }
+
+#[test]
+fn whole_numbers_may_be_written_as_floats() {
+    let job = |length: &str| {
+        format!(
+            "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: {length}}}\noutput: {{path: o}}\n"
+        )
+    };
+    let format = JobFormat::new(Vec::new());
+    for (written, length) in [("16.0", 16), ("1e2", 100), ("64", 64)] {
+        assert_eq!(format.read(&job(written)).unwrap().pack.length, length);
+    }
+    for written in ["16.5", "1e300", "-16.0"] {
+        let problems = format.read(&job(written)).unwrap_err().to_string();
+        assert!(problems.contains("5:8: pack.length: got "), "{problems}");
+    }
+}

@@ -188,7 +188,8 @@ fn who_begins_inside_of_a_member_still_holds_all_of_it_against_its_checksum() {
     }
     let garbage = [&whole[..], b"more than ten bytes"].concat();
     assert_eq!(read(&garbage).unwrap_err(), "a.txt.gz: cannot be decoded: invalid gzip header");
-    assert_eq!(read(&[&whole[..], &[0; 3]].concat()).unwrap_err(), "a.txt.gz: is cut off: unexpected end of file");
+    // padding, as gzip passes it
+    assert_eq!(read(&[&whole[..], &[0; 3]].concat()).unwrap(), content[half as usize..]);
 }
 
 #[test]

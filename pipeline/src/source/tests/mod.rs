@@ -12,6 +12,7 @@ mod holdouts;
 mod json_both;
 mod large;
 mod numbers;
+mod odd_files;
 mod paths;
 mod plans;
 mod pull;
