@@ -89,6 +89,21 @@ pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash>
     })
 }
 
+/// The job as it was when the plan at the output was made, where files have come to its input since: what was made of the others is still theirs.
+///
+/// # Errors
+/// When the output cannot be read.
+pub(crate) async fn before_new_files(hash: JobHash, output: &Output) -> Result<JobHash> {
+    let Some(there) = output.plan().await? else { return Ok(hash) };
+    if there.identity != hash.identity || there.job_hash == hash.hash {
+        return Ok(hash);
+    }
+    Ok(match files_now(&there, &hash) {
+        Ok(files) => hash.of_files(there.job_hash, files, there.appended),
+        Err(_) => hash,
+    })
+}
+
 /// What `--append` would do at an output.
 #[derive(Debug)]
 pub(crate) struct Growth {

@@ -330,7 +330,13 @@ impl Checks<'_> {
         let (observer, gate, names) = (self.observer, self.gate, self.names);
         let mut tables = Vec::new();
         let mut listed = true;
+        let output = names.real(&self.spec.output.path).ok().and_then(|path| Location::parse(self.base, &path).ok());
         for source in sources {
+            if let Some(output) = &output {
+                let problems = source::reads_output(self.base, &source.input, &source.field, names, output);
+                listed &= problems.is_empty();
+                problems.into_iter().for_each(|p| self.push(p));
+            }
             let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |named: &Location| gate.admits(named);
             match source::list(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at) {

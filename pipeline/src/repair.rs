@@ -213,6 +213,8 @@ async fn hold(
     }
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let hash = append::at_output(hash, &output).await?;
+    // new files are for `run --append`, which asks for a data set that is whole
+    let hash = append::before_new_files(hash, &output).await?;
     let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
     Ok((hash, output, lock))

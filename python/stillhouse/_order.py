@@ -14,6 +14,9 @@ State = dict[str, Any]
 
 VERSION = 1
 
+GIVEN = "given"
+"""Key of a loader's state: the batches of the epoch that each rank had got, over all the runs of it. Data sets do without."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -94,6 +97,11 @@ def check_state(dataset: Dataset, state: Mapping[str, Any]) -> None:
         if "_snapshot" in state or "_num_yielded" in state:
             hint = "; this is the state of a StatefulDataLoader: load it there, or load batch.state here"
         raise ValueError(f"state: has no {', '.join(missing)}{hint}")
+    foreign = [key for key in state if key not in here and key != GIVEN]
+    if foreign:
+        raise ValueError(
+            f"state: is of another kind of loader, which has {', '.join(foreign)}; valid: a state of batches of equally many rows"
+        )
     if state["version"] > VERSION:
         raise ValueError(f"state: got version {state['version']}, valid: up to {VERSION}; install a newer stillhouse")
     for key in ("dataset", "split", "rows", "block_rows"):

@@ -89,7 +89,7 @@ class Dataset:
         }
 
     def file(self, name: str) -> bytes:
-        """A file beside the shards, such as ``filter_table.npy``, compared with the sha256 in the manifest (``manifest["beside"]`` has their names)."""
+        """A file beside the shards, compared with its sha256 in the manifest: ``tokenizer.json``, and those that ``manifest["beside"]`` names, such as ``filter_table.npy``."""
         return self._core.beside(name)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pathlib
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -178,3 +179,15 @@ def test_pickles_hold_no_data(plain: pathlib.Path) -> None:
     pickled = pickle.dumps(ds)
     assert len(pickled) < 1000
     assert list(pickle.loads(pickled)[0]) == ["input_ids"]
+
+
+def test_the_tokenizer_is_a_file_of_the_data_set(plain: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert stillhouse.open(plain).file("tokenizer.json") == (plain / "tokenizer.json").read_bytes()
+    with pytest.raises(ValueError, match=r"got the file \"nothing\", valid: .*tokenizer\.json"):
+        stillhouse.open(plain).file("nothing")
+    copy = shutil.copytree(plain, tmp_path / "copy")
+    damaged = bytearray((copy / "tokenizer.json").read_bytes())
+    damaged[100] ^= 1
+    (copy / "tokenizer.json").write_bytes(damaged)
+    with pytest.raises(stillhouse.StillhouseError, match="is damaged"):
+        stillhouse.open(copy).file("tokenizer.json")

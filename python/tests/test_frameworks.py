@@ -200,6 +200,43 @@ def test_lightning_limits(small: Any, tmp_path: pathlib.Path) -> None:
     assert done["end"]["weights"] == done["whole"]["weights"]
 
 
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (1, 3), (3, 2)])
+def test_lightning_on_other_numbers_of_devices(worlds: tuple[int, int], small: Any, tmp_path: pathlib.Path) -> None:
+    """Saved in mid-epoch by some devices, gone on with by others: the rows of each epoch once, but fewer than there are devices."""
+    dataset = small("words", {})
+    rows = flat(flat(dealt(dataset, 1, 3, batch=1)[0]))
+    count, done = len(rows) // 3, 0
+    steps = 0
+    for number, world in enumerate(worlds):
+        left = count - done
+        # most of an epoch, then its rest and some of the next
+        steps += left * 6 // 10 // (BATCH * world) if number == 0 else -(-left // (BATCH * world)) + 2
+        (tmp_path / str(number)).mkdir()
+        argv = [str(dataset), "--device=cpu", f"--batch-size={BATCH}", f"--seed={SEED}", "--width=8", "--layers=1"]
+        argv += [f"--steps={steps}", "--save-every=1", f"--checkpoint={tmp_path / 'saved'}", f"--devices={world}"]
+        got = launch(world, tmp_path / str(number), "lightning_mdlm", [{"name": "run", "argv": argv}])
+        assert [rank["run"]["error"] for rank in got] == [""] * world
+        for turn in zip(*(rank["run"]["rows"] for rank in got), strict=True):
+            together = [row for some in turn for row in some]
+            if done < count < done + world:  # fewer rows than devices at the end of an epoch are left out
+                done = count
+            assert sorted(together) == sorted(rows[done : done + len(together)])
+            done += len(together)
+    assert done > count, "an epoch, and some of the next"
+
+
+def test_the_trainer_goes_on_with_the_same_number_of_processes_only(small: Any, tmp_path: pathlib.Path) -> None:
+    """It counts the batches of its checkpoint, and those of other processes are others."""
+    dataset = small("words", {})
+    for number, (world, error) in enumerate(((1, ""), (2, "rows would come again, or never"))):
+        (tmp_path / str(number)).mkdir()
+        argv = [str(dataset), "--device=cpu", f"--batch-size={BATCH}", f"--seed={SEED}", "--width=8", "--layers=1"]
+        argv += [f"--steps={3 + number}", "--save-every=3", f"--checkpoint={tmp_path / 'saved'}"]
+        got = launch(world, tmp_path / str(number), "hf_trainer", [{"name": "run", "argv": argv}])
+        for rank in got:
+            assert error in rank["run"]["error"] if error else rank["run"]["error"] == "", rank["run"]["error"]
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_what_cannot_be_right_is_refused(world: int, small: Any, tmp_path: pathlib.Path) -> None:
     dataset = small("words", {})

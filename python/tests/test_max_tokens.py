@@ -286,3 +286,20 @@ def test_all_columns_end_with_the_longest_row(small: conftest.Maker) -> None:
                 )
             assert views.mdlm.mask(padded, mask_id=0).targets.shape == (rows, length)
         assert max(widths) <= 24 and (len(widths) > 3 or "keep" in str(folder))
+
+
+def test_a_state_is_of_one_kind_of_loader(plain: pathlib.Path) -> None:
+    """Positions of batches by tokens are others than those of batches by rows: loaded there, rows would come twice, or never."""
+    by_tokens = st.TokenBatchDataset(plain, max_tokens=4096)
+    by_rows = st.StreamingShardDataset(plain, batch_size=4)
+    for state in (by_tokens.state_dict(), st.DataLoader(by_rows).state_dict() | {"max_tokens": 4096}):
+        with pytest.raises(ValueError, match="is of another kind of loader, which has max_tokens"):
+            by_rows.load_state_dict(state)
+        with pytest.raises(ValueError, match="is of another kind of loader, which has max_tokens"):
+            stillhouse.Epochs(plain, batch_size=4).load_state_dict(state)
+    with pytest.raises(ValueError, match="has no max_tokens"):
+        by_tokens.load_state_dict(by_rows.state_dict())
+    # a loader's own count is no obstacle to the data set, nor to the arrays
+    state = st.DataLoader(by_rows).state_dict()
+    by_rows.load_state_dict(state)
+    stillhouse.Epochs(plain, batch_size=4).load_state_dict(state)

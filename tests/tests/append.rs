@@ -425,3 +425,39 @@ fn a_bucket_that_grows_makes_what_a_folder_makes() {
     assert_eq!(shards(&scratch.path("copy")), expected);
     scratch.stillhouse(&["verify", "copy"]).expect(0);
 }
+
+#[test]
+fn a_lost_shard_and_a_new_file_have_a_way_out() {
+    let scratch = scratch(&small());
+    let out = scratch.path("out");
+    let before = shards(&out);
+    grow(&scratch);
+    for lost in ["data", "manifest.json"] {
+        match lost {
+            "data" => {
+                let name = before.keys().find(|name| name.contains("train-")).unwrap();
+                fs::remove_file(out.join("data").join(Path::new(name).file_name().unwrap())).unwrap();
+                // the append says what to do, and that is done
+                scratch.stillhouse(&["run", "job.yaml", "--append"]).expect(1).says(&["repair"]);
+            }
+            file => fs::remove_file(out.join(file)).unwrap(),
+        }
+        scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
+        assert_eq!(shards(&out), before, "{lost}");
+        scratch.stillhouse(&["verify", "out"]).expect(0);
+    }
+    scratch.stillhouse(&["run", "job.yaml", "--append"]).expect(0);
+    assert!(shards(&out).len() > before.len());
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+}
+
+#[test]
+fn an_output_that_the_input_would_find_is_refused() {
+    let scratch = scratch(&small());
+    let inside = with(small(), &json!({"input": {"paths": ["in"]}, "output": {"path": "in/out"}}));
+    scratch.job("job.yaml", &inside);
+    for verb in [&["plan", "job.yaml"][..], &["run", "job.yaml"][..]] {
+        scratch.stillhouse(verb).expect(2).says(&["input.paths[0]", "would find the job's own output"]);
+        assert!(!scratch.path("in/out").exists());
+    }
+}

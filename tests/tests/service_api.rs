@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::{Value, json};
-use stillhouse_tests::service::{Api, Service, eventually};
+use stillhouse_tests::service::{Api, Service};
 use stillhouse_tests::{corpus, job, shards, with};
 
 use crate::stores::packing_job;

@@ -81,6 +81,15 @@ struct Manifest {
     /// sha256 of further files, by name.
     #[serde(default)]
     beside: BTreeMap<String, String>,
+    #[serde(default)]
+    tokenizer: Tokenizer,
+}
+
+/// What decoding the ids takes.
+#[derive(Debug, Default, Deserialize)]
+struct Tokenizer {
+    #[serde(default)]
+    sha256: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -483,15 +492,20 @@ impl Touched {
 }
 
 impl DataSet {
-    /// A file beside the shards that the manifest names in `beside`, whole.
+    /// A file beside the shards that the manifest has a sum of, whole: `tokenizer.json`, and what it names in `beside`.
     ///
     /// # Errors
     /// When the manifest names none of this name, when it is missing, or is not what the manifest says.
     pub async fn beside(&self, name: &str) -> Result<Bytes> {
         let source = Source::open(&self.url, &self.options.storage)?;
-        let beside = parse(&source, &self.manifest)?.beside;
-        let Some(should) = beside.get(name) else {
-            let valid: Vec<&str> = beside.keys().map(String::as_str).collect();
+        let parsed = parse(&source, &self.manifest)?;
+        let mut sums = parsed.beside;
+        // rows of numbers have no tokenizer
+        if !parsed.tokenizer.sha256.is_empty() {
+            sums.insert(TOKENIZER.to_owned(), parsed.tokenizer.sha256);
+        }
+        let Some(should) = sums.get(name) else {
+            let valid: Vec<&str> = sums.keys().map(String::as_str).collect();
             let valid =
                 if valid.is_empty() { "there is none".to_owned() } else { format!("valid: {}", valid.join(", ")) };
             return Err(ReadError::Usage(format!("{}: got the file {name:?}, {valid}", source.shown(""))));
@@ -511,6 +525,8 @@ impl DataSet {
         Ok(bytes)
     }
 }
+
+const TOKENIZER: &str = "tokenizer.json";
 
 /// Size of the values themselves.
 fn logical_bytes(batch: &RecordBatch) -> usize {

@@ -92,7 +92,7 @@ impl Listing {
     }
 }
 
-const MATCH: MatchOptions =
+pub(super) const MATCH: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
 /// Problems of paths that are told one by one: nobody mends more at once, and of the hundred that a service tells some are left for others.
@@ -297,18 +297,18 @@ pub(crate) fn literal(given: &str) -> String {
 }
 
 /// A path or URL of the job, cut where its first glob begins.
-struct Given<'a> {
+pub(super) struct Given<'a> {
     /// As it stands in the job, without `file://`.
     plain: Cow<'a, str>,
-    components: Vec<Cow<'a, str>>,
+    pub components: Vec<Cow<'a, str>>,
     /// How many components are no globs; of a URL at least scheme and bucket.
-    literal: usize,
+    pub literal: usize,
     /// Where the store has them.
-    location: Path,
+    pub location: Path,
 }
 
 impl<'a> Given<'a> {
-    fn parse(base_dir: &std::path::Path, given: &'a str) -> Result<Self, String> {
+    pub fn parse(base_dir: &std::path::Path, given: &'a str) -> Result<Self, String> {
         let (components, literal) = components(given);
         let plain = match literal < components.len() {
             true => Cow::Borrowed(given.strip_prefix("file://").unwrap_or(given)),
@@ -550,7 +550,7 @@ fn is_compressible(input: &Input) -> bool {
     matches!(input.format(), InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv) || tar
 }
 
-fn has_ending(name: &str, input: &Input) -> bool {
+pub(super) fn has_ending(name: &str, input: &Input) -> bool {
     let name = name.to_ascii_lowercase();
     let compressed = [".gz", ".gzip", ".zst", ".zstd"];
     let bare = match compressed.iter().find_map(|e| name.strip_suffix(e)) {

@@ -58,4 +58,10 @@ class ReadAhead(Iterator[tuple[Batch, int]]):
         return read
 
     def __del__(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        reader = getattr(self, "_reader", None)
+        if reader is None:  # the interpreter ends, or the object was never made
+            return
+        try:
+            reader.shutdown(wait=False, cancel_futures=True)
+        except Exception:  # noqa: BLE001, S110  # at the interpreter's end the modules that this takes are gone; so is the thread
+            pass

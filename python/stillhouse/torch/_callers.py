@@ -72,6 +72,29 @@ def refuse_counting_anew(epoch: int, here: int) -> None:
         )
 
 
+def refuse_other_shape(frame: FrameType | None) -> None:
+    """For a loader that Hugging Face's Trainer goes on with: it counts batches, and those of a checkpoint of another number of processes are others.
+
+    Its checkpoint says how far it came in epochs, which its steps must come to in this run, too.
+    """
+    local = {} if frame is None else frame.f_locals
+    names = ("self", "epoch", "epochs_trained", "steps_in_epoch", "steps_trained_in_current_epoch", "resume_from_checkpoint")
+    if frame is None or not frame.f_globals.get("__name__", "").startswith("transformers.") or any(n not in local for n in names):
+        return
+    trainer, steps = local["self"], local["steps_in_epoch"]
+    resumes = local["resume_from_checkpoint"] is not None and local["epoch"] == local["epochs_trained"]
+    saved = trainer.state.epoch
+    if not resumes or trainer.args.ignore_data_skip or saved is None or not steps:
+        return
+    here = local["epochs_trained"] + local["steps_trained_in_current_epoch"] / steps
+    if abs(saved - here) * steps > 0.5:
+        raise ValueError(
+            f"Hugging Face's Trainer would go on at epoch {here:.4f}, and its checkpoint was saved at epoch {saved:.4f}: rows would come again, or never. "
+            "It was saved with another number of processes or batch size; valid: the same, or ignore_data_skip=True and the state that "
+            "loader.state_dict() gave then, loaded into this loader"
+        )
+
+
 def passing_over() -> bool:
     """Whether Hugging Face's Trainer asks, to pass over the batches that it trained on before it was stopped.
 
@@ -81,7 +104,9 @@ def passing_over() -> bool:
     asks = sys._getframe(2)
     if asks.f_code.co_name != "skip_first_batches" or asks.f_globals.get("__name__") != "accelerate.data_loader":
         return False
-    if asks.f_back is None or not asks.f_back.f_globals.get("__name__", "").startswith("transformers."):
+    if asks.f_back is not None and asks.f_back.f_globals.get("__name__", "").startswith("transformers."):
+        refuse_other_shape(asks.f_back)
+    else:
         raise TypeError(
             "skip_first_batches would read the epoch anew and lose count of it. Leave it out: this loader goes on where its state says, after "
             "accelerator.load_state(folder) or loader.load_state_dict(state)"

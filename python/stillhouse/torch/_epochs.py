@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from .. import _core
-from .._order import VERSION, Order, State
+from .._order import GIVEN, VERSION, Order, State
 from ..batch import Batch
 from ..dataset import Dataset, opened
 from ..place import GlobalBatch
@@ -178,6 +178,11 @@ class Epochs:
             if "_snapshot" in state or "_num_yielded" in state:
                 hint = "; this is the state of a StatefulDataLoader: load it there, or load batch.state here"
             raise ValueError(f"state: has no {', '.join(missing)}{hint}")
+        foreign = [key for key in state if key not in here and key != GIVEN]
+        if foreign:
+            raise ValueError(
+                f"state: is of another kind of loader, which has {', '.join(foreign)}; valid: a state of {type(self).__name__}"
+            )
         if state["version"] > VERSION:
             raise ValueError(
                 f"state: got version {state['version']}, valid: up to {VERSION}; install a newer stillhouse"

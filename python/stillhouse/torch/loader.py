@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import DistributedSampler, Sampler
 
-from .._order import State
+from .._order import GIVEN, State
 from ..batch import Batch
 from ._accelerate import under_way
-from ._callers import passing_over
+from ._callers import passing_over, refuse_other_shape
 from ._epochs import Epochs
 from ._place import Begun
 from ._reading import Reading
@@ -58,6 +60,7 @@ class DataLoader(TorchDataLoader[Any]):
         self._dealt = _Dealt(dataset)
         self._inner: TorchDataLoader[Any] | None = None
         self._source = _Source()
+        self._run = _Run()
         # without a batch size, torch would convert the batch to tensors once more
         kwargs.setdefault("collate_fn", _as_it_is)
         super().__init__(dataset, batch_size=None, **kwargs)
@@ -101,11 +104,18 @@ class DataLoader(TorchDataLoader[Any]):
         return self._epochs.remaining
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch, the same in mid-epoch."""
-        return self._epochs.batches_per_epoch()
+        """Batches of this rank in an epoch, the same in mid-epoch.
+
+        Of an epoch that was loaded: at least those that were given before and those that remain. With more ranks than before these are more
+        than a whole epoch has, and a trainer that counts batches from the state (Lightning) would end it early.
+        """
+        whole = self._epochs.batches_per_epoch()
+        run = self._run
+        return max(whole, run.earlier + run.remaining) if run.earlier and run.epoch == self._epochs.epoch else whole
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch; see :meth:`StreamingShardDataset.set_epoch`."""
+        refuse_other_shape(sys._getframe(1))
         self._epochs.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator, where torch has a class of its own
@@ -115,6 +125,8 @@ class DataLoader(TorchDataLoader[Any]):
         begun = Begun(epoch, start, generation)
         reading = Reading(dataset, epoch, start)
         dataset._now = None
+        earlier = self._run.earlier if self._run.epoch == epoch and start else 0
+        self._run = replace(self._run, epoch=epoch, earlier=earlier, given=earlier)
         batches = self._through_workers(reading)
         if reading.batches == 0:  # a rank that has no row of the last global batch
             dataset._place.end(begun, 0)
@@ -124,6 +136,7 @@ class DataLoader(TorchDataLoader[Any]):
                     dataset._place.end(begun, given)  # nobody may ever ask for one more
                     self.end_of_dataloader = True
                 dataset._now = dataset.after(epoch, start, given)
+                self._run = replace(self._run, given=earlier + given)
                 yield batch
         dataset._now = None
 
@@ -147,12 +160,29 @@ class DataLoader(TorchDataLoader[Any]):
 
     def state_dict(self) -> State:
         """Where the trainer is: after the last batch it got, counted over all ranks. All ranks have the same; save one, of rank 0."""
-        return self._epochs.state_dict()
+        state = self._epochs.state_dict()
+        return {**state, GIVEN: self._run.given if state["epoch"] == self._run.epoch and state["position"] else 0}
 
     def load_state_dict(self, state: State) -> None:
         """The next iteration goes on there; see :meth:`StreamingShardDataset.load_state_dict`."""
         self._epochs.load_state_dict(state)
         self._dealt.loaded = True
+        goes_on = self._epochs._begin() == (state["epoch"], state["position"]) and state["position"] > 0
+        given = int(state.get(GIVEN, 0)) if goes_on else 0
+        self._run = _Run(int(state["epoch"]), given, self._epochs.remaining if goes_on else 0, given)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Batches of the epoch that is under way, as this rank counts them."""
+
+    epoch: int = -1
+    earlier: int = 0
+    """Given before the state was saved that this run goes on with."""
+    remaining: int = 0
+    """Left of the epoch where it was loaded."""
+    given: int = 0
+    """Given, the earlier ones included."""
 
 
 def _as_it_is(batch: Any) -> Any:
