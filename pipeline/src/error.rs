@@ -69,6 +69,28 @@ pub struct PipelineError {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
+/// Whether what the system said of a file is as true at the next attempt: who may write, what a name is, how large a file may be.
+fn lasts(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind as Of;
+    let lasting = [
+        Of::PermissionDenied,
+        Of::ReadOnlyFilesystem,
+        Of::FileTooLarge,
+        Of::NotADirectory,
+        Of::IsADirectory,
+        Of::InvalidFilename,
+        Of::InvalidInput,
+    ];
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<std::io::Error>().is_some_and(|e| lasting.contains(&e.kind())) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 impl PipelineError {
     /// An error that stands for itself.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
@@ -132,12 +154,18 @@ impl PipelineError {
         if storage::is_retryable(error) { reported.retryable() } else { reported }
     }
 
-    /// For `map_err`: an error of the output, with what was tried.
+    /// For `map_err`: an error of the output, with what was tried. Another attempt may help, except where the system says of the path or the
+    /// user what will be as true then.
     pub fn output<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         context: impl Into<String>,
     ) -> impl FnOnce(E) -> Self {
         let context = context.into();
-        move |e| Self::caused(ErrorKind::Output, context, e).retryable()
+        move |e| {
+            let cause: Box<dyn std::error::Error + Send + Sync> = e.into();
+            let lasts = lasts(cause.as_ref());
+            let reported = Self::caused(ErrorKind::Output, context, cause);
+            if lasts { reported } else { reported.retryable() }
+        }
     }
 
     /// For `map_err`: an error of a data set, with what was tried.

@@ -17,8 +17,8 @@ pub enum Unanswered {
     NotThere(String),
     /// The data set cannot be read.
     Failed(String),
-    /// The data set there is of another job, whose hash this is.
-    OtherDataSet(String),
+    /// The data set there is not known to be this job's.
+    OtherDataSet,
     /// The worker could not answer.
     Broken(String),
 }
@@ -60,7 +60,7 @@ pub async fn ask(service: &Service, work: Work) -> Result<Value, Unanswered> {
         match said {
             FromWorker::Message(message) => match *message {
                 Message::Answer(value) => answer = Some(Ok(value)),
-                Message::OtherDataSet { job_hash } => answer = Some(Err(Unanswered::OtherDataSet(job_hash))),
+                Message::OtherDataSet => answer = Some(Err(Unanswered::OtherDataSet)),
                 // what was asked for is not there; the pipeline names it as an option
                 Message::Failed { kind, message, .. } if kind == "usage" && message.starts_with("--row") => {
                     answer = Some(Err(Unanswered::NotThere(message.trim_start_matches("--").to_owned())));

@@ -131,10 +131,7 @@ pub enum Message {
     /// The answer to a report or manifest.
     Answer(Value),
     /// The data set that is asked about is another job's by now.
-    OtherDataSet {
-        /// Its hash.
-        job_hash: String,
-    },
+    OtherDataSet,
     /// The work failed.
     Failed {
         /// Kind of error, as the pipeline names it.

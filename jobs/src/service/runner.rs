@@ -358,7 +358,7 @@ impl Attempt {
                     let (message, problems) = (bounds::message(message), bounds::problems(problems));
                     self.failed = Some(Outcome::Failed { message, problems, retryable });
                 }
-                Message::Answer(_) | Message::OtherDataSet { .. } => {}
+                Message::Answer(_) | Message::OtherDataSet => {}
             },
         }
     }

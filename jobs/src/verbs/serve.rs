@@ -144,7 +144,6 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
         Ok(_) => {}
         Err(e) => tracing::warn!("the number of open files cannot be raised: {e}"),
     }
-    process::survive_file_limits();
     let metrics = metrics::install().map_err(Failure::System)?;
     let listener = TcpListener::bind(config.listen)
         .await

@@ -228,9 +228,10 @@ fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), 
 /// manifest.
 fn is_of_another(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWriter) -> bool {
     let there = &dataset.manifest().job_hash;
-    let is_other = job_hash.is_some_and(|asked| asked != there);
+    // without a hash of the job (an earlier version kept none of one that found its data set finished) nothing says that it is its own
+    let is_other = job_hash != Some(there.as_str());
     if is_other {
-        writer.send(&Message::OtherDataSet { job_hash: there.clone() });
+        writer.send(&Message::OtherDataSet);
     }
     is_other
 }

@@ -5,6 +5,8 @@
 //! folder; a link that is put there meanwhile is not followed either. The output itself may be reached through links: that is the place that the
 //! job names.
 
+#![allow(clippy::disallowed_methods, reason = "`disk` runs every function here through `blocking`")]
+
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;

@@ -78,8 +78,19 @@ def refuse_other_shape(frame: FrameType | None) -> None:
     Its checkpoint says how far it came in epochs, which its steps must come to in this run, too.
     """
     local = {} if frame is None else frame.f_locals
-    names = ("self", "epoch", "epochs_trained", "steps_in_epoch", "steps_trained_in_current_epoch", "resume_from_checkpoint")
-    if frame is None or not frame.f_globals.get("__name__", "").startswith("transformers.") or any(n not in local for n in names):
+    names = (
+        "self",
+        "epoch",
+        "epochs_trained",
+        "steps_in_epoch",
+        "steps_trained_in_current_epoch",
+        "resume_from_checkpoint",
+    )
+    if (
+        frame is None
+        or not frame.f_globals.get("__name__", "").startswith("transformers.")
+        or any(n not in local for n in names)
+    ):
         return
     trainer, steps = local["self"], local["steps_in_epoch"]
     resumes = local["resume_from_checkpoint"] is not None and local["epoch"] == local["epochs_trained"]

@@ -51,7 +51,7 @@ pub async fn health(_: Params<Nothing>) -> Json<Status> {
 /// Whether the service takes jobs
 #[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
     (status = 200, description = "It does", body = Status),
-    (status = 503, description = "It is stopping, its database does not answer, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "It is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<Status>> {
     let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);

@@ -225,16 +225,13 @@ async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String, Option<S
     }
     let _turn = app.reports.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
     let seconds = app.service.config.limits.report_seconds;
-    let asked = ask(&app.service, work(file, folder, job_hash.clone()));
+    let asked = ask(&app.service, work(file, folder, job_hash));
     match tokio::time::timeout(Duration::from_secs(seconds.into()), asked).await {
         Ok(answer) => answer.map_err(|e| match e {
             Unanswered::NotThere(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
             Unanswered::Failed(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
-            Unanswered::OtherDataSet(there) => {
-                let asked = job_hash.unwrap_or_default();
-                let detail = format!(
-                    "the data set at the job's output is another one by now (hash {there:.12}; this job made {asked:.12}): it was overwritten, or files were appended to it"
-                );
+            Unanswered::OtherDataSet => {
+                let detail = "the data set at the job's output is another one by now: it was overwritten, or files were appended to it";
                 ProblemDetails::new(StatusCode::CONFLICT, detail)
             }
             Unanswered::Broken(message) => ProblemDetails::internal(&message),

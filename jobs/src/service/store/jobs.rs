@@ -453,18 +453,19 @@ fn fairest(connection: &Connection, users: Vec<String>, since: Time, now: Time) 
 
 /// Jobs whose wait is over go back into the queue; gives the time of the next one.
 ///
-/// No wait is longer than `longest`: what is due later than that was written before the clock was set back, and is due now.
+/// No wait is longer than `longest`: what is due later than that was written before the clock was set back, and waits that long from now.
 pub fn requeue_due(
     connection: &Connection,
     now: Time,
     longest: Duration,
     appended: &mut Vec<EventView>,
 ) -> Result<Option<Time>> {
-    let mut statement = connection.prepare_cached(
-        "SELECT seq FROM jobs WHERE state = 'retrying' AND (not_before <= ?1 OR not_before > ?2) ORDER BY seq",
-    )?;
-    let bounds = [now.0, now.after(longest).0];
-    let due: Vec<i64> = statement.query_map(bounds, |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    connection
+        .prepare_cached("UPDATE jobs SET not_before = ?1 WHERE state = 'retrying' AND not_before > ?1")?
+        .execute([now.after(longest).0])?;
+    let mut statement =
+        connection.prepare_cached("SELECT seq FROM jobs WHERE state = 'retrying' AND not_before <= ? ORDER BY seq")?;
+    let due: Vec<i64> = statement.query_map([now.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     for seq in due {
         let (whose, state) = by_row(connection, seq)?;
         transition(connection, &whose, state, JobState::Queued, Some("the wait is over"), now, appended)?;

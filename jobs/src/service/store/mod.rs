@@ -142,7 +142,7 @@ impl Store {
         if let Err(StoreError::Corrupt(e)) = &result
             && !self.corrupt.swap(true, Ordering::Relaxed)
         {
-            tracing::error!("the service's database is damaged: {e}");
+            tracing::error!("{}", StoreError::Corrupt(e.clone()));
         }
         result
     }
@@ -153,7 +153,8 @@ impl Store {
     /// Of SQLite.
     pub fn checkpoint(&self) -> Result<()> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?)
+        let busy: bool = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+        if busy { Err(StoreError::Stopped) } else { Ok(()) }
     }
 
     /// Changes something, in one transaction; the events go to the watchers once it is committed.

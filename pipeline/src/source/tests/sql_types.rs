@@ -118,7 +118,8 @@ fn a_job_names_the_types_of_columns() {
 
 #[test]
 fn a_quote_that_is_not_closed_ends_the_job_and_one_in_a_field_does_not() {
-    let cases: [(&[u8], Result<&[&str], &str>); 6] = [
+    type Wanted<'a> = Result<&'a [&'a str], &'a str>;
+    let cases: [(&[u8], Wanted<'_>); 6] = [
         (b"id,text\n1,a\n2,\"b\n3,c\n4,d\n", Err("line 3: a quoted field begins in this record")),
         (b"id,text\n1,a\n2,\"b", Err("line 3: a quoted field begins in this record")),
         (b"id,text\n1,a\n3,tall 6\"", Ok(&["a", "tall 6\""])),
