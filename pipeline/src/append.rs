@@ -94,7 +94,12 @@ pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash>
 /// # Errors
 /// When the output cannot be read.
 pub(crate) async fn before_new_files(hash: JobHash, output: &Output) -> Result<JobHash> {
-    let Some(there) = output.plan().await? else { return Ok(hash) };
+    let there = match output.plan().await {
+        Ok(Some(there)) => there,
+        // one that is damaged is for the repair to find
+        Err(e) if e.kind != ErrorKind::DataSet => return Err(e),
+        Ok(None) | Err(_) => return Ok(hash),
+    };
     if there.identity != hash.identity || there.job_hash == hash.hash {
         return Ok(hash);
     }

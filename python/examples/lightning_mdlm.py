@@ -33,7 +33,7 @@ class Mdlm(L.LightningModule):
         return loss
 
     def validation_step(self, batch: stillhouse.Batch, _: int) -> None:
-        # over devices with equally many batches each; the masks are those of the epoch
+        # over devices with equally many batches each; the masks are the same in every pass
         self.log(
             "validation", train_mdlm.loss_of(self.student, batch, self.args), batch_size=batch.rows, sync_dist=True
         )
@@ -48,7 +48,7 @@ def train(args: argparse.Namespace, **options: Any) -> torch.nn.Module:
     loader = st.DataLoader(train_mdlm.data_of(args, kind), num_workers=args.workers)
     held_out = None
     if args.validation:
-        held_out = st.DataLoader(train_mdlm.data_of(args, split=args.validation, shuffle=False))
+        held_out = st.DataLoader(train_mdlm.data_of(args, split=args.validation, shuffle=False, evaluation=True))
     model = Mdlm(loader.dataset.dataset.info, args)
     callbacks = []
     if args.checkpoint:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import http.server
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import pickle
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -222,3 +225,19 @@ def test_stores(store: dict[str, str], plain: pathlib.Path, monkeypatch: pytest.
         "nobody listens at http://127.0.0.1:9",
         lambda: stillhouse.open("s3://bucket/x", storage=patience),
     )
+
+
+def test_a_web_server_that_gives_whole_files_only_is_told(plain: pathlib.Path) -> None:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Nothing on stderr."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=plain)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        refused(
+            stillhouse.StoreError,
+            "gives whole files only.*valid: a server that answers Range requests",
+            lambda: stillhouse.open(url)[0],
+        )
+        server.shutdown()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from scipy import stats
 from test_views_keyed import batch_of
 
 import stillhouse
-from stillhouse import Batch, Info, Ragged
+import stillhouse.torch as st
+from stillhouse import Batch, Info, Ragged, views
 from stillhouse.views import Schedule, ViewError, bd3lm, keyed, mdlm, pgm, prime
 
 V = 11
@@ -236,3 +239,30 @@ def test_block_attention_by_the_papers_three_rules():
         np.testing.assert_array_equal(allowed, mask & valid[:, :, None] & valid[:, None, :])
     with pytest.raises(ViewError, match="block_size: got 0"):
         bd3lm.mask(batch, block_size=0)
+
+
+def test_views_stay_outside_of_a_compiled_step(small: Any) -> None:
+    """torch.compile would trace their numpy, and fail on its unsigned numbers; around them it compiles as ever."""
+    ds = st.StreamingShardDataset(small("words", {}), batch_size=4)
+    batch = next(iter(ds))
+
+    def step(batch: Any) -> Any:
+        example = views.mdlm.mask(batch, mask_id=1)
+        halves = views.mdlm.complementary(batch, mask_id=1)
+        return (example.weights * 2).sum() + halves[0].weights.sum()
+
+    compiled = torch.compile(step, backend="eager")
+    assert torch.equal(compiled(batch), step(batch))
+    assert pickle.loads(pickle.dumps(views.mdlm.mask)) is views.mdlm.mask
+
+
+@pytest.mark.parametrize("kind", [st.StreamingShardDataset, st.ShardDataset])
+def test_masks_of_an_evaluation_are_those_of_every_pass(kind: Any, small: Any) -> None:
+    def passes(**options: Any) -> list[list[Any]]:
+        loader = st.DataLoader(kind(small("words", {}), batch_size=4, shuffle=False, **options))
+        return [[views.mdlm.mask(batch, mask_id=1).targets for batch in loader] for _ in range(3)]
+
+    first, *others = passes(evaluation=True)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    first, *others = passes()
+    assert not any(all(torch.equal(a, b) for a, b in zip(first, other, strict=True)) for other in others)

@@ -53,6 +53,12 @@ fn reason(error: &Error, place: &str) -> String {
     match error {
         Error::NotFound { .. } => "there is no such object; check the name, and that the bucket exists".into(),
         Error::AlreadyExists { .. } | Error::Precondition { .. } => "it is there already".into(),
+        // the client of web servers says so in an error that has no public type
+        Error::NotSupported { source } if source.to_string().contains("Range") => {
+            "the web server gives whole files only, and parts of this one are read; valid: a server that answers Range requests, such as nginx \
+             or Caddy (Python's http.server does not), or a copy on a disk"
+                .into()
+        }
         Error::NotImplemented { .. } | Error::NotSupported { .. } => "the store cannot do this".into(),
         other => deepest(other),
     }

@@ -42,6 +42,7 @@ class Epochs:
         disk_cache: str | os.PathLike[str] | None = None,
         disk_cache_gigabytes: float | None = None,
         cache_megabytes: int = 512,
+        evaluation: bool = False,
     ) -> None:
         self.dataset: Dataset | Mixture
         if isinstance(dataset, Mixture):
@@ -65,6 +66,7 @@ class Epochs:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.transform = transform
+        self.evaluation = evaluation
         self._given_ranks = None if rank is None or world_size is None else (rank, world_size)
         self._place = Place(Order(shuffle, seed, shuffle_blocks))
         self._now: State | None = None
@@ -248,7 +250,7 @@ class Epochs:
         rank, world_size = self._ranks()
         size = self.batch_size * world_size
         begin = start + (end - start - 1) // size * size
-        return GlobalBatch(epoch, begin, end - begin, rank, world_size)
+        return GlobalBatch(0 if self.evaluation else epoch, begin, end - begin, rank, world_size)
 
     def finish(self, batch: Batch) -> Any:
         """Tensors, and the transform."""

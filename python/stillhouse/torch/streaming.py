@@ -22,6 +22,9 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
     ``shuffle_blocks`` of them (rounded up to a multiple of 64) in the buffer whose rows are mixed; both keyed by ``seed`` and epoch. ``transform`` gets each
     :class:`~stillhouse.Batch` of tensors, in the worker.
 
+    ``evaluation=True`` is for validation: views draw the masks and times of epoch 0 in every pass, so that losses of different passes are of the same examples
+    (the order stays that of ``shuffle``, which is False there as a rule). By default every epoch has its own.
+
     ``drop_last`` says what becomes of the last global batch (``world_size × batch_size`` rows) where the rows do not fill it. None, the
     default: it is given out, smaller, unless some rank would get nothing of it; so all ranks take equally many batches, as
     training in step needs, and fewer than ``world_size`` rows of an epoch are left out. True: it is always left out. False: never; ranks may

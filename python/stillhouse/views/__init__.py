@@ -22,9 +22,12 @@ sequence, times by the place in the global batch. With ``sampling="sequence"`` a
 """
 
 from . import armd, bd3lm, keyed, mdlm, medusa, pgm, prime, times
+from ._compiled import keep_out_of_graphs
 from .example import Example
 from .keyed import ViewError
 from .schedule import ARCCOS, LINEAR, Schedule
+
+keep_out_of_graphs(armd, bd3lm, mdlm, medusa, pgm, prime)
 
 __all__ = [
     "ARCCOS",
