@@ -14,6 +14,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import sys
 
 import pytest
@@ -203,6 +204,9 @@ def test_the_cluster_on_this_machine_goes_on_without_an_executor(tmp_path):
     program.write_text("#!/usr/bin/env bash\nexec sleep 600\n")
     program.chmod(0o755)
     cluster = subprocess.Popen([tmp_path / "scripts/cluster"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # what it never says ends this test, too
+    watchdog = threading.Timer(60, cluster.kill)
+    watchdog.start()
     try:
         words = cluster.stdout.readline().replace(".", "").split()
         scheduler, executors = int(words[2]), [int(word) for word in words[5:]]
@@ -218,6 +222,7 @@ def test_the_cluster_on_this_machine_goes_on_without_an_executor(tmp_path):
         assert next(said) == "The scheduler ended with status 143, and the cluster with it.\n"
         assert cluster.wait() == 143
     finally:
+        watchdog.cancel()
         # it takes its processes along
         cluster.terminate()
         cluster.wait()
