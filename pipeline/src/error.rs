@@ -26,6 +26,8 @@ pub enum ErrorKind {
     Model,
     /// The output folder or store.
     Output,
+    /// The output, while another run works on it.
+    Busy,
     /// A data set that does not hold what it should.
     DataSet,
     /// The job was cancelled.
@@ -33,13 +35,14 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// A name for metrics and for programs, which stays as it is: `usage`, `input`, `model`, `output`, `data_set`, `cancelled`.
+    /// A name for metrics and for programs, which stays as it is: `usage`, `input`, `model`, `output`, `busy`, `data_set`, `cancelled`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Usage => "usage",
             Self::Input => "input",
             Self::Model => "model",
             Self::Output => "output",
+            Self::Busy => "busy",
             Self::DataSet => "data_set",
             Self::Cancelled => "cancelled",
         }

@@ -20,6 +20,7 @@ pub mod s3;
 pub mod seaweed;
 pub mod server;
 pub mod service;
+pub mod small_disk;
 pub mod watched;
 
 use std::collections::BTreeMap;

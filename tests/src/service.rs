@@ -23,6 +23,7 @@ use tempfile::TempDir;
 
 pub use self::api::{Answer, Api, Sent, Stream};
 use crate::server::{Ports, Server};
+use crate::small_disk::SmallDisk;
 use crate::{Ran, Scratch, ran, root, with};
 
 /// How long something may take that will come; a machine with nothing else to do needs a hundredth of it.
@@ -93,6 +94,7 @@ pub struct Service {
     own: TempDir,
     configuration: Value,
     environment: Vec<(String, String)>,
+    disk: Option<SmallDisk>,
     /// Asks it, without a token.
     pub api: Api,
     _ports: Ports,
@@ -122,7 +124,7 @@ impl Service {
         let configuration = with(configuration, patch);
         let api = Api::new(&format!("http://{listen}"));
         let environment = Vec::new();
-        Self { server: None, scratch, own, configuration, environment, api, _ports: ports }
+        Self { server: None, scratch, own, configuration, environment, disk: None, api, _ports: ports }
     }
 
     /// Changes the configuration of the next launch.
@@ -133,6 +135,25 @@ impl Service {
     /// Sets a variable of the environment of the next launch.
     pub fn set(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// One that is not started yet, with its queue on a small disk and `out` beside it for the data sets of its jobs; `None` where there can be
+    /// no such disk. Its workers are not found in /proc.
+    pub fn on_small_disk(megabytes: u32, patch: &Value) -> Option<Self> {
+        let disk = SmallDisk::mount(megabytes)?;
+        let mut service = Self::new(patch);
+        let (data, out) = (disk.path().join("data"), disk.path().join("out"));
+        fs::create_dir(disk.file("out")).unwrap();
+        let folders = [service.scratch.path(""), out];
+        let reads = [folders[0].clone(), folders[1].clone(), root().join("assets")];
+        service.configure(&json!({"data": data, "access": {"read": reads, "write": folders}}));
+        service.disk = Some(disk);
+        Some(service)
+    }
+
+    /// The small disk that it is on.
+    pub fn disk(&self) -> &SmallDisk {
+        self.disk.as_ref().expect("it is on one")
     }
 
     /// The folder of the queue.
@@ -156,13 +177,21 @@ impl Service {
     pub fn serve(&self, more: &[&str]) -> Command {
         let mut command = self.command(&["serve", "--config", self.file().to_str().unwrap()]);
         command.args(more).envs(self.environment.iter().map(|(n, v)| (n, v)));
-        command
+        match &self.disk {
+            Some(disk) => disk.on(&command),
+            None => command,
+        }
     }
 
     /// Starts it and waits until it is ready.
     pub fn launch(&mut self) {
+        self.launch_until(200);
+    }
+
+    /// Starts it and waits until this is what it says of being ready.
+    pub fn launch_until(&mut self, status: u16) {
         let mut server = Server::start(self.serve(&[]), &self.own.path().join("log"));
-        server.wait_until("the service", || self.api.try_get("/ready").is_some_and(|answer| answer.status == 200));
+        server.wait_until("the service", || self.api.try_get("/ready").is_some_and(|answer| answer.status == status));
         self.server = Some(server);
     }
 

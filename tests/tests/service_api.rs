@@ -430,6 +430,34 @@ fn two_jobs_with_one_output_never_mix() {
 }
 
 #[test]
+fn a_job_waits_for_whoever_works_on_its_output() {
+    let service = start(&json!({}));
+    let api = &service.api;
+    // a run beside the service
+    let lock = service.scratch.path("out/_stillhouse/lock");
+    fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    let lock = fs::File::create(&lock).unwrap();
+    lock.try_lock().unwrap();
+    let id = api.submit_with("?max_attempts=1", &quick_job("out"));
+    let waits = api.until(&id, "it has looked twice", |job| job["state"] == "retrying" && job["attempt"] == 2);
+    let reason = waits["reason"].as_str().unwrap();
+    assert!(
+        reason.ends_with("another run is working on this output; wait for it or stop it (looked at again in 2 s)"),
+        "{reason}"
+    );
+    assert_eq!((&waits["failures"], &waits["failure"]), (&json!(0), &Value::Null));
+    drop(lock);
+    assert_eq!(api.until_state(&id, "succeeded")["result"]["already_done"], false);
+    // the same output by another path
+    std::os::unix::fs::symlink(service.scratch.path("shared"), service.scratch.path("link")).unwrap();
+    fs::create_dir(service.scratch.path("shared")).unwrap();
+    let ids = ["shared", "link"].map(|output| api.submit_with("?max_attempts=1", &long_job(output)));
+    let ends = ids.map(|id| api.until_state(&id, "succeeded"));
+    assert!(ends.iter().all(|job| job["failures"] == 0), "{ends:#?}");
+    service.stillhouse(&["verify", "link"]).expect(0);
+}
+
+#[test]
 fn a_job_whose_data_set_was_overwritten_shows_nothing_of_the_other_ones() {
     let service = start(&json!({}));
     let (mine, yours) = (service.token("ann", &["submit", "read"]), service.token("bob", &["submit", "read"]));

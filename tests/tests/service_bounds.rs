@@ -204,3 +204,36 @@ fn what_cannot_work_is_refused_before_it_waits() {
     taken(&service);
     assert!(service.said().contains("the hub was not asked for hf://org/there"), "{}", service.said());
 }
+
+#[test]
+fn who_has_much_checked_does_not_keep_others_waiting() {
+    let mut service = Service::new(
+        &json!({"access": {"hub": ["*"]}, "auth": "token", "limits": {"hub_seconds": 3600, "check_seconds": 3600}}),
+    );
+    // a hub that takes what it is asked, and says nothing
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    for (name, value) in
+        [("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap())), ("HF_HUB_OFFLINE", String::new())]
+    {
+        service.set(name, &value);
+    }
+    let (greedy, other) = (service.token("greedy", &["submit"]), service.token("other", &["submit"]));
+    service.launch();
+    let job = |tokenizer: &str| with(quick_job("out"), &json!({"tokenizer": {"path": tokenizer}})).to_string();
+    let check =
+        |api: &Api, job: &str| api.send("POST", "/validate", &[("content-type", "application/json")], Some(job));
+    std::thread::scope(|threads| {
+        for _ in 0..8 {
+            threads.spawn(|| check(&greedy, &job("hf://org/name")));
+        }
+        // a token's share of the checks is asking the hub, and no more; whoever else comes is answered meanwhile
+        let held: Vec<_> = (0..2).map(|_| hub.accept().unwrap()).collect();
+        for _ in 0..3 {
+            assert_eq!(check(&other, &quick_job("out").to_string()).expect(200).json()["valid"], true);
+        }
+        hub.set_nonblocking(true).unwrap();
+        assert_eq!(hub.accept().err().map(|e| e.kind()), Some(std::io::ErrorKind::WouldBlock));
+        // one that breaks off is not asked again for a while
+        drop((hub, held));
+    });
+}

@@ -45,8 +45,13 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
         assert!(!refused.header("retry-after").is_empty());
         let problem = refused.problem(507);
         assert!(problem["detail"].as_str().unwrap().contains("submissions are refused"), "{problem}");
-        api.post(&format!("/jobs/{waiting}/cancel")).problem(507);
+        // a cancel needs none; it is stored when there is room
+        let cancelled = api.post(&format!("/jobs/{waiting}/cancel")).expect(202).json();
+        assert_eq!((&cancelled["state"], &cancelled["reason"]), (&json!("cancelling"), &json!("cancelled by local")));
+        assert_eq!(api.job(&waiting)["state"], "cancelling");
     }
+    let listed = api.get("/jobs").json()["jobs"].as_array().unwrap().clone();
+    assert_eq!(listed.iter().map(|j| j["state"].as_str().unwrap()).collect::<Vec<_>>(), ["cancelling", "running"]);
     let refused = {
         service.scratch.job("refused.yaml", &quick_job("refused"));
         service.stillhouse(&["submit", "refused.yaml"]).expect(1)
@@ -66,7 +71,8 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
         api.events(&id),
         service.said()
     );
-    api.until_state(&waiting, "succeeded");
+    api.until_state(&waiting, "cancelled");
+    assert_eq!(api.states(&waiting), ["queued", "cancelled"]);
     eventually("it is over", || (api.get("/ready").status == 200 && full(0)).then_some(()));
     let events = api.events(&id);
     let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).count();
@@ -114,6 +120,78 @@ fn a_service_with_a_full_disk_stops_and_goes_on() {
     service.launch();
     api.until_state(&id, "succeeded");
     service.stillhouse(&["verify", "out"]).expect(0);
+}
+
+#[test]
+fn a_running_job_is_cancelled_while_the_disk_is_full() {
+    let service = start(&json!({"capacity": {"cpu_slots": 1}}));
+    let api = &service.api;
+    let id = api.submit(&long_job("out"));
+    api.until_split(&id, 2);
+    service.limit_files(Some(log_bytes(&service).max(64 << 10)));
+    eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
+    for _ in 0..2 {
+        let asked = api.post(&format!("/jobs/{id}/cancel")).expect(202).json();
+        assert_eq!((&asked["state"], &asked["reason"]), (&json!("cancelling"), &json!("cancelled by local")));
+    }
+    eventually("its worker ends", || service.workers().is_empty().then_some(()));
+    assert_eq!(api.job(&id)["state"], "cancelling");
+    assert!(!service.scratch.path("out").join("_SUCCESS").exists());
+    service.limit_files(None);
+    let cancelled = api.until_state(&id, "cancelled");
+    assert_eq!((&cancelled["reason"], &cancelled["attempt"]), (&json!("cancelled by local"), &json!(1)));
+    assert_eq!(api.states(&id), ["queued", "running", "cancelling", "cancelled"]);
+    // the queue goes on
+    let next = api.submit(&quick_job("next"));
+    api.until_state(&next, "succeeded");
+}
+
+#[test]
+fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
+    let limits = json!({"capacity": {"cpu_slots": 1}, "limits": {"disk_reserve_megabytes": 0}});
+    let Some(mut service) = Service::on_small_disk(16, &limits) else { return };
+    service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
+    service.launch();
+    let api = service.api.clone();
+    let outputs = service.disk().path().join("out");
+    let output = |name: &str| outputs.join(name).to_str().unwrap().to_owned();
+    eventually("room is kept", || service.disk().file("data/reserve").exists().then_some(()));
+
+    let id = api.submit(&long_job(&output("cut")));
+    api.until_split(&id, 2);
+    service.disk().fill();
+    eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
+    api.post(&format!("/jobs/{id}/cancel")).expect(202);
+    // stored: in the room that was kept
+    assert!(!service.disk().file("data/reserve").exists());
+    service.kill();
+    service.disk().fill();
+    service.launch_until(503);
+    assert!(["cancelling", "cancelled"].contains(&api.job(&id)["state"].as_str().unwrap()));
+    service.disk().empty();
+    api.until_state(&id, "cancelled");
+
+    // one that runs when the service is killed is there after a start, and goes on when there is room
+    eventually("room is kept again", || service.disk().file("data/reserve").exists().then_some(()));
+    let id = api.submit(&long_job(&output("whole")));
+    api.until_split(&id, 2);
+    service.disk().fill();
+    service.kill();
+    service.launch_until(503);
+    assert!(["running", "queued"].contains(&api.job(&id)["state"].as_str().unwrap()));
+    service.disk().empty();
+    assert_eq!(api.until_state(&id, "succeeded")["failures"], 0);
+
+    // of a copy that is put in its place there is the database alone; what its connections share needs room
+    eventually("room is kept once more", || service.disk().file("data/reserve").exists().then_some(()));
+    assert_eq!(service.terminate(), Some(0));
+    for beside in ["data/service.sqlite-wal", "data/service.sqlite-shm"] {
+        fs::remove_file(service.disk().file(beside)).unwrap();
+    }
+    service.disk().fill();
+    service.launch();
+    assert_eq!(api.job(&id)["state"], "succeeded");
+    assert!(!service.disk().file("data/reserve").exists());
 }
 
 #[test]

@@ -159,7 +159,7 @@ pub struct Limits {
     pub disk_reserve_megabytes: u32,
     /// Events kept of a job; of more, only its changes of state are kept.
     pub events_per_job: u32,
-    /// Reports and manifests made at once.
+    /// Reports and manifests made at once of data sets on disks, and as many of those in stores; of one user at most all but one, of one store half.
     pub reports_at_once: u32,
     /// Seconds that a report may take.
     pub report_seconds: u32,
@@ -248,7 +248,7 @@ impl Default for Limits {
             log_megabytes: 16,
             disk_reserve_megabytes: 64,
             events_per_job: 20_000,
-            reports_at_once: 2,
+            reports_at_once: 4,
             report_seconds: 60,
         }
     }

@@ -19,6 +19,7 @@
 pub mod api;
 pub mod ask;
 pub mod bounds;
+pub mod cancels;
 pub mod client;
 pub mod config;
 pub mod logs;
@@ -47,6 +48,7 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Notify, watch};
 
+use self::cancels::Cancels;
 use self::config::Config;
 use self::logs::Logs;
 use self::scheduler::Running;
@@ -62,6 +64,8 @@ pub struct Service {
     pub logs: Logs,
     /// The attempts that are going on.
     pub running: Running,
+    /// Cancels that are not stored yet.
+    pub cancels: Cancels,
     /// Wakes the scheduler.
     pub wake: Notify,
     /// The program that workers are.
@@ -90,6 +94,7 @@ impl Service {
             store,
             logs,
             running: Running::default(),
+            cancels: Cancels::default(),
             wake: Notify::new(),
             program,
             metrics,

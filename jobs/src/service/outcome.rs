@@ -11,6 +11,8 @@ pub enum Outcome {
     Succeeded,
     /// The worker said why not.
     Failed { message: String, problems: Vec<FieldProblem>, retryable: bool },
+    /// Another run works on its output, whoever began that: by another path perhaps, or beside the service.
+    Waits(String),
     /// The worker said nothing.
     Crashed(String),
     /// It was stopped by a limit on time or output.
@@ -48,6 +50,7 @@ impl Outcome {
         match self {
             Self::Succeeded => "succeeded",
             Self::Failed { .. } => "failed",
+            Self::Waits(_) => "waits",
             Self::Crashed(_) => "crashed",
             Self::OverLimit(_) => "limit",
             Self::Cancelled => "cancelled",
@@ -85,6 +88,11 @@ impl Outcome {
             Self::Succeeded => of(JobState::Succeeded, None, None, None),
             Self::Failed { message, problems, retryable: true } => {
                 again(failure(FailureKind::Machine, message, problems))
+            }
+            Self::Waits(message) => {
+                let wait = retry.backoff(task.whose.attempt);
+                let reason = format!("{message} (looked at again in {} s)", wait.as_secs());
+                of(JobState::Retrying, Some(reason), None, Some(Time::now().after(wait)))
             }
             Self::Crashed(message) => again(failure(FailureKind::Machine, message, &[])),
             Self::Failed { message, problems, retryable: false } => {

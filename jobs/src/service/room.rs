@@ -5,7 +5,12 @@
 //!   less free than the reserve ─┴─► full ──────────────────────┤
 //!                                    └─ a trial write a second ─┴─► what running jobs report waits, and is stored afterwards
 //! ```
+//!
+//! A file beside the database keeps some room for what must not wait: opening the database, and a cancel. It is removed for these, and made
+//! again once there is room.
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +33,48 @@ struct Known {
 impl Known {
     fn is_full(&self) -> bool {
         self.refused || self.short
+    }
+}
+
+/// The file that keeps room.
+#[derive(Debug)]
+pub struct Reserve(PathBuf);
+
+/// The log of a few changes, and what is shared about it between connections (32 KiB).
+const RESERVE_BYTES: usize = 256 << 10;
+
+impl Reserve {
+    /// That of a data folder.
+    pub fn of(folder: &Path) -> Self {
+        Self(folder.join("reserve"))
+    }
+
+    /// Makes the file, if it is not there.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    #[expect(clippy::disallowed_methods, reason = "called through `blocking`")]
+    fn make(&self) -> io::Result<()> {
+        if std::fs::metadata(&self.0).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
+            return Ok(());
+        }
+        // a file system that compresses would keep no room for zeros
+        let mut bytes = vec![0; RESERVE_BYTES];
+        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+        let written = std::fs::write(&self.0, &bytes).and_then(|()| std::fs::File::open(&self.0)?.sync_all());
+        if written.is_err() {
+            self.give();
+        }
+        written
+    }
+
+    /// Removes it; whether there is room now that was not there before.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "called where the database is written, which waits for the disk as well"
+    )]
+    pub fn give(&self) -> bool {
+        std::fs::remove_file(&self.0).is_ok()
     }
 }
 
@@ -93,6 +140,12 @@ pub async fn watch(service: Arc<Service>) {
         }
         if service.store.room.was_refused() && service.store.try_room().await.is_ok() {
             service.store.room.accept();
+        }
+        if !service.store.room.is_full() {
+            let store = Arc::clone(&service.store);
+            if let Err(e) = blocking(move || store.reserve.make()).await {
+                tracing::debug!("no room is kept: {e}");
+            }
         }
     }
 }

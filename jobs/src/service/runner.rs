@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
 use serde_json::{Value, json};
+use stillhouse_pipeline::error::ErrorKind;
 use stillhouse_pipeline::events::{Event, Progress, stalled_words};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -19,7 +20,7 @@ use super::rates::{Rates, Speed};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
 use super::worker::{Exit, FromWorker, Start, Worker, says_no_memory};
-use super::{Service, ask, bounds, metrics as figures};
+use super::{Service, ask, bounds, cancels, metrics as figures};
 use crate::progress::{Gauge, Start as GaugeStart};
 
 /// Why a worker is stopped.
@@ -39,6 +40,8 @@ const LINGER: u32 = 5;
 const LINGER_AT_ALL: u32 = 120;
 /// Before what the disk had no room for is stored again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// What a process of Rust ends with that panicked.
+const PANICKED: i32 = 101;
 const KEEP: Duration = Duration::from_secs(5);
 
 /// Makes the attempt and gives the job its next state.
@@ -305,7 +308,7 @@ impl Attempt {
             (_, Some(failed), None) => failed,
             // told so by somebody else: a machine that goes down tells the service and its workers in any order
             (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
-            (Exit::Signal(libc::SIGABRT), None, None) if self.lacked_memory => {
+            (Exit::Signal(libc::SIGABRT) | Exit::Code(PANICKED), None, None) if self.lacked_memory => {
                 Outcome::out_of_memory(self.service.config.capacity.worker_gigabytes)
             }
             (exit, None, None) => Outcome::Crashed(exit.describe()),
@@ -354,9 +357,12 @@ impl Attempt {
             }
             FromWorker::Message(message) => match *message {
                 Message::Event(event) => self.event(event).await,
-                Message::Failed { message, problems, retryable, .. } => {
+                Message::Failed { kind, message, problems, retryable } => {
                     let (message, problems) = (bounds::message(message), bounds::problems(problems));
-                    self.failed = Some(Outcome::Failed { message, problems, retryable });
+                    self.failed = Some(match kind == ErrorKind::Busy.name() {
+                        true => Outcome::Waits(message),
+                        false => Outcome::Failed { message, problems, retryable },
+                    });
                 }
                 Message::Answer(_) | Message::OtherDataSet => {}
             },
@@ -508,6 +514,7 @@ impl Attempt {
     /// Gives the job its next state.
     async fn close(&mut self, outcome: &Outcome) -> Result<()> {
         self.store_waiting().await;
+        cancels::store_kept_of(&self.service, &self.task.whose.id).await?;
         self.gather();
         let stopping = *self.service.stopping.borrow();
         let next = outcome.next(&self.task, &self.service.config.retry, stopping);
@@ -529,6 +536,8 @@ impl Attempt {
                 to = JobState::Queued;
             } else if let Some(failure) = &next.failure {
                 jobs::fail_attempt(t, whose.seq, failure, next.not_before)?;
+            } else if let Some(not_before) = next.not_before {
+                jobs::wait_until(t, whose.seq, not_before)?;
             } else if to == JobState::Queued && jobs::count_interruption(t, whose.seq)? > interruptions {
                 to = JobState::Failed;
                 reason = Some(format!("the service was stopped in each of {interruptions} attempts"));

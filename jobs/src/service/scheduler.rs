@@ -5,7 +5,8 @@
 //!   a retry is due ─────────────────► timer ─┴─► due jobs are queued ─► free slots filled ─► one task per attempt
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,11 +20,14 @@ use super::model::{EventType, JobId, JobState, ResultView, Slot, Time};
 use super::runner::{self, Stop};
 use super::store::jobs::{self, Report, Task};
 use super::store::{self, Result, StoreError, attempts, events};
-use super::{Service, ask, until, worker};
+use super::{Service, ask, cancels, until, worker};
 
 /// The attempts that are going on.
 #[derive(Default)]
-pub struct Running(Mutex<HashMap<Key, Attempt>>);
+pub struct Running {
+    attempts: Mutex<HashMap<Key, Attempt>>,
+    changes: AtomicU64,
+}
 
 /// A job, and which attempt at it: the end of one may overlap with the begin of the next.
 type Key = (JobId, u32);
@@ -37,7 +41,22 @@ struct Attempt {
 
 impl Running {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Attempt>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, key: Key, attempt: Attempt) {
+        self.lock().insert(key, attempt);
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&self, key: &Key) {
+        self.lock().remove(key);
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many attempts have begun and ended: where it is another one, a data set may be as well.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
     }
 
     /// Tells an attempt to stop; not a later one at the same job.
@@ -138,11 +157,11 @@ fn on_gpu(running: &HashMap<Key, Attempt>, gpu: u32) -> usize {
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
 /// Runs jobs until the service stops, then stops the workers and waits for them.
-pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
+pub async fn run(service: Arc<Service>, mut leftovers: Leftovers, mut shutdown: watch::Receiver<bool>) {
     let mut attempts = JoinSet::new();
     let mut minutes = tokio::time::interval(LONGEST_SLEEP);
     loop {
-        let next_due = match fill(&service, &mut attempts).await {
+        let next_due = match fill(&service, &mut leftovers, &mut attempts).await {
             Ok(next_due) => next_due,
             Err(e) => {
                 // of a full disk the store has told
@@ -175,7 +194,9 @@ pub async fn run(service: Arc<Service>, mut shutdown: watch::Receiver<bool>) {
     }
 }
 
-async fn fill(service: &Arc<Service>, going: &mut JoinSet<()>) -> Result<Option<Time>> {
+async fn fill(service: &Arc<Service>, leftovers: &mut Leftovers, going: &mut JoinSet<()>) -> Result<Option<Time>> {
+    leftovers.store(service).await?;
+    cancels::store_kept(service).await?;
     let longest = Duration::from_secs(service.config.retry.largest_backoff_seconds.into());
     let next_due = service.store.write(move |t, appended| jobs::requeue_due(t, Time::now(), longest, appended)).await?;
     loop {
@@ -193,7 +214,7 @@ fn begin(service: &Arc<Service>, task: Task, going: &mut JoinSet<()>) {
     let gpu = service.running.gpu_for(task.slot, &service.config.capacity);
     let (stop, stopped) = watch::channel(Stop::No);
     let key = (task.whose.id.clone(), task.whose.attempt);
-    service.running.lock().insert(key.clone(), Attempt { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
+    service.running.begin(key.clone(), Attempt { slot: task.slot, gpu, tokens_per_second: 0.0, stop });
     let taken = Taken { service: Arc::clone(service), key };
     going.spawn(async move {
         runner::attempt(Arc::clone(&taken.service), task, gpu, stopped).await;
@@ -209,7 +230,7 @@ struct Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.service.running.lock().remove(&self.key);
+        self.service.running.end(&self.key);
     }
 }
 
@@ -231,50 +252,76 @@ async fn forget_old(service: &Arc<Service>) {
     }
 }
 
-/// Puts what an earlier service left in order: its workers are ended, its running jobs queued again.
+/// Attempts that an earlier service left open; their workers have ended. By the numbers of their jobs' rows.
+pub struct Leftovers(VecDeque<i64>);
+
+/// Puts what an earlier service left in order: its workers are ended, its running jobs queued again. What there is no room to store comes back,
+/// and is stored before any job begins.
 ///
 /// # Errors
 /// When a worker of the earlier service does not end: its job must not run twice.
-pub async fn recover(service: &Arc<Service>) -> Result<(), String> {
+pub async fn recover(service: &Arc<Service>) -> Result<Leftovers, String> {
     let open = service.store.read(attempts::open).await.map_err(|e| e.to_string())?;
+    let mut left = Leftovers(VecDeque::new());
     for attempt in open {
         if let Some((process, began)) = attempt.process {
             let removed = tokio::task::spawn_blocking(move || worker::remove_leftover(process, began));
             removed.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
         }
-        let most = service.config.limits.interruptions;
-        let result = whole_though_cancelled(service, attempt.job).await.map_err(|e| e.to_string())?;
-        let changed = service.store.write(move |t, appended| {
-            let now = Time::now();
-            let (whose, state) = jobs::by_row(t, attempt.job)?;
-            let reason = "the service was killed";
-            attempts::end(t, whose.seq, "interrupted", Some(reason), now)?;
-            match state {
-                JobState::Running if jobs::count_interruption(t, whose.seq)? > most => {
-                    let reason = format!("the service was stopped in each of {most} attempts");
-                    jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, appended)?;
-                }
-                JobState::Running => jobs::transition(t, &whose, state, JobState::Queued, Some(reason), now, appended)?,
-                JobState::Cancelling if result.is_some() => {
-                    let data = json!(result);
-                    let report = Report { result, ..Report::default() };
-                    jobs::report(t, whose.seq, &report, now)?;
-                    appended.push(events::add(t, &whose, EventType::Finished, data, now)?);
-                    jobs::transition(t, &whose, state, JobState::Succeeded, None, now, appended)?;
-                }
-                JobState::Cancelling => {
-                    let reason = jobs::get(t, &whose.id)?.reason;
-                    jobs::transition(t, &whose, state, JobState::Cancelled, reason.as_deref(), now, appended)?;
-                }
-                _ => {}
-            }
-            Ok(whose.id)
-        });
-        let id = changed.await.map_err(|e| e.to_string())?;
-        tracing::info!(job = %id, "an earlier service left it running");
+        left.0.push_back(attempt.job);
     }
     service.clear_scratch().await;
-    Ok(())
+    match left.store(service).await {
+        Ok(()) | Err(StoreError::NoRoom(_)) => Ok(left),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+impl Leftovers {
+    /// Stores how they ended.
+    ///
+    /// # Errors
+    /// Of the store; what is not stored then is left.
+    async fn store(&mut self, service: &Arc<Service>) -> Result<()> {
+        while let Some(job) = self.0.front() {
+            let id = end_leftover(service, *job).await?;
+            tracing::info!(job = %id, "an earlier service left it running");
+            self.0.pop_front();
+        }
+        Ok(())
+    }
+}
+
+async fn end_leftover(service: &Arc<Service>, job: i64) -> Result<JobId> {
+    let most = service.config.limits.interruptions;
+    let result = whole_though_cancelled(service, job).await?;
+    let changed = service.store.write(move |t, appended| {
+        let now = Time::now();
+        let (whose, state) = jobs::by_row(t, job)?;
+        let reason = "the service was killed";
+        attempts::end(t, whose.seq, "interrupted", Some(reason), now)?;
+        match state {
+            JobState::Running if jobs::count_interruption(t, whose.seq)? > most => {
+                let reason = format!("the service was stopped in each of {most} attempts");
+                jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, appended)?;
+            }
+            JobState::Running => jobs::transition(t, &whose, state, JobState::Queued, Some(reason), now, appended)?,
+            JobState::Cancelling if result.is_some() => {
+                let data = json!(result);
+                let report = Report { result, ..Report::default() };
+                jobs::report(t, whose.seq, &report, now)?;
+                appended.push(events::add(t, &whose, EventType::Finished, data, now)?);
+                jobs::transition(t, &whose, state, JobState::Succeeded, None, now, appended)?;
+            }
+            JobState::Cancelling => {
+                let reason = jobs::get(t, &whose.id)?.reason;
+                jobs::transition(t, &whose, state, JobState::Cancelled, reason.as_deref(), now, appended)?;
+            }
+            _ => {}
+        }
+        Ok(whose.id)
+    });
+    changed.await
 }
 
 /// What a job made that was to be cancelled, where that came too late: the earlier service ended before it could see it.

@@ -152,12 +152,12 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     let mut config = config;
     config.listen = address;
     let service = Service::open(config, Some(metrics)).map_err(Failure::System)?;
-    scheduler::recover(&service).await.map_err(Failure::System)?;
+    let leftovers = scheduler::recover(&service).await.map_err(Failure::System)?;
     announce(&service, printer);
     let router = api::router(Arc::clone(&service));
     let stopping = &service.stopping;
     let net = net::serve(listener, router, &service.config, stopping.subscribe());
-    let jobs = scheduler::run(Arc::clone(&service), stopping.subscribe());
+    let jobs = scheduler::run(Arc::clone(&service), leftovers, stopping.subscribe());
     let signals = until_signalled(stopping.clone());
     let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
     let room = tokio::spawn(room::watch(Arc::clone(&service)));

@@ -228,7 +228,7 @@ async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timi
             Some((now, _)) if now == *holder => {}
             Some((now, _)) => {
                 return Err(PipelineError::new(
-                    ErrorKind::Output,
+                    ErrorKind::Busy,
                     format!(
                         "{shown}: another run is working on this output (process {} on {}); wait for it or stop it",
                         now.process, now.host

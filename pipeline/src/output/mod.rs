@@ -369,7 +369,7 @@ impl Output {
     /// What is told where another process holds the lock.
     fn busy(&self) -> PipelineError {
         let message = format!("{self}: another run is working on this output; wait for it or stop it");
-        PipelineError::new(ErrorKind::Output, message).retryable()
+        PipelineError::new(ErrorKind::Busy, message).retryable()
     }
 
     /// Asks the store whether the lease that this process took is still its own: before every step that would harm

@@ -13,9 +13,9 @@ use super::auth::{Caller, not_own};
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
 use super::{App, must_see, to_the_end};
+use crate::service::cancels;
 use crate::service::model::{Job, JobState, RatePoint, Time};
 use crate::service::rates::Rates;
-use crate::service::runner::Stop;
 use crate::service::store::jobs::{self, Filter};
 use crate::service::store::tokens::Scope;
 
@@ -104,7 +104,8 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
         }
         filter.user = Some(own);
     }
-    let (jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
+    let (mut jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
+    jobs.iter_mut().for_each(|job| app.service.cancels.show(job));
     Ok(Json(JobList { jobs, next_cursor: next.map(|n| format!("{n:x}")) }))
 }
 
@@ -114,7 +115,9 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
 ))]
 pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
     must_see(&app, &caller, &id).await?;
-    Ok(Json(app.service.store.read(move |c| jobs::show(c, &id)).await?))
+    let mut job = app.service.store.read(move |c| jobs::show(c, &id)).await?;
+    app.service.cancels.show(&mut job);
+    Ok(Json(job))
 }
 
 /// The job file, as it was submitted
@@ -131,25 +134,17 @@ pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 /// Cancel a job
 ///
 /// A job that waits is cancelled at once; the worker of a running one is stopped within seconds. What is committed stays, and a
-/// retry goes on from there.
+/// retry goes on from there. While the disk of the data folder is full, one that waits is cancelled once there is room.
 #[utoipa::path(post, path = "/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", params(Id), responses(
     (status = 200, description = "It is cancelled", body = Job),
-    (status = 202, description = "Its worker is being stopped", body = Job),
+    (status = 202, description = "Its worker is being stopped, or there is no room to store the cancel yet", body = Job),
     (status = 409, description = "It is over", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
-    let job = owned(&app, &caller, &id).await?;
+    owned(&app, &caller, &id).await?;
     let by = caller.must(Scope::Submit)?.user.clone();
-    let job_id = job.id.clone();
     let service = Arc::clone(&app.service);
-    let job = to_the_end(async move {
-        let job = service.store.write(move |t, appended| jobs::cancel(t, &job_id, &by, Time::now(), appended)).await?;
-        if job.state == JobState::Cancelling {
-            service.running.stop(&job.id, job.attempt, Stop::Cancel);
-        }
-        Ok(job)
-    });
-    let job = job.await?;
+    let job = to_the_end(async move { Ok(cancels::cancel(&service, id, by).await?) }).await?;
     let status = if job.state == JobState::Cancelled { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(job)).into_response())
 }

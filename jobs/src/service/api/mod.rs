@@ -7,6 +7,7 @@
 //! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
 
 mod admission;
+mod answers;
 pub mod auth;
 mod events;
 mod follow;
@@ -19,6 +20,7 @@ pub mod problem;
 mod query;
 mod results;
 mod submit;
+mod turns;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,15 +35,16 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use http_body_util::BodyExt;
 use metrics::{counter, histogram};
-use tokio::sync::Semaphore;
 use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::admission::Admission;
+use self::answers::Answers;
 use self::auth::Caller;
 use self::limits::{Address, Addresses, Rate, Watchers};
 use self::problem::{Answer, ProblemDetails};
+use self::turns::Turns;
 use super::Service;
 use super::model::{JobId, Time};
 use super::proxies::Proxies;
@@ -54,9 +57,13 @@ pub const BASE: &str = "/api/v1";
 pub struct Shared {
     pub service: Arc<Service>,
     pub watchers: Watchers,
-    pub reports: Semaphore,
-    /// Job files that are checked at once: that takes a processor, and the service needs one as well.
-    pub checks: Arc<Semaphore>,
+    /// Reports and manifests that are made of data sets on disks, and of those in stores: a store that hangs holds up no disk.
+    disk_reports: Turns,
+    store_reports: Turns,
+    answers: Answers,
+    /// Job files that are checked, and logs whose last lines are looked for: either takes a processor for a while.
+    checks: Turns,
+    tails: Turns,
     admission: Arc<Admission>,
     /// When the database answered last.
     answered: tokio::sync::Mutex<Option<Instant>>,
@@ -71,7 +78,8 @@ pub struct Shared {
 
 pub type App = Arc<Shared>;
 
-const CHECKS: usize = 2;
+const CHECKS: usize = 4;
+const TAILS: usize = 4;
 
 /// How long a token may be revoked before its streams end, at most.
 const LOOK_AT_TOKENS: Duration = Duration::from_millis(200);
@@ -120,8 +128,11 @@ pub fn router(service: Arc<Service>) -> Router {
         answered: tokio::sync::Mutex::default(),
         proxies: Proxies::of(&service.config),
         passed_on: Addresses::new(limits.connections_per_address),
-        reports: Semaphore::new(limits.reports_at_once as usize),
-        checks: Arc::new(Semaphore::new(CHECKS)),
+        disk_reports: Turns::new(limits.reports_at_once as usize),
+        store_reports: Turns::new(limits.reports_at_once as usize),
+        answers: Answers::default(),
+        checks: Turns::new(CHECKS),
+        tails: Turns::new(TAILS),
         admission: Arc::default(),
         requests: Rate::new(limits.requests_per_minute),
         kept_requests: Rate::new(limits.requests_per_minute),

@@ -2,9 +2,9 @@
 //!
 //! Manifest and report are read by a worker, confined like the job's own: a data set is input like any other.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -12,15 +12,19 @@ use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde::Deserialize;
 use serde_json::Value;
+use stillhouse_pipeline::storage::StoreUrl;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use utoipa::IntoParams;
 
+use super::answers::Asked;
 use super::auth::Caller;
 use super::limits::Watcher;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
+use super::submit::JSON;
+use super::turns::Asker;
 use super::{App, must_see};
 use crate::service::ask::{Unanswered, ask};
 use crate::service::logs::LogReader;
@@ -77,7 +81,7 @@ pub async fn logs(
             return Err(ProblemDetails::bad_request(format!("tail: got {lines}; valid: 0 to {MOST_LINES}")));
         }
         // it is read whole: some megabytes
-        let _turn = app.checks.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
+        let _turn = app.tails.take(Asker::of(&caller)).await;
         let skip = move || reader.tail(lines as usize).map(|()| reader);
         let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
         reader = skipped.map_err(|e| ProblemDetails::internal(&e))?;
@@ -178,20 +182,22 @@ impl Lines {
 #[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
     (status = 200, description = "`manifest.json`", body = Value),
     (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Others' reports took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Value>> {
+pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
     must_see(&app, &caller, &id).await?;
-    answer(&app, id, |file, folder, job_hash| Work::Manifest { file, folder: folder.into(), job_hash }).await.map(Json)
+    answer(&app, &caller, id, Asked::Manifest).await
 }
 
 /// A report of a job's data set
 ///
-/// Totals, statistics, perplexity, bytes per token by column, and one row decoded.
+/// Totals, statistics, perplexity, bytes per token by column, and one row decoded. It may be some seconds old.
 #[utoipa::path(get, path = "/jobs/{id}/report", operation_id = "getJobReport", tag = "results", params(Id, ReportQuery), responses(
     (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
     (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Others' reports took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
@@ -200,45 +206,73 @@ pub async fn report(
     caller: Caller,
     Id(id): Id,
     Params(query): Params<ReportQuery>,
-) -> Answer<Json<Value>> {
+) -> Answer<Response> {
     must_see(&app, &caller, &id).await?;
-    let row = query.row.unwrap_or(0);
-    answer(&app, id, |file, folder, job_hash| Work::Report { file, folder: folder.into(), job_hash, row })
-        .await
-        .map(Json)
+    answer(&app, &caller, id, Asked::Report(query.row.unwrap_or(0))).await
 }
 
-async fn answer(app: &App, id: JobId, work: impl FnOnce(String, String, Option<String>) -> Work) -> Answer<Value> {
-    let (job, file, folder, job_hash) = app
-        .service
-        .store
-        .read(move |c| {
-            let job = jobs::get(c, &id)?;
-            let (file, folder) = jobs::file_and_folder(c, &id)?;
-            let job_hash = events::job_hash(c, jobs::whose(c, &id)?.0.seq)?;
-            Ok((job, file, folder, job_hash))
-        })
-        .await?;
+/// What is kept of it, or what a worker says once it is the caller's turn.
+async fn answer(app: &App, caller: &Caller, id: JobId, asked: Asked) -> Answer<Response> {
+    let job_id = id.clone();
+    let look = app.service.store.read(move |c| {
+        let job = jobs::get(c, &job_id)?;
+        let (file, folder) = jobs::file_and_folder(c, &job_id)?;
+        let job_hash = events::job_hash(c, jobs::whose(c, &job_id)?.0.seq)?;
+        Ok((job, file, PathBuf::from(folder), job_hash))
+    });
+    let (job, file, folder, job_hash) = look.await?;
     if job.state != JobState::Succeeded {
         let detail = format!("the job is {}; valid: succeeded", job.state);
         return Err(ProblemDetails::new(StatusCode::CONFLICT, detail));
     }
-    let _turn = app.reports.acquire().await.map_err(|e| ProblemDetails::internal(&e))?;
+    let key = (id, asked, app.service.running.changes());
+    if let Some(kept) = app.answers.kept(&key).await {
+        return Ok(as_json(kept));
+    }
+    let (turns, place) = match store_of(&job.output) {
+        Some(store) => (&app.store_reports, Some(store)),
+        None => (&app.disk_reports, None),
+    };
     let seconds = app.service.config.limits.report_seconds;
-    let asked = ask(&app.service, work(file, folder, job_hash));
-    match tokio::time::timeout(Duration::from_secs(seconds.into()), asked).await {
-        Ok(answer) => answer.map_err(|e| match e {
-            Unanswered::NotThere(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
-            Unanswered::Failed(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
-            Unanswered::OtherDataSet => {
-                let detail = "the data set at the job's output is another one by now: it was overwritten, or files were appended to it";
-                ProblemDetails::new(StatusCode::CONFLICT, detail)
-            }
-            Unanswered::Broken(message) => ProblemDetails::internal(&message),
-        }),
-        Err(_) => {
+    let patience = Duration::from_secs(seconds.into());
+    let turn = tokio::time::timeout(patience, turns.take(Asker::of(caller).at(place))).await;
+    let _turn = turn.map_err(|_| {
+        let detail = format!("others' reports took longer than {seconds} s (limits.report_seconds); try again later");
+        ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
+    let work = match asked {
+        Asked::Manifest => Work::Manifest { file, folder, job_hash },
+        Asked::Report(row) => Work::Report { file, folder, job_hash, row },
+    };
+    let made = async {
+        let answered = tokio::time::timeout(patience, ask(&app.service, work)).await.map_err(|_| {
             let detail = format!("reading the data set took longer than {seconds} s");
-            Err(ProblemDetails::new(StatusCode::GATEWAY_TIMEOUT, detail))
+            ProblemDetails::new(StatusCode::GATEWAY_TIMEOUT, detail)
+        })?;
+        let value = answered.map_err(unanswered)?;
+        Ok(serde_json::to_vec(&value).map_err(|e| ProblemDetails::internal(&e))?.into())
+    };
+    app.answers.kept_or(key, made).await.map(as_json)
+}
+
+fn as_json(answer: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(JSON))], answer).into_response()
+}
+
+/// The store that an output is in; `None` for one on a disk.
+fn store_of(output: &str) -> Option<String> {
+    let url = StoreUrl::parse(output)?.ok()?;
+    Some(format!("{}://{}", url.scheme, url.bucket))
+}
+
+fn unanswered(why: Unanswered) -> ProblemDetails {
+    match why {
+        Unanswered::NotThere(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
+        Unanswered::Failed(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
+        Unanswered::OtherDataSet => {
+            let detail = "the data set at the job's output is another one by now: it was overwritten, or files were appended to it";
+            ProblemDetails::new(StatusCode::CONFLICT, detail)
         }
+        Unanswered::Broken(message) => ProblemDetails::internal(&message),
     }
 }

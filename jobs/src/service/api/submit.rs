@@ -30,6 +30,7 @@ use super::admission::{self, Admission, Waiting};
 use super::auth::Caller;
 use super::problem::{Answer, ProblemDetails};
 use super::query::Params;
+use super::turns::Asker;
 use crate::service::bounds;
 use crate::service::config::Config;
 use crate::service::model::{FieldProblem, Job, JobId, Slot, Time};
@@ -128,7 +129,7 @@ pub async fn submit(
     let upload = read(config, &headers, body).await?;
     let key = key.map(|text| Key { request: fingerprint(&upload, &folder, &options), text });
     let text = upload.text.clone();
-    let (checked, upload_folder) = check(&app, upload, folder).await?;
+    let (checked, upload_folder) = check(&app, &caller, upload, folder).await?;
     let (spec, slot) = checked.outcome.map_err(|problems| ProblemDetails::of_file(&problems))?;
     let new = NewJob {
         id: JobId::new().map_err(|e| ProblemDetails::internal(&e))?,
@@ -192,7 +193,7 @@ pub async fn validate(
     slow_down(&app, &caller)?;
     let folder = folder(&app.service.config, query.folder.as_deref())?;
     let upload = read(&app.service.config, &headers, body).await?;
-    let (checked, _) = check(&app, upload, folder).await?;
+    let (checked, _) = check(&app, &caller, upload, folder).await?;
     let (name, problems) = match checked.outcome {
         Ok(_) => (checked.name, Vec::new()),
         Err(problems) => {
@@ -345,7 +346,7 @@ struct Checked {
 
 /// Checks a file against the schema, the named checks, the server's configuration, and what can be known of models and output. It looks at
 /// the disk and asks the hub, so it may block: given up when it takes too long or the client has gone.
-async fn check(app: &App, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
+async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
     let seconds = app.service.config.limits.check_seconds;
     let deadline = Instant::now() + Duration::from_secs(seconds.into());
     let late = || {
@@ -353,8 +354,8 @@ async fn check(app: &App, upload: Upload, folder: PathBuf) -> Answer<(Checked, P
             format!("checking the job file took longer than {seconds} s (limits.check_seconds); try again later");
         ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&app.checks).acquire_owned());
-    let turn = turn.await.map_err(|_| late())?.map_err(|e| ProblemDetails::internal(&e))?;
+    let turn = tokio::time::timeout_at(deadline.into(), app.checks.take(Asker::of(caller)));
+    let turn = turn.await.map_err(|_| late())?;
     let waiting = Waiting::until(deadline);
     let (service, admission, go_on) = (Arc::clone(&app.service), Arc::clone(&app.admission), waiting.go_on());
     let work = tokio::task::spawn_blocking(move || {

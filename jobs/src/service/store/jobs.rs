@@ -518,6 +518,12 @@ pub fn fail_attempt(connection: &Connection, seq: i64, failure: &Failure, not_be
     Ok(())
 }
 
+/// Notes when a job that waits for another run is looked at again; that is no failure of its.
+pub fn wait_until(connection: &Connection, seq: i64, not_before: Time) -> Result<()> {
+    connection.prepare_cached("UPDATE jobs SET not_before = ? WHERE seq = ?")?.execute(params![not_before.0, seq])?;
+    Ok(())
+}
+
 /// Counts a start that was lost with the service; gives how many there were.
 pub fn count_interruption(connection: &Connection, seq: i64) -> Result<u32> {
     let sql = "UPDATE jobs SET interruptions = interruptions + 1 WHERE seq = ? RETURNING interruptions";
@@ -540,10 +546,15 @@ pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended:
     get(connection, id)
 }
 
+/// Why a job is cancelled.
+pub fn cancelled_by(user: &str) -> String {
+    format!("cancelled by {user}")
+}
+
 /// Cancels a job that waits, or says that its worker is to be stopped.
 pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
-    let reason = format!("cancelled by {by}");
+    let reason = cancelled_by(by);
     match state {
         JobState::Queued | JobState::Retrying => {
             transition(connection, &whose, state, JobState::Cancelled, Some(&reason), now, appended)?;

@@ -25,7 +25,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 use tokio::sync::broadcast;
 
 use super::model::{EventView, JobId, JobState};
-use super::room::Room;
+use super::room::{Reserve, Room};
 
 /// The file in the data folder.
 pub const FILE: &str = "service.sqlite";
@@ -106,6 +106,8 @@ pub struct Store {
     bus: broadcast::Sender<Arc<EventView>>,
     /// Whether there is room for more.
     pub room: Room,
+    /// Room for what must not wait.
+    pub reserve: Reserve,
     /// Whether a damaged page was met.
     corrupt: AtomicBool,
 }
@@ -116,6 +118,13 @@ impl Store {
     /// # Errors
     /// When the file cannot be opened, or was written by a newer program.
     pub fn open(folder: &Path) -> Result<Arc<Self>> {
+        match Self::open_with(folder, Reserve::of(folder)) {
+            Err(StoreError::NoRoom(_)) if Reserve::of(folder).give() => Self::open_with(folder, Reserve::of(folder)),
+            opened => opened,
+        }
+    }
+
+    fn open_with(folder: &Path, reserve: Reserve) -> Result<Arc<Self>> {
         let path = folder.join(FILE);
         let mut writer = connect(&path, OpenFlags::default())?;
         writer.pragma_update(None, "journal_mode", "wal")?;
@@ -129,6 +138,7 @@ impl Store {
             reader_back: Condvar::new(),
             bus: broadcast::channel(BUS).0,
             room: Room::default(),
+            reserve,
             corrupt: AtomicBool::new(false),
         }))
     }

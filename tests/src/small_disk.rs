@@ -1,0 +1,95 @@
+//! A disk of a few megabytes, which a test fills: a tmpfs that only the processes of this test see.
+//!
+//! ```text
+//!   unshare --mount (and a user namespace, where this user is not root) ─► mount tmpfs ─► holds it
+//!        └─ nsenter ─► the program, on that disk          └─ /proc/…/root ─► its files, seen by the test
+//! ```
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// The disk; it goes with this.
+pub struct SmallDisk {
+    holder: Child,
+    folder: TempDir,
+    user: &'static [&'static str],
+}
+
+impl SmallDisk {
+    /// Mounts one; `None`, and a word, where this machine lets nobody mount anything.
+    pub fn mount(megabytes: u32) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        // SAFETY: a plain system call without memory of ours.
+        let root = unsafe { libc::geteuid() } == 0;
+        let script = format!("mount -t tmpfs -o size={megabytes}m tmpfs \"$0\" && echo mounted && exec cat");
+        let mut command = Command::new("unshare");
+        command.args(if root { [].as_slice() } else { &["--user", "--map-root-user"] });
+        command.args(["--mount", "sh", "-c", &script]).arg(folder.path());
+        // it ends with its input, which this process holds, however that ends
+        let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        if said != "mounted\n" {
+            println!("no disk can be mounted here: {:?}", holder.wait());
+            return None;
+        }
+        let user: &[&str] = if root { &[] } else { &["--user", "--preserve-credentials"] };
+        Some(Self { holder, folder, user })
+    }
+
+    /// Where it is, for the processes that are on it.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The same process, on this disk.
+    pub fn on(&self, command: &Command) -> Command {
+        let mut entered = Command::new("nsenter");
+        entered.args(["--target", &self.holder.id().to_string(), "--mount"]).args(self.user).arg("--no-fork");
+        // entering leaves the folder that it was started in
+        if let Some(folder) = command.get_current_dir() {
+            entered.arg(format!("--wdns={}", folder.display()));
+        }
+        entered.arg("--").arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => entered.env(name, value),
+                None => entered.env_remove(name),
+            };
+        }
+        entered
+    }
+
+    /// A file of it, for this process.
+    pub fn file(&self, name: &str) -> PathBuf {
+        let seen = format!("/proc/{}/root{}", self.holder.id(), self.path().display());
+        Path::new(&seen).join(name)
+    }
+
+    /// Leaves no room on it, but for what is taken of a file that is removed.
+    pub fn fill(&self) {
+        let mut file = File::options().create(true).append(true).open(self.file("filler")).unwrap();
+        let full = loop {
+            if let Err(e) = file.write_all(&[1; 512]) {
+                break e;
+            }
+        };
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    /// Makes room again.
+    pub fn empty(&self) {
+        fs::remove_file(self.file("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
