@@ -235,7 +235,7 @@ pub fn main() -> ExitCode {
     let (format, level) = cli.verb.log(std::io::stderr().is_terminal());
     crate::verbs::log_to(&printer, format, level);
     let json = cli.verb.json();
-    match cli.verb.call(&printer) {
+    match crate::address_space::check().map_err(Failure::System).and_then(|()| cli.verb.call(&printer)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(json, &printer);

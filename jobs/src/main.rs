@@ -1,5 +1,6 @@
 //! The `stillhouse` binary: reads the command line, runs a verb, gives its exit code.
 
+mod address_space;
 mod cli;
 mod job_file;
 mod page;

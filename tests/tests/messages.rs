@@ -397,6 +397,19 @@ fn outputs_and_data_sets_that_are_not_right() {
         full.stderr
     );
     let _ = fs::remove_dir_all(book.scratch.path("out"));
+    // an address space in which no job can be made, and one that is just large enough for a small one
+    for (kilobytes, code, says) in [(300_000, 1, "(ulimit -v); valid on this machine: "), (1_200_000, 0, "")] {
+        let script = format!("ulimit -v {kilobytes}; exec {program} run job.yaml");
+        let mut shell = std::process::Command::new("bash");
+        let ended = ran(shell.args(["-c", &script]).current_dir(book.scratch.path("")).env_remove("RUST_BACKTRACE"));
+        assert!(
+            ended.code == Some(code) && ended.stderr.contains(says),
+            "{kilobytes}: {:?} {}",
+            ended.code,
+            ended.stderr
+        );
+    }
+    let _ = fs::remove_dir_all(book.scratch.path("out"));
 
     for verb in ["inspect", "verify", "clean"] {
         book.call(&format!("{verb} of nothing"), &[verb, "nowhere"]);

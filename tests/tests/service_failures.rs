@@ -176,4 +176,9 @@ fn a_job_that_needs_more_memory_than_it_may_have_is_not_tried_again() {
     let reason = job["reason"].as_str().unwrap();
     assert!(reason.starts_with("its worker needs more memory than 1 GB"), "{reason}");
     assert!(reason.contains("capacity.worker_gigabytes"), "{reason}");
+    let log = api.get(&format!("/jobs/{id}/logs")).expect(200).text;
+    assert!(
+        log.contains("the address space of this process is limited to 1000000000 bytes, which was not enough"),
+        "{log}"
+    );
 }

@@ -44,19 +44,6 @@ pub fn began(process: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Limits the address space of this process.
-///
-/// # Errors
-/// When the system refuses.
-pub fn limit_memory(bytes: u64) -> io::Result<()> {
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: the struct lives through the call, which only reads it.
-    match unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Raises the number of files that this process may have open as far as the system lets it; gives that number.
 ///
 /// # Errors

@@ -39,9 +39,11 @@ impl Exit {
     }
 }
 
-/// Whether a line of a worker's log is what Rust's allocator writes before it aborts.
+/// Whether a line of a worker's log is what Rust's allocator writes before it aborts, or tells of a thread that got no stack.
 pub fn says_no_memory(line: &[u8]) -> bool {
-    line.starts_with(b"memory allocation of ") && memchr::memmem::find(line, b" bytes failed").is_some()
+    let has = |what: &[u8]| memchr::memmem::find(line, what).is_some();
+    line.starts_with(b"memory allocation of ") && has(b" bytes failed")
+        || has(b"thread") && has(b"Resource temporarily unavailable")
 }
 
 /// What comes from a worker.

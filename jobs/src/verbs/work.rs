@@ -18,13 +18,13 @@ use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
 
+use crate::address_space;
 use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::service::bounds;
 use crate::service::model::FieldProblem;
 use crate::service::order::{Message, Order, STOPPED, Work, sent};
-use crate::service::process;
 use crate::service::sandbox::{Asks, Confined, confine};
 use crate::verbs::requests_runtime;
 
@@ -61,7 +61,7 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         return Err(Failure::System(message.into()));
     }
     if let Some(bytes) = order.memory_bytes {
-        process::limit_memory(bytes).map_err(|e| system(&e))?;
+        address_space::limit(bytes).map_err(|e| system(&e))?;
     }
     std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
     rayon::ThreadPoolBuilder::new().num_threads(order.threads).build_global().map_err(|e| system(&e))?;
