@@ -180,7 +180,8 @@ fn grows(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<Option<Gr
         (true, _) => there.clone(),
         (false, Some(base)) => base,
         (false, None) => {
-            return Err("it is not finished; finish it first, with the files that it was begun with".into());
+            let why = "it is not finished; `stillhouse repair DATASET JOB.yaml` finishes it with the files that it was begun with";
+            return Err(why.into());
         }
     };
     let files = files_now(&base, hash)?;
@@ -220,7 +221,7 @@ fn files_now(base: &PlanRecord, hash: &JobHash) -> Result<Vec<PlannedFile>, Stri
         let more = if more > 0 { format!(" and {more} more files") } else { String::new() };
         wrong.truncate(MOST_NAMED);
         return Err(format!(
-            "files that it was made of are others now: {}{more}; put them back, new files may only come beside them",
+            "files that it was made of are others now: {}{more}; put them back (new files may only come beside them), or choose another folder, or `--overwrite` to remove it",
             wrong.join(", ")
         ));
     }

@@ -28,7 +28,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::job::Prepared;
-use crate::output::{CARD, Lock, MANIFEST, Output, SUCCESS, TOKENIZER};
+use crate::output::{CARD, Lock, MANIFEST, Output, PLAN, SUCCESS, TOKENIZER};
 use crate::plan::{self, JobHash};
 use crate::run::{Job, Stop, blocking, planned, release};
 use crate::shard::hex;
@@ -170,7 +170,8 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
 
 /// Makes what is missing or damaged in a data set again, and nothing else.
 ///
-/// A data set that is not finished gets its state mended; the job itself goes on with a run.
+/// A data set that is not finished gets its state mended; the job itself goes on with a run. Where new files have come to its input a run would
+/// be another job's, so it is finished here, with the files that it was begun with.
 ///
 /// # Errors
 /// When the data set is another job's; when its input is another by now; when a shard comes out with other bytes than it had, which is
@@ -190,8 +191,8 @@ pub async fn repair_until(
     stop: &Stop,
 ) -> Result<Repaired> {
     let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
-    let (hash, output, lock) = stop.or(hold(&prepared, output, &observer)).await?;
-    let work = repair_locked(prepared, hash, &output, observer, stop);
+    let (as_it_was, output, lock) = stop.or(hold(&prepared, output, &observer)).await?;
+    let work = repair_locked(prepared, as_it_was, &output, observer, stop);
     let result = stop.or_call_back(is_elsewhere, work).await;
     release(lock, &result).await;
     result
@@ -201,7 +202,7 @@ async fn hold(
     prepared: &Arc<Prepared>,
     output: Output,
     observer: &Arc<dyn Observer>,
-) -> Result<(JobHash, Output, Lock)> {
+) -> Result<(AsItWas, Output, Lock)> {
     if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
         return Err(PipelineError::new(ErrorKind::DataSet, message));
@@ -214,15 +215,24 @@ async fn hold(
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let hash = append::at_output(hash, &output).await?;
     // new files are for `run --append`, which asks for a data set that is whole
+    let now = hash.hash.clone();
     let hash = append::before_new_files(hash, &output).await?;
+    let has_grown = hash.hash != now;
     let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
-    Ok((hash, output, lock))
+    Ok((AsItWas { hash, has_grown }, output, lock))
+}
+
+/// The job as it was when its plan was made.
+struct AsItWas {
+    hash: JobHash,
+    /// Whether files have come to its input since.
+    has_grown: bool,
 }
 
 async fn repair_locked(
     prepared: Arc<Prepared>,
-    hash: JobHash,
+    AsItWas { hash, has_grown }: AsItWas,
     output: &Output,
     observer: Arc<dyn Observer>,
     stop: &Stop,
@@ -231,6 +241,7 @@ async fn repair_locked(
     let mut done = Repaired::default();
     let manifest = sound_manifest(output, &hash).await?;
     if !has_plan(output, &hash, &mut done).await? {
+        refuse_of_others(output, &hash).await?;
         let made = planned(&prepared, &hash, output, &observer).await?.splits;
         if manifest.as_ref().is_some_and(|manifest| !same_ranges(&manifest.splits, &made)) {
             output.remove_mark(PLAN).await?;
@@ -240,7 +251,7 @@ async fn repair_locked(
         done.rewritten.push(PLAN.into());
     }
     let truth = mend_records(output, &hash, manifest.as_ref(), &mut done).await?;
-    if manifest.is_none() && !output.exists(SUCCESS).await? {
+    if manifest.is_none() && !has_grown && !output.exists(SUCCESS).await? {
         if done.damages.is_empty() {
             let message =
                 format!("{output}: the job is not finished and its state is sound; `stillhouse run` goes on with it");
@@ -300,6 +311,7 @@ async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Resul
         Ok(Some(plan)) if plan.job_hash != hash.hash => {
             let mut message = format!("{output} is the data set of another job ({})", plan.name);
             differences(&plan, hash).iter().for_each(|line| message += &format!("\n  {line}"));
+            message += &format!("\n  {ITS_OWN}");
             Err(PipelineError::new(ErrorKind::Usage, message))
         }
         Ok(plan) => Ok(plan.is_some()),
@@ -312,7 +324,24 @@ async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Resul
     }
 }
 
-const PLAN: &str = "_stillhouse/plan.json";
+/// What another job's data set is repaired with.
+const ITS_OWN: &str = "repair it with the job file and the input that it was made of";
+
+/// Refuses to plan where the plan is lost and what is there was made by another job, or of another input: its shards would be nobody's.
+async fn refuse_of_others(output: &Output, hash: &JobHash) -> Result<()> {
+    let manifest = output.finished_manifest().await?;
+    let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());
+    let (records, _) = output.readable_records().await?;
+    let mut hashes = manifest.iter().map(|m| &m.job_hash).chain(records.iter().map(|r| &r.job_hash));
+    if hashes.all(|there| hash.counts(there)) {
+        return Ok(());
+    }
+    let name = manifest.map(|manifest| format!(" ({})", manifest.job.name)).unwrap_or_default();
+    let message = format!(
+        "{output}: its plan is missing or damaged, and it was made by another job{name}, or of other files than its input has now; {ITS_OWN}"
+    );
+    Err(PipelineError::new(ErrorKind::Usage, message))
+}
 
 /// Whether a record says what the manifest says; sums of floats may have lost their last bit on the way through JSON.
 fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {

@@ -63,4 +63,5 @@ mod statistics;
 mod store_faults;
 mod stores;
 mod text_and_teacher;
+mod ways_out;
 mod written;

@@ -13,7 +13,9 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, UploadRecord};
-use super::{Backend, Bucket, CARD, Found, MANIFEST, Output, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk};
+use super::{
+    Backend, Bucket, CARD, Found, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk,
+};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::repair;
 
@@ -46,6 +48,13 @@ impl Output {
         let Some(plan) = self.plan().await? else {
             return match self.entries().await? {
                 0 => Ok(Found::Nothing),
+                _ if self.has_state().await? && self.is_a_data_set().await? => Err(PipelineError::new(
+                    ErrorKind::DataSet,
+                    format!(
+                        "output.path: {self} holds a data set whose plan ({PLAN}) is missing; `{}` makes it again",
+                        repair::command(self, None)
+                    ),
+                )),
                 entries => Err(PipelineError::new(
                     ErrorKind::Usage,
                     format!(
@@ -82,6 +91,11 @@ impl Output {
             }
         }
         Ok(Found::Resumable { done, unsettled })
+    }
+
+    /// Whether a manifest or a record of a commit is here.
+    async fn is_a_data_set(&self) -> Result<bool> {
+        Ok(self.exists(MANIFEST).await? || !self.list(&format!("{STATE}/splits")).await?.is_empty())
     }
 
     /// What is here of a job, in words.

@@ -63,7 +63,7 @@ pub use self::lease::Lock;
 pub(crate) use self::lease::Pulse;
 use self::lease::{Lease, LockKind, Seen, Timing};
 pub use self::look::Differs;
-use self::plan::PLAN;
+pub(crate) use self::plan::PLAN;
 pub use self::plan::PlanRecord;
 use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};

@@ -12,7 +12,7 @@ use crate::plan::PlannedFile;
 use crate::repair;
 use crate::shard::hex;
 
-pub(super) const PLAN: &str = "_stillhouse/plan.json";
+pub(crate) const PLAN: &str = "_stillhouse/plan.json";
 
 /// What a run remembers of its plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

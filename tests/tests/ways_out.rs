@@ -1,0 +1,210 @@
+//! Whatever became of a data set, its input or its job file: every verb mends it, or names what does, and that leads to a whole data set.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use stillhouse_tests::{Ran, Scratch, corpus, rounds, with};
+
+use crate::append::{grow, scratch, small};
+
+/// What may have become of a data set.
+const DAMAGES: [(&str, fn(&Path)); 15] = [
+    ("whole", |_| {}),
+    ("a shard is missing", |out| remove(&nth(out, "data", 1))),
+    ("a shard is damaged", |out| flip(&nth(out, "data", 1))),
+    ("a record is missing", |out| remove(&nth(out, "_stillhouse/splits", 1))),
+    ("a record is damaged", |out| flip(&nth(out, "_stillhouse/splits", 1))),
+    ("the manifest is missing", |out| remove(&out.join("manifest.json"))),
+    ("the manifest is cut", |out| cut(&out.join("manifest.json"))),
+    ("_SUCCESS is missing", |out| remove(&out.join("_SUCCESS"))),
+    ("_SUCCESS is another's", |out| fs::write(out.join("_SUCCESS"), "of something else").unwrap()),
+    ("the plan is missing", |out| remove(&out.join("_stillhouse/plan.json"))),
+    ("the plan is cut", |out| cut(&out.join("_stillhouse/plan.json"))),
+    ("the tokenizer is missing", |out| remove(&out.join("tokenizer.json"))),
+    ("not finished", |out| {
+        ["_SUCCESS", "manifest.json"].iter().for_each(|name| remove(&out.join(name)));
+        let shard = nth(out, "data", 1);
+        remove(&nth(out, "_stillhouse/splits", 1));
+        remove(&shard);
+    }),
+    ("a shard was being written", |out| {
+        fs::create_dir_all(out.join("_stillhouse/staging")).unwrap();
+        fs::write(out.join("_stillhouse/staging/00001.parquet"), "PAR1").unwrap();
+    }),
+    ("a run died", |out| fs::write(out.join("_stillhouse/lock"), "").unwrap()),
+];
+
+/// What may have become of its input and its job file.
+const CHANGES: [(&str, fn(&Scratch)); 5] = [
+    ("as it was", |_| {}),
+    ("new files", grow),
+    ("another file", |scratch| drop(scratch.write("in/m.jsonl", &corpus(4, 900)))),
+    ("no file", |scratch| remove(&scratch.path("in/m.jsonl"))),
+    ("another job", |scratch| drop(scratch.job("job.yaml", &with(small(), &json!({"seed": 7}))))),
+];
+
+const RUN: [&str; 2] = ["run", "job.yaml"];
+const APPEND: [&str; 3] = ["run", "job.yaml", "--append"];
+const OVERWRITE: [&str; 3] = ["run", "job.yaml", "--overwrite"];
+const REPAIR: [&str; 3] = ["repair", "out", "job.yaml"];
+const VERIFY: [&str; 2] = ["verify", "out"];
+const CLEAN: [&str; 2] = ["clean", "out"];
+
+/// Steps that a path may take before it is a circle.
+const STEPS: usize = 6;
+
+fn nth(out: &Path, folder: &str, n: usize) -> PathBuf {
+    let mut names: Vec<PathBuf> = fs::read_dir(out.join(folder)).unwrap().map(|e| e.unwrap().path()).collect();
+    names.sort();
+    names.remove(n)
+}
+
+fn remove(path: &Path) {
+    fs::remove_file(path).unwrap();
+}
+
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+fn cut(path: &Path) {
+    fs::write(path, &fs::read(path).unwrap()[..100]).unwrap();
+}
+
+/// A data set with its input and its job file, in a folder of its own.
+struct Place<'a> {
+    original: &'a Path,
+    scratch: Scratch,
+}
+
+impl<'a> Place<'a> {
+    fn copied(original: &'a Path) -> Self {
+        let scratch = Scratch::new();
+        copy(original, &scratch.path(""));
+        Self { original, scratch }
+    }
+
+    fn put_back(&self) {
+        for entry in fs::read_dir(self.scratch.path("in")).unwrap() {
+            remove(&entry.unwrap().path());
+        }
+        copy(&self.original.join("in"), &self.scratch.path("in"));
+        fs::copy(self.original.join("job.yaml"), self.scratch.path("job.yaml")).unwrap();
+    }
+
+    /// Does what a message says first, as a person would who wants to keep what is there; `None` where it says nothing that can be done.
+    fn follow(&self, said: &str) -> Option<Ran> {
+        let puts_back = ["that it was made of", "put them back", "matches no file"];
+        let steps: [(&[&str], &[&str]); 5] = [
+            (&["`stillhouse repair", "stillhouse repair out job.yaml"], &REPAIR),
+            (&["`run --append`"], &APPEND),
+            (&puts_back, &REPAIR),
+            (&["`stillhouse run`"], &RUN),
+            (&["`--overwrite`"], &OVERWRITE),
+        ];
+        let (names, step) = steps.into_iter().find(|(names, _)| names.iter().any(|name| said.contains(name)))?;
+        if names == puts_back {
+            self.put_back();
+        }
+        Some(self.scratch.stillhouse(step))
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to.join(entry.file_name())),
+            false => drop(fs::copy(entry.path(), to.join(entry.file_name())).unwrap()),
+        }
+    }
+}
+
+/// Follows what is said to a data set that is whole and that its job finds finished; every step on the way, where it does not come there.
+fn leads_out(place: &Place<'_>, first: &[&str]) -> Result<(), String> {
+    let mut way = String::new();
+    let mut ran = place.scratch.stillhouse(first);
+    for _ in 0..STEPS {
+        way += &format!("\n{}{}", ran.stdout, ran.stderr);
+        if ran.code == Some(0) {
+            ran = place.scratch.stillhouse(&VERIFY);
+            if ran.code == Some(0) {
+                ran = place.scratch.stillhouse(&RUN);
+            }
+            if ran.code == Some(0) {
+                return Ok(());
+            }
+        }
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        way += &format!("\n{said}");
+        ran = place.follow(&said).ok_or(format!("no way out: {way}"))?;
+    }
+    Err(format!("a circle: {way}"))
+}
+
+/// Verbs to begin with: every one under `make soak`, in CI those from whose messages the others follow.
+fn verbs(damage: &str, change: &str) -> &'static [&'static [&'static str]] {
+    match (rounds(1, 2) == 1, damage, change) {
+        // whatever is there, the same is said
+        (true, "whole", "no file") => &[&RUN],
+        (true, _, "no file") => &[],
+        (true, _, "another file" | "another job") => &[&APPEND],
+        (true, ..) => &[&RUN, &REPAIR],
+        (false, ..) => &[&RUN, &APPEND, &OVERWRITE, &REPAIR, &VERIFY, &CLEAN],
+    }
+}
+
+/// The states of the damages from `first` on, every second one: each half is a test of its own, so both run at once.
+fn every_verb_leads_out(first: usize) {
+    let original = scratch(&small());
+    original.job("job.yaml", &small());
+    let folder = original.path("");
+    let shards = stillhouse_tests::shards(&original.path("out"));
+    assert!(shards.len() > 1, "{shards:?}");
+    let mut wrong = Vec::new();
+    for (damage, damaged) in DAMAGES.iter().skip(first).step_by(2) {
+        for (change, changed) in CHANGES {
+            for verb in verbs(damage, change) {
+                let place = Place::copied(&folder);
+                damaged(&place.scratch.path("out"));
+                changed(&place.scratch);
+                if let Err(way) = leads_out(&place, verb) {
+                    wrong.push(format!("{damage}, {change}: {verb:?}: {way}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn whatever_became_of_it_every_verb_leads_to_a_whole_data_set() {
+    every_verb_leads_out(0);
+}
+
+#[test]
+fn and_so_from_every_other_state() {
+    every_verb_leads_out(1);
+}
+
+#[test]
+fn a_repair_never_mixes_two_inputs() {
+    let scratch = scratch(&small());
+    let before = stillhouse_tests::files(&scratch.path("out"));
+    remove(&scratch.path("out/_stillhouse/plan.json"));
+    grow(&scratch);
+    scratch.job("job.yaml", &small());
+    // nothing that is there is of the job of these files
+    let says = ["its plan is missing or damaged", "repair it with the job file and the input that it was made of"];
+    scratch.stillhouse(&REPAIR).expect(2).says(&says);
+    let mut after = stillhouse_tests::files(&scratch.path("out"));
+    after.retain(|name, _| before.contains_key(name));
+    let kept = before.iter().filter(|(name, _)| !name.ends_with("plan.json"));
+    assert!(kept.clone().all(|(name, sha)| after.get(name) == Some(sha)));
+    scratch.stillhouse(&VERIFY).expect(0);
+}
