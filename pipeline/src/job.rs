@@ -332,14 +332,16 @@ impl Checks<'_> {
         let mut listed = true;
         let output = names.real(&self.spec.output.path).ok().and_then(|path| Location::parse(self.base, &path).ok());
         for source in sources {
+            let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
+            let admits = |named: &Location| gate.admits(named);
+            let found = source::list(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at);
             if let Some(output) = &output {
-                let problems = source::reads_output(self.base, &source.input, &source.field, names, output);
+                let files = found.as_deref().unwrap_or_default();
+                let problems = source::reads_output(self.base, &source.input, &source.field, names, files, output);
                 listed &= problems.is_empty();
                 problems.into_iter().for_each(|p| self.push(p));
             }
-            let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
-            let admits = |named: &Location| gate.admits(named);
-            match source::list(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at) {
+            match found {
                 Ok(files) => {
                     tables.push(QueryTable { name: source.name, field: source.field, input: source.input, files })
                 }

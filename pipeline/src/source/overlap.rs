@@ -2,6 +2,7 @@
 //!
 //! Judged by the names that a run gives its files, not by what is there: after a kill the same job would find its own shards and states among its input.
 
+use std::collections::HashSet;
 use std::path::{Component, Path as DiskPath, PathBuf};
 
 use glob::Pattern;
@@ -9,7 +10,7 @@ use object_store::path::Path;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
-use super::list::{Given, MATCH, has_ending};
+use super::list::{Given, InputFile, MATCH, has_ending};
 use super::store::Store;
 use crate::names::Names;
 use crate::storage::Location;
@@ -30,16 +31,22 @@ const OURS: [&str; 12] = [
     "_stillhouse/input/part-00000.parquet",
 ];
 
-/// Paths of the input, in `field` of the job file, that would find files of the output.
+/// Paths of the input, in `field` of the job file, that would find files of the output; `files` are those that they find now.
 pub(crate) fn reads_output(
     base_dir: &DiskPath,
     input: &Input,
     field: &str,
     names: &Names,
+    files: &[InputFile],
     output: &Location,
 ) -> Vec<Problem> {
     let Some(output_parts) = location(output) else { return Vec::new() };
+    let files: HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
     let found = |given: &String| {
+        // a file stands for itself
+        if files.contains(given.as_str()) {
+            return None;
+        }
         let named = names.all(given).ok()?;
         named.iter().find_map(|named| finds(base_dir, &named.real, input, &output_parts))
     };
@@ -89,7 +96,6 @@ fn resolved(path: &DiskPath) -> Option<PathBuf> {
 fn finds(base_dir: &DiskPath, given: &str, input: &Input, output: &[String]) -> Option<&'static str> {
     let Given { components, literal, location: head, .. } = Given::parse(base_dir, given).ok()?;
     let is_on_disk = head.parts().next().is_none_or(|first| !first.as_ref().ends_with(':'));
-    // a file stands for itself
     if is_on_disk && literal == components.len() && DiskPath::new("/").join(head.as_ref()).is_file() {
         return None;
     }
@@ -143,7 +149,7 @@ mod tests {
         let read = |format: &str, paths: &[&str], output: &str| {
             let input: Input = serde_json::from_value(json!({"format": format, "paths": paths})).unwrap();
             let output = Location::parse(folder.path(), output).unwrap();
-            !reads_output(folder.path(), &input, "input", &names, &output).is_empty()
+            !reads_output(folder.path(), &input, "input", &names, &[], &output).is_empty()
         };
         for (format, path, output) in [
             ("parquet", "data", "data/out"),
