@@ -6,6 +6,8 @@ import collections
 import itertools
 import pathlib
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import conftest
@@ -303,3 +305,18 @@ def test_a_state_is_of_one_kind_of_loader(plain: pathlib.Path) -> None:
     state = st.DataLoader(by_rows).state_dict()
     by_rows.load_state_dict(state)
     stillhouse.Epochs(plain, batch_size=4).load_state_dict(state)
+
+
+def test_batches_that_are_read_ahead_end_quietly_with_the_interpreter() -> None:
+    """What is still referred to at the exit is collected when the modules that it needs are gone: stderr stays empty."""
+    program = """
+import time
+from stillhouse.torch._ahead import ReadAhead
+class Steps:
+    def read(self):
+        time.sleep(0.05)
+        return None
+ahead = ReadAhead(Steps())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -32,7 +32,7 @@ mod look;
 mod plan;
 mod probe;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod upload;
 
 use std::collections::BTreeMap;

@@ -212,3 +212,61 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
         Err(e) => Err(PipelineError::output(format!("cannot read {}", file.display()))(e)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use object_store::memory::InMemory;
+    use object_store::path::Path as StorePath;
+    use object_store::ObjectStoreExt;
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+    use crate::events::Silent;
+    use crate::output::tests::in_store;
+    use crate::shard::hex;
+
+    /// A folder with one part, as a query leaves it.
+    fn staged(folder: &Path, rows: &[u8]) -> StagedRecord {
+        let files = vec![("part-00000.parquet".to_owned(), rows.len() as u64)];
+        let sha256 = vec![hex(&Sha256::digest(rows))];
+        let made = StagedRecord { rows: 1, files, skipped: BTreeMap::new(), inputs: Vec::new(), sha256 };
+        fs::write(folder.join("part-00000.parquet"), rows).unwrap();
+        fs::write(folder.join("staged.json"), serde_json::to_vec(&made).unwrap()).unwrap();
+        made
+    }
+
+    #[tokio::test]
+    async fn rows_in_a_store_are_compared_before_a_run_reads_on() {
+        let (folder, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
+        let output = in_store(Arc::clone(&store) as _, Arc::clone(&store) as _, None, "rows");
+        let output = output.create(&Silent).await.unwrap();
+        let lock = output.lock(&Silent).await.unwrap();
+        let rows: Vec<u8> = (0..5000_u32).flat_map(u32::to_le_bytes).collect();
+        let made = staged(folder.path(), &rows);
+        assert_eq!(put(&output, folder.path(), None).await.unwrap(), made);
+        assert_eq!(find(&output).await.unwrap().as_ref(), Some(&made));
+        assert!(are_whole(&output, &made).await.unwrap());
+
+        let name = stored_as("part-00000.parquet", &made.sha256[0]);
+        let stored = StorePath::from(format!("some folder/rows/{name}"));
+        for place in [0, rows.len() / 2, rows.len() - 1] {
+            let mut damaged = rows.clone();
+            damaged[place] ^= 1;
+            store.put(&stored, damaged.into()).await.unwrap();
+            assert!(!are_whole(&output, &made).await.unwrap(), "byte {place}");
+            // made again by the query: the same rows take the place of the damaged ones
+            put(&output, folder.path(), Some(made.clone())).await.unwrap();
+            assert_eq!(store.get(&stored).await.unwrap().bytes().await.unwrap(), rows);
+        }
+        store.delete(&stored).await.unwrap();
+        assert!(!are_whole(&output, &made).await.unwrap());
+
+        // other rows are no continuation
+        staged(folder.path(), b"something else");
+        let refused = put(&output, folder.path(), Some(made)).await.unwrap_err().to_string();
+        assert!(refused.contains("input.sql gives other rows than it gave when this job was begun"), "{refused}");
+        lock.release().await;
+    }
+}
