@@ -7,15 +7,13 @@ use std::io;
 use datafusion::common::DataFusionError;
 use stillhouse_pipeline::error::{ErrorKind, Failure, PipelineError};
 
-use crate::token::{hex, unhex};
-
 const BEGIN: &str = "[stillhouse failure ";
 const END: char = ']';
 
 /// An error of a task. What a later attempt may do better is told as one of input and output: Ballista tries it again, up to four times.
 pub fn of_task(error: &PipelineError) -> DataFusionError {
     let failure = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
-    let text = format!("{BEGIN}{}{END} {error}", hex(&failure));
+    let text = format!("{BEGIN}{}{END} {error}", hex::encode(&failure));
     match error.retryable {
         true => DataFusionError::IoError(io::Error::other(text)),
         false => DataFusionError::Execution(text),
@@ -25,7 +23,7 @@ pub fn of_task(error: &PipelineError) -> DataFusionError {
 /// What a task has told, in whatever it was put on its way.
 fn told(text: &str) -> Option<Failure> {
     let (digits, _) = text.split_once(BEGIN)?.1.split_once(END)?;
-    serde_json::from_slice(&unhex(digits)?).ok()
+    serde_json::from_slice(&hex::decode(digits).ok()?).ok()
 }
 
 /// Whether an error of a task is one of its executor alone, so that the task is for another one.

@@ -27,8 +27,8 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
 use futures::{StreamExt, TryStreamExt};
+use stillhouse_pipeline::driver::{Order, Wanted};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
-use stillhouse_pipeline::run::driver::{Order, Wanted};
 
 use crate::failure;
 use crate::order::{seal_of, wanted_to_text};

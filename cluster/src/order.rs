@@ -6,7 +6,7 @@
 
 use ciborium::{from_reader, into_writer};
 use serde::{Deserialize, Serialize};
-use stillhouse_pipeline::run::driver::{Order, Wanted};
+use stillhouse_pipeline::driver::{Order, Wanted};
 
 use crate::token::{Seal, Token};
 

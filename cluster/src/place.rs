@@ -7,9 +7,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use stillhouse_pipeline::driver::{Order, Wanted};
 use stillhouse_pipeline::error::{Failure, PipelineError, Result};
 use stillhouse_pipeline::events::{Event, Observer};
-use stillhouse_pipeline::run::driver::{Order, Wanted};
 use stillhouse_pipeline::run::worker::{Place, Worker};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;

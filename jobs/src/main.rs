@@ -17,6 +17,6 @@ fn main() -> ExitCode {
     // of every verb, and of the workers that inherit it: an error names the file, a signal nothing
     service::process::survive_file_limits();
     #[cfg(feature = "distributed")]
-    stillhouse_pipeline::run::driver::add_cluster(stillhouse_cluster::connect);
+    stillhouse_pipeline::driver::add_cluster(stillhouse_cluster::connect);
     cli::main()
 }

@@ -24,9 +24,10 @@ use stillhouse_schemas::manifest::{Appended, Manifest};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
+use crate::identity::{self, JobHash, PlannedFile};
 use crate::job::Prepared;
 use crate::output::{Found, Output, PlanRecord};
-use crate::plan::{self, JobHash, PlannedFile};
+use crate::plan;
 use crate::repair::{self, Repaired};
 use crate::run::{blocking, find};
 use crate::source::InputFile;
@@ -58,7 +59,7 @@ impl JobHash {
     }
 
     fn with_files(&self, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
-        let hash = plan::hash_of(&self.identity, &files, &appended);
+        let hash = identity::hash_of(&self.identity, &files, &appended);
         self.of_files(hash, files, appended)
     }
 }

@@ -20,7 +20,6 @@ use tokenizers::Tokenizer;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::{MANIFEST, Output, SUCCESS, TOKENIZER};
-use crate::shard::hex;
 
 /// A finished data set.
 pub struct Dataset {
@@ -105,7 +104,8 @@ impl Dataset {
             return Ok(());
         };
         let should = self.manifest.beside.get(PERMUTATION);
-        let bytes = self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex(&Sha256::digest(bytes))) == should);
+        let bytes =
+            self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex::encode(&Sha256::digest(bytes))) == should);
         let numbers = bytes.and_then(|bytes| numbers_of(&bytes).ok());
         subtokens.numbers = numbers.and_then(|numbers| Permutation::new(&numbers, vocab_size).ok());
         Ok(())
@@ -150,7 +150,7 @@ impl Dataset {
         };
         match self.output.get(name).await? {
             None => wrong("is missing".into()),
-            Some(bytes) => match hex(&Sha256::digest(&bytes)) {
+            Some(bytes) => match hex::encode(&Sha256::digest(&bytes)) {
                 got if got == sha256 => Ok(bytes),
                 got => wrong(format!("sha256 {got}, the manifest has {sha256}")),
             },

@@ -11,7 +11,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::Problems;
 
-use crate::source::SourceError;
+use crate::source_error::SourceError;
 use crate::storage::{self, StorageError};
 
 /// What kind of thing failed.
@@ -196,6 +196,12 @@ impl PipelineError {
         Self::caused(kind, context, cause)
     }
 
+    /// The input could not be read, planned or queried.
+    pub fn source(context: impl Into<String>, error: SourceError) -> Self {
+        let retryable = error.retryable();
+        Self { retryable, ..Self::caused(ErrorKind::Input, context, error) }
+    }
+
     /// An error that came out of the plan of a job: a node's own, or one of DataFusion.
     pub fn of_plan(error: DataFusionError) -> Self {
         match unwrapped(error) {
@@ -205,12 +211,6 @@ impl PipelineError {
             },
             other => Self::from_stage("the plan of the job", other),
         }
-    }
-
-    /// The input could not be read, planned or queried.
-    pub fn source(context: impl Into<String>, error: SourceError) -> Self {
-        let retryable = error.retryable();
-        Self { retryable, ..Self::caused(ErrorKind::Input, context, error) }
     }
 }
 

@@ -44,7 +44,6 @@ use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::output::{CARD, MANIFEST, Output, PlanRecord, SUCCESS, TOKENIZER};
-use crate::shard::hex;
 
 /// What says that an export has begun and not ended.
 const MARK: &str = "_stillhouse/export.json";
@@ -184,7 +183,7 @@ async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<S
 }
 
 fn digest(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    hex::encode(&Sha256::digest(bytes))
 }
 
 /// The destination is empty, or has this data set, or a part of it.

@@ -17,10 +17,10 @@ use stillhouse_teacher::TeacherInfo;
 use crate::card::{self, CardFault, card};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::identity::JobHash;
 use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
-use crate::plan::{self, JobHash};
-use crate::shard::hex;
+use crate::plan;
 
 /// Puts together the manifest.
 ///
@@ -66,7 +66,7 @@ pub fn manifest(
         vocab_size: prepared.vocab_size as u64,
         noise_seed: spec.has_noise().then(|| spec.noise_seed()),
         subtokens,
-        beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes)))).collect(),
+        beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(&bytes)))).collect(),
         columns: columns(&schema(&prepared.operators)),
         splits,
         appended: hash.appended.clone(),

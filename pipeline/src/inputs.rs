@@ -18,9 +18,10 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::job::Prepared;
+use crate::identity::{JobHash, PlannedFile};
+use crate::job::{Prepared, query_input};
 use crate::output::{Found, Output, PlanRecord};
-use crate::plan::{self, JobHash, PlannedFile};
+use crate::plan;
 use crate::source::{self, InputFile, SourceError};
 use crate::{finish, run};
 
@@ -174,7 +175,7 @@ impl Comparison<'_> {
         sums: &[Option<&String>],
     ) -> Result<Option<(String, String)>> {
         let file = |i: usize| split.pieces.get(i).map(|p| p.file.clone()).unwrap_or_default();
-        let input = run::query_input(self.prepared);
+        let input = query_input(self.prepared);
         match source::digests(&self.prepared.store, files, split, &input) {
             Ok(now) => {
                 let other = now.iter().zip(sums).position(|(now, was)| Some(now) != *was);

@@ -26,14 +26,14 @@ use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
 
 use crate::access::{Access, Gate};
+use crate::driver;
 use crate::error::{ErrorKind, PipelineError, Result, with_causes};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
-use crate::names::Names;
 use crate::operators;
 use crate::output::Output;
-use crate::places;
-use crate::run::driver;
+use crate::path_expansion::{Names, local_path};
+use crate::sequence_offsets;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
 pub(crate) use vocabularies::read_permutation;
@@ -112,7 +112,7 @@ pub(crate) fn output_of(spec: &JobSpec, base: &Path, access: &Access) -> Result<
     problems.into_result()?;
     let storages = Storages::new();
     let storages = if Gate::new(access).is_restricted() { storages.guarded(guard(access)) } else { storages };
-    let path = Names::of(access).real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    let path = access.names().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
     output_at(spec, base, &path, &storages)
 }
 
@@ -166,7 +166,7 @@ fn checked(
     if gate.is_restricted() {
         std::mem::take(&mut problems).into_result()?;
     }
-    let names = Names::of(access);
+    let names = access.names();
     let storages = Storages::new();
     let storages = if gate.is_restricted() { storages.guarded(guard(access)) } else { storages };
     let store = input_store(&spec, &names, &storages)?;
@@ -203,7 +203,7 @@ fn checked(
     operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
-    if let Some(problem) = places::problem(&spec) {
+    if let Some(problem) = sequence_offsets::problem(&spec) {
         return Err(Problems(vec![problem]).into());
     }
     let prepared = Prepared {
@@ -259,11 +259,6 @@ pub(crate) fn shorter(named: Location) -> Location {
         }
         _ => named,
     }
-}
-
-/// A path of the job file on this machine.
-pub fn local_path(base: &Path, path: &str) -> PathBuf {
-    base.join(path.strip_prefix("file://").unwrap_or(path))
 }
 
 /// The guard of web inputs: addresses and redirects as the configuration allows.
@@ -545,4 +540,14 @@ impl Checks<'_> {
 /// An error with its causes, on one line; what is said already is not said again.
 pub fn chain(error: &dyn std::error::Error) -> String {
     with_causes(error.to_string(), error.source())
+}
+
+/// The input as a split reads it: what a query gave is Parquet, whatever the query read.
+pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
+    let mut input = prepared.spec.input.clone();
+    if input.sql.is_some() {
+        input.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
+        input.compression = stillhouse_schemas::spec::Compression::Auto;
+    }
+    input
 }

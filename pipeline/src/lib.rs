@@ -9,39 +9,45 @@
 //! All I/O lives here; operators are pure. A split is pulled batch by batch ([`engine`]), so memory is
 //! bounded by the configuration: batches in flight, one row group per split at work, the teacher.
 
+pub mod acceptance;
 pub mod access;
 pub mod append;
 pub mod card;
 pub mod clean;
 pub mod dataset;
 pub mod derive;
-pub mod differs;
+pub mod driver;
 pub mod engine;
 pub mod error;
+mod estimates;
 pub mod events;
 pub mod export;
+pub mod file_state;
 pub mod finish;
 pub mod functions;
 mod holdouts;
 pub mod hub;
+pub mod identity;
 pub mod inputs;
 pub mod inspect;
 pub mod job;
-pub mod names;
+pub mod job_diff;
+pub(crate) mod node_metrics;
 pub mod operators;
-mod outlook;
 pub mod output;
-mod places;
+pub mod path_expansion;
 pub mod plan;
 pub mod repair;
 pub mod run;
 pub mod sample;
 pub mod score;
+mod sequence_offsets;
 pub mod shard;
 pub mod source;
+pub mod source_error;
+pub(crate) mod stage_state;
 pub mod stall;
 pub(crate) mod teacher;
-pub mod verdict;
 pub mod verify;
 
 pub use stillhouse_storage as storage;

@@ -1,35 +1,33 @@
 //! What would run: splits, operators, sizes. A function of the job, the listing and the models, nothing else.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::path::Path;
 
 use datafusion::physical_plan::displayable;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::FORMAT_VERSION;
-use stillhouse_schemas::manifest::{Appended, Range, SplitRecord};
+use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation};
 
-use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::identity::{self, JobHash, PlannedFile, Stamp};
 use crate::inputs::touched;
 use crate::job::Prepared;
+use crate::job::query_input;
+use crate::job_diff::differences;
 use crate::output::Found;
-use crate::shard::hex;
-use crate::source::{FileState, Weighed};
-use crate::{append, outlook, places, run, source};
+use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
+use crate::source::Weighed;
+use crate::{append, estimates, run, sequence_offsets, source};
 
-pub use crate::outlook::{IdleSteps, ScheduleOutlook};
-
-/// Bytes of English text per token, for estimates only.
-pub(crate) const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
+pub use crate::estimates::{IdleSteps, ScheduleOutlook};
 
 /// A plan, as `stillhouse plan` shows it.
 #[derive(Debug, Clone, Serialize)]
@@ -184,7 +182,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<Spli
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let spec = &prepared.spec;
-    let schedule = outlook::schedule(spec, &splits);
+    let schedule = estimates::schedule(spec, &splits);
     let text = text_bytes(&splits);
     let tokens = match (spec.input.row_length(), spec.input.documents) {
         (Some(length), _) => numbers(&splits, length),
@@ -209,7 +207,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<Spli
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
         schedule,
-        idle_steps: outlook::idle_steps(prepared),
+        idle_steps: estimates::idle_steps(prepared),
         slots: slots(prepared)?,
         environment: prepared.environment.clone(),
     })
@@ -231,9 +229,9 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(prepared);
     let seed = prepared.spec.seed;
-    let planned = source::plan_splits(&prepared.store, files, &run::query_input(prepared), target, seed, &|_| {});
+    let planned = source::plan_splits(&prepared.store, files, &query_input(prepared), target, seed, &|_| {});
     let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
-    places::planned(&prepared.spec, &mut splits, 0, &weights);
+    sequence_offsets::planned(&prepared.spec, &mut splits, 0, &weights);
     Ok(splits)
 }
 
@@ -270,7 +268,7 @@ pub(crate) fn appended_splits(
     let there = earlier.0.len();
     let planned = source::append_splits(&prepared.store, files, &prepared.spec.input, split_bytes(prepared), earlier);
     let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
-    places::planned(&prepared.spec, &mut splits, there, &weights);
+    sequence_offsets::planned(&prepared.spec, &mut splits, there, &weights);
     Ok(splits)
 }
 
@@ -319,46 +317,6 @@ fn split_bytes(prepared: &Prepared) -> u64 {
         _ => 1.0,
     };
     ((bytes / of_a_document) as u64).max(1)
-}
-
-/// The hash of a job, and what went into it.
-#[derive(Debug, Clone)]
-pub struct JobHash {
-    /// sha256, in hexadecimal.
-    pub hash: String,
-    /// sha256 of the tokenizer as the data set will hold it.
-    pub tokenizer: String,
-    /// sha256 of the teacher's files, by name.
-    pub teacher: BTreeMap<String, String>,
-    /// Everything but the input that decides the bytes of the shards.
-    pub identity: Value,
-    /// The files of the input, in order: those of the first run, then those that were appended.
-    pub files: Vec<PlannedFile>,
-    /// What was appended, each the next of `files` ([`crate::append`]).
-    pub appended: Vec<Appended>,
-    stamps: Vec<Stamp>,
-}
-
-impl JobHash {
-    #[cfg(test)]
-    pub(crate) fn for_tests(identity: Value, files: Vec<PlannedFile>) -> Self {
-        let hash = hash_of(&identity, &files, &[]);
-        let (tokenizer, teacher, appended, stamps) = (String::new(), BTreeMap::new(), Vec::new(), Vec::new());
-        Self { hash, tokenizer, teacher, identity, files, appended, stamps }
-    }
-
-    /// The same job with other files, or in another order.
-    pub(crate) fn of_files(&self, hash: String, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
-        Self { hash, files, appended, ..self.clone() }
-    }
-
-    /// Makes sure that the teacher's files are still those that were hashed.
-    ///
-    /// # Errors
-    /// When one was changed or cannot be looked at.
-    pub fn teacher_is_still(&self) -> Result<()> {
-        self.stamps.iter().try_for_each(Stamp::check)
-    }
 }
 
 /// Hashes everything that decides the bytes of the shards: the job (without what only says where things lie and how it runs), the
@@ -410,9 +368,9 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         && let Some(numbers) = config.permutation.as_ref().map(Permutation::numbers)
     {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        subtokens.insert("permutation".into(), json!({"sha256": hex(&Sha256::digest(&bytes))}));
+        subtokens.insert("permutation".into(), json!({"sha256": hex::encode(&Sha256::digest(&bytes))}));
     }
-    let tokenizer = hex(&Sha256::digest(tokenizer_json(prepared)?));
+    let tokenizer = hex::encode(&Sha256::digest(tokenizer_json(prepared)?));
     let (mut teacher, mut stamps) = (BTreeMap::new(), Vec::new());
     let mut device = None;
     if let Some(found) = &prepared.teacher {
@@ -431,32 +389,10 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         "teacher": {"sha256": teacher, "device": device},
     });
     let files = planned_files(&prepared.files);
-    let hash = hash_of(&identity, &files, &[]);
+    let hash = identity::hash_of(&identity, &files, &[]);
     let hash = JobHash { hash, tokenizer, teacher, identity, files, appended: Vec::new(), stamps };
     hash.teacher_is_still()?;
     Ok(hash)
-}
-
-/// The hash of what decides the bytes of the shards, with the files in the order in which they were given or appended.
-pub(crate) fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -> String {
-    let names: Vec<Value> = files.iter().map(|f| json!([f.name, f.state.bytes])).collect();
-    let mut of = json!({"of": identity, "files": names});
-    if !appended.is_empty() {
-        of["appended"] = appended.iter().map(|a| a.files.len()).collect();
-    }
-    hex(&Sha256::digest(of.to_string().as_bytes()))
-}
-
-/// A file of the input, as the plan keeps it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlannedFile {
-    /// As the job's path or glob yields it; the splits name it so.
-    pub path: String,
-    /// Below the common folder of all files of the input.
-    pub name: String,
-    /// What its store said of it.
-    #[serde(flatten)]
-    pub state: FileState,
 }
 
 /// The files with their names below the folder that they have in common.
@@ -475,33 +411,6 @@ fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
         state: f.state.clone(),
     };
     files.iter().map(planned).collect()
-}
-
-/// What a file of this machine was, so that a change is noticed.
-#[derive(Debug, Clone)]
-struct Stamp {
-    path: PathBuf,
-    state: (u64, SystemTime),
-}
-
-impl Stamp {
-    fn look(path: &Path) -> Result<(u64, SystemTime)> {
-        let found = fs::metadata(path).and_then(|m| Ok((m.len(), m.modified()?)));
-        found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
-    }
-
-    fn of(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), state: Self::look(path)? })
-    }
-
-    fn check(&self) -> Result<()> {
-        if Self::look(&self.path)? == self.state {
-            return Ok(());
-        }
-        let path = self.path.display();
-        let message = format!("{path} has changed since the job began; run the job again once it stays as it is");
-        Err(PipelineError::new(ErrorKind::Model, message))
-    }
 }
 
 /// `cpu` or `cuda`: floating point differs between them.
@@ -529,7 +438,7 @@ pub fn hash_file(path: &Path) -> Result<String> {
         let mut buffer = vec![0; 1 << 20];
         loop {
             match file.read(&mut buffer)? {
-                0 => return Ok(hex(&hasher.finalize())),
+                0 => return Ok(hex::encode(&hasher.finalize())),
                 n => hasher.update(&buffer[..n]),
             }
         }
@@ -554,7 +463,7 @@ mod tests {
             path: "given".into(),
             location: object_store::path::Path::parse(location).unwrap(),
             size: 1,
-            state: FileState::default(),
+            state: crate::file_state::FileState::default(),
         };
         planned_files(&locations.iter().map(file).collect::<Vec<_>>()).into_iter().map(|f| f.name).collect()
     }

@@ -23,15 +23,16 @@ use stillhouse_schemas::spec::EngineKind;
 
 use crate::append;
 use crate::card::{self, CardFault};
-use crate::differs::differences;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
+use crate::identity::JobHash;
 use crate::job::Prepared;
+use crate::job_diff::differences;
+use crate::output::commands::{derive_command, repair_command};
 use crate::output::{CARD, Lock, MANIFEST, Output, PLAN, SUCCESS, TOKENIZER};
-use crate::plan::{self, JobHash};
+use crate::plan;
 use crate::run::{Job, Stop, blocking, planned, release};
-use crate::shard::hex;
 
 /// Damages that are told one by one.
 const MOST_NAMED: usize = 10;
@@ -102,7 +103,7 @@ async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damag
     let mut found = Vec::new();
     match output.get(TOKENIZER).await? {
         None => found.push(damage(TOKENIZER, "is missing")),
-        Some(bytes) if hex(&Sha256::digest(&bytes)) != manifest.tokenizer.sha256 => {
+        Some(bytes) if hex::encode(&Sha256::digest(&bytes)) != manifest.tokenizer.sha256 => {
             found.push(damage(TOKENIZER, "is not the tokenizer that the manifest names"));
         }
         Some(_) => {}
@@ -110,7 +111,7 @@ async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damag
     for (name, sha256) in &manifest.beside {
         match output.get(name).await? {
             None => found.push(damage(name, "is missing")),
-            Some(bytes) if hex(&Sha256::digest(&bytes)) != *sha256 => {
+            Some(bytes) if hex::encode(&Sha256::digest(&bytes)) != *sha256 => {
                 found.push(damage(name, "is not the file that the manifest names"));
             }
             Some(_) => {}
@@ -150,22 +151,8 @@ pub async fn check_finished(
     Err(PipelineError::new(ErrorKind::DataSet, message))
 }
 
-/// The command that mends a data set, as far as the job file is known.
-pub fn command(output: &Output, job_file: Option<&str>) -> String {
-    let quoted = |text: &str| match text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-/:~+=@%".contains(&b)) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    };
-    format!("stillhouse repair {} {}", quoted(&output.to_string()), quoted(job_file.unwrap_or("JOB.yaml")))
-}
-
-/// What mends a data set that was derived from another one.
-pub fn derive_command(output: &Output) -> String {
-    format!("stillhouse derive DATASET JOB.yaml, as {output} was made,")
-}
-
 fn how(output: &Output, job_file: Option<&str>) -> String {
-    format!("`{}` makes them again", command(output, job_file))
+    format!("`{}` makes them again", repair_command(output, job_file))
 }
 
 /// Makes what is missing or damaged in a data set again, and nothing else.

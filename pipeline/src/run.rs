@@ -12,7 +12,6 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod awaited;
-pub mod driver;
 mod elsewhere;
 mod fit;
 pub mod room;
@@ -35,30 +34,32 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::EngineKind;
 use stillhouse_teacher::TeacherInfo;
 
+use crate::acceptance;
 use crate::append;
-use crate::differs::differences;
+use crate::driver;
+use crate::driver::Driver;
 use crate::engine::device::DeviceQueue;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::functions;
 use crate::holdouts::Holdouts;
+use crate::identity::JobHash;
 use crate::inputs::{Touched, touched};
 use crate::job::{Prepared, chain};
+use crate::job_diff::differences;
 use crate::output::{self, Found, Output, PlanRecord};
-use crate::places;
-use crate::plan::{self, JobHash};
+use crate::plan;
 use crate::repair::{self, check_finished};
 use crate::run::awaited::Awaited;
-use crate::run::driver::Driver;
 use crate::run::elsewhere::Elsewhere;
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
 use crate::run::stop::was_stopped;
+use crate::sequence_offsets;
 use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, Decided, JobInput, Loaded};
-use crate::verdict;
 
 /// How to run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -161,7 +162,7 @@ async fn run_locked(
             check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
             output.remove_leftovers().await?;
             output.clean_state().await?;
-            verdict::judge(&prepared.spec, &manifest)?;
+            acceptance::judge(&prepared.spec, &manifest)?;
             finish::renew_card(&prepared, output, &manifest).await?;
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
             return Ok(Ran::default());
@@ -474,14 +475,14 @@ impl Job {
             self.splits,
             shards,
         )?;
-        if let Err(wrong) = verdict::judge(&self.prepared.spec, &manifest) {
+        if let Err(wrong) = acceptance::judge(&self.prepared.spec, &manifest) {
             if manifest.shards.iter().all(|shard| shard.rows == 0) {
                 // nothing of it is worth keeping, and a job that is put right is another one
                 self.output.remove().await?;
             }
             return Err(wrong);
         }
-        if let Some(message) = places::told(&manifest) {
+        if let Some(message) = sequence_offsets::told(&manifest) {
             self.observer.event(&Event::Warning { message });
         }
         finish::write(&self.prepared, &self.output, &manifest).await?;
@@ -555,16 +556,6 @@ pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Re
 
 fn partitions(plan: &Arc<dyn ExecutionPlan>) -> usize {
     plan.properties().output_partitioning().partition_count()
-}
-
-/// The input as a split reads it: what a query gave is Parquet, whatever the query read.
-pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
-    let mut input = prepared.spec.input.clone();
-    if input.sql.is_some() {
-        input.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
-        input.compression = stillhouse_schemas::spec::Compression::Auto;
-    }
-    input
 }
 
 /// Runs `input.sql` once and keeps its rows beside the output, so that every split reads the same rows.

@@ -23,9 +23,10 @@ use stillhouse_teacher::Teacher;
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::identity::JobHash;
 use crate::inspect::{InspectOptions, RowView, decode};
 use crate::job::Prepared;
-use crate::plan::{self, JobHash};
+use crate::plan;
 use crate::source::{self, InputFile, SourceError, Stopped};
 use crate::{finish, functions, run, teacher};
 
@@ -164,7 +165,7 @@ impl Sampler<'_> {
                     Stopped
                 })
             };
-            let input = run::query_input(prepared);
+            let input = crate::job::query_input(prepared);
             source::read_split(&prepared.store, self.files, split, &input, &mut emit)
         };
         match (read, failed) {

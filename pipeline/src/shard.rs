@@ -37,9 +37,10 @@ use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
 use tokio::runtime::Handle;
 
-use crate::engine::{Doing, NodeMetrics, StageState};
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::node_metrics::NodeMetrics;
 use crate::output::{Output, Staged};
+use crate::stage_state::{Doing, StageState};
 use pages::PageSums;
 use sender::Sender;
 
@@ -167,7 +168,7 @@ impl<'a> ShardWriter<'a> {
         self.encoder.append_key_value_metadata(KeyValue::new(PAGES.to_owned(), render(&pages)));
         let metadata = self.encoder.finish()?;
         let footer = self.send().await?;
-        let record = FooterRecord { bytes: footer.len() as u64, sha256: hex(&Sha256::digest(&footer)) };
+        let record = FooterRecord { bytes: footer.len() as u64, sha256: hex::encode(&Sha256::digest(&footer)) };
         Ok((metadata, Some(record)))
     }
 }
@@ -282,11 +283,6 @@ fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Resu
     }
 }
 
-/// Bytes as lower-case hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// A batch in slices of whole rows that each fit a row group (one row at least).
 fn pieces(batch: &RecordBatch, limit: usize) -> Vec<RecordBatch> {
     let rows = batch.num_rows();
@@ -398,7 +394,7 @@ mod tests {
         let (file, footer) = written(true).await;
         let footer = footer.unwrap();
         let (pages, end) = file.split_at(file.len() - footer.bytes as usize);
-        assert_eq!(footer.sha256, hex(&Sha256::digest(end)));
+        assert_eq!(footer.sha256, hex::encode(&Sha256::digest(end)));
 
         let mut reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required);
         reader.try_parse(&file).unwrap();

@@ -23,8 +23,8 @@ use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherError};
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::job::query_input;
 use crate::job::{Prepared, PreparedTeacher, chain};
-use crate::run::query_input;
 use crate::source::{InputFile, Listing, SplitReader};
 
 /// `auto` takes no arithmetic that changes a log-probability of the probe by more, nat.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stillhouse_pipeline::access::Access;
-use stillhouse_pipeline::run::driver::has_cluster;
+use stillhouse_pipeline::driver::has_cluster;
 use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::storage::endpoint_problem;

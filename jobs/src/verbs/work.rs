@@ -10,7 +10,6 @@ use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::finish;
 use stillhouse_pipeline::inspect::{InspectOptions, inspect};
-use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions, Stop};
@@ -248,7 +247,7 @@ fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &
         access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
     stillhouse_schemas::problems::Problems(refused).into_result()?;
     let usage = |e: String| PipelineError::new(ErrorKind::Usage, e);
-    let path = Names::of(access).real(&spec.output.path).map_err(usage)?;
+    let path = access.names().real(&spec.output.path).map_err(usage)?;
     let named = Location::parse(folder, &path).map_err(usage)?;
     Output::at(&named, &spec.output_storage(), &Storages::new())
 }

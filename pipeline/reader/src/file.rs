@@ -15,7 +15,6 @@ use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataR
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::pages::FooterRecord;
 
-use crate::dataset::hex;
 use crate::pages::Pages;
 
 /// What one request for the end of a file brings where the manifest does not say how long it is: the footer and the offset index of most shards.
@@ -86,7 +85,7 @@ impl ShardFile {
             return Err(damage(format!("the manifest says that {footer} of its {all} bytes are its footer")));
         };
         let bytes = self.store.get_range(&self.path, start..self.bytes).await.map_err(external)?;
-        let sha256 = hex(&Sha256::digest(&bytes));
+        let sha256 = hex::encode(&Sha256::digest(&bytes));
         if bytes.len() as u64 != footer.bytes || sha256 != footer.sha256 {
             let (should, length) = (&footer.sha256, bytes.len());
             return Err(damage(format!(

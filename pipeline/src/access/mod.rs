@@ -25,8 +25,7 @@ use stillhouse_schemas::storage::endpoint_problem;
 use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
-use crate::job::local_path;
-use crate::names::Names;
+use crate::path_expansion::{Names, local_path};
 use crate::source::literal;
 use crate::storage::{Location, StoreUrl, is_public};
 
@@ -84,6 +83,11 @@ pub(crate) enum Purpose {
 }
 
 impl Access {
+    /// What `~` and variables stand for in a job's paths.
+    pub fn names(&self) -> Names {
+        if self.environment { Names::of_this_process() } else { Names::none() }
+    }
+
     /// Everything: what a person's own job may touch.
     pub fn everything() -> Self {
         let any = || vec![ANY.to_owned()];
@@ -182,7 +186,7 @@ impl Access {
     /// The same, asked before each path whether to go on; `None` when not. Of more than 90 paths that may not be read the rest is
     /// counted in one problem.
     pub fn problems_while(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
-        let names = Names::of(self);
+        let names = self.names();
         let mut problems = names.problems(spec);
         for problem in Gate::new(self).problems(spec, base, &names, go_on)? {
             if !problems.iter().any(|p| p.field == problem.field) {

@@ -32,16 +32,15 @@ use stillhouse_schemas::manifest::{DerivedFrom, Manifest, Place, SplitRecord};
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 
-use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
-use crate::job::{local_path, read_permutation, shorter};
-use crate::names::Names;
+use crate::job::{read_permutation, shorter};
 use crate::output::{MANIFEST, Output, TOKENIZER};
-use crate::shard::hex;
+use crate::path_expansion::Names;
+use crate::path_expansion::local_path;
 use crate::storage::{Location, Storages};
-use crate::{operators, places};
+use crate::{operators, sequence_offsets};
 
 pub use self::run::{DeriveOptions, derive};
 
@@ -111,7 +110,7 @@ impl Derivation {
         }
         problems.into_result()?;
         let bytes = source.output().get(TOKENIZER).await?.unwrap_or_default().to_vec();
-        let digest = hex(&Sha256::digest(&bytes));
+        let digest = hex::encode(&Sha256::digest(&bytes));
         if digest != manifest.tokenizer.sha256 {
             let message =
                 format!("{}: sha256 {digest}, the manifest has {}", source.shown(TOKENIZER), manifest.tokenizer.sha256);
@@ -127,12 +126,12 @@ impl Derivation {
             derived_from: manifest.derived_from.clone(),
         };
         let beside: BTreeMap<_, _> =
-            beside(&after).map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(bytes)))).collect();
+            beside(&after).map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(bytes)))).collect();
         let identity = identity(&spec, &from, &beside);
-        let hash = hex(&Sha256::digest(identity.to_string().as_bytes()));
+        let hash = hex::encode(&Sha256::digest(identity.to_string().as_bytes()));
         let output = output_of(&spec, base)?.for_job(&hash);
         let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
-        let splits = if are_new { places::of_rows(&spec, manifest) } else { manifest.splits.clone() };
+        let splits = if are_new { sequence_offsets::of_rows(&spec, manifest) } else { manifest.splits.clone() };
         let places = splits.iter().filter_map(|record| Some((record.split, record.place?))).collect();
         Ok(Self {
             splits,
@@ -179,7 +178,7 @@ fn with_numbers(
         subtokens.numbers = match base {
             None => manifest.job.subtokens.as_ref().and_then(|stored| stored.numbers.clone()),
             Some(base) => {
-                let path = Names::of(&Access::everything()).real(named).map_err(wrong)?;
+                let path = Names::of_this_process().real(named).map_err(wrong)?;
                 let read = read_permutation(&local_path(base, &path), manifest.vocab_size as usize);
                 Some(read.map_err(wrong)?)
             }
@@ -190,7 +189,7 @@ fn with_numbers(
 
 /// sha256 of the manifest of a data set.
 async fn manifest_digest(of: &Output) -> Result<Option<String>> {
-    Ok(of.get(MANIFEST).await?.map(|bytes| hex(&Sha256::digest(&bytes))))
+    Ok(of.get(MANIFEST).await?.map(|bytes| hex::encode(&Sha256::digest(&bytes))))
 }
 
 /// The noise that is stored more loosely, where another tolerance is asked for.
@@ -247,7 +246,7 @@ fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String
 }
 
 fn output_of(spec: &JobSpec, base: &Path) -> Result<Output> {
-    let names = Names::of(&Access::everything());
+    let names = Names::of_this_process();
     let usage = |e: String| {
         PipelineError::from(Problems(vec![Problem::new("output.path", format!("{:?}", spec.output.path), e)]))
     };

@@ -22,15 +22,16 @@ use tokio::runtime::Handle;
 use super::{Derivation, beside, manifest_digest};
 use crate::card::card;
 use crate::dataset::Selection;
-use crate::differs::differences_of;
 use crate::engine::pool::Pool;
-use crate::engine::state::SplitState;
-use crate::engine::{NodeMetrics, StageState};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer, Progress};
+use crate::job_diff::differences_of;
+use crate::node_metrics::NodeMetrics;
 use crate::output::{CARD, Found, MANIFEST, Output, PlanRecord, TOKENIZER};
-use crate::shard::{self, Writing, hex};
-use crate::{finish, operators, repair, verdict};
+use crate::shard::{self, Writing};
+use crate::stage_state::SplitState;
+use crate::stage_state::StageState;
+use crate::{acceptance, finish, operators, repair};
 
 const TICK: Duration = Duration::from_millis(250);
 const STAGES: [&str; 2] = ["derive", "write"];
@@ -129,7 +130,7 @@ impl Work {
         self.started(&done);
         let made = Arc::clone(&self).shards(&done, &again, began).await?;
         let manifest = self.manifest(done, made)?;
-        verdict::judge(&self.derivation.spec, &manifest)?;
+        acceptance::judge(&self.derivation.spec, &manifest)?;
         output.put_own(TOKENIZER, self.derivation.tokenizer.clone()).await?;
         for (name, bytes) in beside(&self.derivation.operators) {
             output.put_own(name, bytes).await?;
@@ -388,7 +389,7 @@ impl Work {
             job_hash: derivation.hash.clone(),
             subtokens: subtokens.map(|config| SubtokenRecord { base: config.base, length: config.length as u32 }),
             beside: beside(&derivation.operators)
-                .map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes))))
+                .map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(&bytes))))
                 .collect(),
             columns: finish::columns(&finish::schema(&derivation.operators)),
             splits: derivation.splits.clone(),

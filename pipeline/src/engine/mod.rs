@@ -21,13 +21,11 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod device;
-mod node;
 pub mod operator;
 pub mod pool;
 pub mod session;
 pub mod sink;
 pub mod source;
-pub mod state;
 #[cfg(test)]
 mod tests;
 
@@ -40,11 +38,9 @@ use stillhouse_operators::operator::Measure;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
 
-pub(crate) use self::node::NodeMetrics;
 use self::operator::OperatorExec;
 use self::sink::{ShardSinkExec, Shards};
 use self::source::{Corpus, SplitsExec};
-pub(crate) use self::state::{Doing, StageState};
 use crate::events::{Progress, StageProgress};
 
 /// The plan of a job: these splits, through these operators, into these shards.

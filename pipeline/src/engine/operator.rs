@@ -23,10 +23,10 @@ use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
 
 use super::device::{Answer, DeviceQueue};
-use super::node::{NodeMetrics, depth, node_basics, one_input, properties};
 use super::session::JobResources;
 use super::splits_of;
-use super::state::{Doing, SplitMeter, StageState};
+use crate::node_metrics::{NodeMetrics, depth, node_basics, one_input, properties};
+use crate::stage_state::{Doing, SplitMeter, StageState};
 
 /// The fewest batches of a split that are with the device or wait for it.
 const AT_THE_DEVICE: usize = 2;

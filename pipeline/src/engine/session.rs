@@ -18,9 +18,9 @@ use stillhouse_schemas::manifest::SplitRecord;
 
 use super::device::DeviceQueue;
 use super::pool::Spawner;
-use super::state::SplitState;
 use crate::output::Output;
 use crate::source::Store;
+use crate::stage_state::SplitState;
 
 /// What a job works with on this machine.
 pub struct JobResources {

@@ -17,12 +17,12 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Pla
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
-use super::node::{NodeMetrics, depth, node_basics, one_input, properties};
 use super::session::JobResources;
 use super::splits_of;
-use super::state::{Doing, StageState};
 use crate::error::{ErrorKind, PipelineError};
+use crate::node_metrics::{NodeMetrics, depth, node_basics, one_input, properties};
 use crate::shard::{self, Writing};
+use crate::stage_state::{Doing, StageState};
 
 /// The shards of a job.
 #[derive(Debug, Clone)]

@@ -22,11 +22,11 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 
-use super::node::{NodeMetrics, node_basics, properties};
 use super::pool::Task;
 use super::session::JobResources;
-use super::state::{Doing, StageState};
+use crate::node_metrics::{NodeMetrics, node_basics, properties};
 use crate::source::{InputFile, Listing, SourceError, SplitReader};
+use crate::stage_state::{Doing, StageState};
 
 /// What the splits of a job read.
 #[derive(Debug, Clone)]

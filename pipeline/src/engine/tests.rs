@@ -14,11 +14,11 @@ use stillhouse_teacher::Teacher;
 
 use super::device::DeviceQueue;
 use crate::access::Access;
+use crate::driver::{Order, Wanted};
 use crate::events::Silent;
 use crate::job::{self, Prepared};
 use crate::output::Output;
 use crate::plan;
-use crate::run::driver::{Order, Wanted};
 use crate::run::room::Room;
 use crate::run::worker::{Place, Worker};
 use crate::run::{self, Job, RunOptions};

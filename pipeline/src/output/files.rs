@@ -13,7 +13,6 @@ use sha2::{Digest, Sha256};
 use super::lease::is_refusal;
 use super::{Output, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::shard::hex;
 
 const PIECE: u64 = 8 << 20;
 const PIECES_AT_ONCE: usize = 2;
@@ -162,7 +161,7 @@ impl Output {
             hasher.update(&bytes);
             piece(&bytes);
         }
-        Ok((hex(&hasher.finalize()), size))
+        Ok((hex::encode(&hasher.finalize()), size))
     }
 
     /// Whether a file is there.

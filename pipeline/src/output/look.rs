@@ -12,12 +12,12 @@ use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
+use super::commands::repair_command;
 use super::commit::{CommitRecord, UploadRecord};
 use super::{
     Backend, Bucket, CARD, Found, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk,
 };
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::repair;
 
 /// Says in what the job of a plan is another one, line by line.
 pub type Differs<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;
@@ -52,7 +52,7 @@ impl Output {
                     ErrorKind::DataSet,
                     format!(
                         "output.path: {self} holds a data set whose plan ({PLAN}) is missing; `{}` makes it again",
-                        repair::command(self, None)
+                        repair_command(self, None)
                     ),
                 )),
                 entries => Err(PipelineError::new(
@@ -164,7 +164,7 @@ impl Output {
                 Ok(record) => records.push(record),
                 Err(e) => {
                     let message =
-                        format!("{} is damaged: {e}; `{}` mends it", self.shown(&name), repair::command(self, None));
+                        format!("{} is damaged: {e}; `{}` mends it", self.shown(&name), repair_command(self, None));
                     unreadable.push((name, message));
                 }
             }

@@ -22,6 +22,7 @@
 
 mod below;
 mod check;
+pub mod commands;
 pub mod commit;
 mod copies;
 mod disk;
@@ -69,8 +70,7 @@ use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::plan::JobHash;
-use crate::shard::hex;
+use crate::identity::JobHash;
 use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 
 const STATE: &str = "_stillhouse";
@@ -560,5 +560,5 @@ impl fmt::Display for Output {
 
 /// What `_SUCCESS` holds: a line that `sha256sum --check` reads.
 fn marker(manifest: &[u8]) -> Vec<u8> {
-    format!("{}  {MANIFEST}\n", hex(&Sha256::digest(manifest))).into_bytes()
+    format!("{}  {MANIFEST}\n", hex::encode(&Sha256::digest(manifest))).into_bytes()
 }

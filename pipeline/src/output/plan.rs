@@ -6,11 +6,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::manifest::{Appended, SplitRecord, TeacherArithmetic};
 
+use super::commands::repair_command;
 use super::{INPUT, Output, disk};
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::plan::PlannedFile;
-use crate::repair;
-use crate::shard::hex;
+use crate::identity::PlannedFile;
 
 pub(crate) const PLAN: &str = "_stillhouse/plan.json";
 
@@ -85,7 +84,7 @@ impl Output {
     pub async fn plan(&self) -> Result<Option<PlanRecord>> {
         let Some(bytes) = self.get(PLAN).await? else { return Ok(None) };
         serde_json::from_slice(&bytes).map(Some).map_err(|e| {
-            let message = format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair::command(self, None));
+            let message = format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair_command(self, None));
             PipelineError::new(ErrorKind::DataSet, message)
         })
     }
@@ -119,7 +118,7 @@ impl Output {
                         "input.sql: set HOME or XDG_CACHE_HOME: its rows are kept there while the job runs",
                     )
                 };
-                let name = hex(&Sha256::digest(format!("{job_hash} {self}")));
+                let name = hex::encode(&Sha256::digest(format!("{job_hash} {self}")));
                 Ok(cache.ok_or_else(none)?.join("stillhouse/sql").join(name))
             }
         }

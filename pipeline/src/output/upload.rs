@@ -15,7 +15,6 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::commit::UploadRecord;
-use crate::shard::hex;
 
 const DISK_BUFFER: usize = 8 << 20;
 
@@ -120,7 +119,7 @@ impl ShardUpload {
 
     /// sha256 of what was taken so far, in hexadecimal.
     pub fn sha256(&self) -> String {
-        hex(&self.digest.clone().finalize())
+        hex::encode(&self.digest.clone().finalize())
     }
 
     /// Sends what is left; after it the shard waits for its commit.
@@ -139,7 +138,7 @@ impl ShardUpload {
                 StagedKind::Store { path: parts.path, upload }
             }
         };
-        Ok(Staged { kind, bytes: self.bytes, sha256: hex(&self.digest.finalize()) })
+        Ok(Staged { kind, bytes: self.bytes, sha256: hex::encode(&self.digest.finalize()) })
     }
 
     async fn flush(&mut self) -> object_store::Result<()> {

@@ -2,12 +2,12 @@
 
 use stillhouse_schemas::spec::JobSpec;
 
-use super::driver::Order;
 use super::worker::Place;
+use crate::driver::Order;
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::identity::JobHash;
 use crate::job::chain;
 use crate::output::PlanRecord;
-use crate::plan::JobHash;
 
 /// Lines that a refusal gives of what differs.
 pub(super) const MOST_LINES: usize = 8;
@@ -58,8 +58,8 @@ mod tests {
 
     use super::*;
     use crate::access::Access;
+    use crate::identity::PlannedFile;
     use crate::operators::job_format;
-    use crate::plan::PlannedFile;
     use crate::run::room::Room;
     use crate::source::FileState;
 

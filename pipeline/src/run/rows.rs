@@ -20,9 +20,9 @@ use stillhouse_schemas::spec::EngineKind;
 use super::{blocking, stage_query};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
+use crate::identity::JobHash;
 use crate::job::Prepared;
 use crate::output::{INPUT, Output, PlanRecord};
-use crate::plan::JobHash;
 use crate::source::{Staged, StagedRecord, Store, staged_by_run, staged_record};
 use crate::storage::blocking as blocking_call;
 
@@ -217,20 +217,19 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
 mod tests {
     use std::fs;
 
+    use object_store::ObjectStoreExt;
     use object_store::memory::InMemory;
     use object_store::path::Path as StorePath;
-    use object_store::ObjectStoreExt;
     use sha2::{Digest, Sha256};
 
     use super::*;
     use crate::events::Silent;
     use crate::output::tests::in_store;
-    use crate::shard::hex;
 
     /// A folder with one part, as a query leaves it.
     fn staged(folder: &Path, rows: &[u8]) -> StagedRecord {
         let files = vec![("part-00000.parquet".to_owned(), rows.len() as u64)];
-        let sha256 = vec![hex(&Sha256::digest(rows))];
+        let sha256 = vec![hex::encode(&Sha256::digest(rows))];
         let made = StagedRecord { rows: 1, files, skipped: BTreeMap::new(), inputs: Vec::new(), sha256 };
         fs::write(folder.join("part-00000.parquet"), rows).unwrap();
         fs::write(folder.join("staged.json"), serde_json::to_vec(&made).unwrap()).unwrap();

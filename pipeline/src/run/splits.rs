@@ -17,20 +17,21 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::{Engine, JobSpec};
 
 use super::Job;
-use super::driver::{Driver, Order, Step, Tell, Wanted, Work};
+use crate::acceptance::Tally;
+use crate::driver::{Driver, Order, Step, Tell, Wanted, Work};
+use crate::engine;
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::{Pool, Spawner};
 use crate::engine::session::{JobResources, SplitsAtWork, stages};
 use crate::engine::sink::{Shard, Shards, describe, records};
 use crate::engine::source::Corpus;
-use crate::engine::{self, state::SplitState};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Progress, StageStatus, StalledSplit};
 use crate::job::Prepared;
 use crate::output::Output;
 use crate::source::InputFile;
+use crate::stage_state::SplitState;
 use crate::stall::{self, Stall, StallWatch};
-use crate::verdict::Tally;
 use crate::{operators, plan, source};
 
 const TICK: Duration = Duration::from_millis(250);
@@ -376,7 +377,7 @@ pub(crate) fn resources(
 }
 
 fn corpus(prepared: &Prepared, files: &Arc<Vec<InputFile>>, splits: &Arc<Vec<SplitRecord>>) -> Corpus {
-    let input = Arc::new(super::query_input(prepared));
+    let input = Arc::new(crate::job::query_input(prepared));
     Corpus { files: Arc::clone(files), input, splits: Arc::clone(splits), query_skipped: None }
 }
 

@@ -39,7 +39,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::source::{self, SourceError, Stopped};
-use crate::{plan, run, teacher};
+use crate::{plan, teacher};
 
 /// What is scored, by which teacher.
 #[derive(Debug, Clone)]
@@ -324,8 +324,13 @@ impl Texts<'_> {
                     Stopped
                 })
             };
-            let read =
-                source::read_split(&prepared.store, &prepared.files, split, &run::query_input(prepared), &mut emit);
+            let read = source::read_split(
+                &prepared.store,
+                &prepared.files,
+                split,
+                &crate::job::query_input(prepared),
+                &mut emit,
+            );
             match (read, failed) {
                 (Ok(_), None) => {}
                 (_, Some(e)) => return Err(e),

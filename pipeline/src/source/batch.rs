@@ -9,7 +9,7 @@ use arrow::datatypes::SchemaRef;
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::DocumentId;
 
-use super::error::SourceError;
+use crate::source_error::SourceError;
 
 const ROWS: usize = 1024;
 const FULL_BYTES: usize = 1 << 20;

@@ -6,12 +6,12 @@ use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
-use super::error::SourceError;
 use super::first::MOST_LOOKED_INTO;
 use super::list::{InputFile, LookedAt};
 use super::parallel::spread;
 use super::store::Store;
 use super::{csv, ipc, parquet_rows, sniff};
+use crate::source_error::SourceError;
 
 const MOST: usize = 5;
 

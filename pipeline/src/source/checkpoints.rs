@@ -25,7 +25,7 @@ use object_store::path::Path;
 
 use super::inflate::{Inflate, STREAM};
 use super::list::InputFile;
-use super::state::FileState;
+use crate::file_state::FileState;
 
 /// Decompressed bytes between two places, at first.
 const INTERVAL: u64 = 1 << 20;

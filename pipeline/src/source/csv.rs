@@ -10,11 +10,11 @@ use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
 use super::decode::Cursor;
-use super::error::{SourceError, reason};
 use super::list::InputFile;
 use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
 use super::store::Store;
+use crate::source_error::{SourceError, reason};
 
 const OUTPUT: usize = 64 << 10;
 const ENDS: usize = 256;

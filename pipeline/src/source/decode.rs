@@ -9,10 +9,10 @@ use std::sync::PoisonError;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::decompress::Decompressor;
-use super::error::SourceError;
 use super::list::InputFile;
 use super::sniff;
 use super::store::{ObjectReader, Store};
+use crate::source_error::SourceError;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 

@@ -10,12 +10,12 @@ use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat, OnError};
 
-use super::error::{RecordPosition, SourceError};
 use super::list::InputFile;
 use super::records::{self, Fault};
 use super::spool::Spool;
 use super::store::Store;
 use super::{ipc, numbers, parquet_rows, read_split};
+use crate::source_error::{RecordPosition, SourceError};
 
 /// Files of stores that are looked into: each costs a request or two.
 const MOST_IN_STORES: usize = 32;

@@ -18,12 +18,12 @@ use std::sync::{Mutex, PoisonError};
 use stillhouse_schemas::manifest::{KEYS, KeyRange, Range, SplitRecord};
 use stillhouse_schemas::spec::{Holdout, Input};
 
-use super::error::SourceError;
 use super::list::InputFile;
 use super::plan::Segment;
 use super::read::{TRAIN, read_keys};
 use super::store::Store;
 use super::{numbers, records};
+use crate::source_error::SourceError;
 
 /// What becomes the splits of one data set split.
 pub(crate) struct Part {

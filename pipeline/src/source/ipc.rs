@@ -19,12 +19,12 @@ use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_
 
 use stillhouse_schemas::spec::InputFormat;
 
-use super::error::SourceError;
 use super::list::InputFile;
 use super::parquet_rows::{Cell, RowGroup};
 use super::range::Rows;
 use super::sniff;
 use super::store::{Chunks, FIRST_CHUNK, Store};
+use crate::source_error::SourceError;
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];

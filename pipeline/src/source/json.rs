@@ -13,10 +13,10 @@ use struson::reader::{
 use stillhouse_schemas::parse::did_you_mean;
 
 use super::decode::Cursor;
-use super::error::reason;
 use super::json_line;
 use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
+use crate::source_error::reason;
 
 const LARGEST_KEY: u64 = 1 << 20;
 /// Keys of an object that a message names, and characters of one.

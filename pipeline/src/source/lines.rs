@@ -6,9 +6,9 @@
 use std::io;
 
 use super::decode::Cursor;
-use super::error::reason;
 use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
+use crate::source_error::reason;
 
 const LARGEST_INDENT: usize = 1 << 20;
 

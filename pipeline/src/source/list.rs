@@ -22,10 +22,10 @@ use stillhouse_schemas::storage::split_url;
 use super::classes::{self, EmptyFolder};
 use super::folder::{self, Child};
 use super::parallel::{cores, looked};
-use super::state::FileState;
 use super::store::Store;
 use crate::error::{ErrorKind, PipelineError};
-use crate::names::Names;
+use crate::file_state::FileState;
+use crate::path_expansion::Names;
 use crate::storage::{Location, StoreUrl, explain};
 
 /// A file of the input.

@@ -38,7 +38,6 @@ mod classes;
 mod csv;
 mod decode;
 mod decompress;
-mod error;
 mod first;
 mod folder;
 mod holdout;
@@ -61,11 +60,11 @@ mod router;
 mod sniff;
 mod spool;
 mod sql;
-mod state;
 mod store;
 
+pub use crate::file_state::{Changed, FileState};
+pub use crate::source_error::{RecordPosition, SourceError, Stopped};
 pub(crate) use check::check_columns;
-pub use error::{RecordPosition, SourceError, Stopped};
 pub use first::{FirstRecords, first_records};
 pub use list::{InputFile, Listing, NotListed};
 pub(crate) use list::{list, literal};
@@ -75,7 +74,6 @@ pub use plan::{PlanProgress, Weighed, append_splits, plan_splits};
 pub use read::{ReadSummary, SplitReader, TRAIN, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
 pub(crate) use sql::{StagedRecord, staged_by_run, staged_record};
-pub use state::{Changed, FileState};
 pub use store::Store;
 
 #[cfg(test)]

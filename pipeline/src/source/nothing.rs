@@ -2,11 +2,11 @@
 
 use object_store::path::Path;
 
-use super::error::SourceError;
 use super::list::InputFile;
 use super::parquet_rows::Cell;
 use super::range::Rows;
-use super::state::FileState;
+use crate::file_state::FileState;
+use crate::source_error::SourceError;
 
 /// What stands for the file in the manifest.
 const NAME: &str = "none";

@@ -12,7 +12,7 @@ use stillhouse_schemas::spec::Input;
 
 use super::list::{Given, InputFile, MATCH, has_ending};
 use super::store::Store;
-use crate::names::Names;
+use crate::path_expansion::Names;
 use crate::storage::Location;
 
 /// Files of an output, one of each kind.
@@ -138,14 +138,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::access::Access;
 
     #[test]
     fn an_output_where_the_input_is_read_is_seen() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("data/in")).unwrap();
         std::os::unix::fs::symlink(folder.path().join("data"), folder.path().join("link")).unwrap();
-        let names = Names::of(&Access::everything());
+        let names = Names::of_this_process();
         let read = |format: &str, paths: &[&str], output: &str| {
             let input: Input = serde_json::from_value(json!({"format": format, "paths": paths})).unwrap();
             let output = Location::parse(folder.path(), output).unwrap();

@@ -13,11 +13,11 @@ use parquet::schema::types::ColumnDescriptor;
 
 use stillhouse_schemas::spec::InputFormat;
 
-use super::error::SourceError;
 use super::list::InputFile;
 use super::range::Rows;
 use super::sniff;
 use super::store::{Chunks, Store};
+use crate::source_error::SourceError;
 
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_ROWS: u64 = 1024;

@@ -22,11 +22,11 @@ use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
 
 use super::decode::{Cursor, compression};
-use super::error::SourceError;
 use super::holdout::{self, Part};
 use super::list::InputFile;
 use super::store::Store;
 use super::{ipc, nothing, numbers, parquet_rows, records};
+use crate::source_error::SourceError;
 
 /// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;

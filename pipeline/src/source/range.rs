@@ -10,7 +10,6 @@ use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
 
 use super::decode::Cursor;
-use super::error::{RecordPosition, SourceError, reason};
 use super::ipc::IpcRows;
 use super::list::InputFile;
 use super::nothing::Nothing;
@@ -18,6 +17,7 @@ use super::parquet_rows::{Cell, ParquetRows};
 use super::records::{self, Fault, Records};
 use super::spool::{Key, Spool, whole_characters};
 use super::store::Store;
+use crate::source_error::{RecordPosition, SourceError, reason};
 
 /// Rows of a columnar file, in order.
 pub(crate) trait Rows: Send {

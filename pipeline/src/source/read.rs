@@ -11,12 +11,11 @@ use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::batch::Batches;
-use super::error::{SourceError, Stopped};
 use super::list::{InputFile, Listing};
 use super::numbers::{self, Numbers};
 use super::range::{Found, RecordReader};
 use super::store::Store;
-use crate::shard::hex;
+use crate::source_error::{SourceError, Stopped};
 
 /// The data set split of all that no holdout takes.
 pub const TRAIN: &str = "train";
@@ -61,7 +60,7 @@ impl RecordsDigest {
     }
 
     pub(super) fn take(&mut self) -> String {
-        hex(&self.0.finalize_reset())
+        hex::encode(&self.0.finalize_reset())
     }
 }
 

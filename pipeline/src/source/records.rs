@@ -6,12 +6,12 @@ use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
 
 use super::csv::CsvRecords;
 use super::decode::{Cursor, compression};
-use super::error::SourceError;
 use super::json::JsonRecords;
 use super::lines::{BlockRecords, FileRecords, LineRecords};
 use super::list::InputFile;
 use super::spool::{PushError, Spool};
 use super::store::Store;
+use crate::source_error::SourceError;
 
 /// Where a record begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::decode::compression;
-use super::error::SourceError;
 use super::first::MOST_LOOKED_INTO;
 use super::list::{InputFile, LookedAt};
 use super::parallel::spread;
 use super::store::Store;
+use crate::source_error::SourceError;
 
 /// Bytes that are looked at.
 const HEAD: u64 = 64;

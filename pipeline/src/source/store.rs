@@ -29,7 +29,7 @@ use super::checkpoints::Checkpoints;
 use super::folder;
 use super::list::InputFile;
 use super::router::{Mount, Router};
-use super::state::{Changed, FileState};
+use crate::file_state::{Changed, FileState};
 use crate::storage::{Location, Opened, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;

@@ -18,7 +18,7 @@ use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::events::Observer;
 use crate::output::Output;
-use crate::repair;
+use crate::output::commands::{derive_command, repair_command};
 
 /// Faults that are told one by one; more are only counted.
 pub const FAULTS_SHOWN: usize = 100;
@@ -72,7 +72,7 @@ impl Verification {
     /// A file that is not there, or not as it was written: made again it would be.
     pub(crate) fn damaged(&mut self, output: &Output, place: &str, message: impl Into<String>) {
         self.fault(place, message);
-        self.mend.get_or_insert_with(|| repair::command(output, None));
+        self.mend.get_or_insert_with(|| repair_command(output, None));
     }
 
     pub(crate) fn fault(&mut self, place: impl Into<String>, message: impl Into<String>) {
@@ -137,8 +137,8 @@ pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn O
     if found.mend.is_some() {
         let job = dataset.output().job_file().await;
         found.mend = Some(match dataset.manifest().derived_from {
-            Some(_) => repair::derive_command(dataset.output()),
-            None => repair::command(dataset.output(), job.as_deref().and_then(|file| file.to_str())),
+            Some(_) => derive_command(dataset.output()),
+            None => repair_command(dataset.output(), job.as_deref().and_then(|file| file.to_str())),
         });
     }
     Ok(found)

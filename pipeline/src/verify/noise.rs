@@ -34,13 +34,12 @@ use super::report::{self, Comparing, StoredSide};
 use super::signals::{Signals, TopK};
 use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
-use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
-use crate::job::local_path;
-use crate::names::Names;
+use crate::path_expansion::Names;
+use crate::path_expansion::local_path;
 use crate::{operators, plan, teacher};
 
 /// Batches that are recomputed unless asked otherwise.
@@ -170,7 +169,7 @@ fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
         let message = format!("the job had its teacher at {path}; name it with --teacher-path");
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
-    let real = Names::of(&Access::everything()).real(path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
+    let real = Names::of_this_process().real(path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
     if let Ok(Some(reference)) = HubRef::parse(&real) {
         return Ok(hub::fetch(&reference, Wanted::Teacher, &|_, _, _| {})?.path);
     }

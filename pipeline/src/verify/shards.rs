@@ -17,7 +17,6 @@ use crate::events::{Event, Observer};
 use crate::finish;
 use crate::operators;
 use crate::output::{CARD, MANIFEST, TOKENIZER};
-use crate::shard::hex;
 
 /// Rows that are checked at once.
 const BATCH_ROWS: usize = 64;
@@ -161,7 +160,7 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     }
     let expected = made_by.iter().flat_map(OperatorSpec::beside);
     let expected: BTreeMap<_, _> =
-        expected.map(|(name, bytes)| (name.to_owned(), hex(&Sha256::digest(&bytes)))).collect();
+        expected.map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(&bytes)))).collect();
     if known && manifest.beside != expected {
         found.fault("manifest.json", format!("beside is {:?}, the job's is {expected:?}", manifest.beside));
     }

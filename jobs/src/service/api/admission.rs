@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::error::ErrorKind;
 use stillhouse_pipeline::hub::{Hub, HubConfig, HubRef, Wanted};
-use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::output::Output;
+use stillhouse_pipeline::path_expansion::Names;
 use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_schemas::paths::count;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -122,7 +121,7 @@ impl Admission {
 
 /// A path without its escapes; what would be the server's own is refused before.
 fn real(path: &str) -> String {
-    Names::of(&Access::default()).real(path).unwrap_or_else(|_| path.to_owned())
+    Names::none().real(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Why a data set cannot be made there.

@@ -15,9 +15,8 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use stillhouse_pipeline::access::Access;
-use stillhouse_pipeline::names::Names;
 use stillhouse_pipeline::operators::job_format;
+use stillhouse_pipeline::path_expansion::Names;
 use stillhouse_pipeline::storage::Location;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -460,7 +459,7 @@ fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
 /// Where the data set goes, as a person knows it before the job has run.
 fn shown_output(spec: &JobSpec, folder: &Path) -> String {
     // nothing stands for anything here; what is escaped is as it will be
-    let path = Names::of(&Access::default()).real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    let path = Names::none().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
     Location::parse(folder, &path).map_or(path, |place| place.to_string())
 }
 

@@ -10,10 +10,10 @@
 use stillhouse_schemas::spec::{Codes, Compression, ImageLabels, Images, Input};
 
 use super::super::decode::{Cursor, compression};
-use super::super::error::{RecordPosition, SourceError};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::{Content, Others, Raw, RawRecords, label};
+use crate::source_error::{RecordPosition, SourceError};
 
 /// Bytes of a header that are looked at.
 const MOST_HEADER: u64 = 1 << 16;

@@ -12,11 +12,11 @@ use stillhouse_operators::images::Picture;
 use stillhouse_schemas::spec::{Compression, Input};
 
 use super::super::decode::{Cursor, compression};
-use super::super::error::{RecordPosition, SourceError};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::pickle::{self, Batch};
 use super::{Content, Raw, RawRecords, bad, label, reason};
+use crate::source_error::{RecordPosition, SourceError};
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;

@@ -38,10 +38,10 @@ use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, L
 
 pub(super) use self::read::{Numbers, first, read_keys};
 use super::classes;
-use super::error::{RecordPosition, SourceError};
 use super::list::InputFile;
 use super::plan::Segment;
 use super::store::Store;
+use crate::source_error::{RecordPosition, SourceError};
 
 /// Why a record is bad, beside what is wrong with its image. The texts are in manifests: they stay as they are.
 mod reason {

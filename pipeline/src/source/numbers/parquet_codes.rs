@@ -12,10 +12,10 @@ use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchR
 use stillhouse_operators::images::Bad;
 use stillhouse_schemas::spec::Codes;
 
-use super::super::error::{RecordPosition, SourceError};
 use super::super::list::InputFile;
 use super::super::store::{Chunks, Store};
 use super::{Content, Raw, RawRecords, bad, label, reason};
+use crate::source_error::{RecordPosition, SourceError};
 
 const BATCH: usize = 256;
 

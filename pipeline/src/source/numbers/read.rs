@@ -10,12 +10,12 @@ use stillhouse_operators::images::Bad;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, OnError};
 
-use super::super::error::SourceError;
 use super::super::list::InputFile;
 use super::super::read::{ReadSummary, RecordsDigest};
 use super::super::spool::Key;
 use super::super::store::Store;
 use super::{Others, RawRecords, holds_labels, open, whole};
+use crate::source_error::SourceError;
 
 const ROWS: usize = 1024;
 /// Numbers of a batch that is full: 1 MB.

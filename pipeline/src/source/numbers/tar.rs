@@ -16,12 +16,12 @@ use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
 use super::super::decode::{Cursor, compression};
-use super::super::error::{RecordPosition, SourceError};
 use super::super::list::InputFile;
 use super::super::plan::Segment;
 use super::super::store::{FIRST_CHUNK, Store};
 use super::files::most_bytes;
 use super::{Content, Raw, RawRecords, bad, label, label_of, length, reason};
+use crate::source_error::{RecordPosition, SourceError};
 
 const BLOCK: u64 = 512;
 /// Bytes of a long name, of a pax header, of a label.

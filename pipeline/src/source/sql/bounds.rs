@@ -21,7 +21,7 @@ use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 use memchr::memmem;
 
-use super::super::error::SourceError;
+use crate::source_error::SourceError;
 
 /// Bytes of the text of a query.
 const MOST_BYTES: usize = 1_000_000;

@@ -20,12 +20,12 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::FileReader;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
-use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::{Chunks, Store};
 use super::super::{ipc, parquet_rows};
 use super::table::{Asked, Judge, Take, batch};
 use super::{BATCH_BYTES, BATCH_ROWS};
+use crate::source_error::{RecordPosition, SourceError, reason};
 
 fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
     |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))

@@ -15,12 +15,12 @@ use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, Timestam
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::CsvRows;
-use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
 use super::types::{self, EXACT, TIME, WIDE, WIDE_DIGITS};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE};
+use crate::source_error::{RecordPosition, SourceError, reason};
 
 /// From the narrowest.
 const KINDS: [DataType; 7] =

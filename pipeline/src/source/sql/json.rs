@@ -15,12 +15,12 @@ use serde_json::{Map, Value};
 use stillhouse_schemas::spec::Input;
 
 use super::super::decode::Cursor;
-use super::super::error::{RecordPosition, SourceError, reason};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
 use super::types::{self, EXACT, Numbers, WIDE};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE, csv};
+use crate::source_error::{RecordPosition, SourceError, reason};
 
 /// A record, or why it is none: the reason and what was got.
 type Parsed = Result<Record, (&'static str, String)>;

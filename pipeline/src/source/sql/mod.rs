@@ -41,9 +41,9 @@ use datafusion::sql::parser::Statement;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
-use super::error::SourceError;
 use super::sniff;
 use super::store::Store;
+use crate::source_error::SourceError;
 use bounds::on_large_stack;
 use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};

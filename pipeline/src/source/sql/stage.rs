@@ -20,15 +20,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::spec::Input;
 
-use crate::shard::hex;
-
-use super::super::error::SourceError;
 use super::super::list::InputFile;
-use super::super::state::FileState;
 use super::super::store::Store;
 use super::bounds::on_large_stack;
 use super::table::Skipped;
 use super::{QueryTable, open, plan, session, sql_error};
+use crate::file_state::FileState;
+use crate::source_error::SourceError;
 
 const FILE_BYTES: u64 = 256_000_000;
 const GROUP_BYTES: u64 = 16_000_000;
@@ -185,7 +183,7 @@ fn sum_of(path: &Path) -> std::io::Result<String> {
     let (mut file, mut hasher, mut piece) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut piece)? {
-            0 => return Ok(hex(&hasher.finalize())),
+            0 => return Ok(hex::encode(&hasher.finalize())),
             n => hasher.update(&piece[..n]),
         }
     }
@@ -334,7 +332,7 @@ impl<'a> Parts<'a> {
             let size = file.metadata().map_err(temporary(&path))?.len();
             let name = self.name();
             self.written.files.push((name, size));
-            self.written.sha256.push(hex(&hasher.finalize()));
+            self.written.sha256.push(hex::encode(&hasher.finalize()));
         }
         (self.group_bytes, self.file_bytes) = (0, 0);
         Ok(())

@@ -26,11 +26,11 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, InputFormat, OnError};
 
-use super::super::error::{RecordPosition, SourceError, Stopped};
 use super::super::list::InputFile;
 use super::super::read::read_split;
 use super::super::store::Store;
 use super::{BATCH_BYTES, BATCH_ROWS, columnar, csv, json};
+use crate::source_error::{RecordPosition, SourceError, Stopped};
 
 /// A table of a query.
 #[derive(Debug, Clone)]

@@ -13,8 +13,8 @@
 use datafusion::arrow::datatypes::{DataType, TimeUnit};
 use stillhouse_schemas::spec::{ColumnType, Input};
 
-use super::super::error::SourceError;
 use super::SAMPLE;
+use crate::source_error::SourceError;
 
 /// Up to this a 64-bit float holds every whole number.
 pub(super) const EXACT: u64 = 1 << 53;

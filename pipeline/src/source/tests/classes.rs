@@ -7,8 +7,7 @@ use super::super::list::NotListed;
 use super::super::*;
 use super::Bench;
 use super::numbers::{image, images};
-use crate::access::Access;
-use crate::names::Names;
+use crate::path_expansion::Names;
 
 fn of(paths: Value) -> Input {
     images(json!({}), json!({"paths": paths}))
@@ -16,7 +15,7 @@ fn of(paths: Value) -> Input {
 
 /// The classes of a tree, or why it is refused.
 fn classes(bench: &Bench, input: &Input) -> Result<Vec<String>, String> {
-    let names = Names::of(&Access::everything());
+    let names = Names::of_this_process();
     match list(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
         Ok(files) => Ok(with_classes(input, &files).into_owned().images.unwrap().classes),
         Err(NotListed::Problems(problems)) => {

@@ -35,8 +35,7 @@ use stillhouse_schemas::spec::Input;
 use tokio::runtime::Handle;
 
 use super::*;
-use crate::access::Access;
-use crate::names::Names;
+use crate::path_expansion::Names;
 use crate::storage::{Opened, StoreUrl};
 
 /// A store of the input with the one bucket `s3://corpora`.
@@ -104,7 +103,7 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        let names = Names::of(&Access::everything());
+        let names = Names::of_this_process();
         list(&self.store, self.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     }
 

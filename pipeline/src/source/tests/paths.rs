@@ -1,5 +1,5 @@
 use super::*;
-use crate::names::tests::names as variables;
+use crate::path_expansion::tests::names as variables;
 
 fn names(bench: &Bench, paths: Value) -> Vec<String> {
     bench.files(&input(json!({"format": "text", "paths": paths}))).into_iter().map(|f| f.path).collect()
@@ -7,7 +7,7 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 
 fn problem(bench: &Bench, paths: Value) -> String {
     let input = input(json!({"format": "text", "paths": paths}));
-    let names = Names::of(&Access::everything());
+    let names = Names::of_this_process();
     let listed = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
@@ -133,10 +133,9 @@ fn of_many_paths_that_find_nothing_the_first_are_reported_and_the_rest_counted()
         (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
     let mut looked_at = Vec::new();
     let given = input(json!({"format": "text", "paths": paths}));
-    let listed =
-        list(&bench.store, bench.path(), &given, "input", &Names::of(&Access::everything()), &|_| Ok(()), &mut |n| {
-            looked_at.push(n)
-        });
+    let listed = list(&bench.store, bench.path(), &given, "input", &Names::of_this_process(), &|_| Ok(()), &mut |n| {
+        looked_at.push(n)
+    });
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     assert_eq!(problems.len(), 91);
     assert_eq!(problems[89].field, "input.paths[89]");
@@ -223,7 +222,7 @@ mod names {
             }
             _ => Ok(()),
         };
-        let own = Names::of(&Access::everything());
+        let own = Names::of_this_process();
         let listed = list(&bench.store, bench.path(), &input, "input", &own, &admits, &mut |_| {});
         let Err(NotListed::Problems(problems)) = listed else {
             panic!("listed");

@@ -13,7 +13,7 @@ use datafusion::physical_plan::metrics::{
 use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties};
 use stillhouse_operators::operator::{Measure, Meter};
 
-pub(super) fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+pub(crate) fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     Arc::new(PlanProperties::new(
         EquivalenceProperties::new(schema),
         Partitioning::UnknownPartitioning(partitions),
@@ -23,7 +23,7 @@ pub(super) fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProper
 }
 
 /// Nodes below a node; its place among the stages of a split.
-pub(super) fn depth(plan: &Arc<dyn ExecutionPlan>) -> usize {
+pub(crate) fn depth(plan: &Arc<dyn ExecutionPlan>) -> usize {
     plan.children().first().map_or(0, |input| 1 + depth(input))
 }
 
@@ -118,7 +118,7 @@ macro_rules! node_basics {
         }
     };
 }
-pub(super) use node_basics;
+pub(crate) use node_basics;
 
 /// What is the same for every node of one input, which is never repartitioned: a partition is a split.
 macro_rules! one_input {
@@ -132,4 +132,4 @@ macro_rules! one_input {
         }
     };
 }
-pub(super) use one_input;
+pub(crate) use one_input;

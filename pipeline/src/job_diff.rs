@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::identity::{JobHash, PlannedFile};
 use crate::output::PlanRecord;
-use crate::plan::{JobHash, PlannedFile};
 
 /// Lines that are told of the job, and of the input.
 const MOST_LINES: usize = 12;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stillhouse_operators::operator::{Counters, Measure, Meter, SharedStatistics};
 use stillhouse_schemas::ids::SplitId;
 
-use super::node::NodeMetrics;
 use crate::events::StageStatus;
+use crate::node_metrics::NodeMetrics;
 use crate::output::SplitCounts;
 
 /// What a stage of a split is doing.
@@ -87,11 +87,11 @@ impl SplitState {
         }
     }
 
-    pub(super) fn note_input(&self, sha256: Vec<String>) {
+    pub(crate) fn note_input(&self, sha256: Vec<String>) {
         *self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner) = sha256;
     }
 
-    pub(super) fn input_sha256(&self) -> Vec<String> {
+    pub(crate) fn input_sha256(&self) -> Vec<String> {
         self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -122,7 +122,7 @@ impl SplitState {
 
 /// Counts for the metrics of a node, and for the split.
 #[derive(Debug)]
-pub(super) struct SplitMeter {
+pub(crate) struct SplitMeter {
     node: Arc<NodeMetrics>,
     split: Arc<SplitState>,
 }

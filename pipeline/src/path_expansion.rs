@@ -6,14 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::path::{Path, PathBuf};
 
 use glob::Pattern;
 use stillhouse_schemas::checks::{Purpose, named_paths, place_problem};
 use stillhouse_schemas::paths::{Part, alternatives, is_plain, parts};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
-
-use crate::access::Access;
 
 /// What says what a variable stands for.
 type Lookup = Box<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
@@ -50,9 +49,14 @@ impl Named {
 }
 
 impl Names {
-    /// Those of this process, where a job may use them; see [`Access::environment`].
-    pub fn of(access: &Access) -> Self {
-        if access.environment { Self::with(of_this_process) } else { Self { lookup: None } }
+    /// What they stand for in the environment of this process.
+    pub fn of_this_process() -> Self {
+        Self::with(of_this_process)
+    }
+
+    /// Nothing stands for anything.
+    pub fn none() -> Self {
+        Self { lookup: None }
     }
 
     fn with(lookup: impl Fn(&str) -> Result<String, String> + Send + Sync + 'static) -> Self {
@@ -169,6 +173,11 @@ fn escaped(value: &str) -> String {
     if value.contains(['*', '?', '[', ']']) { Pattern::escape(value) } else { value.to_owned() }
 }
 
+/// A path of the job file on this machine.
+pub fn local_path(base: &Path, path: &str) -> PathBuf {
+    base.join(path.strip_prefix("file://").unwrap_or(path))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -212,7 +221,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_server_gives_nothing_of_its_own() {
-        let names = Names::of(&Access::default());
+        let names = Names::none();
         for path in ["~/x", "~", "${HOME}/x", "a/${L}", "{a,${L}}"] {
             let reported = [names.all(path).unwrap_err(), names.real(path).unwrap_err()];
             assert!(reported.iter().all(|t| t.contains("the server's own")), "{reported:?}");

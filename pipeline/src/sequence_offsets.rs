@@ -19,8 +19,10 @@ use stillhouse_schemas::manifest::{Manifest, Place, SplitRecord};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Boundary, JobSpec, OrderSchedule, PackMode};
 
-use crate::plan::TEXT_BYTES_PER_TOKEN;
 use crate::source::TRAIN;
+
+/// Bytes of English text per token, for estimates only.
+pub(crate) const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
 
 /// Where what was planned and what is there are so many times each other, it is told.
 const FAR: f64 = 1.25;

@@ -6,7 +6,7 @@ use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::{JobSpec, Schedule};
 
 use crate::job::Prepared;
-use crate::places;
+use crate::sequence_offsets;
 
 /// What `orders.schedule` comes to over the splits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,7 +24,7 @@ pub struct ScheduleOutlook {
 
 /// What the schedule of a job comes to over these splits.
 pub(crate) fn schedule(spec: &JobSpec, splits: &[SplitRecord]) -> Option<ScheduleOutlook> {
-    let (sequences, [first_rho, last_rho], warning) = places::outlook(spec, splits)?;
+    let (sequences, [first_rho, last_rho], warning) = sequence_offsets::outlook(spec, splits)?;
     Some(ScheduleOutlook { sequences, first_rho, last_rho, warning })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use super::state::Changed;
+use crate::file_state::Changed;
 use crate::storage::{explain, is_retryable};
 
 /// Where in a file a record is.
