@@ -21,15 +21,15 @@ use std::sync::Arc;
 
 use stillhouse_schemas::manifest::{Appended, Manifest};
 
+use crate::damage::{self, Repaired};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::identity::{self, JobHash, PlannedFile};
-use crate::job::Prepared;
+use crate::inputs::find;
+use crate::job::{Prepared, blocking};
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
-use crate::repair::{self, Repaired};
-use crate::run::{blocking, find};
 use crate::source::InputFile;
 
 /// Files that a refusal names.
@@ -282,8 +282,8 @@ pub(crate) async fn grow(
 /// Makes sure that a finished data set has all its shards in their size, and a record of each.
 async fn whole(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) -> Result<()> {
     let manifest = finish::manifest_of(output).await?;
-    repair::check_finished(output, &manifest, None, false, observer.as_ref()).await?;
-    repair::mend_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
+    damage::check_finished(output, &manifest, None, false, observer.as_ref()).await?;
+    damage::mend_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
     Ok(())
 }
 

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use stillhouse_schemas::ids::SplitId;
@@ -18,12 +19,14 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
+use crate::finish;
 use crate::identity::{JobHash, PlannedFile};
-use crate::job::{Prepared, query_input};
+use crate::job::{Prepared, blocking, query_input};
+use crate::job_diff::differences;
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
+use crate::query_rows;
 use crate::source::{self, InputFile, SourceError};
-use crate::{finish, run};
 
 /// Files that a refusal names.
 const MOST_NAMED: usize = 5;
@@ -57,6 +60,26 @@ impl PlanRecord {
         let pairs = self.files.iter().zip(now).enumerate();
         pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
     }
+}
+
+/// What is there of this job, made of the input as it is now.
+pub(crate) async fn find(
+    prepared: &Arc<Prepared>,
+    hash: &JobHash,
+    output: &Output,
+    observer: &Arc<dyn Observer>,
+) -> Result<Found> {
+    let found = output.look_as(&hash.hash, &|plan| differences(plan, hash)).await?;
+    let Some(touched) = touched(prepared, hash, output, &found).await? else { return Ok(found) };
+    let (shown, of) = (output.to_string(), hash.clone());
+    let touched = blocking(prepared, observer, move |p, o| touched.check(p, &of, &shown, o).map(|()| touched)).await?;
+    let Touched { plan, sql_folder, .. } = touched;
+    let splits = plan.splits_of(&hash.files);
+    output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
+    if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
+        query_rows::remove_staged(&folder).await;
+    }
+    Ok(found)
 }
 
 /// What an earlier run has made, where files of the input have been touched since.
@@ -135,7 +158,7 @@ impl Comparison<'_> {
         let names = self.named(touched);
         let files = match self.sql_folder {
             // it read all of them
-            Some(folder) => run::stage_query(self.prepared, folder, observer)?.files,
+            Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
             None => self.hash.in_order(&self.prepared.files),
         };
         let splits = self.plan.splits_of(&self.hash.files);

@@ -551,3 +551,15 @@ pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Inpu
     }
     input
 }
+
+/// Runs work that may block on a thread for that, with the job and its observer.
+pub(crate) async fn blocking<T: Send + 'static>(
+    prepared: &Arc<Prepared>,
+    observer: &Arc<dyn Observer>,
+    f: impl FnOnce(&Prepared, &dyn Observer) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (prepared, observer) = (Arc::clone(prepared), Arc::clone(observer));
+    tokio::task::spawn_blocking(move || f(&prepared, observer.as_ref()))
+        .await
+        .map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))?
+}

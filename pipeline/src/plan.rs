@@ -1,12 +1,10 @@
-//! What would run: splits, operators, sizes. A function of the job, the listing and the models, nothing else.
+//! The hash of a job and its splits: functions of the job, the listing of its input and its models, nothing else.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use datafusion::physical_plan::displayable;
-use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::bytes_per_token;
@@ -18,208 +16,11 @@ use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::{self, JobHash, PlannedFile, Stamp};
-use crate::inputs::touched;
 use crate::job::Prepared;
 use crate::job::query_input;
-use crate::job_diff::differences;
-use crate::output::Found;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
 use crate::source::Weighed;
-use crate::{append, estimates, run, sequence_offsets, source};
-
-pub use crate::estimates::{IdleSteps, ScheduleOutlook};
-
-/// A plan, as `stillhouse plan` shows it.
-#[derive(Debug, Clone, Serialize)]
-pub struct Plan {
-    /// Name of the job.
-    pub name: String,
-    /// Hash of everything that decides the bytes of the shards.
-    pub job_hash: String,
-    /// Where the data set goes, and what is there.
-    pub output: Standing,
-    /// Operators, in order.
-    pub operators: Vec<String>,
-    /// Which way text becomes ids: the pattern that has a fast path, or why there is none.
-    pub tokenizer: String,
-    /// Input files.
-    pub files: usize,
-    /// Bytes of the input files as they are stored.
-    pub input_bytes: u64,
-    /// The physical plan, as DataFusion shows plans.
-    pub physical_plan: String,
-    /// The splits; empty for a job with `input.sql`, whose rows are known once the query has run.
-    pub splits: Vec<SplitRecord>,
-    /// Estimated bytes per token of the data set.
-    pub estimated_bytes_per_token: f64,
-    /// Estimated tokens, where the size of the text is known.
-    pub estimated_tokens: Option<u64>,
-    /// Estimated bytes of the data set.
-    pub estimated_bytes: Option<u64>,
-    /// What a teacher that writes has room for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<Slots>,
-    /// What `~` and variables in the job's paths stand for, by name.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub environment: BTreeMap<String, String>,
-    /// For jobs whose orders change over the data set: how.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub schedule: Option<ScheduleOutlook>,
-    /// For jobs with sub-tokens: the share of sampling steps that change nothing, for each length; as many steps as positions.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub idle_steps: Vec<IdleSteps>,
-}
-
-/// Texts that a teacher writes at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Slots {
-    /// How many.
-    pub slots: u32,
-    /// Bytes of keys and values that are kept for all of them.
-    pub bytes: u64,
-}
-
-/// What is at the output of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Standing {
-    /// The folder or URL.
-    pub place: String,
-    /// What a run would find.
-    pub found: Standings,
-    /// Splits that are done.
-    pub splits_done: u64,
-}
-
-/// What a run would find.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Standings {
-    /// Nothing: it begins.
-    Nothing,
-    /// Work of this job: it goes on.
-    Resumable,
-    /// The finished data set of this job.
-    Complete,
-    /// The finished data set of this job before files came, with --append: it grows by their splits.
-    Grows,
-    /// The output of another job, which `--overwrite` removes.
-    OtherJob,
-}
-
-/// Looks at the output as a run does before it begins; writes nothing.
-///
-/// # Errors
-/// When it is another job's (unless `overwrite`) or nobody's, when it was begun on an input that is another one now, when it cannot be written to, or when another run is at work there.
-pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Standing> {
-    let output = prepared.output()?;
-    let look = async {
-        let found = match output.look_as(&hash.hash, &|plan| differences(plan, hash)).await {
-            Err(e) if overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await? => None,
-            found => Some(found?),
-        };
-        let touched = match &found {
-            Some(found) => touched(prepared, hash, &output, found).await?,
-            None => None,
-        };
-        let (found, splits_done) = match found {
-            None => (Standings::OtherJob, 0),
-            Some(Found::Nothing) => (Standings::Nothing, 0),
-            Some(Found::Resumable { done, unsettled }) => (Standings::Resumable, done.len() + unsettled.len()),
-            Some(Found::Complete) => (Standings::Complete, 0),
-        };
-        if found != Standings::Complete {
-            output.check(observer).await?;
-        }
-        Ok::<_, PipelineError>((
-            Standing { place: output.to_string(), found, splits_done: splits_done as u64 },
-            touched,
-        ))
-    };
-    let (standing, touched) = prepared.store.wait(look)?;
-    if let Some(touched) = touched {
-        touched.check(prepared, hash, &standing.place, observer)?;
-    }
-    Ok(standing)
-}
-
-/// Makes the plan of a job, and every check that a run makes before it begins to work.
-///
-/// # Errors
-/// When the input cannot be scanned or the models cannot be read, and where [`standing`] says no.
-pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Plan> {
-    let output = standing(prepared, hash, overwrite, observer)?;
-    let splits = match prepared.spec.input.sql {
-        Some(_) => Vec::new(),
-        None => all_splits(prepared, hash, &hash.in_order(&prepared.files), observer)?,
-    };
-    shown(prepared, hash, output, splits)
-}
-
-/// The plan of a job with --append: the splits that are there, and those of the files that have come since. Where nothing is to be appended
-/// to, or nothing has come, that of the job.
-///
-/// # Errors
-/// As [`plan()`], and when what is there cannot be appended to.
-pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observer) -> Result<Plan> {
-    let output = prepared.output()?;
-    let growth = prepared.store.wait(append::growth(prepared, hash, &output))?;
-    let Some((grown, there)) = growth.as_ref().and_then(append::Growth::grown) else {
-        return plan(prepared, hash, false, observer);
-    };
-    // what is there is held against its files as they are now, unless an append that was not finished is taken back first
-    let place = match growth.as_ref().and_then(append::Growth::finished) {
-        Some(now) => standing(prepared, now, false, observer)?.place,
-        None => output.to_string(),
-    };
-    let new: Vec<source::InputFile> = grown.in_order(&prepared.files).into_iter().skip(there.files.len()).collect();
-    let splits = appended_splits(prepared, &new, (there.splits.clone(), grown.appended.len() as u32))?;
-    let output = Standing { place, found: Standings::Grows, splits_done: there.splits.len() as u64 };
-    shown(prepared, grown, output, splits)
-}
-
-fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<SplitRecord>) -> Result<Plan> {
-    let physical =
-        run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
-    let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
-    let spec = &prepared.spec;
-    let schedule = estimates::schedule(spec, &splits);
-    let text = text_bytes(&splits);
-    let tokens = match (spec.input.row_length(), spec.input.documents) {
-        (Some(length), _) => numbers(&splits, length),
-        // at most: texts may end before
-        (None, Some(documents)) => Some(documents * u64::from(spec.pack.length)),
-        (None, None) => (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64),
-    };
-    Ok(Plan {
-        name: prepared.spec.name.clone(),
-        job_hash: hash.hash.clone(),
-        output,
-        operators: prepared.operators.iter().map(|o| o.name().to_owned()).collect(),
-        tokenizer: match prepared.spec.input.is_rows() {
-            true => "none: a number is its own token".into(),
-            false => prepared.vocabulary.way(),
-        },
-        files: if spec.input.documents.is_some() { 0 } else { prepared.files.len() },
-        input_bytes: prepared.files.iter().map(|f| f.size).sum(),
-        physical_plan: displayable(physical.as_ref()).indent(false).to_string(),
-        splits,
-        estimated_bytes_per_token: per_token,
-        estimated_tokens: tokens,
-        estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
-        schedule,
-        idle_steps: estimates::idle_steps(prepared),
-        slots: slots(prepared)?,
-        environment: prepared.environment.clone(),
-    })
-}
-
-fn slots(prepared: &Prepared) -> Result<Option<Slots>> {
-    let (Some(written), Some(teacher)) = (prepared.spec.sequential(), &prepared.teacher) else { return Ok(None) };
-    let ignore = prepared.spec.extract.as_ref().map_or(&[][..], |e| &e.teacher.ignore_tensors);
-    let bytes = stillhouse_teacher::decoding_bytes(&teacher.path, prepared.spec.pack.length as usize, ignore)
-        .map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
-    Ok(Some(Slots { slots: written.slots, bytes: bytes * u64::from(written.slots) }))
-}
+use crate::{sequence_offsets, source};
 
 /// The splits over these files.
 ///
@@ -288,7 +89,7 @@ pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
 }
 
 /// Numbers in the rows of the splits, where all of them are numbered: not of tar files.
-fn numbers(splits: &[SplitRecord], length: u64) -> Option<u64> {
+pub(crate) fn numbers(splits: &[SplitRecord], length: u64) -> Option<u64> {
     let mut sum = 0;
     for split in splits {
         let rows = split.pieces.iter().map(|piece| match piece.range {

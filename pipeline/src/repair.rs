@@ -15,145 +15,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::Serialize;
-use sha2::{Digest, Sha256};
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord};
+use stillhouse_schemas::manifest::{Manifest, Range, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
 
 use crate::append;
-use crate::card::{self, CardFault};
+use crate::damage::{Damage, Repaired, damaged_files, damaged_shards, mend_records};
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
+use crate::events::Observer;
 use crate::finish;
 use crate::identity::JobHash;
-use crate::job::Prepared;
+use crate::job::{Prepared, blocking};
 use crate::job_diff::differences;
-use crate::output::commands::{derive_command, repair_command};
-use crate::output::{CARD, Lock, MANIFEST, Output, PLAN, SUCCESS, TOKENIZER};
+use crate::output::commands::derive_command;
+use crate::output::{Lock, MANIFEST, Output, PLAN, SUCCESS};
 use crate::plan;
-use crate::run::{Job, Stop, blocking, planned, release};
-
-/// Damages that are told one by one.
-const MOST_NAMED: usize = 10;
-
-/// A file that is not what it should be.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Damage {
-    /// Its name in the data set.
-    pub name: String,
-    /// What is wrong with it.
-    pub message: String,
-    /// The split that it is made from, where it is a shard.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub split: Option<SplitId>,
-}
-
-/// What a repair did.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Repaired {
-    /// Shards that were read and compared.
-    pub checked: u64,
-    /// What was found.
-    pub damages: Vec<Damage>,
-    /// Shards that were made again, with the same bytes.
-    pub remade: Vec<String>,
-    /// Other files that were written again.
-    pub rewritten: Vec<String>,
-}
-
-/// Looks at shards: that each is there in its size, and with `thorough` that its bytes are what they were.
-///
-/// Cost: one listing; with `thorough` every byte is read.
-///
-/// # Errors
-/// When the store cannot say.
-pub async fn damaged_shards<'a>(
-    output: &Output,
-    shards: impl IntoIterator<Item = &'a ShardRecord>,
-    thorough: bool,
-    observer: &dyn Observer,
-) -> Result<Vec<Damage>> {
-    let shards: Vec<&ShardRecord> = shards.into_iter().collect();
-    let sizes = if shards.is_empty() { BTreeMap::new() } else { output.list("data").await? };
-    let bytes: u64 = shards.iter().map(|s| s.bytes).sum();
-    let mut found = Vec::new();
-    for (i, shard) in shards.iter().enumerate() {
-        let message = match sizes.get(&shard.path) {
-            None => Some("is missing".to_owned()),
-            Some(size) if *size != shard.bytes => Some(format!("has {size} bytes, should have {}", shard.bytes)),
-            Some(_) if thorough => {
-                let what = format!("reading shard {} of {} again ({bytes} bytes in all)", i + 1, shards.len());
-                observer.event(&Event::Preparing { what });
-                let (sha256, _) = output.read_whole(&shard.path, |_| {}).await?;
-                (sha256 != shard.sha256).then(|| format!("sha256 {sha256}, should be {}", shard.sha256))
-            }
-            Some(_) => None,
-        };
-        if let Some(message) = message {
-            found.push(Damage { name: shard.path.clone(), message, split: Some(shard.split) });
-        }
-    }
-    Ok(found)
-}
-
-/// The other files of a finished data set.
-async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damage>> {
-    let damage = |name: &str, message: &str| Damage { name: name.into(), message: message.into(), split: None };
-    let mut found = Vec::new();
-    match output.get(TOKENIZER).await? {
-        None => found.push(damage(TOKENIZER, "is missing")),
-        Some(bytes) if hex::encode(&Sha256::digest(&bytes)) != manifest.tokenizer.sha256 => {
-            found.push(damage(TOKENIZER, "is not the tokenizer that the manifest names"));
-        }
-        Some(_) => {}
-    }
-    for (name, sha256) in &manifest.beside {
-        match output.get(name).await? {
-            None => found.push(damage(name, "is missing")),
-            Some(bytes) if hex::encode(&Sha256::digest(&bytes)) != *sha256 => {
-                found.push(damage(name, "is not the file that the manifest names"));
-            }
-            Some(_) => {}
-        }
-    }
-    // people write into it: what cannot be meant is no card
-    if let Some(CardFault::Damaged(message)) = card::fault(&output.get(CARD).await?.unwrap_or_default()) {
-        found.push(damage(CARD, message));
-    }
-    Ok(found)
-}
-
-/// Makes sure that a finished data set is whole before anybody says so.
-///
-/// # Errors
-/// When a file is missing or damaged, with what mends it; when the manifest cannot be read.
-pub async fn check_finished(
-    output: &Output,
-    manifest: &Manifest,
-    job_file: Option<&str>,
-    thorough: bool,
-    observer: &dyn Observer,
-) -> Result<()> {
-    let mut found = damaged_shards(output, &manifest.shards, thorough, observer).await?;
-    found.extend(damaged_files(output, manifest).await?);
-    if found.is_empty() {
-        return Ok(());
-    }
-    let mut message =
-        format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
-    for damage in found.iter().take(MOST_NAMED) {
-        message += &format!("\n  {}: {}", damage.name, damage.message);
-    }
-    if found.len() > MOST_NAMED {
-        message += &format!("\n  … and {} more", found.len() - MOST_NAMED);
-    }
-    Err(PipelineError::new(ErrorKind::DataSet, message))
-}
-
-fn how(output: &Output, job_file: Option<&str>) -> String {
-    format!("`{}` makes them again", repair_command(output, job_file))
-}
+use crate::run::{Job, Stop, planned, release};
 
 /// Makes what is missing or damaged in a data set again, and nothing else.
 ///
@@ -328,38 +205,4 @@ async fn refuse_of_others(output: &Output, hash: &JobHash) -> Result<()> {
         "{output}: its plan is missing or damaged, and it was made by another job{name}, or of other files than its input has now; {ITS_OWN}"
     );
     Err(PipelineError::new(ErrorKind::Usage, message))
-}
-
-/// Whether a record says what the manifest says; sums of floats may have lost their last bit on the way through JSON.
-fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
-    let near = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
-    let (mut as_shard, (was, is)) = (record.clone(), (&record.statistics, &shard.statistics));
-    if near(was.logprob_sum, is.logprob_sum) && near(was.total_variation_max, is.total_variation_max) {
-        as_shard.statistics.logprob_sum = is.logprob_sum;
-        as_shard.statistics.total_variation_max = is.total_variation_max;
-    }
-    as_shard == *shard
-}
-
-/// What every shard should be: what the manifest says, or where there is none the records. Records that are missing, cannot be read or
-/// say something else than the manifest are written again from it; without one those that cannot be read go, and their splits are made
-/// again by a run.
-pub(crate) async fn mend_records(
-    output: &Output,
-    hash: &JobHash,
-    manifest: Option<&Manifest>,
-    done: &mut Repaired,
-) -> Result<BTreeMap<SplitId, ShardRecord>> {
-    let (records, unreadable) = output.readable_records().await?;
-    let own = records.into_iter().filter(|r| hash.counts(&r.job_hash));
-    let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
-    for (name, message) in unreadable {
-        output.remove_mark(&name).await?;
-        done.damages.push(Damage { name, message, split: None });
-    }
-    let Some(manifest) = manifest else { return Ok(records) };
-    for shard in manifest.shards.iter().filter(|shard| !records.get(&shard.split).is_some_and(|r| same(r, shard))) {
-        done.rewritten.push(output.record(shard).await?);
-    }
-    Ok(manifest.shards.iter().map(|shard| (shard.split, shard.clone())).collect())
 }

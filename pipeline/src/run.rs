@@ -15,13 +15,11 @@ mod awaited;
 mod elsewhere;
 mod fit;
 pub mod room;
-mod rows;
 pub(crate) mod splits;
 mod stop;
 pub mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -36,21 +34,21 @@ use stillhouse_teacher::TeacherInfo;
 
 use crate::acceptance;
 use crate::append;
+use crate::damage::{self, check_finished};
 use crate::driver;
 use crate::driver::Driver;
 use crate::engine::device::DeviceQueue;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
-use crate::functions;
 use crate::holdouts::Holdouts;
 use crate::identity::JobHash;
-use crate::inputs::{Touched, touched};
-use crate::job::{Prepared, chain};
+use crate::inputs::find;
+use crate::job::{Prepared, blocking, chain};
 use crate::job_diff::differences;
 use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan;
-use crate::repair::{self, check_finished};
+use crate::query_rows;
 use crate::run::awaited::Awaited;
 use crate::run::elsewhere::Elsewhere;
 pub use crate::run::stop::Stop;
@@ -180,45 +178,6 @@ async fn run_locked(
     job.stopped_by(stop).run_pending(began).await?.finish(began).await
 }
 
-/// What is there of this job, made of the input as it is now.
-pub(crate) async fn find(
-    prepared: &Arc<Prepared>,
-    hash: &JobHash,
-    output: &Output,
-    observer: &Arc<dyn Observer>,
-) -> Result<Found> {
-    let found = output.look_as(&hash.hash, &|plan| differences(plan, hash)).await?;
-    let Some(touched) = touched(prepared, hash, output, &found).await? else { return Ok(found) };
-    let (shown, of) = (output.to_string(), hash.clone());
-    let touched = blocking(prepared, observer, move |p, o| touched.check(p, &of, &shown, o).map(|()| touched)).await?;
-    let Touched { plan, sql_folder, .. } = touched;
-    let splits = plan.splits_of(&hash.files);
-    output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
-    if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
-        remove_staged(&folder).await;
-    }
-    Ok(found)
-}
-
-async fn remove_staged(folder: &Path) {
-    if let Err(e) = tokio::fs::remove_dir_all(folder).await
-        && e.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
-    }
-}
-
-pub(crate) async fn blocking<T: Send + 'static>(
-    prepared: &Arc<Prepared>,
-    observer: &Arc<dyn Observer>,
-    f: impl FnOnce(&Prepared, &dyn Observer) -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let (prepared, observer) = (Arc::clone(prepared), Arc::clone(observer));
-    tokio::task::spawn_blocking(move || f(&prepared, observer.as_ref()))
-        .await
-        .map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))?
-}
-
 /// A plan, and what its splits read.
 pub(crate) struct Planned {
     pub splits: Vec<SplitRecord>,
@@ -239,7 +198,7 @@ async fn files_of(
         let nothing = (BTreeMap::new(), Vec::new());
         return Ok(Staged { files: prepared.files.clone(), rows: 0, skipped: nothing.0, sha256: nothing.1 });
     }
-    rows::of_query(prepared, hash, output, observer).await
+    query_rows::of_query(prepared, hash, output, observer).await
 }
 
 /// The plan of a job, made or gone on with, and noted at the output.
@@ -252,7 +211,7 @@ pub(crate) async fn planned(
     let earlier = output.plan().await?;
     let staged = files_of(prepared, hash, output, observer).await?;
     if let Some(earlier) = &earlier {
-        rows::check(&staged, earlier, output)?;
+        query_rows::check(&staged, earlier, output)?;
     }
     let Staged { files, skipped, sha256, .. } = staged;
     let splits = match &earlier {
@@ -488,7 +447,7 @@ impl Job {
         finish::write(&self.prepared, &self.output, &manifest).await?;
         if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state
-            remove_staged(&self.output.sql_folder(&self.hash.hash)?).await;
+            query_rows::remove_staged(&self.output.sql_folder(&self.hash.hash)?).await;
         }
         finish::report(&self.output, &manifest, began.elapsed().as_secs_f64(), false, self.observer.as_ref());
         Ok(ran)
@@ -518,7 +477,7 @@ impl Job {
                 self.splits.iter().filter(|s| (s.appended as usize) < last).map(|s| s.split).collect();
             shards.iter().filter(|s| !made.contains(&s.split) && !finished.contains(&s.split)).collect()
         };
-        let damaged = repair::damaged_shards(&self.output, earlier, true, self.observer.as_ref()).await?;
+        let damaged = damage::damaged_shards(&self.output, earlier, true, self.observer.as_ref()).await?;
         if damaged.is_empty() {
             return Ok(self);
         }
@@ -556,19 +515,6 @@ pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Re
 
 fn partitions(plan: &Arc<dyn ExecutionPlan>) -> usize {
     plan.properties().output_partitioning().partition_count()
-}
-
-/// Runs `input.sql` once and keeps its rows beside the output, so that every split reads the same rows.
-///
-/// Rows that an earlier run of this job has staged are used again.
-pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
-    if let Some(staged) = source::staged(folder, &prepared.files) {
-        return Ok(staged);
-    }
-    observer.event(&Event::Preparing { what: "running input.sql".into() });
-    let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
-    source::stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
-        .map_err(|e| PipelineError::source("input.sql", e))
 }
 
 fn pending_splits(splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>) -> Vec<SplitRecord> {

@@ -19,7 +19,7 @@ use stillhouse_pipeline::inspect::{InspectOptions, inspect};
 use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::operators::{columns_table, job_format};
 use stillhouse_pipeline::verify::{VerifyOptions, verify};
-use stillhouse_pipeline::{job, plan, run};
+use stillhouse_pipeline::{job, plan, plan_report, run};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::Statistic;
 use tokio::task::spawn_blocking;
@@ -94,7 +94,7 @@ async fn an_operator_of_one_file_and_one_line() {
     let planned = Arc::clone(&prepared);
     let planned = spawn_blocking(move || {
         let hash = plan::job_hash(&planned, &Silent).unwrap();
-        (hash.identity["job"]["lengths"].clone(), plan::plan(&planned, &hash, false, &Silent).unwrap())
+        (hash.identity["job"]["lengths"].clone(), plan_report::plan(&planned, &hash, false, &Silent).unwrap())
     });
     let (hashed, plan) = planned.await.unwrap();
     assert_eq!(hashed, json!({}));

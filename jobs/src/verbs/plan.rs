@@ -8,9 +8,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
-use stillhouse_pipeline::plan::{IdleSteps, Plan, ScheduleOutlook, Slots, Standing, Standings};
+use stillhouse_pipeline::plan_report::{IdleSteps, Plan, ScheduleOutlook, Slots, Standing, Standings};
 use stillhouse_pipeline::sample::Sample;
-use stillhouse_pipeline::{append, plan, run, sample};
+use stillhouse_pipeline::{append, plan, plan_report, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
 use crate::cli::Failure;
@@ -70,8 +70,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
         let hash = ManuallyDrop::new(hash);
         let plan = match args.append {
-            true => plan::plan_appended(&prepared, &hash, watch.as_ref())?,
-            false => plan::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
+            true => plan_report::plan_appended(&prepared, &hash, watch.as_ref())?,
+            false => plan_report::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
         };
         let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, watch.as_ref())).transpose()?;
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;

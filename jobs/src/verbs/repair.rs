@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use stillhouse_pipeline::damage::Repaired;
 use stillhouse_pipeline::events::Observer;
-use stillhouse_pipeline::repair::{Repaired, repair_until};
+use stillhouse_pipeline::repair::repair_until;
 use stillhouse_pipeline::run::Stop;
 
 use crate::cli::Failure;

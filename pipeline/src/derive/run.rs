@@ -31,7 +31,7 @@ use crate::output::{CARD, Found, MANIFEST, Output, PlanRecord, TOKENIZER};
 use crate::shard::{self, Writing};
 use crate::stage_state::SplitState;
 use crate::stage_state::StageState;
-use crate::{acceptance, finish, operators, repair};
+use crate::{acceptance, damage, finish, operators};
 
 const TICK: Duration = Duration::from_millis(250);
 const STAGES: [&str; 2] = ["derive", "write"];
@@ -118,7 +118,7 @@ impl Work {
             }
         };
         // what an earlier derivation made may have been damaged since
-        let damaged = repair::damaged_shards(output, done.values(), true, self.observer.as_ref()).await?;
+        let damaged = damage::damaged_shards(output, done.values(), true, self.observer.as_ref()).await?;
         for damage in &damaged {
             let message = format!("{}: {}; it is made again", output.shown(&damage.name), damage.message);
             self.observer.event(&Event::Warning { message });

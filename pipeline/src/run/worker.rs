@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use super::fit::{MOST_LINES, same_input, unfit};
 use super::room::{Needs, Room, Share};
 use super::splits::{Session, splits_with_memory};
-use super::{Job, JobHash, blocking, files_of, rows};
+use super::{Job, JobHash, files_of};
 use crate::access::Access;
 use crate::append;
 use crate::driver::{Order, Wanted};
@@ -35,11 +35,13 @@ use crate::engine::pool::Pool;
 use crate::error::{ErrorKind, Failure, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::holdouts::Holdouts;
+use crate::job::blocking;
 use crate::job::{self, Prepared, chain, prepare_parsed};
 use crate::job_diff::differences;
 use crate::operators::job_format;
 use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
 use crate::plan;
+use crate::query_rows;
 use crate::teacher::{self, Decided, JobInput, Loaded};
 
 /// How often a worker looks whether its run is still there.
@@ -485,7 +487,7 @@ async fn planned(
         same_input(&plan, hash)?;
     }
     let staged = files_of(prepared, hash, output, observer).await?;
-    rows::check(&staged, &plan, output)?;
+    query_rows::check(&staged, &plan, output)?;
     Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped))
 }
 

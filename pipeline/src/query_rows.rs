@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 use stillhouse_schemas::spec::EngineKind;
 
-use super::{blocking, stage_query};
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::Observer;
+use crate::events::{Event, Observer};
+use crate::functions;
 use crate::identity::JobHash;
-use crate::job::Prepared;
+use crate::job::{Prepared, blocking};
 use crate::output::{INPUT, Output, PlanRecord};
-use crate::source::{Staged, StagedRecord, Store, staged_by_run, staged_record};
+use crate::source::{self, Staged, StagedRecord, Store, staged_by_run, staged_record};
 use crate::storage::blocking as blocking_call;
 
 /// Bytes that are read of a part at once.
@@ -76,7 +76,7 @@ async fn are_whole(output: &Output, staged: &StagedRecord) -> Result<bool> {
 ///
 /// # Errors
 /// When they are others.
-pub(super) fn check(staged: &Staged, plan: &PlanRecord, output: &Output) -> Result<()> {
+pub(crate) fn check(staged: &Staged, plan: &PlanRecord, output: &Output) -> Result<()> {
     // a plan without sums is of an earlier version
     if plan.staged.is_empty() || plan.staged == staged.sha256 {
         return Ok(());
@@ -101,7 +101,7 @@ fn stored_as(name: &str, sha256: &str) -> String {
 }
 
 /// The rows that the query of a job gives, or gave.
-pub(super) async fn of_query(
+pub(crate) async fn of_query(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
@@ -210,6 +210,28 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
         }
         Ok(_) => Ok(piece),
         Err(e) => Err(PipelineError::output(format!("cannot read {}", file.display()))(e)),
+    }
+}
+
+/// Runs `input.sql` once and keeps its rows beside the output, so that every split reads the same rows.
+///
+/// Rows that an earlier run of this job has staged are used again.
+pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
+    if let Some(staged) = source::staged(folder, &prepared.files) {
+        return Ok(staged);
+    }
+    observer.event(&Event::Preparing { what: "running input.sql".into() });
+    let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
+    source::stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
+        .map_err(|e| PipelineError::source("input.sql", e))
+}
+
+/// Removes the rows of a job that is done.
+pub(crate) async fn remove_staged(folder: &Path) {
+    if let Err(e) = tokio::fs::remove_dir_all(folder).await
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
     }
 }
 
