@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_schemas::manifest::Appended;
 
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::source::FileState;
+use crate::file_state::FileState;
 
 /// The hash of a job, and what went into it.
 #[derive(Debug, Clone)]

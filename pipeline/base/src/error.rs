@@ -1,0 +1,390 @@
+//! Errors of the pipeline: what failed, where, whether trying again can help.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::error::ArrowError;
+use datafusion::common::DataFusionError;
+use serde::{Deserialize, Serialize};
+use stillhouse_operators::operator::OperatorError;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::parse::Positions;
+use stillhouse_schemas::problems::Problems;
+
+use crate::source_error::SourceError;
+use crate::storage::{self, StorageError};
+
+/// What kind of thing failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The job file, or how the program was called: exit code 2.
+    Usage,
+    /// The input data.
+    Input,
+    /// The tokenizer or the teacher.
+    Model,
+    /// The output folder or store.
+    Output,
+    /// The output, while another run works on it.
+    Busy,
+    /// A data set that does not hold what it should.
+    DataSet,
+    /// The job was cancelled.
+    Cancelled,
+}
+
+impl ErrorKind {
+    /// A name for metrics and for programs, which stays as it is: `usage`, `input`, `model`, `output`, `busy`, `data_set`, `cancelled`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::Input => "input",
+            Self::Model => "model",
+            Self::Output => "output",
+            Self::Busy => "busy",
+            Self::DataSet => "data_set",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An error with its place, its cause and whether a retry can help.
+#[derive(Debug)]
+pub struct PipelineError {
+    /// What kind of thing failed.
+    pub kind: ErrorKind,
+    /// Whether the same call can succeed later (a full disk, a lost connection).
+    pub retryable: bool,
+    /// What is wrong with the job file, one by one, where that is what failed.
+    pub problems: Option<Problems>,
+    /// The split that failed, where it was one.
+    pub split: Option<SplitId>,
+    /// Whether it is this machine that cannot, and another one may.
+    pub of_place: bool,
+    message: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// Whether what the system said of a file is as true at the next attempt: who may write, what a name is, how large a file may be.
+fn lasts(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind as Of;
+    let lasting = [
+        Of::PermissionDenied,
+        Of::ReadOnlyFilesystem,
+        Of::FileTooLarge,
+        Of::NotADirectory,
+        Of::IsADirectory,
+        Of::InvalidFilename,
+        Of::InvalidInput,
+    ];
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<std::io::Error>().is_some_and(|e| lasting.contains(&e.kind())) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+impl PipelineError {
+    /// An error that stands for itself.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            retryable: false,
+            problems: None,
+            split: None,
+            of_place: false,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// An error with its cause.
+    pub fn caused(
+        kind: ErrorKind,
+        message: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        let (message, source) = (message.into(), source.into());
+        if let Some(error) = of_a_store(source.as_ref()) {
+            let reported = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
+            return if storage::is_retryable(error) { reported.retryable() } else { reported };
+        }
+        Self { source: Some(source), ..Self::new(kind, message) }
+    }
+
+    /// Marks the error as one that a retry can help.
+    #[must_use]
+    pub fn retryable(mut self) -> Self {
+        self.retryable = true;
+        self
+    }
+
+    /// Marks the error as one of this machine: another one may have the room, or the device.
+    #[must_use]
+    pub fn of_place(self) -> Self {
+        Self { of_place: true, ..self }
+    }
+
+    /// Names the split that failed.
+    #[must_use]
+    pub fn of_split(self, split: SplitId) -> Self {
+        Self { split: Some(split), ..self }
+    }
+
+    /// With the places of what is wrong with the job file.
+    #[must_use]
+    pub fn located(mut self, places: &Positions) -> Self {
+        if let Some(problems) = &mut self.problems {
+            places.locate(problems);
+            self.message = problems.to_string();
+        }
+        self
+    }
+
+    /// What a store said, in one line, with what to check.
+    pub fn store(kind: ErrorKind, error: &object_store::Error, action: &str, place: &str) -> Self {
+        let reported = Self::new(kind, storage::explain(error, action, place));
+        if storage::is_retryable(error) { reported.retryable() } else { reported }
+    }
+
+    /// For `map_err`: an error of the output, with what was tried. Another attempt may help, except where the system says of the path or the
+    /// user what will be as true then.
+    pub fn output<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        context: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        let context = context.into();
+        move |e| {
+            let cause: Box<dyn std::error::Error + Send + Sync> = e.into();
+            let lasts = lasts(cause.as_ref());
+            let reported = Self::caused(ErrorKind::Output, context, cause);
+            if lasts { reported } else { reported.retryable() }
+        }
+    }
+
+    /// For `map_err`: an error of a data set, with what was tried.
+    pub fn dataset<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        context: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        let context = context.into();
+        move |e| Self::caused(ErrorKind::DataSet, context, e)
+    }
+
+    /// An error that DataFusion carried out of a stage, in the words of the stage.
+    pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
+        let cause = match unwrapped(error) {
+            DataFusionError::External(e) => e,
+            other => Box::new(other),
+        };
+        let cause = match cause.downcast::<SourceError>() {
+            Ok(source) => return Self::source(context, *source),
+            Err(other) => other,
+        };
+        let kind = match cause.downcast_ref() {
+            Some(OperatorError::Teacher(_) | OperatorError::NotFinite { .. }) => ErrorKind::Model,
+            _ => ErrorKind::Input,
+        };
+        Self::caused(kind, context, cause)
+    }
+
+    /// The input could not be read, planned or queried.
+    pub fn source(context: impl Into<String>, error: SourceError) -> Self {
+        let retryable = error.retryable();
+        Self { retryable, ..Self::caused(ErrorKind::Input, context, error) }
+    }
+
+    /// An error that came out of the plan of a job: a node's own, or one of DataFusion.
+    pub fn of_plan(error: DataFusionError) -> Self {
+        match unwrapped(error) {
+            DataFusionError::External(cause) => match cause.downcast::<Self>() {
+                Ok(own) => *own,
+                Err(other) => Self::from_stage("the plan of the job", DataFusionError::External(other)),
+            },
+            other => Self::from_stage("the plan of the job", other),
+        }
+    }
+}
+
+/// An error as one process tells it to another: all that is decided by it, and its words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind of thing failed.
+    pub kind: ErrorKind,
+    /// Whether the same can succeed later.
+    pub retryable: bool,
+    /// The split that failed, where it was one.
+    pub split: Option<SplitId>,
+    /// Whether it is the machine that cannot, and another one may.
+    #[serde(default)]
+    pub of_place: bool,
+    /// The message with its causes, on one line.
+    pub message: String,
+}
+
+impl From<&PipelineError> for Failure {
+    fn from(error: &PipelineError) -> Self {
+        let PipelineError { kind, retryable, split, of_place, .. } = *error;
+        Self { kind, retryable, split, of_place, message: error.to_string() }
+    }
+}
+
+impl From<Failure> for PipelineError {
+    fn from(failure: Failure) -> Self {
+        let Failure { kind, retryable, split, of_place, message } = failure;
+        Self { retryable, split, of_place, ..Self::new(kind, message) }
+    }
+}
+
+impl fmt::Display for PipelineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&with_causes(self.message.clone(), self.source.as_deref().map(|e| e as &dyn std::error::Error)))
+    }
+}
+
+/// An error without what DataFusion and Arrow put around those of others on the way up.
+fn unwrapped(error: DataFusionError) -> DataFusionError {
+    match error {
+        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrapped(*inner),
+        DataFusionError::ArrowError(inner, trace) => match *inner {
+            ArrowError::ExternalError(cause) => unwrapped(DataFusionError::External(cause)),
+            other => DataFusionError::ArrowError(Box::new(other), trace),
+        },
+        DataFusionError::Shared(inner) => match Arc::try_unwrap(inner) {
+            Ok(inner) => unwrapped(inner),
+            Err(shared) => DataFusionError::Shared(shared),
+        },
+        DataFusionError::Collection(errors) => match errors.into_iter().next() {
+            Some(first) => unwrapped(first),
+            None => DataFusionError::Internal("an error of several without one".into()),
+        },
+        DataFusionError::External(cause) => match cause.downcast::<DataFusionError>() {
+            Ok(inner) => unwrapped(*inner),
+            Err(other) => DataFusionError::External(other),
+        },
+        other => other,
+    }
+}
+
+/// What a store said, among an error and its causes; its own words are for nobody.
+fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        // in the words of the input already
+        if error.is::<SourceError>() {
+            return None;
+        }
+        if let Some(found) = error.downcast_ref::<object_store::Error>() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// A message with its causes after it, on one line; what is said already is not said again.
+pub fn with_causes(mut text: String, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
+    while let Some(e) = cause {
+        let said = e.to_string();
+        let said = said.trim_end();
+        // many errors repeat what they were made from, some begin with what was said before them
+        match said.strip_prefix(text.as_str()) {
+            Some(more) => text += more,
+            None if text.contains(said) => {}
+            None => text = format!("{text}: {said}"),
+        }
+        cause = e.source();
+    }
+    text
+}
+
+impl std::error::Error for PipelineError {}
+
+impl From<StorageError> for PipelineError {
+    fn from(error: StorageError) -> Self {
+        Self::new(ErrorKind::Usage, error.to_string())
+    }
+}
+
+/// Work on another thread that panicked, or that the end of the runtime stopped.
+impl From<tokio::task::JoinError> for PipelineError {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::caused(ErrorKind::Output, "file work on a thread of its own did not end", error)
+    }
+}
+
+impl From<Problems> for PipelineError {
+    fn from(problems: Problems) -> Self {
+        let message = problems.to_string();
+        Self { problems: Some(problems), ..Self::new(ErrorKind::Usage, message) }
+    }
+}
+
+/// Result of a pipeline call.
+pub type Result<T, E = PipelineError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source_error::RecordPosition;
+
+    fn of_stage(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> (&'static str, bool) {
+        let error = PipelineError::from_stage("split 0", DataFusionError::External(cause.into()));
+        assert!(error.to_string().starts_with("split 0: "), "{error}");
+        (error.kind.name(), error.retryable)
+    }
+
+    #[test]
+    fn stages_report_whose_failure_it_is_and_whether_a_retry_can_help() {
+        let disk = || std::io::Error::other("no room");
+        let store = |source| object_store::Error::Generic { store: "s", source };
+        let read = |error| SourceError::Store { file: "f".into(), error: Box::new(error) };
+        assert_eq!(of_stage(read(store(Box::new(disk())))), ("input", true));
+        let gone = object_store::Error::NotFound { path: "f".into(), source: Box::new(disk()) };
+        assert_eq!(of_stage(read(gone)), ("input", false));
+        assert_eq!(of_stage(SourceError::Temporary { path: "t".into(), source: disk() }), ("input", true));
+        let record = SourceError::Record {
+            file: "f".into(),
+            position: RecordPosition::Line(1),
+            reason: "r",
+            message: String::new(),
+        };
+        assert_eq!(of_stage(record), ("input", false));
+        let data = OperatorError::Data { operator: "pack", place: "p".into(), message: String::new() };
+        assert_eq!(of_stage(data), ("input", false));
+        let teacher = stillhouse_teacher::TeacherError::Io { path: "p".into(), source: disk() };
+        assert_eq!(of_stage(OperatorError::Teacher(teacher)), ("model", false));
+    }
+
+    #[test]
+    fn a_failure_keeps_its_kind_through_everything_that_engines_put_around_it() {
+        let own = || PipelineError::new(ErrorKind::Output, "data/x: no room").retryable().of_split(SplitId(7));
+        let external = || DataFusionError::External(Box::new(own()));
+        let wrapped = [
+            external(),
+            external().context("partition 7"),
+            DataFusionError::Shared(Arc::new(external())),
+            DataFusionError::ArrowError(Box::new(ArrowError::ExternalError(Box::new(external()))), None),
+            DataFusionError::External(Box::new(external())),
+            DataFusionError::Collection(vec![external(), DataFusionError::Execution("later".into())]),
+        ];
+        for error in wrapped {
+            let reported = PipelineError::of_plan(error);
+            // and over a wire
+            let sent = serde_json::to_string(&Failure::from(&reported)).unwrap();
+            let got = PipelineError::from(serde_json::from_str::<Failure>(&sent).unwrap());
+            for error in [reported, got] {
+                assert_eq!((error.kind, error.retryable, error.split), (ErrorKind::Output, true, Some(SplitId(7))));
+                assert_eq!(error.to_string(), "data/x: no room");
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a store can say of a file without reading it, and whether that is still so.
+
+use std::fmt;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use object_store::ObjectMeta;
+use serde::{Deserialize, Serialize};
+
+/// What tells one state of a file from another: on a disk its size, time of change and inode; in a store what that keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileState {
+    /// Bytes.
+    pub bytes: u64,
+    /// When it was changed last, in nanoseconds since 1970. In stores that have ETags it is left out: they tell it in several precisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_ns: Option<i64>,
+    /// The ETag, without quotes; on a disk made of inode, time and size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub e_tag: Option<String>,
+    /// The version, where the store keeps several and tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+impl FileState {
+    /// What a store says now.
+    pub fn of(meta: &ObjectMeta, on_disk: bool) -> Self {
+        let nanos = match on_disk {
+            true => meta.last_modified.timestamp_nanos_opt(),
+            // headers have whole seconds, listings more
+            false => meta.last_modified.timestamp().checked_mul(1_000_000_000),
+        };
+        // listings and headers quote it in different ways; a weak one is as good where only "the same file?" is asked
+        let e_tag = meta.e_tag.as_deref().map(|tag| tag.trim_start_matches("W/").trim_matches('"').to_owned());
+        let e_tag = e_tag.filter(|tag| !tag.is_empty());
+        let modified_ns = if on_disk || e_tag.is_none() { nanos } else { None };
+        Self { bytes: meta.size, modified_ns, e_tag, version: meta.version.clone() }
+    }
+
+    /// Whether a later look shows the same file, as far as both tell.
+    pub fn is_still(&self, now: &Self) -> bool {
+        self.is_as_on(now) && agree(&self.e_tag, &now.e_tag)
+    }
+
+    /// The same, of a look from another machine. There a disk has other inodes, so of a file with a time the ETag says nothing.
+    pub fn is_as_on(&self, machine: &Self) -> bool {
+        let has_times = self.modified_ns.is_some() && machine.modified_ns.is_some();
+        self.bytes == machine.bytes
+            && agree(&self.modified_ns, &machine.modified_ns)
+            && agree(&self.version, &machine.version)
+            && (has_times || agree(&self.e_tag, &machine.e_tag))
+    }
+}
+
+/// Whether two say the same, or one says nothing.
+fn agree<T: PartialEq>(was: &Option<T>, now: &Option<T>) -> bool {
+    was.is_none() || now.is_none() || was == now
+}
+
+impl fmt::Display for FileState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.bytes)?;
+        match (self.modified_ns.map(DateTime::<Utc>::from_timestamp_nanos), &self.e_tag) {
+            (Some(time), _) => write!(f, " of {}", time.to_rfc3339_opts(SecondsFormat::Millis, true)),
+            (None, Some(tag)) => write!(f, ", ETag {tag}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// A file is another one than the listing saw. Travels inside errors of stores.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it had {was} when it was listed, and has {now} now")]
+pub struct Changed {
+    /// As the listing saw it.
+    pub was: FileState,
+    /// As it is.
+    pub now: FileState,
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::path::Path;
+
+    use super::*;
+
+    fn meta(nanos: i64, size: u64, e_tag: Option<&str>, version: Option<&str>) -> ObjectMeta {
+        ObjectMeta {
+            location: Path::from("f"),
+            last_modified: DateTime::<Utc>::from_timestamp_nanos(nanos),
+            size,
+            e_tag: e_tag.map(Into::into),
+            version: version.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn states_of_one_file_agree_however_they_are_reported() {
+        let same = |was: FileState, now: FileState| was.is_still(&now) && now.is_still(&was);
+        let store = |nanos, e_tag, version| FileState::of(&meta(nanos, 5, e_tag, version), false);
+        let disk = |nanos, e_tag| FileState::of(&meta(nanos, 5, Some(e_tag), None), true);
+        // listings tell milliseconds, bare ETags and no version; answers seconds, quoted ETags and the version
+        assert!(same(store(1_000_000_123, Some("0x8D"), None), store(1_000_000_000, Some("\"0x8D\""), Some("v1"))));
+        assert!(same(store(1_000_000_123, None, None), store(1_000_000_000, None, None)));
+        assert!(same(disk(123, "1-0-5"), disk(123, "1-0-5")));
+        // a nanosecond, an inode, an ETag, a version, a second
+        assert!(!same(disk(123, "1-0-5"), disk(124, "1-0-5")));
+        assert!(!same(disk(123, "1-0-5"), disk(123, "2-0-5")));
+        assert!(!same(store(0, Some("a"), None), store(0, Some("b"), None)));
+        assert!(!same(store(0, Some("a"), Some("1")), store(0, Some("a"), Some("2"))));
+        assert!(!same(store(0, None, None), store(1_000_000_000, None, None)));
+        assert!(!same(FileState { bytes: 4, ..disk(1, "a") }, disk(1, "a")));
+    }
+}

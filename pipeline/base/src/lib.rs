@@ -1,0 +1,11 @@
+//! What every crate of the pipeline shares: errors, events, the states of files, and what paths of a job file stand for.
+//!
+//! Nothing here reads or writes data.
+
+pub mod error;
+pub mod events;
+pub mod file_state;
+pub mod path_expansion;
+pub mod source_error;
+
+pub use stillhouse_storage as storage;

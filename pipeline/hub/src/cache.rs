@@ -1,0 +1,191 @@
+//! The cache on disk, as Python's `huggingface_hub` lays it out.
+//!
+//! ```text
+//!   HF_HUB_CACHE/
+//!     models--org--name/
+//!       blobs/<etag>                     a file's bytes, under the hash that the hub calls it by
+//!       blobs/<etag>.incomplete          the beginning of one
+//!       snapshots/<commit>/config.json   ─► ../../blobs/<etag>
+//!       refs/main                        the commit that a branch or tag stood for last
+//!       .no_exist/<commit>/<file>        a file that the commit is known not to have
+//!     .locks/models--org--name/<etag>.lock
+//! ```
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Fetched;
+use super::reference::{HubRef, is_commit};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+
+/// How often a lock that another process holds is tried.
+const LOCK_POLL: Duration = Duration::from_millis(100);
+/// How often it is said that one waits for it.
+const LOCK_NOTICE: Duration = Duration::from_secs(30);
+
+/// One repository in the cache.
+#[derive(Debug)]
+pub(super) struct Repo {
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+/// The right to write one blob; given back when dropped, and when the process ends.
+#[derive(Debug)]
+pub(super) struct BlobLock(#[expect(dead_code, reason = "held for its lock")] Option<File>);
+
+impl Repo {
+    pub(super) fn new(cache: &Path, repo: &str) -> Self {
+        let folder = format!("models--{}", repo.replace('/', "--"));
+        Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
+    }
+
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    pub(super) fn file(&self, commit: &str, name: &str) -> PathBuf {
+        self.snapshot(commit).join(name)
+    }
+
+    pub(super) fn blob(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(etag)
+    }
+
+    /// Whether the file is there, and not only a link to a blob that was deleted.
+    pub(super) fn has(&self, commit: &str, name: &str) -> bool {
+        self.file(commit, name).is_file()
+    }
+
+    pub(super) fn known_absent(&self, commit: &str, name: &str) -> bool {
+        self.root.join(".no_exist").join(commit).join(name).is_file()
+    }
+
+    pub(super) fn fetched(&self, commit: String, reference: &HubRef) -> Fetched {
+        let snapshot = self.snapshot(&commit);
+        Fetched { path: reference.file().map_or_else(|| snapshot.clone(), |file| snapshot.join(file)), commit }
+    }
+
+    /// The commit of a revision as far as it is known without asking.
+    pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) {
+            return Some(revision.to_owned());
+        }
+        let commit = fs::read_to_string(self.root.join("refs").join(revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    /// Lets a branch or tag stand for a commit. A cache that cannot be written is still good to read.
+    pub(super) fn point(&self, revision: &str, commit: &str) {
+        if self.commit_of(revision).as_deref() == Some(commit) {
+            return;
+        }
+        let path = self.root.join("refs").join(revision);
+        if let Err(error) = put(&path, |temporary| fs::write(temporary, commit)) {
+            tracing::warn!(path = %path.display(), %error, "cannot note the commit of the revision");
+        }
+    }
+
+    /// Notes what the commit lacks, so that it need not be asked for again.
+    pub(super) fn remember_absent(&self, commit: &str, names: &[&str]) {
+        for name in names.iter().filter(|name| !self.known_absent(commit, name)) {
+            let path = self.root.join(".no_exist").join(commit).join(name);
+            if let Err(error) = put(&path, |temporary| File::create(temporary).map(drop)) {
+                tracing::debug!(path = %path.display(), %error, "cannot note that the file does not exist");
+            }
+        }
+    }
+
+    /// Waits until no other process writes the blob.
+    pub(super) fn lock(&self, etag: &str) -> Result<BlobLock> {
+        let path = self.locks.join(format!("{etag}.lock"));
+        let context = || format!("cannot lock {}", path.display());
+        fs::create_dir_all(&self.locks).map_err(disk(context()))?;
+        let mut last_notice: Option<Instant> = None;
+        loop {
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)
+                .map_err(disk(context()))?;
+            match file.try_lock() {
+                Ok(()) if is_still_at(&file, &path) => return Ok(BlobLock(Some(file))),
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    if last_notice.is_none_or(|at| at.elapsed() > LOCK_NOTICE) {
+                        tracing::info!(lock = %path.display(), "waiting for another process that downloads the same file");
+                        last_notice = Some(Instant::now());
+                    }
+                    thread::sleep(LOCK_POLL);
+                }
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                    tracing::warn!(lock = %path.display(), "the file system has no locks: do not download twice at once");
+                    return Ok(BlobLock(None));
+                }
+                Err(TryLockError::Error(error)) => return Err(disk(context())(error)),
+            }
+        }
+    }
+
+    /// Makes a blob visible as a file of a commit.
+    pub(super) fn link(&self, etag: &str, commit: &str, name: &str) -> Result<()> {
+        let path = self.file(commit, name);
+        if path.is_file() {
+            return Ok(());
+        }
+        let up = "../".repeat(2 + name.matches('/').count());
+        put(&path, |temporary| {
+            symlink(&format!("{up}blobs/{etag}"), temporary).or_else(|_| fs::copy(self.blob(etag), temporary).map(drop))
+        })
+        .map_err(disk(format!("cannot write {}", path.display())))
+    }
+}
+
+/// For `map_err`: the local disk failed, which a later try may find repaired.
+pub(super) fn disk(context: String) -> impl FnOnce(io::Error) -> PipelineError {
+    move |error| PipelineError::caused(ErrorKind::Model, context, error).retryable()
+}
+
+/// Lets `make` make a file beside the path, then moves it there whole.
+fn put(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let unique = format!("{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let temporary = path.with_added_extension(unique);
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    make(&temporary).and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+/// Python deletes the lock file when it is done: a lock on a deleted file keeps nobody out.
+#[cfg(unix)]
+fn is_still_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(held), Ok(there)) => (held.dev(), held.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(not(unix))]
+fn is_still_at(_file: &File, _path: &Path) -> bool {
+    true
+}
+
+#[cfg(unix)]
+fn symlink(target: &str, at: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, at)
+}
+
+#[cfg(not(unix))]
+fn symlink(_target: &str, _at: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}

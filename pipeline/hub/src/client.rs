@@ -1,0 +1,378 @@
+//! The requests to the hub: redirects followed by hand so that the token stays home, retries, and what an answer means.
+
+use std::error::Error;
+use std::fs;
+use std::io::Read;
+use std::thread;
+use std::time::Duration;
+
+use reqwest::blocking::Response;
+use reqwest::header::HeaderMap;
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Method, StatusCode};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::Value;
+use url::Url;
+
+use super::config::{HubConfig, Token};
+use super::reference::{HubRef, is_commit};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage::{self, Backoff};
+
+const MAX_REDIRECTS: usize = 8;
+/// A list of files is text: this is about 400,000 of them.
+const MAX_LISTING_BYTES: u64 = 64 << 20;
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// A server may ask for more patience than that.
+const MAX_ASKED_WAIT: Duration = Duration::from_secs(120);
+
+/// Whether trying again is worth it, within the same call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    Never,
+    /// After a while, and not before the time that the server asked for.
+    Later(Option<Duration>),
+    /// The server does not have the rest of the file: from its beginning.
+    Afresh,
+}
+
+/// A failed attempt.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: PipelineError,
+    pub(super) again: Again,
+}
+
+impl Failure {
+    /// One that may pass by itself.
+    pub(super) fn passing(message: impl Into<String>) -> Self {
+        Self { error: PipelineError::new(ErrorKind::Model, message).retryable(), again: Again::Later(None) }
+    }
+}
+
+impl From<PipelineError> for Failure {
+    fn from(error: PipelineError) -> Self {
+        Self { error, again: Again::Never }
+    }
+}
+
+type Answer<T> = std::result::Result<T, Failure>;
+
+/// What a revision holds.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub(super) commit: String,
+    pub(super) files: Vec<String>,
+}
+
+/// What the hub says of a file before it is downloaded.
+#[derive(Debug, Clone)]
+pub(super) struct Metadata {
+    /// Safe as a file name.
+    pub(super) etag: String,
+    pub(super) size: Option<u64>,
+}
+
+impl Metadata {
+    /// Files kept by LFS or Xet have their SHA-256 for an etag.
+    pub(super) fn sha256(&self) -> Option<&str> {
+        Some(self.etag.as_str()).filter(|etag| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit()))
+    }
+}
+
+/// Where a request leads, as far as it is followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Follow {
+    ToTheEnd,
+    /// Up to the answer that says what the file is, which precedes the one that has it.
+    ToTheEtag,
+}
+
+/// A client of one hub.
+pub(super) struct Client {
+    http: reqwest::blocking::Client,
+    endpoint: Url,
+    token: Option<Token>,
+    pub(super) attempts: u32,
+    backoff: Backoff,
+}
+
+impl Client {
+    pub(super) fn new(config: &HubConfig) -> Result<Self> {
+        // without a body to send, the timeout is of the head of an answer, and of each read
+        let mut settings = reqwest::blocking::Client::builder()
+            .redirect(Policy::none())
+            .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(config.timeout)
+            .timeout(config.timeout);
+        if !config.use_proxy {
+            settings = settings.no_proxy();
+        }
+        if let Some(path) = &config.ca_bundle {
+            let refuse = |why: String| {
+                PipelineError::new(
+                    ErrorKind::Usage,
+                    format!("the certificates of {} cannot be used: {why}", path.display()),
+                )
+            };
+            let pem = fs::read(path).map_err(|e| refuse(e.to_string()))?;
+            // one of them that is of no use, such as an ancient one, takes nothing from the others
+            let mut store = RootCertStore::empty();
+            let all = CertificateDer::pem_slice_iter(&pem).flatten();
+            let usable = all.filter(|certificate| store.add(certificate.clone()).is_ok());
+            let trusted: Vec<_> = usable.filter_map(|certificate| Certificate::from_der(&certificate).ok()).collect();
+            if trusted.is_empty() {
+                return Err(refuse("it holds none (PEM is read)".to_owned()));
+            }
+            settings = settings.tls_built_in_root_certs(false);
+            settings = trusted.into_iter().fold(settings, reqwest::blocking::ClientBuilder::add_root_certificate);
+        }
+        let unusable = |e: reqwest::Error| {
+            let (_, why) = storage::breakage(&e);
+            PipelineError::new(ErrorKind::Usage, format!("no connection to the hub can be made: {why}"))
+        };
+        Ok(Self {
+            http: settings.build().map_err(unusable)?,
+            endpoint: config.endpoint.clone(),
+            token: config.token.clone(),
+            attempts: config.attempts.max(1),
+            backoff: Backoff { first: config.backoff, largest: MAX_WAIT },
+        })
+    }
+
+    /// The commit of a revision, and its files.
+    pub(super) fn listing(&self, reference: &HubRef, attempts: u32) -> Result<Listing> {
+        let mut path = vec!["api", "models"];
+        path.extend(reference.repo().split('/'));
+        path.extend(["revision", reference.revision()]);
+        let url = self.address(&path);
+        self.retrying(attempts, || {
+            let response = self.ask(Method::GET, &url, None, Follow::ToTheEnd, reference, None)?;
+            let mut body = Vec::new();
+            response.take(MAX_LISTING_BYTES + 1).read_to_end(&mut body).map_err(|e| self.broken(&url, &e))?;
+            if body.len() as u64 > MAX_LISTING_BYTES {
+                let problem = format!("more than {MAX_LISTING_BYTES} bytes");
+                return Err(self.nonsense(&format!("the list of files of {reference}"), &problem).into());
+            }
+            Listing::parse(&body)
+                .map_err(|problem| self.nonsense(&format!("the list of files of {reference}"), &problem).into())
+        })
+    }
+
+    /// Size and hash of a file.
+    pub(super) fn metadata(&self, reference: &HubRef, commit: &str, file: &str) -> Result<Metadata> {
+        let url = self.resolve_address(reference, commit, file);
+        self.retrying(self.attempts, || {
+            let response = self.ask(Method::HEAD, &url, None, Follow::ToTheEtag, reference, Some(file))?;
+            let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+            let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
+            let etag = etag.trim_start_matches("W/").trim_matches('"');
+            let safe = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+            if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(safe) {
+                return Err(self.nonsense(file, &format!("its etag, {etag:?}, cannot name a file")).into());
+            }
+            let size = header("x-linked-size")
+                .or_else(|| header("content-length").filter(|_| !response.status().is_redirection()))
+                .and_then(|size| size.parse().ok());
+            Ok(Metadata { etag: etag.to_owned(), size })
+        })
+    }
+
+    /// The bytes of a file from an offset on; status 200 means that the server sends all of it.
+    pub(super) fn open(&self, reference: &HubRef, commit: &str, file: &str, offset: u64) -> Answer<Response> {
+        let url = self.resolve_address(reference, commit, file);
+        self.ask(Method::GET, &url, Some(offset).filter(|&o| o > 0), Follow::ToTheEnd, reference, Some(file))
+    }
+
+    /// Waits, longer after every failure in a row, unless it is time to give up: then that is the error.
+    pub(super) fn pause(&self, failure: Failure, failures: u32, attempts: u32) -> Result<()> {
+        let asked = match failure.again {
+            Again::Later(asked) if failures < attempts => asked.map(|asked| asked.min(MAX_ASKED_WAIT)),
+            Again::Afresh if failures < attempts => None,
+            _ => return Err(failure.error),
+        };
+        let wait = self.backoff.wait(failures, asked);
+        tracing::info!(error = %failure.error, ?wait, failures, "the hub failed, trying again");
+        thread::sleep(wait);
+        Ok(())
+    }
+
+    fn retrying<T>(&self, attempts: u32, mut ask: impl FnMut() -> Answer<T>) -> Result<T> {
+        let mut failures = 0;
+        loop {
+            match ask() {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => {
+                    failures += 1;
+                    self.pause(failure, failures, attempts)?;
+                }
+            }
+        }
+    }
+
+    fn resolve_address(&self, reference: &HubRef, commit: &str, file: &str) -> Url {
+        let mut path: Vec<_> = reference.repo().split('/').collect();
+        path.extend(["resolve", commit]);
+        path.extend(file.split('/'));
+        self.address(&path)
+    }
+
+    /// Each part is one segment: a slash inside it becomes `%2F`.
+    fn address(&self, path: &[&str]) -> Url {
+        let mut url = self.endpoint.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        url
+    }
+
+    /// One request, through its redirects, to an answer that is a success (or, for metadata, has an etag).
+    fn ask(
+        &self,
+        method: Method,
+        url: &Url,
+        offset: Option<u64>,
+        follow: Follow,
+        reference: &HubRef,
+        file: Option<&str>,
+    ) -> Answer<Response> {
+        let mut url = url.clone();
+        let mut at_home = true;
+        for _ in 0..=MAX_REDIRECTS {
+            // once away, always away: nobody else decides what is asked in this person's name
+            at_home &= url.origin() == self.endpoint.origin();
+            let mut request = self.http.request(method.clone(), url.clone()).header("accept-encoding", "identity");
+            if let Some(offset) = offset {
+                request = request.header("range", format!("bytes={offset}-"));
+            }
+            if let Some(token) = self.token.as_ref().filter(|_| at_home) {
+                request = request.header("authorization", token.bearer());
+            }
+            let response = request.send().map_err(|e| self.broken(&url, &e))?;
+
+            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
+                return self.judged(response, &url, at_home, reference, file);
+            }
+            let location =
+                response.headers().get("location").and_then(|l| l.to_str().ok()).and_then(|l| url.join(l).ok());
+            let Some(next) = location.filter(|next| matches!(next.scheme(), "http" | "https")) else {
+                return Err(self.nonsense(host(&url), "it redirects to nowhere").into());
+            };
+            if url.scheme() == "https" && next.scheme() == "http" {
+                return Err(self.nonsense(host(&url), "it redirects from https to plain http").into());
+            }
+            let has = |name: &str| response.headers().contains_key(name);
+            let leaves = next.origin() != url.origin();
+            if follow == Follow::ToTheEtag && (has("x-linked-etag") || (leaves && has("etag"))) {
+                return Ok(response);
+            }
+            url = next;
+        }
+        Err(self.nonsense(host(&url), &format!("more than {MAX_REDIRECTS} redirects")).into())
+    }
+
+    /// Passes a success on; says of anything else what it means and what to do.
+    fn judged(
+        &self,
+        response: Response,
+        url: &Url,
+        at_home: bool,
+        reference: &HubRef,
+        file: Option<&str>,
+    ) -> Answer<Response> {
+        let status = response.status();
+        let what = file.map_or_else(|| reference.to_string(), |file| format!("{file:?} of {reference}"));
+        let answer = format!("{} answered {}", host(url), status.as_u16());
+        let usage = |message: String| Err(PipelineError::new(ErrorKind::Usage, message).into());
+        match status.as_u16() {
+            200..=299 => Ok(response),
+            416 => Err(Failure { again: Again::Afresh, ..Failure::passing(format!("{what}: {answer}")) }),
+            408 | 425 | 429 | 500.. => Err(Failure {
+                again: Again::Later(asked_wait(response.headers())),
+                ..Failure::passing(format!("{what}: {answer}"))
+            }),
+            // a signed address that is out of date is given anew
+            400.. if !at_home => Err(Failure::passing(format!("{what}: {answer}"))),
+            401 | 403 => usage(format!("{what}: {}", self.refused(response.headers(), &answer, reference))),
+            404 => usage(match (error_code(response.headers()), file) {
+                ("RevisionNotFound", _) => {
+                    format!("{reference}: the repository has no revision {:?} ({answer})", reference.revision())
+                }
+                ("RepoNotFound", _) => format!("{reference}: there is no repository {:?} ({answer})", reference.repo()),
+                (_, Some(file)) => format!("{reference}: there is no file {file:?} ({answer})"),
+                (_, None) => format!(
+                    "{reference}: there is no repository {:?}, or no revision {:?} in it ({answer})",
+                    reference.repo(),
+                    reference.revision()
+                ),
+            }),
+            _ => Err(PipelineError::new(ErrorKind::Model, format!("{what}: {answer}")).into()),
+        }
+    }
+
+    fn refused(&self, headers: &HeaderMap, answer: &str, reference: &HubRef) -> String {
+        let state = match error_code(headers) {
+            "GatedRepo" => {
+                format!("is gated ({answer}): accept its terms on the page {:?} of the hub", reference.repo())
+            }
+            "RepoNotFound" => format!("does not exist or is private ({answer}): check the name"),
+            _ => format!("is gated or private, or does not exist ({answer}): check the name"),
+        };
+        match &self.token {
+            Some(token) => {
+                format!(
+                    "{state}, and set HF_TOKEN to a valid token that may read it (the one from {} may not)",
+                    token.source()
+                )
+            }
+            None => format!("{state}, and set HF_TOKEN to a token that may read it"),
+        }
+    }
+
+    fn nonsense(&self, what: &str, problem: &str) -> PipelineError {
+        let hub = host(&self.endpoint);
+        PipelineError::new(ErrorKind::Model, format!("the hub at {hub} makes no sense: {what}: {problem}"))
+    }
+
+    /// A request that got no answer. Addresses are not repeated: those of storage are signed.
+    fn broken(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
+        let (why, text) = storage::breakage(error);
+        let message = format!("the hub cannot be reached: {}: {text}", host(url));
+        match why.is_transient() {
+            true => Failure::passing(message),
+            false => PipelineError::new(ErrorKind::Model, message).into(),
+        }
+    }
+}
+
+impl Listing {
+    fn parse(body: &[u8]) -> std::result::Result<Self, String> {
+        let answer: Value = serde_json::from_slice(body).map_err(|e| format!("not JSON: {e}"))?;
+        let commit = answer["sha"].as_str().filter(|sha| is_commit(sha)).ok_or("its sha is not a commit")?;
+        let siblings = answer["siblings"].as_array().ok_or("it has no siblings")?;
+        let files = siblings.iter().filter_map(|sibling| sibling["rfilename"].as_str()).map(str::to_owned);
+        Ok(Self { commit: commit.to_owned(), files: files.collect() })
+    }
+}
+
+/// Host and port, which are all of an address that may be shown.
+pub(super) fn host(url: &Url) -> &str {
+    &url[url::Position::BeforeHost..url::Position::AfterPort]
+}
+
+fn error_code(headers: &HeaderMap) -> &str {
+    headers.get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default()
+}
+
+/// `Retry-After`, or the hub's `RateLimit: "api";r=0;t=30`.
+fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
+    let limit = || {
+        let text = headers.get("ratelimit")?.to_str().ok()?;
+        let parts: Vec<_> = text.split(';').map(str::trim).collect();
+        let seconds = parts.contains(&"r=0").then(|| parts.iter().find_map(|part| part.strip_prefix("t=")))??;
+        seconds.trim().parse().ok().map(Duration::from_secs)
+    };
+    storage::asked_wait(headers).or_else(limit)
+}

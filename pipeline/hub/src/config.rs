@@ -1,0 +1,155 @@
+//! Settings of the hub, by the variables that Python's `huggingface_hub` reads.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use url::Url;
+
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// A secret that is sent and never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    secret: String,
+    /// Where it came from, for messages.
+    source: String,
+}
+
+impl Token {
+    /// A token and where it came from.
+    ///
+    /// # Errors
+    /// When it holds what no header can carry; the message names the source, not the secret.
+    pub fn new(secret: &str, source: impl Into<String>) -> Result<Option<Self>> {
+        let (secret, source) = (secret.trim(), source.into());
+        if !secret.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(PipelineError::new(
+                ErrorKind::Usage,
+                format!("{source} does not hold a token: it has spaces or characters that are not ASCII"),
+            ));
+        }
+        Ok((!secret.is_empty()).then(|| Self { secret: secret.to_owned(), source }))
+    }
+
+    pub(super) fn bearer(&self) -> String {
+        format!("Bearer {}", self.secret)
+    }
+
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token(*** from {})", self.source)
+    }
+}
+
+/// Where the hub and its cache are, and how hard to try.
+#[derive(Debug, Clone)]
+pub struct HubConfig {
+    /// Address of the hub (`HF_ENDPOINT`); a path is kept, for mirrors that have one.
+    pub endpoint: Url,
+    /// The cache (`HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`).
+    pub cache: PathBuf,
+    /// `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else `HF_HOME/token`.
+    pub token: Option<Token>,
+    /// `HF_HUB_OFFLINE`: the cache alone.
+    pub offline: bool,
+    /// Certificates to trust instead of the system's (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
+    pub ca_bundle: Option<PathBuf>,
+    /// Whether `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are heeded.
+    pub use_proxy: bool,
+    /// How often a request is tried that fails without having brought anything new.
+    pub attempts: u32,
+    /// Wait before the second try; it doubles with every further one, up to 30 seconds.
+    pub backoff: Duration,
+    /// Longest silence of the server.
+    pub timeout: Duration,
+}
+
+impl HubConfig {
+    /// The default hub with this cache, without a token.
+    ///
+    /// # Errors
+    /// When the endpoint is not an `http://` or `https://` address, or carries a password.
+    pub fn new(endpoint: &str, cache: impl Into<PathBuf>) -> Result<Self> {
+        Ok(Self {
+            endpoint: parse_endpoint(endpoint)?,
+            cache: cache.into(),
+            token: None,
+            offline: false,
+            ca_bundle: None,
+            use_proxy: true,
+            attempts: 5,
+            backoff: Duration::from_secs(1),
+            timeout: Duration::from_secs(30),
+        })
+    }
+
+    /// The settings of this process's environment.
+    ///
+    /// # Errors
+    /// When `HF_ENDPOINT` or the token is unusable.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(&|name| std::env::var(name).ok())
+    }
+
+    pub(super) fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let get = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        let is_true = |name: &str| {
+            get(name).is_some_and(|v| matches!(v.trim().to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true"))
+        };
+        let user = get("HOME").map(PathBuf::from).or_else(std::env::home_dir).unwrap_or_default();
+        let folder = |name: &str| {
+            get(name).map(|value| match value.strip_prefix("~/") {
+                Some(rest) => user.join(rest),
+                None => PathBuf::from(value),
+            })
+        };
+        let home = folder("HF_HOME")
+            .unwrap_or_else(|| folder("XDG_CACHE_HOME").unwrap_or_else(|| user.join(".cache")).join("huggingface"));
+        let cache =
+            folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
+
+        let mut config = Self::new(get("HF_ENDPOINT").as_deref().unwrap_or(DEFAULT_ENDPOINT), cache)?;
+        config.offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE");
+        config.ca_bundle = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find_map(folder);
+        if !is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
+            config.token = match get("HF_TOKEN") {
+                Some(token) => Token::new(&token, "HF_TOKEN")?,
+                None => token_file(&folder("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token")))?,
+            };
+        }
+        Ok(config)
+    }
+}
+
+fn parse_endpoint(text: &str) -> Result<Url> {
+    let refuse = |why: &str| PipelineError::new(ErrorKind::Usage, format!("HF_ENDPOINT: {why}"));
+    // the text itself is not repeated: it may hold a password
+    let url =
+        Url::parse(text.trim()).map_err(|e| refuse(&format!("not an address such as {DEFAULT_ENDPOINT}: {e}")))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err(refuse(&format!("must start with https:// or http://, as {DEFAULT_ENDPOINT} does")));
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
+        return Err(refuse("must not hold a user, a password, a query or a fragment (a token goes into HF_TOKEN)"));
+    }
+    Ok(url)
+}
+
+fn token_file(path: &Path) -> Result<Option<Token>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Token::new(&text, path.display().to_string()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => {
+            Err(PipelineError::caused(ErrorKind::Usage, format!("cannot read the token in {}", path.display()), e))
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Which files of a repository a reference means, and which of them the cache has.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Wanted;
+use super::cache::Repo;
+use super::reference::{HubRef, check_file, is_gguf};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+
+/// Names the shards of a model.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+const WEIGHTS: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+/// What other programs load into the model.
+const ADAPTER: &str = "adapter_config.json";
+const TOKENIZER: &str = "tokenizer.json";
+/// Taken along where they are there.
+const BESIDE: [&str; 5] =
+    [CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
+
+/// How much of what is wanted is in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cached {
+    /// Not enough to work with.
+    Nothing,
+    /// What is necessary; whether the repository has more is not known.
+    Required,
+    /// Everything that the repository has of it.
+    All,
+}
+
+/// The files to have, in order, and those looked for that the repository lacks.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) files: Vec<String>,
+    pub(super) absent: Vec<&'static str>,
+}
+
+/// Chooses from what the hub says that there is.
+pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Result<Choice> {
+    let has = |name: &str| names.iter().any(|n| n == name);
+    let refuse = |problem: &str, hint: &str| {
+        Err(PipelineError::new(ErrorKind::Usage, format!("{reference} {problem}; it has {}{hint}", listed(names))))
+    };
+    if let Some(file) = reference.file() {
+        if !has(file) {
+            return refuse(&format!("has no file {file:?}"), "");
+        }
+        return Ok(Choice { files: vec![file.to_owned()], absent: Vec::new() });
+    }
+    let name_a_gguf =
+        if names.iter().any(|n| is_gguf(n)) { " (a .gguf is used when named: hf://org/name/file.gguf)" } else { "" };
+    let (present, absent): (Vec<_>, Vec<_>) = BESIDE.into_iter().partition(|name| has(name));
+    let mut files: Vec<String> = present.into_iter().map(str::to_owned).collect();
+    match wanted {
+        Wanted::Tokenizer if !has(TOKENIZER) => return refuse("has no tokenizer.json", name_a_gguf),
+        Wanted::Teacher if !has(CONFIG) => return refuse("has no config.json", name_a_gguf),
+        Wanted::Teacher if has(ADAPTER) => {
+            let problem = format!(
+                "has an {ADAPTER} beside the model, and adapters are not loaded: merge it into the weights first"
+            );
+            return refuse(&problem, "");
+        }
+        Wanted::Tokenizer => {}
+        // the order in which the teacher looks for its weights
+        Wanted::Teacher if has(INDEX) => files.push(INDEX.to_owned()),
+        Wanted::Teacher if has(WEIGHTS) => files.push(WEIGHTS.to_owned()),
+        Wanted::Teacher => {
+            let mut weights: Vec<_> = names.iter().filter(|n| is_root_safetensors(n)).cloned().collect();
+            if weights.is_empty() {
+                return refuse("has no weights as safetensors, and pickled ones are not read", name_a_gguf);
+            }
+            weights.sort();
+            files.append(&mut weights);
+        }
+    }
+    Ok(Choice { files, absent })
+}
+
+/// The shards that an index names, each a file that the repository has.
+pub(super) fn shards_of(index: &Path, names: &[String], reference: &HubRef) -> Result<BTreeSet<String>> {
+    let shards = read_index(index)
+        .map_err(|problem| PipelineError::new(ErrorKind::Model, format!("{reference}: {INDEX} {problem}")))?;
+    match shards.iter().find(|shard| !names.contains(shard)) {
+        Some(missing) => Err(PipelineError::new(
+            ErrorKind::Usage,
+            format!("{reference}: {INDEX} names {missing:?}, which is not there"),
+        )),
+        None => Ok(shards),
+    }
+}
+
+/// What the cache holds of a commit.
+pub(super) fn cached(repo: &Repo, commit: &str, reference: &HubRef, wanted: Wanted) -> Cached {
+    let has = |name: &str| repo.has(commit, name);
+    if let Some(file) = reference.file() {
+        return if has(file) { Cached::All } else { Cached::Nothing };
+    }
+    let required = match wanted {
+        Wanted::Tokenizer => has(TOKENIZER),
+        Wanted::Teacher => has(CONFIG) && weights_held(repo, commit),
+    };
+    match required {
+        false => Cached::Nothing,
+        true if BESIDE.iter().all(|name| has(name) || repo.known_absent(commit, name)) => Cached::All,
+        true => Cached::Required,
+    }
+}
+
+fn weights_held(repo: &Repo, commit: &str) -> bool {
+    if repo.has(commit, INDEX) {
+        return read_index(&repo.file(commit, INDEX))
+            .is_ok_and(|shards| shards.iter().all(|shard| repo.has(commit, shard)));
+    }
+    if repo.has(commit, WEIGHTS) {
+        return true;
+    }
+    let Ok(entries) = repo.snapshot(commit).read_dir() else { return false };
+    let names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut weights = names.iter().filter(|name| is_root_safetensors(name)).peekable();
+    // shards without their index may be some of many
+    weights.peek().is_some() && weights.all(|name| !name.contains("-of-") && repo.has(commit, name))
+}
+
+fn read_index(path: &Path) -> std::result::Result<BTreeSet<String>, String> {
+    let bytes = std::fs::read(path).map_err(|e| format!("cannot be read: {e}"))?;
+    let index: Value = serde_json::from_slice(&bytes).map_err(|e| format!("is not JSON: {e}"))?;
+    let map = index["weight_map"].as_object().filter(|map| !map.is_empty()).ok_or("has no weight_map")?;
+    map.values()
+        .map(|file| match file.as_str() {
+            Some(file) if file.ends_with(".safetensors") => check_file(file).map(|()| file.to_owned()),
+            _ => Err(format!("names {file}, which is not a .safetensors file")),
+        })
+        .collect()
+}
+
+fn is_root_safetensors(name: &str) -> bool {
+    name.ends_with(".safetensors") && !name.contains('/') && check_file(name).is_ok()
+}
+
+/// Names for a message: quoted, for they come from outside, and not all of a thousand.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 12;
+    let mut listed = match names {
+        [] => "no files".to_owned(),
+        _ => names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "),
+    };
+    if names.len() > SHOWN {
+        listed += &format!(" and {} more", names.len() - SHOWN);
+    }
+    listed
+}

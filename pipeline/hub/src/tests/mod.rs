@@ -1,0 +1,277 @@
+//! The hub against a stand-in on this machine; nothing here touches the environment or the network.
+
+mod faults;
+mod names;
+mod stand_in;
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use self::stand_in::{COMMIT, Fault, Request, StandIn, sha256};
+use super::{Fetched, Hub, HubConfig, HubRef, Token, Wanted};
+use stillhouse_base::error::{ErrorKind, PipelineError};
+
+const SECRET: &str = "hf_secretsecret";
+const CONFIG: &[u8] = br#"{"model_type": "gpt2"}"#;
+
+/// Bytes that are no text, so that they come from the storage.
+fn weights(length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 7 % 251) as u8 | 0x80).collect()
+}
+
+fn reference(text: &str) -> HubRef {
+    HubRef::parse(text).unwrap().unwrap()
+}
+
+/// A stand-in, a cache, and a hub between them.
+struct Setting {
+    stand_in: StandIn,
+    cache: TempDir,
+}
+
+impl Setting {
+    fn new(files: &[(&str, &[u8])]) -> Self {
+        Self { stand_in: StandIn::new(files), cache: TempDir::new().unwrap() }
+    }
+
+    fn gpt2() -> Self {
+        Self::new(&[
+            ("config.json", CONFIG),
+            ("tokenizer.json", b"{}"),
+            ("tokenizer_config.json", b"{\"bos_token\": \"<s>\"}"),
+            ("model.safetensors", &weights(300_000)),
+            ("pytorch_model.bin", &weights(10)),
+            ("README.md", b"read"),
+        ])
+    }
+
+    fn config(&self) -> HubConfig {
+        let mut config = HubConfig::new(&self.stand_in.hub, self.cache.path()).unwrap();
+        config.token = Token::new(SECRET, "HF_TOKEN").unwrap();
+        config.use_proxy = false;
+        config.attempts = 4;
+        config.backoff = Duration::from_millis(1);
+        config.timeout = Duration::from_secs(5);
+        config
+    }
+
+    fn fetch_with(&self, config: HubConfig, name: &str, wanted: Wanted) -> Result<Fetched, PipelineError> {
+        Hub::new(config).fetch(&reference(name), wanted, &|_, _, _| {})
+    }
+
+    fn fetch(&self, name: &str, wanted: Wanted) -> Result<Fetched, PipelineError> {
+        self.fetch_with(self.config(), name, wanted)
+    }
+
+    fn offline(&self, name: &str, wanted: Wanted) -> Result<Fetched, PipelineError> {
+        let before = self.stand_in.state().requests.len();
+        let fetched = self.fetch_with(HubConfig { offline: true, ..self.config() }, name, wanted);
+        assert_eq!(self.stand_in.state().requests.len(), before, "offline");
+        fetched
+    }
+
+    /// An error whose text has all the parts, and no secret.
+    fn refused(&self, name: &str, wanted: Wanted, parts: &[&str]) -> PipelineError {
+        let error = self.fetch(name, wanted).unwrap_err();
+        let text = format!("{error} {error:?}");
+        for part in parts {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        assert!(!text.contains("secret") && !text.contains("SIGNATURE"), "{text}");
+        error
+    }
+
+    fn repo(&self) -> PathBuf {
+        self.cache.path().join("models--org--name")
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.repo().join("snapshots").join(COMMIT)
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn lines(requests: &[Request]) -> Vec<String> {
+    requests.iter().map(|r| format!("{} {} {}", r.server, r.method, r.path)).collect()
+}
+
+#[test]
+fn a_teacher_comes_whole_in_the_layout_of_python_and_the_token_stays_at_the_hub() {
+    let setting = Setting::gpt2();
+    let reported = RefCell::new(Vec::new());
+    let fetched = Hub::new(setting.config())
+        .fetch(&reference("hf://org/name"), Wanted::Teacher, &|what, done, total| {
+            reported.borrow_mut().push((what.to_owned(), done, total));
+        })
+        .unwrap();
+
+    assert_eq!(fetched, Fetched { path: setting.snapshot(), commit: COMMIT.into() });
+    assert_eq!(names(&fetched.path), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
+    assert_eq!(fs::read(fetched.path.join("config.json")).unwrap(), CONFIG);
+    assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
+    assert_eq!(fs::read_to_string(setting.repo().join("refs/main")).unwrap(), COMMIT);
+    #[cfg(unix)]
+    assert_eq!(
+        fs::read_link(fetched.path.join("model.safetensors")).unwrap(),
+        Path::new("../../blobs").join(sha256(&weights(300_000)))
+    );
+    assert_eq!(names(&setting.repo().join("blobs")).len(), 4, "no .incomplete is left");
+    assert!(setting.repo().join(".no_exist").join(COMMIT).join("generation_config.json").is_file());
+    let reported = reported.into_inner();
+    assert!(reported.contains(&("model.safetensors".into(), 0, 300_000)));
+    assert_eq!(reported.last(), Some(&("model.safetensors".into(), 300_000, 300_000)));
+
+    let requests = setting.stand_in.take_requests();
+    let (at_hub, away): (Vec<_>, Vec<_>) = requests.into_iter().partition(|r| r.server == "hub");
+    assert_eq!(lines(&away), ["storage GET /bucket/model.safetensors?sig=SIGNATURE"]);
+    assert!(away.iter().all(|r| !r.headers.contains_key("authorization")), "the token left the hub");
+    assert!(at_hub.iter().all(|r| r.headers["authorization"] == format!("Bearer {SECRET}")));
+    assert!(at_hub.iter().all(|r| !r.path.contains("secret")));
+    assert_eq!(at_hub[0].path, "/api/models/org/name/revision/main");
+}
+
+#[test]
+fn what_the_cache_has_is_not_asked_for() {
+    let setting = Setting::gpt2();
+    let first = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    setting.stand_in.take_requests();
+
+    let pinned = setting.fetch(&format!("hf://org/name@{COMMIT}"), Wanted::Teacher).unwrap();
+    assert_eq!(lines(&setting.stand_in.take_requests()), [""; 0]);
+    assert_eq!(setting.fetch("hf://org/name", Wanted::Tokenizer).unwrap(), first);
+    assert_eq!(lines(&setting.stand_in.take_requests()), ["hub GET /api/models/org/name/revision/main"]);
+    assert_eq!(setting.offline("hf://org/name", Wanted::Teacher).unwrap(), first);
+    assert_eq!(pinned, first);
+
+    // a blob that was deleted is a file that is missing
+    fs::remove_file(fs::canonicalize(first.path.join("model.safetensors")).unwrap()).unwrap();
+    assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err());
+    assert_eq!(setting.offline("hf://org/name", Wanted::Tokenizer).unwrap(), first);
+    setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    assert_eq!(fs::read(first.path.join("model.safetensors")).unwrap(), weights(300_000));
+}
+
+#[test]
+fn a_branch_that_moved_is_seen_and_a_hub_that_is_down_is_not_waited_for() {
+    let setting = Setting::gpt2();
+    let old = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    let commit = COMMIT.replace('0', "f");
+    setting.stand_in.state().commit = commit.clone();
+    setting.stand_in.state().files.insert("config.json".into(), b"{}".to_vec());
+
+    setting.stand_in.take_requests();
+    setting.stand_in.fail("GET /api", Fault::Reset);
+    assert_eq!(setting.fetch("hf://org/name", Wanted::Teacher).unwrap(), old, "from the cache");
+    assert_eq!(setting.stand_in.take_requests().len(), 1);
+
+    let new = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    assert_eq!(new.commit, commit);
+    assert_eq!(fs::read(new.path.join("config.json")).unwrap(), b"{}");
+    assert_eq!(fs::read(old.path.join("config.json")).unwrap(), CONFIG);
+    let requests = setting.stand_in.take_requests();
+    assert!(!requests.iter().any(|r| r.server == "storage"), "the weights are the same blob: {:?}", lines(&requests));
+}
+
+#[test]
+fn revisions_are_one_segment_of_the_address_and_files_are_asked_for_by_commit() {
+    let setting = Setting::gpt2();
+    setting.fetch("hf://org/name@refs/pr/1", Wanted::Tokenizer).unwrap();
+    let requests = setting.stand_in.take_requests();
+    assert_eq!(requests[0].path, "/api/models/org/name/revision/refs%2Fpr%2F1");
+    assert!(requests[1..].iter().all(|r| r.path.starts_with(&format!("/org/name/resolve/{COMMIT}/"))));
+    assert_eq!(fs::read_to_string(setting.repo().join("refs/refs/pr/1")).unwrap(), COMMIT);
+    assert!(setting.offline("hf://org/name@refs/pr/1", Wanted::Tokenizer).is_ok());
+    assert!(setting.offline("hf://org/name", Wanted::Tokenizer).is_err(), "main was never asked for");
+}
+
+#[test]
+fn a_cache_made_by_python_works_offline() {
+    let setting = Setting::new(&[]);
+    let error = setting.offline("hf://org/name", Wanted::Teacher).unwrap_err();
+    assert_eq!((error.kind, error.retryable), (ErrorKind::Usage, false));
+    assert!(error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
+
+    let put = |name: &str, bytes: &[u8]| {
+        fs::create_dir_all(setting.snapshot()).unwrap();
+        fs::write(setting.snapshot().join(name), bytes).unwrap();
+    };
+    fs::create_dir_all(setting.repo().join("refs")).unwrap();
+    fs::write(setting.repo().join("refs/main"), COMMIT).unwrap();
+    put("config.json", CONFIG);
+    put(
+        "model.safetensors.index.json",
+        br#"{"weight_map": {"a": "m-1-of-2.safetensors", "b": "m-2-of-2.safetensors"}}"#,
+    );
+    put("m-1-of-2.safetensors", b"1");
+    assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err(), "a shard is missing");
+    put("m-2-of-2.safetensors", b"2");
+    assert_eq!(setting.offline("hf://org/name", Wanted::Teacher).unwrap().path, setting.snapshot());
+    assert!(setting.offline("hf://org/name", Wanted::Tokenizer).is_err(), "no tokenizer.json");
+    // a ref that says anything else than a commit is none
+    fs::write(setting.repo().join("refs/main"), "../../elsewhere").unwrap();
+    assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err());
+}
+
+#[test]
+fn shards_are_those_of_the_index() {
+    let index =
+        br#"{"weight_map": {"a": "m-1-of-2.safetensors", "b": "m-2-of-2.safetensors", "c": "m-1-of-2.safetensors"}}"#;
+    let setting = Setting::new(&[
+        ("config.json", CONFIG),
+        ("model.safetensors.index.json", index),
+        ("m-1-of-2.safetensors", &weights(100)),
+        ("m-2-of-2.safetensors", &weights(200)),
+        ("other.safetensors", &weights(300)),
+    ]);
+    let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    let there = ["config.json", "m-1-of-2.safetensors", "m-2-of-2.safetensors", "model.safetensors.index.json"];
+    assert_eq!(names(&fetched.path), there);
+
+    setting.stand_in.state().files.remove("m-2-of-2.safetensors");
+    let setting = Setting { cache: TempDir::new().unwrap(), ..setting };
+    setting.refused("hf://org/name", Wanted::Teacher, &["names \"m-2-of-2.safetensors\", which is not there"]);
+}
+
+#[test]
+fn one_gguf_is_fetched_alone() {
+    let setting = Setting::new(&[("config.json", CONFIG), ("q/m.gguf", &weights(9)), ("other.gguf", &weights(8))]);
+    for wanted in [Wanted::Teacher, Wanted::Tokenizer] {
+        let fetched = setting.fetch("hf://org/name/q/m.gguf", wanted).unwrap();
+        assert_eq!(fetched.path, setting.snapshot().join("q/m.gguf"));
+        assert_eq!(fs::read(&fetched.path).unwrap(), weights(9));
+    }
+    assert_eq!(names(&setting.snapshot()), ["q"]);
+    assert!(setting.offline("hf://org/name/q/m.gguf", Wanted::Teacher).is_ok());
+    setting.refused("hf://org/name/no.gguf", Wanted::Teacher, &["no file \"no.gguf\"", "\"other.gguf\""]);
+    setting.refused("hf://org/name", Wanted::Teacher, &["no weights as safetensors", "a .gguf is used when named"]);
+}
+
+#[test]
+fn many_at_once_download_each_file_once() {
+    let setting = Setting::gpt2();
+    let fetched: Vec<_> = thread::scope(|scope| {
+        let all: Vec<_> =
+            (0..8).map(|_| scope.spawn(|| setting.fetch("hf://org/name", Wanted::Teacher).unwrap())).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(fetched.iter().all(|one| *one == fetched[0]));
+    let requests = setting.stand_in.take_requests();
+    assert_eq!(requests.iter().filter(|r| r.server == "storage").count(), 1);
+    assert_eq!(
+        requests.iter().filter(|r| r.method == "GET" && r.path.contains("/resolve/")).count(),
+        4,
+        "3 and a redirect"
+    );
+    assert_eq!(fs::read(fetched[0].path.join("model.safetensors")).unwrap(), weights(300_000));
+}

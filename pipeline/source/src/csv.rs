@@ -1,0 +1,261 @@
+//! Records of CSV files (RFC 4180): quoted fields may hold delimiters, quotes and newlines, and be of any length.
+//!
+//! The first record is the header; a record with another number of fields is bad. Blank lines are no records. Only the text
+//! field is kept, and only it has to be UTF-8. A CSV file has no nulls: an empty field is an empty document.
+
+use std::io;
+
+use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
+use stillhouse_schemas::parse::did_you_mean;
+use stillhouse_schemas::spec::Input;
+
+use super::decode::Cursor;
+use super::list::InputFile;
+use super::records::{Bad, Fault, Records, Start, push};
+use super::spool::Spool;
+use super::store::Store;
+use stillhouse_base::source_error::{SourceError, reason};
+
+const OUTPUT: usize = 64 << 10;
+const ENDS: usize = 256;
+const LARGEST_HEADER: usize = 1 << 20;
+
+/// The parser and where it is.
+struct Parser {
+    cursor: Cursor,
+    csv: Reader,
+    output: Vec<u8>,
+    ends: [usize; ENDS],
+}
+
+impl Parser {
+    fn new(cursor: Cursor, delimiter: u8) -> Self {
+        let csv = ReaderBuilder::new().delimiter(delimiter).build();
+        Self { cursor, csv, output: vec![0; OUTPUT], ends: [0; ENDS] }
+    }
+
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        self.cursor.skip_byte_order_mark()?;
+        loop {
+            let available = self.cursor.fill()?;
+            if available.is_empty() {
+                return Ok(None);
+            }
+            let n = available.iter().position(|b| !matches!(b, b'\r' | b'\n'));
+            let passed = &available[..n.unwrap_or(available.len())];
+            let newlines = memchr::memchr_iter(b'\n', passed).count() as u64;
+            let length = passed.len();
+            self.cursor.newlines += newlines;
+            self.cursor.consume(length);
+            if n.is_some() {
+                self.csv.reset();
+                // an empty line first, so that the parser takes no byte order mark out of the middle of a file
+                self.csv.read_record(b"\n", &mut self.output, &mut self.ends);
+                return Ok(Some(Start { offset: self.cursor.offset, newlines: self.cursor.newlines }));
+            }
+        }
+    }
+
+    /// Passes a record, showing its fields in parts: the number of the field, and bytes of it. Gives the number of fields.
+    ///
+    /// A quoted field that the file ends in is no bad record, which could be skipped: all that comes after the quote would be skipped with it.
+    fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<usize> {
+        let (mut fields, mut before, began) = (0, 0, self.cursor.newlines);
+        loop {
+            let input = self.cursor.fill()?;
+            let at_end = input.is_empty();
+            // the end of the file ends a line, and tells by that whether a quoted field is open: there it ends no record
+            let input = if at_end { b"\n" } else { input };
+            let (result, read, written, ended) = self.csv.read_record(input, &mut self.output, &mut self.ends);
+            if at_end && matches!(result, ReadRecordResult::InputEmpty) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, format!("line {}: {UNTERMINATED}", began + 1)));
+            }
+            if !at_end {
+                self.cursor.newlines += memchr::memchr_iter(b'\n', &input[..read]).count() as u64;
+                self.cursor.consume(read);
+            }
+            let mut from = 0;
+            for end in &self.ends[..ended] {
+                let to = (end - before).min(written);
+                see(fields, &self.output[from..to]);
+                (from, fields) = (to, fields + 1);
+            }
+            if from < written {
+                see(fields, &self.output[from..written]);
+            }
+            before += written;
+            if matches!(result, ReadRecordResult::Record | ReadRecordResult::End) {
+                return Ok(fields);
+            }
+        }
+    }
+}
+
+const UNTERMINATED: &str = "a quoted field begins in this record and the file ends in it; valid: a closing quote";
+
+fn wrong_number(got: usize, names: &[String]) -> String {
+    format!("got {got} fields; valid: {}, as in the header ({})", names.len(), names.join(", "))
+}
+
+/// The names in the header, and the parser after it; none where the file is empty.
+fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Parser), SourceError> {
+    let mut parser = Parser::new(cursor, delimiter);
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut size = 0;
+    if parser.next().map_err(|e| SourceError::from_io(file, e))?.is_some() {
+        parser
+            .record(|field, bytes| {
+                size += bytes.len() + 1;
+                if size <= LARGEST_HEADER {
+                    if names.len() <= field {
+                        names.resize_with(field + 1, Vec::new);
+                    }
+                    names[field].extend_from_slice(bytes);
+                }
+            })
+            .map_err(|e| SourceError::from_io(file, e))?;
+    }
+    if size > LARGEST_HEADER {
+        return Err(SourceError::corrupt(
+            file,
+            format!("line 1: the header has {size} bytes; valid: at most {LARGEST_HEADER}. Is it a CSV file?"),
+        ));
+    }
+    let names = names.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
+    Ok((names, parser))
+}
+
+fn named_twice(file: &InputFile, name: &str) -> SourceError {
+    SourceError::corrupt(&file.path, format!("line 1: two columns are named {name:?}; valid: each name once"))
+}
+
+fn delimiter(input: &Input) -> u8 {
+    input.csv_delimiter.bytes().next().unwrap_or(b',')
+}
+
+/// The names in the header of a file; empty where the file is.
+pub(crate) fn columns(store: &Store, file: &InputFile, input: &Input) -> Result<Vec<String>, SourceError> {
+    let cursor = Cursor::open(store, file, input, 0)?;
+    Ok(header(cursor, &file.path, delimiter(input))?.0)
+}
+
+/// Records after the header.
+pub(crate) struct CsvRecords {
+    parser: Parser,
+    fields: usize,
+    text: usize,
+    names: Vec<String>,
+}
+
+impl CsvRecords {
+    /// Reads the header, then goes to `start`, which must be 0 or where a record begins.
+    pub fn open(store: &Store, file: &InputFile, input: &Input, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let cursor = Cursor::open_range(store, file, input, (0, end))?;
+        let (names, mut parser) = header(cursor, &file.path, delimiter(input))?;
+        let text = names.iter().position(|n| *n == input.text);
+        let text = match text {
+            Some(text) => text,
+            None if names.is_empty() => 0,
+            None => {
+                return Err(SourceError::corrupt(
+                    &file.path,
+                    format!(
+                        "line 1: no column {:?}, which `input.text` names; columns: {}{}",
+                        input.text,
+                        names.join(", "),
+                        did_you_mean(&input.text, &names.iter().map(String::as_str).collect::<Vec<_>>())
+                    ),
+                ));
+            }
+        };
+        if names.iter().filter(|name| **name == input.text).count() > 1 {
+            return Err(named_twice(file, &input.text));
+        }
+        if start > parser.cursor.offset {
+            parser.cursor = parser.cursor.forward(store, file, input, (start, end))?;
+        }
+        if start > 0 {
+            parser.cursor.newlines = 0;
+        }
+        Ok(Self { parser, fields: names.len(), text, names })
+    }
+}
+
+impl Records for CsvRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        self.parser.next()
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        let newlines = self.parser.cursor.newlines;
+        let (wanted, mut valid, mut fault) = (self.text, true, None);
+        let fields = self.parser.record(|field, bytes| {
+            if field == wanted && valid && fault.is_none() {
+                match push(text, bytes) {
+                    Ok(bad) => valid = bad.is_none(),
+                    Err(e) => fault = Some(e),
+                }
+            }
+        })?;
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
+        let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
+        if fields != self.fields {
+            return bad(reason::FIELDS, wrong_number(fields, &self.names));
+        }
+        if !valid || !text.is_whole() {
+            return bad(reason::UTF8, "got bytes in the text field that are not UTF-8; valid: text in UTF-8".into());
+        }
+        Ok(Ok(()))
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        self.parser.record(|_, _| {}).map(|_| ())
+    }
+
+    fn offset(&self) -> u64 {
+        self.parser.cursor.offset
+    }
+}
+
+/// Whole records after the header, for queries.
+pub(crate) struct CsvRows {
+    parser: Parser,
+    pub names: Vec<String>,
+}
+
+impl CsvRows {
+    pub fn open(store: &Store, file: &InputFile, input: &Input) -> Result<Self, SourceError> {
+        let (names, parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
+        if let Some(name) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])).map(|i| &names[i]) {
+            return Err(named_twice(file, name));
+        }
+        Ok(Self { parser, names })
+    }
+
+    /// The fields of the next record, and the newlines of the file before it; bytes past `most` are left out, and the record is bad.
+    pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), Bad>)>> {
+        if self.parser.next()?.is_none() {
+            return Ok(None);
+        }
+        let newlines = self.parser.cursor.newlines;
+        fields.iter_mut().for_each(Vec::clear);
+        let (mut bytes, wanted) = (0, self.names.len());
+        fields.resize_with(wanted, Vec::new);
+        let got = self.parser.record(|field, part| {
+            bytes += part.len();
+            if field < wanted && bytes <= most {
+                fields[field].extend_from_slice(part);
+            }
+        })?;
+        let bad = if got != wanted {
+            Some((reason::FIELDS, wrong_number(got, &self.names)))
+        } else if bytes > most {
+            Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {most}")))
+        } else {
+            None
+        };
+        Ok(Some((newlines, bad.map_or(Ok(()), |(reason, message)| Err(Bad { reason, message, newlines })))))
+    }
+}

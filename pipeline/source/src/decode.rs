@@ -1,0 +1,228 @@
+//! The decompressed bytes of a file, with the offset and the newlines passed.
+//!
+//! Opening a compressed file at an offset costs decompressing what is between the last checkpoint before it ([`super::checkpoints`]) and
+//! there: about 1 MB of gzip that was read before. A frame of Zstandard is decompressed from its start.
+
+use std::io::{self, BufRead};
+use std::sync::PoisonError;
+
+use stillhouse_schemas::spec::{Compression, Input, InputFormat};
+
+use super::decompress::Decompressor;
+use super::list::InputFile;
+use super::sniff;
+use super::store::{ObjectReader, Store};
+use stillhouse_base::source_error::SourceError;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Compression of a file: never `Auto`.
+pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
+    if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Codes) {
+        return Compression::None;
+    }
+    match input.compression {
+        Compression::Auto => match file.path.rsplit_once('.').map(|(_, e)| e.to_ascii_lowercase()).as_deref() {
+            Some("gz" | "gzip" | "tgz") => Compression::Gzip,
+            Some("zst" | "zstd") => Compression::Zstd,
+            _ => Compression::None,
+        },
+        given => given,
+    }
+}
+
+/// A place in the decompressed bytes of a file.
+pub(crate) struct Cursor {
+    reader: Box<dyn BufRead + Send>,
+    /// Bytes passed, from the start of the file.
+    pub offset: u64,
+    /// Newlines passed since this cursor was opened; the record readers count them.
+    pub newlines: u64,
+}
+
+impl Cursor {
+    /// Opens a file at an offset of its decompressed bytes.
+    pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
+        Self::open_range(store, file, input, (start, u64::MAX))
+    }
+
+    /// Opens a file at an offset of its decompressed bytes, to read up to about another. Of a compressed file, whose stored bytes do
+    /// not tell where that is, one chunk more may be fetched.
+    pub fn open_range(
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        (start, end): (u64, u64),
+    ) -> Result<Self, SourceError> {
+        let how = compression(file, input);
+        let io = |e| SourceError::from_io(&file.path, e);
+        if how == Compression::None {
+            let mut reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+            if start == 0
+                && let Some(wrong) = sniff::stored(reader.fill_buf().map_err(io)?, file, input)
+            {
+                return Err(wrong);
+            }
+            return Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 });
+        }
+        if file.size == 0 {
+            let name = if how == Compression::Gzip { "gzip" } else { "Zstandard" };
+            return Err(SourceError::corrupt(
+                &file.path,
+                format!("is cut off: got 0 bytes, which is not a {name} file"),
+            ));
+        }
+        let checkpoints = store.checkpoints(file);
+        // of several readers that would decompress the same, one does, and the others wait for the checkpoints that this yields;
+        // Zstandard has none inside of a frame
+        let turn = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.turn(file, start));
+        let _turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut cursor = match checkpoints.and_then(|all| all.before(file, start)) {
+            Some(from) => {
+                let reader = Box::new(Decompressor::resume(store, file, how, &from).map_err(io)?);
+                Self { reader, offset: from.decompressed, newlines: 0 }
+            }
+            None => Self::at_start(store, file, input, how)?,
+        };
+        cursor.skip_to(start).map_err(io)?;
+        Ok(cursor)
+    }
+
+    /// Opens a file as it is stored at an offset, to read up to about another.
+    pub fn stored(store: &Store, file: &InputFile, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+        Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 })
+    }
+
+    fn at_start(store: &Store, file: &InputFile, input: &Input, how: Compression) -> Result<Self, SourceError> {
+        let io = |e| SourceError::from_io(&file.path, e);
+        let mut raw = ObjectReader::new(store, &file.location, file.size, 0);
+        if let Some(wrong) = sniff::stored(raw.fill_buf().map_err(io)?, file, input) {
+            return Err(wrong);
+        }
+        let reader = Box::new(Decompressor::new(store, file, how, raw).map_err(io)?);
+        let mut cursor = Self { reader, offset: 0, newlines: 0 };
+        if let Some(wrong) = sniff::decompressed(cursor.fill().map_err(io)?, file) {
+            return Err(wrong);
+        }
+        Ok(cursor)
+    }
+
+    /// Goes on to an offset of the same file: passes what is before it, or opens the file there, where that costs less.
+    pub fn forward(
+        mut self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        (start, end): (u64, u64),
+    ) -> Result<Self, SourceError> {
+        let nearer = |from: u64| from > self.offset;
+        let opens = match compression(file, input) {
+            Compression::None => true,
+            Compression::Gzip => store.checkpoints(file).is_some(),
+            _ => {
+                store.checkpoints(file).and_then(|all| all.before(file, start)).is_some_and(|p| nearer(p.decompressed))
+            }
+        };
+        if opens {
+            return Self::open_range(store, file, input, (start, end));
+        }
+        self.skip_to(start).map_err(|e| SourceError::from_io(&file.path, e))?;
+        Ok(self)
+    }
+
+    /// What can be seen without waiting for more; empty at the end of the file.
+    pub fn fill(&mut self) -> io::Result<&[u8]> {
+        loop {
+            match self.reader.fill_buf() {
+                Ok(_) => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.reader.fill_buf()
+    }
+
+    /// Passes bytes that [`Cursor::fill`] has shown.
+    pub fn consume(&mut self, n: usize) {
+        self.reader.consume(n);
+        self.offset += n as u64;
+    }
+
+    /// Passes bytes up to an offset, or to the end of the file.
+    pub fn skip_to(&mut self, offset: u64) -> io::Result<()> {
+        while self.offset < offset {
+            let available = self.fill()?.len() as u64;
+            if available == 0 {
+                break;
+            }
+            self.consume(available.min(offset - self.offset) as usize);
+        }
+        Ok(())
+    }
+
+    /// Passes the rest of a line and its newline; what it shows goes to `see`.
+    pub fn finish_line(&mut self, mut see: impl FnMut(&[u8])) -> io::Result<()> {
+        loop {
+            let available = self.fill()?;
+            if available.is_empty() {
+                return Ok(());
+            }
+            let end = memchr::memchr(b'\n', available);
+            see(&available[..end.unwrap_or(available.len())]);
+            let n = end.map_or(available.len(), |i| i + 1);
+            self.consume(n);
+            if end.is_some() {
+                self.newlines += 1;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes the byte order mark, where this is the start of a file that has one.
+    pub fn skip_byte_order_mark(&mut self) -> io::Result<()> {
+        if self.offset != 0 {
+            return Ok(());
+        }
+        let available = self.fill()?;
+        if available.len() >= 3 {
+            if available.starts_with(BYTE_ORDER_MARK) {
+                self.consume(3);
+            }
+            return Ok(());
+        }
+        let mut head = Vec::new();
+        while head.len() < 3 {
+            let available = self.reader.fill_buf()?;
+            if available.is_empty() {
+                break;
+            }
+            let n = available.len().min(3 - head.len());
+            head.extend_from_slice(&available[..n]);
+            self.reader.consume(n);
+        }
+        if head == BYTE_ORDER_MARK {
+            self.offset = 3;
+        } else {
+            let rest = std::mem::replace(&mut self.reader, Box::new(io::empty()));
+            self.reader = Box::new(io::Read::chain(io::Cursor::new(head), rest));
+        }
+        Ok(())
+    }
+
+    /// Newlines from here up to an offset.
+    pub fn count_newlines(&mut self, until: u64) -> io::Result<u64> {
+        let mut count = 0;
+        while self.offset < until {
+            let left = until - self.offset;
+            let available = self.fill()?;
+            if available.is_empty() {
+                break;
+            }
+            let n = (available.len() as u64).min(left) as usize;
+            count += memchr::memchr_iter(b'\n', &available[..n]).count() as u64;
+            self.consume(n);
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,163 @@
+//! A check before work begins: the first records of the files are what the job says they are.
+//!
+//! Cost: on a disk the first bytes of at most [`MOST_LOOKED_INTO`] files, in stores of at most [`MOST_IN_STORES`], evenly spread over the list. What is not
+//! looked into here is told when it is read.
+
+use std::collections::BTreeMap;
+
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{Input, InputFormat, OnError};
+
+use super::list::InputFile;
+use super::records::{self, Fault};
+use super::spool::Spool;
+use super::store::Store;
+use super::{ipc, numbers, parquet_rows, read_split};
+use stillhouse_base::source_error::{RecordPosition, SourceError};
+
+/// Files of stores that are looked into: each costs a request or two.
+const MOST_IN_STORES: usize = 32;
+/// Files of a disk that are looked into: a small fraction of a second.
+pub(super) const MOST_LOOKED_INTO: usize = 10_000;
+/// Problems told; the first are enough to see what is wrong.
+const MOST_PROBLEMS: usize = 5;
+/// Records that all have to be bad before a file is warned of, where bad ones may be skipped.
+const FEW: usize = 16;
+/// Stored bytes of a file that are looked at.
+const HEAD_BYTES: u64 = 1 << 20;
+
+/// What the first records of the files say.
+#[derive(Debug, Default)]
+pub struct FirstRecords {
+    /// Files that a run would fail at, at once: their first record is bad, or the file is damaged.
+    pub problems: Vec<Problem>,
+    /// Files whose first records would all be skipped, by the reason.
+    pub skipped: Vec<(String, String)>,
+    /// Files that were looked into.
+    pub files: usize,
+}
+
+/// Reads the first record of the files (of 10,000 of a disk, of 32 in stores); where bad records are skipped, the first few.
+/// `tell` is told how many of how many files are done.
+///
+/// # Errors
+/// When a store does not answer: that is no problem of the job.
+pub fn first_records(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    report: &dyn Fn(usize, usize),
+) -> Result<FirstRecords, SourceError> {
+    let mut found = FirstRecords::default();
+    let chosen = chosen(store, files, input);
+    for (i, file) in chosen.iter().enumerate() {
+        if found.problems.len() >= MOST_PROBLEMS {
+            break;
+        }
+        report(i, chosen.len());
+        found.files += 1;
+        match first(store, files, file, input) {
+            Ok(None) => {}
+            Ok(Some(reason)) => found.skipped.push((file.path.clone(), reason)),
+            Err(e) if e.retryable() => return Err(e),
+            Err(e) => found.problems.push(Problem::missing("input.paths", e.to_string())),
+        }
+    }
+    Ok(found)
+}
+
+/// Some files of the disk, and fewer of those in stores. Of images, which may be a file each, fewer anywhere.
+fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
+    let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
+    let all_far = files.iter().filter(|file| far(file)).count();
+    let every = |all: usize, most: usize| all.div_ceil(most).max(1);
+    let steps = [every(files.len() - all_far, MOST_LOOKED_INTO), every(all_far, MOST_IN_STORES)];
+    let mut numbers = [0, 0];
+    let mut wanted = |file: &InputFile| {
+        let of = usize::from(far(file));
+        numbers[of] += 1;
+        (numbers[of] - 1) % steps[of] == 0
+    };
+    files.iter().filter(|file| wanted(file)).collect()
+}
+
+/// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
+fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+    if input.is_rows() {
+        return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
+    }
+    let groups = match input.format() {
+        InputFormat::Parquet => parquet_rows::row_groups(store, file, &input.text)?,
+        InputFormat::Arrow => ipc::row_groups(store, file)?,
+        _ => return of_bytes(store, file, input),
+    };
+    let rows: u64 = groups.iter().map(|group| group.rows).sum();
+    let few = if input.on_error == OnError::Fail { 1 } else { FEW as u64 };
+    let split = SplitRecord {
+        split: SplitId(0),
+        dataset_split: String::new(),
+        keys: None,
+        appended: 0,
+        place: None,
+        pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
+    };
+    if rows == 0 {
+        return Ok(None);
+    }
+    let read = read_split(store, std::slice::from_ref(file), &split, input, &mut |_| Ok(()))?;
+    Ok(if read.documents == 0 { read.skipped.into_keys().next() } else { None })
+}
+
+fn of_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+    let head = InputFile { size: file.size.min(HEAD_BYTES), ..file.clone() };
+    let cut = head.size < file.size;
+    match read_head(store, &head, input) {
+        Ok(Head { ended_at, .. }) if cut && ended_at >= head.size => Ok(None),
+        Ok(Head { good: true, .. }) => Ok(None),
+        Ok(head) => Ok(head.skipped.into_keys().next()),
+        // the cut may be what it complains of
+        Err(SourceError::Corrupt { .. }) if cut => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+struct Head {
+    /// Whether a record is a document.
+    good: bool,
+    skipped: BTreeMap<String, u64>,
+    /// Where the last record that was read ended.
+    ended_at: u64,
+}
+
+fn read_head(store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
+    let fault = |e| SourceError::from_io(&file.path, e);
+    let (mut records, _) = records::open(store, file, input, (0, u64::MAX))?;
+    let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
+    let mut head = Head { good: false, skipped: BTreeMap::new(), ended_at: 0 };
+    for _ in 0..FEW {
+        if records.next().map_err(fault)?.is_none() {
+            break;
+        }
+        text.clear().map_err(SourceError::spool)?;
+        let outcome = records.read(&mut text).map_err(|e| match e {
+            Fault::Input(e) => fault(e),
+            Fault::Spool(e) => SourceError::spool(e),
+        })?;
+        head.ended_at = records.offset();
+        match outcome {
+            Ok(()) => {
+                head.good = true;
+                break;
+            }
+            Err(_) if head.ended_at >= file.size && file.size == HEAD_BYTES => break,
+            Err(bad) if input.on_error == OnError::Fail => {
+                let (position, reason, message) = (RecordPosition::Line(1 + bad.newlines), bad.reason, bad.message);
+                return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
+            }
+            Err(bad) => *head.skipped.entry(bad.reason.into()).or_default() += 1,
+        }
+    }
+    Ok(head)
+}

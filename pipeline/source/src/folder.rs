@@ -1,0 +1,168 @@
+//! A folder of this machine: what is in it, name by name, so that one that cannot be read harms no other.
+//!
+//! A name that is not UTF-8 or has control characters has no place in a job's listing, in manifests and in messages: it is told, escaped, where it
+//! would be read. So is a link that leads nowhere, in a circle, or out of what is allowed.
+
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path as DiskPath;
+use std::time::UNIX_EPOCH;
+
+use object_store::ObjectMeta;
+use object_store::path::{Path, PathPart};
+
+use super::list::Admits;
+use stillhouse_base::storage::Location;
+
+/// What is in a folder.
+pub(super) enum Child {
+    Folder(Path),
+    File(ObjectMeta),
+    /// A pipe, a device or a socket.
+    Odd(Path),
+    /// What it is that cannot be read, and why; `folder`: it is one, or could be.
+    Unreadable {
+        message: String,
+        folder: bool,
+    },
+}
+
+/// What a file is, as the store of the disk says it; `None` where there is none, or a folder.
+pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, String> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(None),
+        Ok(found) if has_hidden_bytes(&found, path) => Err(HIDDEN_BYTES.into()),
+        Ok(found) => Ok(Some(of_metadata(&found, location.clone()))),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(describe(&e)),
+    }
+}
+
+const HIDDEN_BYTES: &str = "has 0 bytes by what the system says and holds some all the same, as files of /proc do; valid: a copy of it on a disk";
+
+/// Whether a file holds bytes that its size does not tell: nothing of it would be read, without a word.
+fn has_hidden_bytes(found: &Metadata, path: &DiskPath) -> bool {
+    let reads = || fs::File::open(path).and_then(|mut file| file.read(&mut [0]));
+    found.is_file() && found.len() == 0 && reads().is_ok_and(|read| read > 0)
+}
+
+fn of_metadata(found: &Metadata, location: Path) -> Child {
+    match (found.is_dir(), found.is_file()) {
+        (true, _) => Child::Folder(location),
+        (_, true) => Child::File(meta(found, location)),
+        _ => Child::Odd(location),
+    }
+}
+
+/// As `object_store` makes it, which would have to open the file for it.
+pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
+    let modified = found.modified().unwrap_or(UNIX_EPOCH);
+    let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let (inode, size) = (found.ino(), found.len());
+    let e_tag = Some(format!("{inode:x}-{micros:x}-{size:x}"));
+    ObjectMeta { location, last_modified: modified.into(), size, e_tag, version: None }
+}
+
+/// What is in a folder, by name: those that are wanted. What is not there is empty, as in a store.
+pub(super) fn children(
+    folder: &DiskPath,
+    location: &Path,
+    display: &str,
+    wanted: &dyn Fn(&str) -> bool,
+    admits: Admits<'_>,
+) -> Result<Vec<(String, Child)>, String> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(e) => return Err(format!("cannot list {}: {}", folder.display(), describe(&e))),
+    };
+    let mut children = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| format!("cannot list {}: {}", folder.display(), describe(&e)))?;
+        let name = entry.file_name();
+        let shown = name.to_string_lossy();
+        if !wanted(&shown) {
+            continue;
+        }
+        let child = child(&entry, &name, location, display, admits)
+            .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
+        children.push((shown.into_owned(), child));
+    }
+    // two names that are not UTF-8 may be shown alike
+    children.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(children)
+}
+
+fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, admits: Admits<'_>) -> io::Result<Child> {
+    let unreadable =
+        |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
+    let is_link = entry.file_type()?.is_symlink();
+    if is_link && let Err(message) = admits(&Location::Disk(entry.path())) {
+        return unreadable(&format!("is a link: {message}"), true);
+    }
+    // of what is no link the folder that is open already is asked, which needs no walk along the path
+    let found = match if is_link { fs::metadata(entry.path()) } else { entry.metadata() } {
+        Ok(found) => found,
+        // removed since it was listed
+        Err(e) if !is_link && e.kind() == ErrorKind::NotFound => return unreadable("is gone", false),
+        Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
+        Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
+    };
+    if is_link && found.is_dir() && leads_back(&entry.path()) {
+        return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
+    }
+    if has_hidden_bytes(&found, &entry.path()) {
+        return unreadable(HIDDEN_BYTES, false);
+    }
+    let part = name.to_str().and_then(|name| PathPart::parse(name).ok());
+    let Some(part) = part else {
+        return unreadable("has a name that is not UTF-8 or has control characters; valid: rename it", found.is_dir());
+    };
+    let at: Path = location.parts().chain([part]).collect();
+    Ok(of_metadata(&found, at))
+}
+
+/// Whether a link to a folder leads to one of those that it was found through.
+fn leads_back(link: &DiskPath) -> bool {
+    let Ok(target) = link.canonicalize() else { return false };
+    link.ancestors().skip(1).any(|folder| folder.canonicalize().is_ok_and(|folder| folder == target))
+}
+
+/// A name as it can be shown on one line, in quotes.
+fn escaped(display: &str, name: &OsStr) -> String {
+    let name = format!("{name:?}");
+    format!("\"{display}{}\"", name.trim_start_matches('"').trim_end_matches('"'))
+}
+
+/// What the system says, without its number.
+fn describe(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "permission denied".into(),
+        _ => {
+            let text = error.to_string();
+            text.split(" (os error").next().unwrap_or_default().to_lowercase()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_is_reported_as_the_store_reports_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("a ü.txt");
+        fs::write(&path, "text").unwrap();
+        let location = Path::from_absolute_path(&path).unwrap();
+        let store = object_store::local::LocalFileSystem::new();
+        let Ok(Some(Child::File(found))) = file(&path, &location) else { panic!("no file") };
+        assert_eq!(found, store.head(&location).await.unwrap());
+        let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
+        assert!(matches!(listed.as_slice(), [(name, Child::File(meta))] if name == "a ü.txt" && meta.size == 4));
+    }
+}

@@ -1,0 +1,278 @@
+//! The holdouts: which documents are of which data set split.
+//!
+//! ```text
+//!   segments ─┬─ the last N records, cut off ─────────────────────────────────► a data set split each
+//!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► a data set split each
+//!                                                 ├─ documents: the N smallest keys after that
+//!                                                 └─ every other key ─────────────► train
+//! ```
+//!
+//! A document's key is a hash of the job's seed and its text, so what a share takes does not depend on the files, the splits or the other documents,
+//! and copies of a text are together. Counting goes back from the end, segment by segment, and reads only the segments
+//! that are needed. Finding the N smallest keys reads all of the input once; memory: 64 bytes for each of the N.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use stillhouse_schemas::manifest::{KEYS, KeyRange, Range, SplitRecord};
+use stillhouse_schemas::spec::{Holdout, Input};
+
+use super::list::InputFile;
+use super::plan::Segment;
+use super::read::{TRAIN, read_keys};
+use super::store::Store;
+use super::{numbers, records};
+use stillhouse_base::source_error::SourceError;
+
+/// What becomes the splits of one data set split.
+pub(crate) struct Part {
+    pub dataset_split: String,
+    pub segments: Vec<Segment>,
+    pub keys: Option<KeyRange>,
+}
+
+/// The data set splits: `train`, then the holdouts by name.
+pub(crate) fn parts(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    seed: u64,
+    segments: Vec<Segment>,
+) -> Result<Vec<Part>, SourceError> {
+    let mut rest = segments;
+    let mut held = BTreeMap::new();
+    let mut before = 0;
+    for (name, n) in entries(input, |h| h.last_documents).rev() {
+        let field = format!("input.holdout.{name}.last_documents");
+        let (left, tail) = cut_off(store, files, input, rest, (n, before), &field)?;
+        (rest, before) = (left, before + n);
+        held.insert(name, (tail, None));
+    }
+    let mut bound = 0;
+    let mut sum = 0.0;
+    for (name, share) in entries(input, |h| h.share) {
+        sum += share;
+        let end = (sum * KEYS) as u64;
+        held.insert(
+            name,
+            (rest.clone(), Some(KeyRange { seed, first: bound, last: end.saturating_sub(1).max(bound) })),
+        );
+        bound = end;
+    }
+    let counts: Vec<(&str, u64)> = entries(input, |h| h.documents).collect();
+    if !counts.is_empty() {
+        let total = counts.iter().map(|(_, n)| n).sum();
+        let smallest =
+            smallest_keys(store, files, input, &rest, KeyRange { seed, first: bound, last: u64::MAX }, total)?;
+        let mut keys = smallest.into_iter();
+        for (name, n) in counts {
+            let last = keys.nth(n as usize - 1).unwrap_or(bound);
+            held.insert(name, (rest.clone(), Some(KeyRange { seed, first: bound, last })));
+            bound = last.saturating_add(1);
+        }
+    }
+    let keys = (bound > 0).then_some(KeyRange { seed, first: bound, last: u64::MAX });
+    let train = Part { dataset_split: TRAIN.into(), segments: rest, keys };
+    let held = held.into_iter().map(|(name, (segments, keys))| Part { dataset_split: name.into(), segments, keys });
+    Ok([train].into_iter().chain(held).collect())
+}
+
+/// The data set splits of segments that are appended to what these splits read: the documents with the same keys.
+pub(crate) fn parts_as(input: &Input, splits: &[SplitRecord], segments: &[Segment]) -> Vec<Part> {
+    let is_cut_off = |name: &str| input.holdout.get(name).is_some_and(|h| h.last_documents.is_some());
+    let mut seen = BTreeSet::new();
+    let first_of_each = splits.iter().filter(|split| seen.insert(split.dataset_split.as_str()));
+    first_of_each
+        .filter(|split| !is_cut_off(&split.dataset_split))
+        .map(|split| Part { dataset_split: split.dataset_split.clone(), segments: segments.to_vec(), keys: split.keys })
+        .collect()
+}
+
+/// The holdouts with a value for this rule, by name.
+fn entries<T>(input: &Input, rule: impl Fn(&Holdout) -> Option<T>) -> impl DoubleEndedIterator<Item = (&str, T)> {
+    input.holdout.iter().filter_map(move |(name, holdout)| Some((name.as_str(), rule(holdout)?)))
+}
+
+/// The `n` smallest keys of the range that documents have, and no fewer.
+fn smallest_keys(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    segments: &[Segment],
+    range: KeyRange,
+    n: u64,
+) -> Result<BTreeSet<u64>, SourceError> {
+    // one more, so that something is known to be left for train
+    let most = n as usize + 1;
+    let smallest = Mutex::new(BTreeSet::new());
+    let bound = AtomicU64::new(u64::MAX);
+    let add = |key: u64| {
+        if !range.holds(key) || key > bound.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut smallest = smallest.lock().unwrap_or_else(PoisonError::into_inner);
+        smallest.insert(key);
+        if smallest.len() > most {
+            smallest.pop_last();
+        }
+        if let Some(last) = smallest.last().filter(|_| smallest.len() == most) {
+            bound.store(*last, Ordering::Relaxed);
+        }
+    };
+    for_each_segment(segments, |segment| {
+        read_keys(store, files, &files[segment.file], segment.range, input, range.seed, &mut |key| add(key))
+    })?;
+    let mut keys = smallest.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if keys.len() < most {
+        let fields: Vec<String> =
+            entries(input, |h| h.documents).map(|(name, _)| format!("input.holdout.{name}.documents")).collect();
+        return Err(SourceError::Plan {
+            field: fields.join(" and "),
+            message: format!(
+                "got {n}, but the input has {} different documents that no other holdout takes; valid: fewer than that, \
+                 so that something is left for train",
+                keys.len()
+            ),
+        });
+    }
+    keys.pop_last();
+    Ok(keys)
+}
+
+/// Looks at all segments, on as many threads as the machine has cores; the error is that of the first one that failed.
+fn for_each_segment(
+    segments: &[Segment],
+    look: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
+) -> Result<(), SourceError> {
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(segments.len().max(1));
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let errors: Mutex<BTreeMap<usize, SourceError>> = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let i = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(segment) = segments.get(i)
+                    && !failed.load(Ordering::Relaxed)
+                {
+                    if let Err(e) = look(segment) {
+                        failed.store(true, Ordering::Relaxed);
+                        errors.lock().unwrap_or_else(PoisonError::into_inner).insert(i, e);
+                    }
+                }
+            });
+        }
+    });
+    errors.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first().map_or(Ok(()), |(_, first)| Err(first))
+}
+
+/// What comes before the last `n` records, and those records; `before` records after them are held already.
+fn cut_off(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    mut segments: Vec<Segment>,
+    (n, before): (u64, u64),
+    field: &str,
+) -> Result<(Vec<Segment>, Vec<Segment>), SourceError> {
+    let mut held = Vec::new();
+    let mut left = n;
+    while left > 0 {
+        let Some(mut segment) = segments.pop() else { break };
+        let records = count(store, files, input, &segment)?;
+        segment.records = Some(records);
+        if records > left {
+            let (before, after) = cut(store, files, input, &segment, records - left)?;
+            segments.push(before);
+            held.push(after);
+            left = 0;
+        } else {
+            left -= records;
+            held.push(segment);
+        }
+    }
+    let mut train = false;
+    for segment in segments.iter().rev() {
+        if count(store, files, input, segment)? > 0 {
+            train = true;
+            break;
+        }
+    }
+    if left > 0 || !train {
+        let others = if before > 0 { format!(", {before} of them held out by others") } else { String::new() };
+        return Err(SourceError::Plan {
+            field: field.into(),
+            message: format!(
+                "got {n}, but the input has {} records{others}; valid: fewer than that, so that something is left for train",
+                n - left + before
+            ),
+        });
+    }
+    held.reverse();
+    Ok((segments, held))
+}
+
+fn bytes(range: Range) -> (u64, u64) {
+    match range {
+        Range::Bytes { start, end, .. } | Range::Rows { start, end } => (start, end),
+    }
+}
+
+fn count(store: &Store, files: &[InputFile], input: &Input, segment: &Segment) -> Result<u64, SourceError> {
+    if let Some(records) = segment.records {
+        return Ok(records);
+    }
+    let file = &files[segment.file];
+    let wrong = |e| SourceError::from_io(&file.path, e);
+    let (start, end) = bytes(segment.range);
+    let (mut records, _) = records::open(store, file, input, (start, end))?;
+    let mut count = 0;
+    while let Some(at) = records.next().map_err(wrong)?
+        && at.offset < end
+    {
+        count += 1;
+        records.skip().map_err(wrong)?;
+    }
+    Ok(count)
+}
+
+/// Cuts a segment before its record of this number, counted from 0.
+fn cut(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    segment: &Segment,
+    record: u64,
+) -> Result<(Segment, Segment), SourceError> {
+    let file = &files[segment.file];
+    let wrong = |e| SourceError::from_io(&file.path, e);
+    let (before, after) = match segment.range {
+        Range::Rows { start, end } => {
+            let at = start + record;
+            (Range::Rows { start, end: at }, Range::Rows { start: at, end })
+        }
+        Range::Bytes { start, end, .. } if input.is_rows() => {
+            let at = numbers::offset_of(store, file, input, (start, end), record)?;
+            (Range::Bytes { start, end: at, line: None }, Range::Bytes { start: at, end, line: None })
+        }
+        Range::Bytes { start, end, line } => {
+            let (mut records, _) = records::open(store, file, input, (start, end))?;
+            for _ in 0..record {
+                records.next().map_err(wrong)?;
+                records.skip().map_err(wrong)?;
+            }
+            let at = records.next().map_err(wrong)?;
+            let (offset, newlines) = at.map_or((end, 0), |at| (at.offset, at.newlines));
+            let after = Range::Bytes { start: offset, end, line: line.map(|l| l + newlines) };
+            (Range::Bytes { start, end: offset, line }, after)
+        }
+    };
+    let (from, to) = bytes(segment.range);
+    let records = segment.records.unwrap_or(record);
+    let part = |range: Range, records: u64| {
+        let (start, end) = bytes(range);
+        let weight = u128::from(segment.weight) * u128::from(end - start) / u128::from((to - from).max(1));
+        Segment { file: segment.file, range, weight: weight as u64, records: Some(records) }
+    };
+    Ok((part(before, record), part(after, records - record)))
+}

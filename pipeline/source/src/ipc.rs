@@ -1,0 +1,378 @@
+//! Rows of Arrow IPC: the file format and the stream format (what Hugging Face `datasets` writes), bodies compressed or not.
+//!
+//! Both are messages, of which the headers (bodies are not read) tell where each record batch is and how many rows it has; then
+//! the batches that a range needs are read one at a time, and only the text column is decoded.
+//!
+//! Memory: one record batch with all its columns, as stored, and the dictionaries of the file.
+//! Invalid UTF-8 inside a string column breaks the Arrow format itself: the file is corrupt, whatever `on_error` says.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
+use arrow::buffer::{Buffer, NullBuffer};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Fields, SchemaRef};
+use arrow::error::ArrowError;
+use arrow::ipc::convert::fb_to_schema;
+use arrow::ipc::reader::FileDecoder;
+use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_message};
+
+use stillhouse_schemas::spec::InputFormat;
+
+use super::list::InputFile;
+use super::parquet_rows::{Cell, RowGroup};
+use super::range::Rows;
+use super::sniff;
+use super::store::{Chunks, FIRST_CHUNK, Store};
+use stillhouse_base::source_error::SourceError;
+
+const MAGIC: &[u8] = b"ARROW1";
+const CONTINUATION: [u8; 4] = [0xff; 4];
+const LARGEST_HEADER: u64 = 256 << 20;
+
+/// A message of the file after the schema.
+struct Message {
+    block: Block,
+    dictionary: bool,
+    rows: u64,
+}
+
+/// What is in a file.
+struct Index {
+    schema: SchemaRef,
+    version: MetadataVersion,
+    messages: Vec<Message>,
+}
+
+fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
+    SourceError::corrupt(&file.path, format!("cannot be read as Arrow IPC: {error}"))
+}
+
+fn unread(file: &InputFile, source: object_store::Error) -> SourceError {
+    SourceError::of_store(&file.path, source)
+}
+
+fn within(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {
+    let end = start.saturating_add(length);
+    match end <= file.size {
+        true => Ok(end),
+        false => Err(wrong(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size))),
+    }
+}
+
+fn get(store: &Store, file: &InputFile, start: u64, length: u64) -> Result<Buffer, SourceError> {
+    let end = within(file, start, length)?;
+    store.get(&file.location, start, end).map(Buffer::from).map_err(|e| unread(file, e))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// A message's header, and where its body is.
+fn message(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
+    if at.saturating_add(4) > file.size {
+        return Ok(None);
+    }
+    let get = |start: u64, length: u64| {
+        within(file, start, length)?;
+        chunks.fetch(start, length, FIRST_CHUNK).map_err(|e| unread(file, e))
+    };
+    let prefix = get(at, 8.min(file.size - at))?;
+    let prefix_length = if prefix.starts_with(&CONTINUATION) { 8 } else { 4 };
+    let length = u32_at(&prefix, prefix_length - 4).map_or(0, u64::from);
+    if length == 0 {
+        return Ok(None);
+    }
+    if length > LARGEST_HEADER {
+        return Err(wrong(file, format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?")));
+    }
+    let header = Buffer::from(get(at + prefix_length as u64, length)?);
+    let body = root_as_message(&header).map_err(|e| wrong(file, e))?.bodyLength().max(0);
+    Ok(Some((header, Block::new(at as i64, (prefix_length as u64 + length) as i32, body))))
+}
+
+fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, SourceError> {
+    let message = root_as_message(header).map_err(|e| wrong(file, e))?;
+    let dictionary = message.header_type() == MessageHeader::DictionaryBatch;
+    let rows = message.header_as_record_batch().map_or(0, |b| b.length().max(0) as u64);
+    Ok(Message { block, dictionary, rows })
+}
+
+/// What is in a file.
+fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
+    index.map_err(|e| match e {
+        SourceError::Corrupt { .. } => sniff::other_format(store, file, InputFormat::Arrow).unwrap_or(e),
+        other => other,
+    })
+}
+
+/// The file format: its footer tells where the schema, the dictionaries and the record batches are.
+fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
+    let length = u32_at(&tail, 0).map_or(0, u64::from);
+    if !tail.ends_with(MAGIC) || length + 18 > file.size {
+        return Err(wrong(file, "is cut off: it begins as an Arrow file, but does not end with its footer"));
+    }
+    let bytes = get(store, file, file.size - length - 10, length)?;
+    let footer = root_as_footer(&bytes).map_err(|e| wrong(file, e))?;
+    let schema = footer.schema().ok_or_else(|| wrong(file, "its footer has no schema"))?;
+    let chunks = Chunks::new(store, &file.location, file.size);
+    let blocks = footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
+    let mut messages = Vec::new();
+    for block in blocks {
+        let (header, _) = message(&chunks, file, block.offset().max(0) as u64)?
+            .ok_or_else(|| wrong(file, format_args!("no message at byte {}, where its footer says", block.offset())))?;
+        messages.push(entry(file, &header, *block)?);
+    }
+    Ok(Index { schema: Arc::new(fb_to_schema(schema)), version: footer.version(), messages })
+}
+
+/// The stream format: one message after another.
+fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let chunks = Chunks::new(store, &file.location, file.size);
+    let mut at = 0_u64;
+    let mut schema: Option<(SchemaRef, MetadataVersion)> = None;
+    let mut messages = Vec::new();
+    while let Some((header, block)) = message(&chunks, file, at)? {
+        let message = root_as_message(&header).map_err(|e| wrong(file, e))?;
+        match message.header_as_schema() {
+            Some(fields) => schema = Some((Arc::new(fb_to_schema(fields)), message.version())),
+            None => messages.push(entry(file, &header, block)?),
+        }
+        at = at.saturating_add(block.metaDataLength() as u64).saturating_add(block.bodyLength() as u64);
+    }
+    if at > file.size {
+        return Err(wrong(file, format_args!("is cut off: a message ends at byte {at}, the file at {}", file.size)));
+    }
+    let (schema, version) =
+        schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
+    if let Some(after) = after_the_end(&chunks, file, at)? {
+        let message = format!(
+            "there is more behind the end of its stream, from byte {after}; valid: one stream in a file, not several one after the other"
+        );
+        return Err(wrong(file, message));
+    }
+    Ok(Index { schema, version, messages })
+}
+
+/// Where a stream is over that something comes after: the mark of its end is at `at`, and zeros may follow it.
+fn after_the_end(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
+    let left = file.size.saturating_sub(at);
+    if left == 0 {
+        return Ok(None);
+    }
+    let looked = left.min(FIRST_CHUNK);
+    let tail = chunks.fetch(at, looked, FIRST_CHUNK).map_err(|e| unread(file, e))?;
+    let mark = if tail.starts_with(&CONTINUATION) { 8 } else { 4 };
+    let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && looked == left;
+    Ok((!is_over).then_some(at + mark.min(left as usize) as u64))
+}
+
+/// Text, or bytes that may be.
+fn may_be_text(kind: &DataType) -> bool {
+    match kind {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => true,
+        DataType::Dictionary(_, value) => may_be_text(value),
+        _ => false,
+    }
+}
+
+/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
+pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
+    fn collect(prefix: &str, fields: &Fields, columns: &mut Vec<(String, bool, String)>) {
+        for field in fields {
+            let name = format!("{prefix}{}", field.name());
+            match field.data_type() {
+                DataType::Struct(inner) => collect(&format!("{name}."), inner, columns),
+                kind => columns.push((name, may_be_text(kind), kind.to_string())),
+            }
+        }
+    }
+    let index = index(store, file)?;
+    let mut columns = Vec::new();
+    collect("", index.schema.fields(), &mut columns);
+    Ok(columns)
+}
+
+/// The indexes that lead to the text: of the column, and inside of structs. A column that has the whole name comes first.
+fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
+    let exact = fields.iter().position(|f| f.name() == name && may_be_text(f.data_type()));
+    if let Some(exact) = exact {
+        return Some(vec![exact]);
+    }
+    fields.iter().enumerate().find_map(|(i, field)| {
+        let DataType::Struct(inner) = field.data_type() else { return None };
+        let rest = name.strip_prefix(field.name().as_str())?.strip_prefix('.')?;
+        Some([i].into_iter().chain(path_to(inner, rest)?).collect())
+    })
+}
+
+/// The record batches of a file; their bytes are those of all columns as stored.
+pub(crate) fn row_groups(store: &Store, file: &InputFile) -> Result<Vec<RowGroup>, SourceError> {
+    let index = index(store, file)?;
+    let batches = index.messages.iter().filter(|m| !m.dictionary);
+    Ok(batches.map(|m| RowGroup { rows: m.rows, bytes: m.block.bodyLength().max(0) as u64 }).collect())
+}
+
+fn body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, SourceError> {
+    get(store, file, block.offset() as u64, block.metaDataLength() as u64 + block.bodyLength() as u64)
+}
+
+/// Whether the format is the stream format.
+pub(crate) fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
+    Ok(!get(store, file, 0, file.size.min(8))?.starts_with(MAGIC))
+}
+
+/// The text cells of a range of rows, in order, a record batch at a time.
+pub(crate) struct IpcRows {
+    batches: Batches,
+    /// The indexes that lead to the text inside of the column.
+    inside: Vec<usize>,
+    /// The wanted rows of a batch, and which of them are there.
+    column: ArrayRef,
+    nulls: Option<NullBuffer>,
+    /// The number of the first of them, and how many were passed; the present row is among them.
+    first: u64,
+    passed: usize,
+}
+
+impl IpcRows {
+    /// Opens a file to read the rows from `start` to `end` of a column.
+    pub fn open(store: &Store, file: &InputFile, text: &str, range: (u64, u64)) -> Result<Self, SourceError> {
+        let index = index(store, file)?;
+        let path = path_to(index.schema.fields(), text).ok_or_else(|| {
+            let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
+            SourceError::corrupt(
+                &file.path,
+                format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+            )
+        })?;
+        let (column, inside) = (path[0], path[1..].to_vec());
+        let batches = Batches::new(store, file, index, vec![column], range);
+        Ok(Self { batches, inside, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
+    }
+}
+
+impl Rows for IpcRows {
+    fn next(&mut self) -> Result<Option<u64>, SourceError> {
+        while self.passed == self.column.len() {
+            // let go first, so that there is one batch in memory
+            (self.column, self.nulls) = (new_empty_array(&DataType::Utf8), None);
+            self.passed = 0;
+            let Some(part) = self.batches.next()? else { return Ok(None) };
+            self.first = part.from;
+            (self.column, self.nulls) = text_of(&part, &self.inside).map_err(|e| wrong(&self.batches.file, e))?;
+        }
+        self.passed += 1;
+        Ok(Some(self.first + self.passed as u64 - 1))
+    }
+
+    fn cell(&self) -> Cell<'_> {
+        let (i, column) = (self.passed.checked_sub(1)?, &self.column);
+        let there = self.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
+        there.then(|| match column.data_type() {
+            DataType::Utf8 => column.as_string::<i32>().value(i).as_bytes(),
+            DataType::LargeUtf8 => column.as_string::<i64>().value(i).as_bytes(),
+            DataType::Utf8View => column.as_string_view().value(i).as_bytes(),
+            DataType::Binary => column.as_binary::<i32>().value(i),
+            DataType::LargeBinary => column.as_binary::<i64>().value(i),
+            _ => column.as_binary_view().value(i),
+        })
+    }
+}
+
+/// The wanted rows of the text, and which of them are there.
+fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
+    let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
+    let mut column = part.batch.column(0).slice(from, to - from);
+    let mut nulls = column.logical_nulls();
+    for field in inside {
+        let fields = column.as_struct_opt().ok_or_else(|| ArrowError::SchemaError("not a struct".into()))?;
+        column = Arc::clone(fields.column(*field));
+        nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());
+    }
+    let column = match column.data_type() {
+        DataType::Dictionary(_, value) => cast(&column, value)?,
+        _ => column,
+    };
+    Ok((column, nulls))
+}
+
+/// The schema of a file.
+pub(crate) fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
+    Ok(index(store, file)?.schema)
+}
+
+/// Reads these columns of all rows, a record batch at a time.
+pub(crate) fn read_columns(
+    store: &Store,
+    file: &InputFile,
+    columns: Vec<usize>,
+    each: &mut dyn FnMut(&RecordBatch) -> Result<(), SourceError>,
+) -> Result<(), SourceError> {
+    let mut batches = Batches::new(store, file, index(store, file)?, columns, (0, u64::MAX));
+    while let Some(part) = batches.next()? {
+        each(&part.batch)?;
+    }
+    Ok(())
+}
+
+/// A record batch, the number of its first row, and from which to which row it is wanted.
+struct Part {
+    batch: RecordBatch,
+    first: u64,
+    from: u64,
+    to: u64,
+}
+
+/// Some columns of the record batches that hold rows of a range.
+struct Batches {
+    store: Store,
+    file: InputFile,
+    decoder: FileDecoder,
+    messages: std::vec::IntoIter<Message>,
+    /// The first row of the next batch.
+    first: u64,
+    range: (u64, u64),
+}
+
+impl Batches {
+    fn new(store: &Store, file: &InputFile, index: Index, columns: Vec<usize>, range: (u64, u64)) -> Self {
+        let decoder = FileDecoder::new(index.schema, index.version).with_projection(columns);
+        let messages = index.messages.into_iter();
+        Self { store: store.clone(), file: file.clone(), decoder, messages, first: 0, range }
+    }
+
+    fn next(&mut self) -> Result<Option<Part>, SourceError> {
+        let (start, end) = self.range;
+        for message in self.messages.by_ref() {
+            let first = self.first;
+            let (from, to) = (start.max(first), end.min(first + message.rows));
+            if !message.dictionary && from >= to {
+                self.first += message.rows;
+                continue;
+            }
+            if first >= end {
+                break;
+            }
+            let file = &self.file;
+            let bytes = body(&self.store, file, &message.block)?;
+            if message.dictionary {
+                self.decoder.read_dictionary(&message.block, &bytes).map_err(|e| wrong(file, e))?;
+                continue;
+            }
+            self.first += message.rows;
+            let rows = format!("rows {first} to {}", self.first);
+            let batch = self
+                .decoder
+                .read_record_batch(&message.block, &bytes)
+                .and_then(|b| b.ok_or_else(|| ArrowError::IpcError("an empty message".into())))
+                .map_err(|e| wrong(file, format_args!("{rows}: {e}")))?;
+            return Ok(Some(Part { batch, first, from, to }));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,316 @@
+//! Records of JSON lines: one object per line, of which one key holds the text.
+//!
+//! The object is parsed as a stream, so the text, and whatever else the line holds, may be of any length; a key may
+//! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
+//! 128 levels of nesting pass. A line that is whole in the buffer and good is read in a faster way ([`super::json_line`]). `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
+
+use std::io::{self, Read};
+
+use struson::reader::{
+    JsonReader, JsonStreamReader, JsonSyntaxError, ReaderError, ReaderSettings, SyntaxErrorKind, ValueType,
+};
+
+use stillhouse_schemas::parse::did_you_mean;
+
+use super::decode::Cursor;
+use super::json_line;
+use super::records::{Bad, Fault, Records, Start, push};
+use super::spool::Spool;
+use stillhouse_base::source_error::reason;
+
+const LARGEST_KEY: u64 = 1 << 20;
+/// Keys of an object that a message names, and characters of one.
+const MOST_KEYS: usize = 20;
+const LONGEST_SHOWN: usize = 64;
+
+/// One line as a reader of its own. A failure of the input behind it is kept apart from what is wrong with the line.
+struct Line<'a> {
+    cursor: &'a mut Cursor,
+    ended: bool,
+    left: u64,
+    failed: Option<io::Error>,
+}
+
+impl Read for Line<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.ended {
+            return Ok(0);
+        }
+        if self.left == 0 {
+            return Err(io::Error::other("a key of more than 1 MB"));
+        }
+        let available = match self.cursor.fill() {
+            Ok(available) => available,
+            Err(e) => {
+                let reported = io::Error::new(e.kind(), "the input failed");
+                self.failed = Some(e);
+                return Err(reported);
+            }
+        };
+        let window = &available[..available.len().min(out.len())];
+        let end = memchr::memchr(b'\n', window);
+        let n = end.unwrap_or(window.len());
+        out[..n].copy_from_slice(&window[..n]);
+        if n == 0 {
+            self.ended = true;
+        }
+        self.left = self.left.saturating_sub(n as u64);
+        self.cursor.consume(n);
+        Ok(n)
+    }
+}
+
+/// Lines that are not blank.
+pub(crate) struct JsonRecords {
+    cursor: Cursor,
+    key: String,
+    buffer: Vec<u8>,
+}
+
+impl JsonRecords {
+    pub fn new(cursor: Cursor, key: &str) -> Self {
+        Self { cursor, key: key.into(), buffer: vec![0; 16 << 10] }
+    }
+
+    /// Reads the line, where it is whole in the buffer and good; else nothing of it is passed. No key of a line that is no longer
+    /// than the longest key is too long.
+    fn read_fast(&mut self, text: &mut Spool) -> Result<bool, Fault> {
+        let available = self.cursor.fill()?;
+        let window = &available[..available.len().min(LARGEST_KEY as usize)];
+        let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
+        if !json_line::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
+            text.clear().map_err(Fault::Spool)?;
+            return Ok(false);
+        }
+        self.cursor.consume(end + 1);
+        self.cursor.newlines += 1;
+        Ok(true)
+    }
+}
+
+/// What is wrong with a line, before it is known where.
+enum Wrong {
+    Line(&'static str, String),
+    Spool(io::Error),
+}
+
+impl From<ReaderError> for Wrong {
+    fn from(error: ReaderError) -> Self {
+        match error {
+            ReaderError::IoError { error, .. } => Self::from(error),
+            ReaderError::SyntaxError(e) => Self::Line(reason::JSON, syntax(&e)),
+            ReaderError::MaxNestingDepthExceeded { max_nesting_depth, .. } => Self::Line(
+                reason::JSON,
+                format!(
+                    "more than {max_nesting_depth} levels, one inside of the other; valid: one JSON object per line"
+                ),
+            ),
+            other => Self::Line(reason::JSON, format!("{other}; valid: one JSON object per line")),
+        }
+    }
+}
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        // the reader of a string value wraps the same error once more, and its kind is lost
+        match error.kind() == io::ErrorKind::InvalidData || error.to_string().contains("invalid UTF-8 data") {
+            true => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
+            false => match error.get_ref().and_then(|inner| inner.downcast_ref::<JsonSyntaxError>()) {
+                Some(e) => Self::Line(reason::JSON, syntax(e)),
+                None => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
+            },
+        }
+    }
+}
+
+/// A syntax error in a person's words, with its column.
+fn syntax(error: &JsonSyntaxError) -> String {
+    use SyntaxErrorKind as K;
+    let what = match error.kind {
+        K::CommentsNotEnabled | K::IncompleteComment | K::BlockCommentNotClosed => {
+            "a comment, which JSON does not have"
+        }
+        K::InvalidLiteral | K::TrailingDataAfterLiteral => "a word that is none of true, false and null",
+        K::UnexpectedClosingBracket => "a closing bracket that nothing opened",
+        K::UnexpectedComma => "a comma too many",
+        K::TrailingCommaNotEnabled => "a comma after the last entry",
+        K::MissingComma => "no comma between two entries",
+        K::UnexpectedColon => "a colon too many",
+        K::MissingColon => "no colon after a key",
+        K::MalformedNumber | K::TrailingDataAfterNumber => "a number that is not JSON",
+        K::ExpectingMemberNameOrObjectEnd => "neither a key in quotes nor }",
+        K::NotEscapedControlCharacter => "a control character in a string; JSON has it escaped",
+        K::UnknownEscapeSequence | K::MalformedEscapeSequence => "a backslash in a string that escapes nothing",
+        K::UnpairedSurrogatePairEscapeSequence => "half of a surrogate pair in a string",
+        K::IncompleteDocument => "the line ends before the value does",
+        K::TrailingData => "more after the end of the value",
+        _ => "something that begins no JSON value",
+    };
+    let column = error.location.line_pos.map_or_else(String::new, |at| format!(" at column {}", at.column + 1));
+    format!("{what}{column}; valid: one JSON object per line")
+}
+
+fn type_name(value: ValueType) -> &'static str {
+    match value {
+        ValueType::Array => "an array",
+        ValueType::Object => "an object",
+        ValueType::String => "a string",
+        ValueType::Number => "a number",
+        ValueType::Boolean => "a boolean",
+        ValueType::Null => "null",
+    }
+}
+
+type Reader<'a, 'b> = JsonStreamReader<&'a mut Line<'b>>;
+
+/// Finds the text of a line.
+struct Search<'a> {
+    /// The whole of `input.text`.
+    name: &'a str,
+    buffer: &'a mut [u8],
+    text: &'a mut Spool,
+}
+
+impl Search<'_> {
+    fn line(&mut self, line: &mut Line<'_>) -> Result<(), Wrong> {
+        let settings = ReaderSettings { track_path: false, restrict_number_values: false, ..ReaderSettings::default() };
+        let mut json = JsonStreamReader::new_custom(line, settings);
+        let got = json.peek()?;
+        if got != ValueType::Object {
+            return Err(Wrong::Line(reason::JSON, format!("got {}; valid: one JSON object per line", type_name(got))));
+        }
+        let outcome = self.object(&mut json, self.name)?;
+        json.reader_mut().left = u64::MAX;
+        json.consume_trailing_whitespace()?;
+        outcome
+    }
+
+    /// The text under a key of an object: the key as it stands, else what comes before its first dot, and the rest inside of that.
+    fn object(&mut self, json: &mut Reader<'_, '_>, key: &str) -> Result<Result<(), Wrong>, Wrong> {
+        let mut outcome = Err(Wrong::Line(reason::MISSING, String::new()));
+        let mut keys: Vec<String> = Vec::new();
+        let mut found = false;
+        json.begin_object()?;
+        while {
+            json.reader_mut().left = LARGEST_KEY;
+            json.has_next()?
+        } {
+            let name = json.next_name()?;
+            let exact = name == key;
+            let inside = key.split_once('.').filter(|(head, _)| !found && name == *head).map(|(_, rest)| rest);
+            if keys.len() < MOST_KEYS && name.len() <= LONGEST_SHOWN {
+                keys.push(name.to_owned());
+            }
+            json.reader_mut().left = u64::MAX;
+            match (exact, inside) {
+                (true, _) => (found, outcome) = (true, self.string(json)?),
+                (false, Some(rest)) => outcome = self.inside(json, rest)?,
+                (false, None) => json.skip_value()?,
+            }
+        }
+        json.end_object()?;
+        if let Err(Wrong::Line(reason::MISSING, message)) = &mut outcome
+            && message.is_empty()
+        {
+            *message = self.missing(key, &keys);
+        }
+        Ok(outcome)
+    }
+
+    /// What is said of an object without the key that is looked for.
+    fn missing(&self, key: &str, keys: &[String]) -> String {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let there = if keys.is_empty() { "it has none".to_owned() } else { format!("its keys: {}", keys.join(", ")) };
+        let meant = did_you_mean(key, &keys);
+        format!("the object has no key {:?}, which `input.text` names; {there}{meant}", self.name)
+    }
+
+    fn inside(&mut self, json: &mut Reader<'_, '_>, rest: &str) -> Result<Result<(), Wrong>, Wrong> {
+        match json.peek()? {
+            ValueType::Object => self.object(json, rest),
+            other => self.other(json, other, &format!("an object that holds {rest:?}")),
+        }
+    }
+
+    fn string(&mut self, json: &mut Reader<'_, '_>) -> Result<Result<(), Wrong>, Wrong> {
+        match json.peek()? {
+            ValueType::String => {}
+            other => return self.other(json, other, "a string"),
+        }
+        self.text.clear().map_err(Wrong::Spool)?;
+        let mut value = json.next_string_reader()?;
+        loop {
+            let n = value.read(self.buffer)?;
+            if n == 0 {
+                return Ok(Ok(()));
+            }
+            match push(self.text, &self.buffer[..n]) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+                Err(Fault::Spool(e) | Fault::Input(e)) => return Err(Wrong::Spool(e)),
+            }
+        }
+    }
+
+    fn other(&self, json: &mut Reader<'_, '_>, got: ValueType, valid: &str) -> Result<Result<(), Wrong>, Wrong> {
+        json.skip_value()?;
+        let why = if got == ValueType::Null { reason::NULL } else { reason::TYPE };
+        let message = format!("the value of {:?} is {}; valid: {valid}", self.name, type_name(got));
+        Ok(Err(Wrong::Line(why, message)))
+    }
+}
+
+impl Records for JsonRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        loop {
+            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            self.cursor.skip_byte_order_mark()?;
+            loop {
+                let available = self.cursor.fill()?;
+                if available.is_empty() {
+                    return Ok(None);
+                }
+                let (n, blank) = match available.iter().position(|b| !matches!(b, b' ' | b'\t' | b'\r')) {
+                    None => (available.len(), None),
+                    Some(at) if available[at] == b'\n' => (at + 1, Some(true)),
+                    Some(at) => (at, Some(false)),
+                };
+                self.cursor.consume(n);
+                match blank {
+                    None => {}
+                    Some(true) => {
+                        self.cursor.newlines += 1;
+                        break;
+                    }
+                    Some(false) => return Ok(Some(start)),
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        if self.read_fast(text)? {
+            return Ok(Ok(()));
+        }
+        let newlines = self.cursor.newlines;
+        let mut line = Line { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
+        let outcome = Search { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);
+        if let Some(error) = line.failed.take() {
+            return Err(Fault::Input(error));
+        }
+        self.cursor.finish_line(|_| {})?;
+        match outcome {
+            Ok(()) => Ok(Ok(())),
+            Err(Wrong::Spool(e)) => Err(Fault::Spool(e)),
+            Err(Wrong::Line(reason, message)) => Ok(Err(Bad { reason, message, newlines })),
+        }
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        self.cursor.finish_line(|_| {})
+    }
+
+    fn offset(&self) -> u64 {
+        self.cursor.offset
+    }
+}

@@ -1,0 +1,200 @@
+//! Records of text files: lines, blocks between blank lines, whole files.
+//!
+//! A line ends with `\n`; one `\r` before it belongs to the ending. A newline at the end of the file begins no further line.
+//! Within a block the lines are joined with `\n`. A file is taken byte for byte. A byte order mark at the start is left out.
+
+use std::io;
+
+use super::decode::Cursor;
+use super::records::{Bad, Fault, Records, Start, push};
+use super::spool::Spool;
+use stillhouse_base::source_error::reason;
+
+const LARGEST_INDENT: usize = 1 << 20;
+
+fn invalid(newlines: u64) -> Bad {
+    Bad { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
+}
+
+/// Reads to the end of the line into the text; false where the line is not UTF-8. The rest of the line is passed over either way.
+fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
+    let mut good = true;
+    let mut fault = None;
+    cursor.finish_line(|bytes| {
+        if good && fault.is_none() {
+            match push(text, bytes) {
+                Ok(bad) => good = bad.is_none(),
+                Err(e) => fault = Some(e),
+            }
+        }
+    })?;
+    if let Some(fault) = fault {
+        return Err(fault);
+    }
+    if good {
+        text.trim_carriage_return().map_err(Fault::Spool)?;
+    }
+    Ok(good && text.is_whole())
+}
+
+/// Every line.
+pub(crate) struct LineRecords {
+    cursor: Cursor,
+}
+
+impl LineRecords {
+    pub fn new(cursor: Cursor) -> Self {
+        Self { cursor }
+    }
+}
+
+impl Records for LineRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+        self.cursor.skip_byte_order_mark()?;
+        Ok((!self.cursor.fill()?.is_empty()).then_some(start))
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        let newlines = self.cursor.newlines;
+        Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) })
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        self.cursor.finish_line(|_| {})
+    }
+
+    fn offset(&self) -> u64 {
+        self.cursor.offset
+    }
+}
+
+/// Blocks of lines; a line of white space alone is blank, unless it is longer than 1 MB.
+pub(crate) struct BlockRecords {
+    cursor: Cursor,
+    /// White space at the start of the present line.
+    indent: Vec<u8>,
+}
+
+impl BlockRecords {
+    pub fn new(cursor: Cursor) -> Self {
+        Self { cursor, indent: Vec::new() }
+    }
+
+    /// Passes the white space at the start of a line; false where that is all of the line, or the file has ended.
+    fn has_text(&mut self) -> io::Result<bool> {
+        self.indent.clear();
+        loop {
+            let available = self.cursor.fill()?;
+            if available.is_empty() {
+                return Ok(false);
+            }
+            let room = LARGEST_INDENT.saturating_sub(self.indent.len());
+            let end = available.iter().take(room).position(|b| !matches!(b, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
+            let n = end.unwrap_or(available.len().min(room));
+            let newline = available.get(n) == Some(&b'\n');
+            self.indent.extend_from_slice(&available[..n]);
+            if newline {
+                self.cursor.consume(n + 1);
+                self.cursor.newlines += 1;
+                return Ok(false);
+            }
+            self.cursor.consume(n);
+            if end.is_some() || self.indent.len() >= LARGEST_INDENT {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+impl Records for BlockRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        loop {
+            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            self.cursor.skip_byte_order_mark()?;
+            if self.has_text()? {
+                return Ok(Some(start));
+            }
+            if self.cursor.fill()?.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        loop {
+            let newlines = self.cursor.newlines;
+            let indent = push(text, &self.indent)?;
+            if indent.is_some() || !read_line(&mut self.cursor, text)? {
+                if self.has_text()? {
+                    self.skip()?;
+                }
+                return Ok(Err(invalid(newlines)));
+            }
+            if !self.has_text()? {
+                return Ok(Ok(()));
+            }
+            push(text, b"\n")?;
+        }
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        loop {
+            self.cursor.finish_line(|_| {})?;
+            if !self.has_text()? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn offset(&self) -> u64 {
+        self.cursor.offset
+    }
+}
+
+/// The whole file as one record, empty or not.
+pub(crate) struct FileRecords {
+    cursor: Cursor,
+    done: bool,
+}
+
+impl FileRecords {
+    pub fn new(cursor: Cursor) -> Self {
+        Self { cursor, done: false }
+    }
+}
+
+impl Records for FileRecords {
+    fn next(&mut self) -> io::Result<Option<Start>> {
+        let start = Start { offset: 0, newlines: 0 };
+        Ok((!std::mem::replace(&mut self.done, true)).then_some(start))
+    }
+
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+        self.cursor.skip_byte_order_mark()?;
+        loop {
+            let available = self.cursor.fill()?;
+            if available.is_empty() {
+                let newlines = self.cursor.newlines;
+                return Ok(if text.is_whole() { Ok(()) } else { Err(invalid(newlines)) });
+            }
+            let n = available.len();
+            let bad = push(text, available)?;
+            let good = &available[..bad.unwrap_or(n)];
+            let newlines = memchr::memchr_iter(b'\n', good).count() as u64;
+            self.cursor.newlines += newlines;
+            if bad.is_some() {
+                return Ok(Err(invalid(self.cursor.newlines)));
+            }
+            self.cursor.consume(n);
+        }
+    }
+
+    fn skip(&mut self) -> io::Result<()> {
+        self.cursor.skip_to(u64::MAX)
+    }
+
+    fn offset(&self) -> u64 {
+        self.cursor.offset
+    }
+}

@@ -1,0 +1,162 @@
+//! CIFAR-10 and CIFAR-100 as their authors publish them.
+//!
+//! | | a record | label |
+//! |---|---|---|
+//! | binary, 10 | `label`, 3,072 bytes | the first byte |
+//! | binary, 100 | `coarse`, `fine`, 3,072 bytes | the second byte |
+//! | Python | a row of `data` [n, 3072] uint8 | the same place of `labels` (100: `fine_labels`) |
+//!
+//! The 3,072 bytes are three planes of 32×32: red, green, blue. Rows of ours have the channel last.
+
+use stillhouse_operators::images::Picture;
+use stillhouse_schemas::spec::{Compression, Input};
+
+use super::super::decode::{Cursor, compression};
+use super::super::list::InputFile;
+use super::super::store::Store;
+use super::pickle::{self, Batch};
+use super::{Content, Raw, RawRecords, bad, label, reason};
+use stillhouse_base::source_error::{RecordPosition, SourceError};
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+pub(super) const IMAGE: usize = 3 * PLANE;
+/// A published file has 31 MB (CIFAR-100: 155 MB).
+const MOST_PICKLED: u64 = 1 << 28;
+
+/// Which of the four.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cifar {
+    pub python: bool,
+    pub classes: u32,
+    pub labels: bool,
+}
+
+impl Cifar {
+    /// Bytes of a binary record before its image.
+    fn head(self) -> usize {
+        if self.classes == 100 { 2 } else { 1 }
+    }
+
+    /// The label of this number, which has to be one of the classes.
+    fn label(self, number: i64) -> Result<Option<i32>, stillhouse_operators::images::Bad> {
+        match (self.labels, number) {
+            (false, _) => Ok(None),
+            (true, n) if n >= i64::from(self.classes) => {
+                bad(reason::LABEL, format!("got label {n}; valid: 0 to {}", self.classes - 1))
+            }
+            (true, n) => label(n),
+        }
+    }
+}
+
+/// Planes to pixels.
+pub(super) fn interleaved(planes: &[u8]) -> Picture {
+    let values = (0..PLANE).flat_map(|i| [0, 1, 2].map(|c| planes.get(c * PLANE + i).copied().unwrap_or(0))).collect();
+    Picture { width: SIDE, height: SIDE, channels: 3, values }
+}
+
+/// How many records a file has.
+pub(super) fn rows(store: &Store, file: &InputFile, cifar: Cifar) -> Result<u64, SourceError> {
+    if cifar.python {
+        return Ok(pickled(store, file, cifar)?.1.rows as u64);
+    }
+    let record = (cifar.head() + IMAGE) as u64;
+    match file.size % record {
+        0 => Ok(file.size / record),
+        rest => {
+            let message = format!(
+                "has {} bytes, which is {} records of {record} bytes and {rest} more; valid: CIFAR-{}'s binary version, decompressed",
+                file.size,
+                file.size / record,
+                cifar.classes
+            );
+            Err(SourceError::corrupt(&file.path, message))
+        }
+    }
+}
+
+pub(super) fn open(
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+    cifar: Cifar,
+    rows: (u64, u64),
+) -> Result<Box<dyn RawRecords>, SourceError> {
+    if cifar.python {
+        let (bytes, batch) = pickled(store, file, cifar)?;
+        return Ok(Box::new(Python { bytes, batch, cifar, rows }));
+    }
+    if compression(file, input) != Compression::None {
+        return Err(SourceError::corrupt(
+            &file.path,
+            "is compressed; files of CIFAR are read as they lie: decompress it",
+        ));
+    }
+    let record = (cifar.head() + IMAGE) as u64;
+    let cursor = Cursor::stored(store, file, (rows.0 * record, rows.1 * record))?;
+    Ok(Box::new(Binary { cursor, file: file.path.clone(), cifar, rows }))
+}
+
+fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Bytes, Batch), SourceError> {
+    if file.size > MOST_PICKLED {
+        let message =
+            format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MOST_PICKLED}", file.size);
+        return Err(SourceError::corrupt(&file.path, message));
+    }
+    let bytes = store.get(&file.location, 0, file.size).map_err(|e| SourceError::of_store(&file.path, e))?;
+    let labels = if cifar.classes == 100 { "fine_labels" } else { "labels" };
+    let batch = pickle::batch(&bytes, labels, IMAGE).map_err(|message| {
+        let version = cifar.classes;
+        SourceError::corrupt(&file.path, format!("is no batch of CIFAR-{version}'s Python version: {message}"))
+    })?;
+    Ok((bytes, batch))
+}
+
+struct Binary {
+    cursor: Cursor,
+    file: String,
+    cifar: Cifar,
+    rows: (u64, u64),
+}
+
+impl RawRecords for Binary {
+    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+        if self.rows.0 == self.rows.1 {
+            return Ok(None);
+        }
+        let size = self.cifar.head() + IMAGE;
+        let record = super::arrays::exactly(&mut self.cursor, &self.file, size)?;
+        let row = self.rows.0;
+        self.rows.0 += 1;
+        let (head, image) = record.split_at(self.cifar.head());
+        let label = self.cifar.label(head.last().map_or(0, |byte| i64::from(*byte)));
+        Ok(Some(Raw {
+            position: RecordPosition::Row(row),
+            stored: image.to_vec(),
+            label,
+            content: Ok(Content::Planes),
+        }))
+    }
+}
+
+struct Python {
+    bytes: bytes::Bytes,
+    batch: Batch,
+    cifar: Cifar,
+    rows: (u64, u64),
+}
+
+impl RawRecords for Python {
+    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+        if self.rows.0 == self.rows.1 {
+            return Ok(None);
+        }
+        let row = self.rows.0 as usize;
+        self.rows.0 += 1;
+        let start = self.batch.data.start + row * IMAGE;
+        let stored = self.bytes.get(start..start + IMAGE).unwrap_or_default().to_vec();
+        let label = self.batch.labels.get(row).map_or(Ok(None), |number| self.cifar.label(*number));
+        Ok(Some(Raw { position: RecordPosition::Row(row as u64), stored, label, content: Ok(Content::Planes) }))
+    }
+}

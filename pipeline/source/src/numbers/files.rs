@@ -1,0 +1,51 @@
+//! A PNG or JPEG in a file of its own.
+
+use stillhouse_operators::images::{Bad, reason as image};
+use stillhouse_schemas::spec::{ImageLabels, Images};
+
+use super::super::classes::class;
+use super::super::list::InputFile;
+use super::super::store::Store;
+use super::{Content, Raw, RawRecords, bad, label_of};
+use stillhouse_base::source_error::{RecordPosition, SourceError};
+
+/// Bytes that an image of so many pixels may have as it is stored: no PNG or JPEG of sense has more than four for each, and headers.
+pub(super) fn most_bytes(images: &Images) -> u64 {
+    u64::from(images.max_pixels) * 4 + (1 << 20)
+}
+
+/// The one record of such a file.
+pub(super) struct ImageFile {
+    store: Store,
+    file: Option<InputFile>,
+    most: u64,
+    label: Result<Option<i32>, Bad>,
+}
+
+impl ImageFile {
+    pub fn new(store: &Store, file: &InputFile, images: &Images) -> Self {
+        let label = match images.labels() {
+            ImageLabels::Folder => label_of(class(&file.location), images),
+            _ => Ok(None),
+        };
+        let most = most_bytes(images);
+        Self { store: store.clone(), file: Some(file.clone()), most, label }
+    }
+}
+
+impl RawRecords for ImageFile {
+    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+        let Some(file) = self.file.take() else { return Ok(None) };
+        let (stored, content) = match file.size {
+            size if size > self.most => {
+                let message = format!("has {size} bytes; valid: at most {} with `input.images.max_pixels`", self.most);
+                (Vec::new(), bad(image::LARGE, message))
+            }
+            size => {
+                let bytes = self.store.get(&file.location, 0, size);
+                (bytes.map_err(|e| SourceError::of_store(&file.path, e))?.to_vec(), Ok(Content::Encoded))
+            }
+        };
+        Ok(Some(Raw { position: RecordPosition::Whole, stored, label: self.label.clone(), content }))
+    }
+}

@@ -1,0 +1,277 @@
+//! Records that are rows of numbers: images, and codes of images.
+//!
+//! ```text
+//!   files: PNG, JPEG ─┐                                  ┌─ label
+//!   tar: samples ─────┤ Raw: bytes as stored, what they ─┤
+//!   CIFAR, IDX ───────┤ are, label or why there is none  └─ row(): decoded, resized, checked ─► batches of numbers_schema
+//!   npy, Parquet ─────┘
+//! ```
+//!
+//! | layout | a record | a split begins | planning reads |
+//! |---|---|---|---|
+//! | `files` | a file | at a file | nothing |
+//! | `tar`, also compressed | the members of one name up to the first dot | at the header of such a member | the headers (of a compressed tar all of it, which leaves checkpoints) |
+//! | CIFAR, binary | 3,073 (3,074) bytes | at a record | nothing |
+//! | CIFAR, Python | a row of `data` | at a row | the files |
+//! | IDX, `.npy` | a row | at a row | the headers (of a compressed IDX all of it) |
+//! | Parquet | a row | at a row | the footers |
+//!
+//! What a split is follows from the listing and these. A record's checksum and its key are of its bytes as stored, so a split that
+//! takes other keys decodes nothing of it; a bad record has a key too, and is counted by the split that its key is of.
+//!
+//! Memory per reader: one record as stored, one image decoded (bounded by `max_pixels`), a batch of about 1 MB; of Python's CIFAR a file.
+
+mod arrays;
+mod cifar;
+mod files;
+mod parquet_codes;
+mod pickle;
+mod read;
+mod tar;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
+use stillhouse_schemas::manifest::Range;
+use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
+
+pub(super) use self::read::{Numbers, first, read_keys};
+use super::classes;
+use super::list::InputFile;
+use super::plan::Segment;
+use super::store::Store;
+use stillhouse_base::source_error::{RecordPosition, SourceError};
+
+/// Why a record is bad, beside what is wrong with its image. The texts are in manifests: they stay as they are.
+mod reason {
+    pub const CLASS: &str = "unknown class";
+    pub const LABEL: &str = "bad label";
+    pub const NO_LABEL: &str = "no label";
+    pub const NO_IMAGE: &str = "no image";
+    pub const SEVERAL: &str = "several images";
+    pub const TWICE: &str = "member twice";
+    pub const RANGE: &str = "code out of range";
+    pub const LENGTH: &str = "another length";
+    pub const NULL: &str = "null codes";
+}
+
+fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Bad> {
+    Err(Bad { reason, message: message.into() })
+}
+
+/// A record as it is stored.
+pub(super) struct Raw {
+    pub position: RecordPosition,
+    /// What its checksum and its key are of.
+    pub stored: Vec<u8>,
+    pub label: Result<Option<i32>, Bad>,
+    pub content: Result<Content, Bad>,
+}
+
+/// What the stored bytes are.
+pub(super) enum Content {
+    /// A PNG or JPEG.
+    Encoded,
+    /// Three planes of 32×32, as CIFAR has them.
+    Planes,
+    /// An image of one channel, row by row.
+    Grey { width: usize, height: usize },
+    /// Codes.
+    Numbers(Vec<u32>),
+}
+
+impl Raw {
+    /// The numbers of the row and its label.
+    pub fn row(self, input: &Input) -> Result<(Vec<u32>, Option<i32>), Bad> {
+        let label = self.label?;
+        let picture = match self.content? {
+            Content::Numbers(numbers) => return Ok((of_length(numbers, length(input))?, label)),
+            Content::Encoded => None,
+            Content::Planes => Some(cifar::interleaved(&self.stored)),
+            Content::Grey { width, height } => {
+                Some(Picture { width, height, channels: 1, values: self.stored.clone() })
+            }
+        };
+        let Some(images) = &input.images else { return bad(reason::NO_IMAGE, "the job names no images") };
+        let values = match picture {
+            Some(picture) => pixels(picture, images)?,
+            None => pixels_of(&self.stored, images)?,
+        };
+        Ok((values.into_iter().map(u32::from).collect(), label))
+    }
+}
+
+/// Records of a range of a file, in order.
+pub(super) trait RawRecords: Send {
+    fn next(&mut self) -> Result<Option<Raw>, SourceError>;
+}
+
+/// Finds other files of the listing by their path: those that hold labels.
+pub(super) type Others<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
+
+/// Records of a range.
+pub(super) fn open(
+    store: &Store,
+    file: &InputFile,
+    others: Others<'_>,
+    input: &Input,
+    range: Range,
+) -> Result<Box<dyn RawRecords>, SourceError> {
+    let rows = match range {
+        Range::Rows { start, end } => (start, end),
+        Range::Bytes { start, end, .. } => {
+            return Ok(Box::new(tar::TarRecords::open(store, file, input, (start, end))?));
+        }
+    };
+    Ok(match kind(file, input)? {
+        Kind::Image(images) => Box::new(files::ImageFile::new(store, file, images)),
+        Kind::Tar => return Err(SourceError::corrupt(&file.path, "is planned by rows, and is a tar file")),
+        Kind::Cifar(cifar) => cifar::open(store, file, input, cifar, rows)?,
+        Kind::Idx(images) => Box::new(arrays::Idx::open(store, file, others, input, images, rows)?),
+        Kind::Npy(codes) => Box::new(arrays::Npy::open(store, file, others, codes, rows)?),
+        Kind::Parquet(codes) => Box::new(parquet_codes::ParquetCodes::open(store, file, codes, rows)?),
+    })
+}
+
+/// A file, by the job and its name.
+enum Kind<'a> {
+    Image(&'a Images),
+    Tar,
+    Cifar(cifar::Cifar),
+    Idx(&'a Images),
+    Npy(&'a Codes),
+    Parquet(&'a Codes),
+}
+
+fn kind<'a>(file: &InputFile, input: &'a Input) -> Result<Kind<'a>, SourceError> {
+    let missing = || SourceError::corrupt(&file.path, "is read as images or codes, of which the job says nothing");
+    if input.format() == InputFormat::Codes {
+        let codes = input.codes.as_ref().ok_or_else(missing)?;
+        let name = file.path.to_ascii_lowercase();
+        return match name.rsplit_once('.').map(|(_, ending)| ending) {
+            Some("npy") => Ok(Kind::Npy(codes)),
+            Some("parquet" | "pq") => Ok(Kind::Parquet(codes)),
+            _ => Err(SourceError::corrupt(&file.path, "the ending of its name is not .npy, .parquet or .pq")),
+        };
+    }
+    let images = input.images.as_ref().ok_or_else(missing)?;
+    let labels = images.labels() == ImageLabels::Stored;
+    let cifar = |python, classes| Kind::Cifar(cifar::Cifar { python, classes, labels });
+    Ok(match images.layout {
+        Layout::Files => Kind::Image(images),
+        Layout::Tar => Kind::Tar,
+        Layout::Cifar10Python => cifar(true, 10),
+        Layout::Cifar10Binary => cifar(false, 10),
+        Layout::Cifar100Python => cifar(true, 100),
+        Layout::Cifar100Binary => cifar(false, 100),
+        Layout::Idx => Kind::Idx(images),
+    })
+}
+
+/// Numbers of a row, which is what a record weighs.
+fn length(input: &Input) -> u64 {
+    input.row_length().unwrap_or(1).max(1)
+}
+
+/// How many records a file has, where they are numbered.
+fn rows(store: &Store, file: &InputFile, input: &Input) -> Result<Option<u64>, SourceError> {
+    Ok(Some(match kind(file, input)? {
+        Kind::Tar => return Ok(None),
+        Kind::Image(_) => 1,
+        Kind::Cifar(cifar) => cifar::rows(store, file, cifar)?,
+        Kind::Idx(_) => arrays::idx_rows(store, file, input)?,
+        Kind::Npy(codes) => arrays::npy_rows(store, file, codes)?,
+        Kind::Parquet(codes) => parquet_codes::rows(store, file, codes)?,
+    }))
+}
+
+/// All of a file; none where it has no records.
+fn whole(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>, SourceError> {
+    Ok(match rows(store, file, input)? {
+        None => Some(Range::Bytes { start: 0, end: u64::MAX, line: None }),
+        Some(0) => None,
+        Some(rows) => Some(Range::Rows { start: 0, end: rows }),
+    })
+}
+
+/// The segments of a file: see the table of this module.
+pub(super) fn segments(
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    let Some(rows) = rows(store, file, input)? else { return tar::segments(store, index, file, input, target) };
+    if let Kind::Idx(images) = kind(file, input)? {
+        arrays::idx_ends(store, file, input, images)?;
+    }
+    let length = length(input);
+    let parts = rows.div_ceil((target / length).max(1));
+    let at = |i: u64| (u128::from(rows) * u128::from(i) / u128::from(parts.max(1))) as u64;
+    let part = |i: u64| Segment {
+        file: index,
+        range: Range::Rows { start: at(i), end: at(i + 1) },
+        weight: (at(i + 1) - at(i)) * length,
+        records: Some(at(i + 1) - at(i)),
+    };
+    Ok((0..parts).map(part).collect())
+}
+
+/// Where in a tar file a record begins, of those from `start` on.
+pub(super) fn offset_of(
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+    range: (u64, u64),
+    record: u64,
+) -> Result<u64, SourceError> {
+    tar::offset_of(store, file, input, range, record)
+}
+
+/// Whether a file holds labels of another one, and no records of its own.
+pub(super) fn holds_labels(path: &str, input: &Input) -> bool {
+    match (&input.images, &input.codes) {
+        (Some(images), _) if images.layout == Layout::Idx => arrays::is_idx_labels(path),
+        (_, Some(codes)) => codes.labels.as_ref().is_some_and(|ending| arrays::is_npy_labels(path, ending)),
+        _ => false,
+    }
+}
+
+/// A row of codes has to have the length of the job's rows.
+fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, Bad> {
+    match numbers.len() as u64 == length {
+        true => Ok(numbers),
+        false => bad(reason::LENGTH, format!("has {} codes; valid: {length} (`input.codes.length`)", numbers.len())),
+    }
+}
+
+/// The input with the names of the classes, where the job leaves them to the folders that images lie in: all of them, by name.
+pub fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
+    if !classes::are_folders(input) {
+        return Cow::Borrowed(input);
+    }
+    let mut named = input.clone();
+    if let Some(images) = &mut named.images {
+        let names: BTreeSet<&str> = files.iter().map(|file| classes::class(&file.location)).collect();
+        images.classes = names.into_iter().map(str::to_owned).collect();
+    }
+    Cow::Owned(named)
+}
+
+/// The label of a class.
+fn label_of(class: &str, images: &Images) -> Result<Option<i32>, Bad> {
+    match images.classes.iter().position(|name| name == class) {
+        Some(label) => Ok(i32::try_from(label).ok()),
+        None => bad(reason::CLASS, format!("lies in {class:?}, which is none of `input.images.classes`")),
+    }
+}
+
+/// A label that was read as a number.
+fn label(number: i64) -> Result<Option<i32>, Bad> {
+    match i32::try_from(number) {
+        Ok(label) if label >= 0 => Ok(Some(label)),
+        _ => bad(reason::LABEL, format!("got label {number}; valid: 0 to {}", i32::MAX)),
+    }
+}

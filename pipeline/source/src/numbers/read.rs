@@ -1,0 +1,187 @@
+//! The records of a split into batches of rows of numbers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{Int32Builder, ListBuilder, RecordBatch, UInt32Builder, UInt64Builder};
+use arrow::datatypes::{DataType, Field};
+use stillhouse_operators::grid::numbers_schema;
+use stillhouse_operators::images::Bad;
+use stillhouse_schemas::manifest::{Range, SplitRecord};
+use stillhouse_schemas::spec::{Input, OnError};
+
+use super::super::list::InputFile;
+use super::super::read::{ReadSummary, RecordsDigest};
+use super::super::spool::Key;
+use super::super::store::Store;
+use super::{Others, RawRecords, holds_labels, open, whole};
+use stillhouse_base::source_error::SourceError;
+
+const ROWS: usize = 1024;
+/// Numbers of a batch that is full: 1 MB.
+const FULL: usize = 1 << 18;
+
+/// The rows that a split takes.
+pub(in super::super) struct Numbers {
+    store: Store,
+    input: Arc<Input>,
+    open: Option<Box<dyn RawRecords>>,
+    /// Records so far.
+    ordinal: u64,
+    batch: Batch,
+    pub records: RecordsDigest,
+    pub skipped: BTreeMap<String, u64>,
+}
+
+/// Rows that wait for their batch.
+struct Batch {
+    ids: UInt64Builder,
+    tokens: ListBuilder<UInt32Builder>,
+    labels: Int32Builder,
+    rows: usize,
+    numbers: usize,
+}
+
+impl Batch {
+    fn new() -> Self {
+        let item = Arc::new(Field::new_list_field(DataType::UInt32, false));
+        let tokens = ListBuilder::new(UInt32Builder::new()).with_field(item);
+        Self { ids: UInt64Builder::new(), tokens, labels: Int32Builder::new(), rows: 0, numbers: 0 }
+    }
+
+    fn close(&mut self) -> Result<Option<RecordBatch>, SourceError> {
+        if self.rows == 0 {
+            return Ok(None);
+        }
+        (self.rows, self.numbers) = (0, 0);
+        let columns: Vec<arrow::array::ArrayRef> =
+            vec![Arc::new(self.ids.finish()), Arc::new(self.tokens.finish()), Arc::new(self.labels.finish())];
+        RecordBatch::try_new(numbers_schema(), columns).map(Some).map_err(|e| SourceError::corrupt("rows", e))
+    }
+}
+
+impl Numbers {
+    pub fn new(store: Store, input: Arc<Input>) -> Self {
+        let (records, skipped) = Default::default();
+        Self { store, input, open: None, ordinal: 0, batch: Batch::new(), records, skipped }
+    }
+
+    /// The next batch that is full; none at the end of the range.
+    pub fn next(
+        &mut self,
+        split: &SplitRecord,
+        file: &InputFile,
+        others: Others<'_>,
+        range: Range,
+        summary: &mut ReadSummary,
+    ) -> Result<Option<RecordBatch>, SourceError> {
+        let mut records = match self.open.take() {
+            Some(records) => records,
+            None => open(&self.store, file, others, &self.input, range)?,
+        };
+        while self.batch.rows < ROWS && self.batch.numbers < FULL {
+            let Some(raw) = records.next()? else { return Ok(None) };
+            let ordinal = u32::try_from(self.ordinal).map_err(|_| SourceError::Plan {
+                field: "input.split_megabytes".into(),
+                message: format!("split {} has more than 2^32 records; make splits smaller", split.split.0),
+            })?;
+            self.ordinal += 1;
+            if let Some(keys) = split.keys
+                && !keys.holds(Key::new(keys.seed).with(&raw.stored).get())
+            {
+                continue;
+            }
+            // of the bytes as they are stored, before they become something else
+            self.records.good(raw.stored.len() as u64);
+            self.records.bytes(&raw.stored);
+            let position = raw.position.clone();
+            match raw.row(&self.input) {
+                Ok((numbers, label)) => {
+                    if let Some(label) = label {
+                        self.records.bytes(&label.to_le_bytes());
+                    }
+                    summary.documents += 1;
+                    summary.text_bytes += numbers.len() as u64;
+                    self.batch.ids.append_value(split.split.document(ordinal).0);
+                    self.batch.tokens.values().append_slice(&numbers);
+                    self.batch.tokens.append(true);
+                    self.batch.labels.append_option(label);
+                    self.batch.rows += 1;
+                    self.batch.numbers += numbers.len();
+                }
+                Err(Bad { reason, message }) => {
+                    if self.input.on_error == OnError::Fail {
+                        return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
+                    }
+                    tracing::debug!(file = file.path, %position, reason, message, "record skipped");
+                    self.records.bad();
+                    *self.skipped.entry(reason.into()).or_default() += 1;
+                }
+            }
+        }
+        self.open = Some(records);
+        self.close()
+    }
+
+    /// The batch of what waits; none where that is nothing.
+    pub fn close(&mut self) -> Result<Option<RecordBatch>, SourceError> {
+        self.batch.close()
+    }
+}
+
+/// Gives the key of every good record of a range.
+pub(in super::super) fn read_keys(
+    store: &Store,
+    file: &InputFile,
+    others: Others<'_>,
+    range: Range,
+    input: &Input,
+    seed: u64,
+    each: &mut dyn FnMut(u64),
+) -> Result<(), SourceError> {
+    let mut records = open(store, file, others, input, range)?;
+    while let Some(raw) = records.next()? {
+        let key = Key::new(seed).with(&raw.stored).get();
+        let position = raw.position.clone();
+        match raw.row(input) {
+            Ok(_) => each(key),
+            Err(Bad { reason, message }) if input.on_error == OnError::Fail => {
+                return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The reason for which all of the first records of a file would be skipped; `None` where one is good or there is none.
+///
+/// # Errors
+/// As reading it: at the first bad record where none may be skipped.
+pub(in super::super) fn first(
+    store: &Store,
+    files: &[InputFile],
+    file: &InputFile,
+    input: &Input,
+    few: usize,
+) -> Result<Option<String>, SourceError> {
+    if holds_labels(&file.path, input) {
+        return Ok(None);
+    }
+    let others = |path: &str| files.iter().find(|file| file.path == path).cloned();
+    let Some(range) = whole(store, file, input)? else { return Ok(None) };
+    let mut records = open(store, file, &others, input, range)?;
+    let mut skipped = None;
+    for _ in 0..few {
+        let Some(raw) = records.next()? else { break };
+        let position = raw.position.clone();
+        match raw.row(input) {
+            Ok(_) => return Ok(None),
+            Err(Bad { reason, message }) if input.on_error == OnError::Fail => {
+                return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
+            }
+            Err(Bad { reason, .. }) => skipped = skipped.or(Some(reason.to_owned())),
+        }
+    }
+    Ok(skipped)
+}

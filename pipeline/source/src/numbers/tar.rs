@@ -1,0 +1,496 @@
+//! Tar files of images: a record is a sample in WebDataset's sense, the members that follow one another and share their name up to
+//! the first dot of its last part; a plain tar of images is one in which samples have one member.
+//!
+//! ```text
+//!   header 512 ─ content, filled up to 512 ─ header ─ … ─ two blocks of zeros
+//!   class/00012.jpg  class/00012.cls  class/00013.jpg …      (ustar, GNU long names, pax path and size)
+//! ```
+//!
+//! A range begins at a header, so a reader goes there at once; in a compressed tar by the checkpoints of its stream. Contents that are not
+//! needed are passed over. Every header's checksum is looked at. Folders and names that begin with a dot are passed over.
+
+use std::io;
+
+use stillhouse_operators::images::{Bad, reason as image};
+use stillhouse_schemas::manifest::Range;
+use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
+
+use super::super::decode::{Cursor, compression};
+use super::super::list::InputFile;
+use super::super::plan::Segment;
+use super::super::store::{FIRST_CHUNK, Store};
+use super::files::most_bytes;
+use super::{Content, Raw, RawRecords, bad, label, label_of, length, reason};
+use stillhouse_base::source_error::{RecordPosition, SourceError};
+
+const BLOCK: u64 = 512;
+/// Bytes of a long name, of a pax header, of a label.
+const MOST_BESIDE: u64 = 1 << 20;
+
+/// A member: its name, and where it is.
+struct Member {
+    /// Where its first header is, that of a long name included.
+    header: u64,
+    content: u64,
+    size: u64,
+    name: String,
+    is_file: bool,
+    is_link: bool,
+}
+
+/// Members, in order.
+struct Members {
+    store: Store,
+    file: InputFile,
+    input: Input,
+    /// Taken only while it is moved.
+    cursor: Option<Cursor>,
+    end: u64,
+}
+
+impl Members {
+    fn open(store: &Store, file: &InputFile, input: &Input, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let cursor = Cursor::open_range(store, file, input, (start, end))?;
+        Ok(Self { store: store.clone(), file: file.clone(), input: input.clone(), cursor: Some(cursor), end })
+    }
+
+    fn corrupt(&self, message: impl std::fmt::Display) -> SourceError {
+        SourceError::corrupt(&self.file.path, format!("cannot be read as tar: {message}"))
+    }
+
+    fn cursor(&mut self) -> Result<&mut Cursor, SourceError> {
+        let gone = SourceError::corrupt(&self.file.path, "was given up after an error");
+        self.cursor.as_mut().ok_or(gone)
+    }
+
+    fn offset(&self) -> u64 {
+        self.cursor.as_ref().map_or(0, |cursor| cursor.offset)
+    }
+
+    /// Goes on to an offset: passes what is before it, or, where that is much and nothing has to be decompressed, opens the file there.
+    fn go(&mut self, to: u64) -> Result<(), SourceError> {
+        let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK;
+        if far && compression(&self.file, &self.input) == Compression::None && to <= self.file.size {
+            let cursor = self.cursor.take().ok_or_else(|| self.corrupt("was given up after an error"))?;
+            self.cursor = Some(cursor.forward(&self.store, &self.file, &self.input, (to, self.end))?);
+            return Ok(());
+        }
+        let path = self.file.path.clone();
+        self.cursor()?.skip_to(to).map_err(|e| SourceError::from_io(&path, e))?;
+        match self.offset() < to {
+            true => {
+                Err(self.corrupt(format_args!("is cut off: a member ends at byte {to}, the file at {}", self.offset())))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// So many bytes from here; fewer only at the end of the file.
+    fn take(&mut self, size: u64) -> Result<Vec<u8>, SourceError> {
+        let path = self.file.path.clone();
+        let cursor = self.cursor()?;
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < size {
+            let available = cursor.fill().map_err(|e| SourceError::from_io(&path, e))?;
+            if available.is_empty() {
+                break;
+            }
+            let n = available.len().min((size - bytes.len() as u64) as usize);
+            bytes.extend_from_slice(&available[..n]);
+            cursor.consume(n);
+        }
+        Ok(bytes)
+    }
+
+    /// The content of a member that the cursor is before.
+    fn content(&mut self, member: &Member) -> Result<Vec<u8>, SourceError> {
+        self.go(member.content)?;
+        let bytes = self.take(member.size)?;
+        match bytes.len() as u64 == member.size {
+            true => Ok(bytes),
+            false => {
+                let ends = member.content + member.size;
+                Err(self.corrupt(format_args!("is cut off: {:?} ends at byte {ends}, the file before", member.name)))
+            }
+        }
+    }
+
+    /// The next member; none at the end of the archive.
+    fn next(&mut self) -> Result<Option<Member>, SourceError> {
+        let first = self.offset();
+        let (mut long_name, mut pax) = (None, Pax::default());
+        loop {
+            let at = self.offset();
+            let header = self.take(BLOCK)?;
+            if header.is_empty() {
+                return Err(self.corrupt("is cut off: the empty blocks of its end are missing"));
+            }
+            if header.iter().all(|byte| *byte == 0) && header.len() as u64 == BLOCK {
+                return match first == at {
+                    true => Ok(None),
+                    false => Err(self.corrupt("ends behind a name without a member")),
+                };
+            }
+            if (header.len() as u64) < BLOCK {
+                return Err(self.corrupt(format_args!("is cut off in the header at byte {at}")));
+            }
+            let header = Header::parse(&header).map_err(|m| self.corrupt(format_args!("header at byte {at}: {m}")))?;
+            let content = at + BLOCK;
+            let size = pax.size.filter(|_| !matches!(header.kind, b'L' | b'K' | b'x' | b'g')).unwrap_or(header.size);
+            let after = content.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK));
+            let after = after.ok_or_else(|| self.corrupt(format_args!("header at byte {at}: its size is {size}")))?;
+            if matches!(header.kind, b'L' | b'K' | b'x' | b'g') {
+                if size > MOST_BESIDE {
+                    return Err(self.corrupt(format_args!("header at byte {at}: a name of {size} bytes")));
+                }
+                let bytes = self.take(size)?;
+                match header.kind {
+                    b'L' => long_name = Some(text(&bytes)),
+                    b'x' => {
+                        pax = Pax::parse(&bytes).ok_or_else(|| self.corrupt(format_args!("pax header at byte {at}")))?
+                    }
+                    _ => {}
+                }
+                self.go(after)?;
+                continue;
+            }
+            let name = pax.path.or(long_name).unwrap_or(header.name);
+            let is_file = matches!(header.kind, 0 | b'0' | b'7');
+            let is_link = matches!(header.kind, b'1' | b'2');
+            let size = if is_link { 0 } else { size };
+            return Ok(Some(Member { header: first, content, size, name, is_file, is_link }));
+        }
+    }
+
+    /// Goes behind a member.
+    fn pass(&mut self, member: &Member) -> Result<(), SourceError> {
+        let end = (member.content + member.size).next_multiple_of(BLOCK);
+        if compression(&self.file, &self.input) == Compression::None && member.content + member.size > self.file.size {
+            return Err(self.corrupt(format_args!("is cut off: {:?} ends behind the file", member.name)));
+        }
+        // the last member may not be filled up
+        if compression(&self.file, &self.input) == Compression::None {
+            return self.go(end.min(self.file.size));
+        }
+        self.go(member.content + member.size)?;
+        let path = self.file.path.clone();
+        self.cursor()?.skip_to(end).map_err(|e| SourceError::from_io(&path, e))
+    }
+}
+
+struct Header {
+    name: String,
+    size: u64,
+    kind: u8,
+}
+
+impl Header {
+    fn parse(block: &[u8]) -> Result<Self, String> {
+        let stored = octal(&block[148..156]).ok_or("its checksum is no number")?;
+        let sum: u64 =
+            block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { 32 } else { u64::from(*b) }).sum();
+        if stored != sum {
+            return Err(format!("its checksum is {stored}, its bytes add up to {sum}"));
+        }
+        let size = octal(&block[124..136]).ok_or("its size is no number")?;
+        let (name, prefix) = (text(&block[..100]), text(&block[345..500]));
+        let ustar = &block[257..263] == b"ustar\0";
+        let name = if ustar && !prefix.is_empty() { format!("{prefix}/{name}") } else { name };
+        Ok(Self { name, size, kind: block[156] })
+    }
+}
+
+/// A number of a header: octal digits, or (GNU) big-endian behind a set bit.
+fn octal(field: &[u8]) -> Option<u64> {
+    if field.first()? & 0x80 != 0 {
+        let (high, low) = field.split_at(field.len() - 8);
+        let is_small = high.iter().enumerate().all(|(i, b)| *b == if i == 0 { 0x80 } else { 0 });
+        return is_small.then(|| low.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
+    }
+    let digits = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
+    if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
+}
+
+/// A text up to its first zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// What a pax header says of the member behind it.
+#[derive(Default)]
+struct Pax {
+    path: Option<String>,
+    size: Option<u64>,
+}
+
+impl Pax {
+    fn parse(mut bytes: &[u8]) -> Option<Self> {
+        let mut pax = Self::default();
+        while !bytes.is_empty() {
+            let space = bytes.iter().position(|byte| *byte == b' ')?;
+            let length: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
+            let record = bytes.get(space + 1..length)?.strip_suffix(b"\n")?;
+            let equals = record.iter().position(|byte| *byte == b'=')?;
+            let value = String::from_utf8_lossy(&record[equals + 1..]).into_owned();
+            match &record[..equals] {
+                b"path" => pax.path = Some(value),
+                b"size" => pax.size = Some(value.parse().ok()?),
+                _ => {}
+            }
+            bytes = &bytes[length..];
+        }
+        Some(pax)
+    }
+}
+
+/// A name as WebDataset takes it apart: what a sample is called, and what the member is of it.
+fn parts(name: &str) -> Option<(&str, String)> {
+    let base = name.rfind('/').map_or(0, |slash| slash + 1);
+    let file = &name[base..];
+    if file.is_empty() || file.starts_with('.') {
+        return None;
+    }
+    match file.find('.') {
+        Some(dot) => Some((&name[..base + dot], file[dot + 1..].to_ascii_lowercase())),
+        None => Some((name, String::new())),
+    }
+}
+
+/// The members of one sample.
+struct Sample {
+    header: u64,
+    key: String,
+    name: Option<String>,
+    image: Option<Result<Vec<u8>, Bad>>,
+    label: Option<Vec<u8>>,
+    /// The endings of its members, as far as they are kept, and one that came twice.
+    endings: Vec<String>,
+    twice: Option<String>,
+}
+
+/// Endings of a sample that are kept: so many kinds of members has none.
+const MOST_ENDINGS: usize = 1_000;
+
+/// Samples, in order.
+pub(super) struct TarRecords {
+    members: Members,
+    images: Images,
+    labels: ImageLabels,
+    /// The member after the last sample.
+    waiting: Option<Member>,
+    /// Whether contents are wanted.
+    reads: bool,
+    end: u64,
+}
+
+impl TarRecords {
+    pub fn open(store: &Store, file: &InputFile, input: &Input, range: (u64, u64)) -> Result<Self, SourceError> {
+        let missing = || SourceError::corrupt(&file.path, "is read as images, of which the job says nothing");
+        let images = input.images.clone().ok_or_else(missing)?;
+        let members = Members::open(store, file, input, range)?;
+        let labels = images.labels();
+        Ok(Self { members, images, labels, waiting: None, reads: true, end: range.1 })
+    }
+
+    /// The next member that is of a sample; others are passed over.
+    fn member(&mut self) -> Result<Option<Member>, SourceError> {
+        if let Some(member) = self.waiting.take() {
+            return Ok(Some(member));
+        }
+        while let Some(member) = self.members.next()? {
+            if (member.is_file || member.is_link) && parts(&member.name).is_some() {
+                return Ok(Some(member));
+            }
+            self.members.pass(&member)?;
+        }
+        Ok(None)
+    }
+
+    fn sample(&mut self) -> Result<Option<Sample>, SourceError> {
+        let mut sample: Option<Sample> = None;
+        while let Some(member) = self.member()? {
+            let Some((key, ending)) = parts(&member.name) else { continue };
+            if sample.as_ref().is_some_and(|sample| sample.key != key) || member.header >= self.end {
+                self.waiting = Some(member);
+                break;
+            }
+            let sample = sample.get_or_insert_with(|| Sample {
+                header: member.header,
+                key: key.to_owned(),
+                name: None,
+                image: None,
+                label: None,
+                endings: Vec::new(),
+                twice: None,
+            });
+            if self.reads {
+                self.add(sample, &member, &ending)?;
+            }
+            self.members.pass(&member)?;
+        }
+        Ok(sample)
+    }
+
+    fn add(&mut self, sample: &mut Sample, member: &Member, ending: &str) -> Result<(), SourceError> {
+        let is_image = matches!(ending, "png" | "jpg" | "jpeg");
+        if !is_image && sample.endings.iter().any(|had| had == ending) {
+            // which of the two is meant nobody can say
+            sample.twice.get_or_insert_with(|| member.name.clone());
+            return Ok(());
+        }
+        if !is_image && sample.endings.len() < MOST_ENDINGS {
+            sample.endings.push(ending.to_owned());
+        }
+        let wanted = match self.labels {
+            ImageLabels::Cls => "cls",
+            ImageLabels::Json => "json",
+            _ => "",
+        };
+        if is_image {
+            let most = most_bytes(&self.images);
+            let image = if sample.image.is_some() {
+                bad(reason::SEVERAL, "has several images under one name; valid: one")
+            } else if member.is_link {
+                bad(reason::NO_IMAGE, "is a link; valid: a file with its bytes")
+            } else if member.size > most {
+                let message =
+                    format!("has {} bytes; valid: at most {most} with `input.images.max_pixels`", member.size);
+                bad(image::LARGE, message)
+            } else {
+                Ok(self.members.content(member)?)
+            };
+            sample.image = Some(image);
+            sample.name = Some(member.name.clone());
+        } else if ending == wanted && !wanted.is_empty() && member.size <= MOST_BESIDE {
+            sample.label = Some(self.members.content(member)?);
+        }
+        Ok(())
+    }
+
+    fn label(&self, sample: &Sample) -> Result<Option<i32>, Bad> {
+        let json = match self.labels {
+            ImageLabels::Folder => {
+                let folder = sample.key.rsplit('/').nth(1).unwrap_or_default();
+                return label_of(folder, &self.images);
+            }
+            ImageLabels::Cls => false,
+            ImageLabels::Json => true,
+            _ => return Ok(None),
+        };
+        let Some(bytes) = &sample.label else {
+            let ending = if json { "json" } else { "cls" };
+            return bad(reason::NO_LABEL, format!("has no member {:?}", format!("{}.{ending}", sample.key)));
+        };
+        let text = String::from_utf8_lossy(bytes);
+        let number = match json {
+            false => text.trim().parse().ok(),
+            true => {
+                let value: Option<serde_json::Value> = serde_json::from_slice(bytes).ok();
+                value.and_then(|value| value.get(&self.images.label_key)?.as_i64())
+            }
+        };
+        let shown: String = text.trim().chars().take(40).collect();
+        match (number, json) {
+            (Some(number), _) => label(number),
+            (None, false) => bad(reason::LABEL, format!("its .cls says {shown:?}; valid: a whole number")),
+            (None, true) => {
+                let key = &self.images.label_key;
+                bad(
+                    reason::LABEL,
+                    format!("its .json says {shown:?}; valid: an object with a whole number under {key:?}"),
+                )
+            }
+        }
+    }
+}
+
+impl RawRecords for TarRecords {
+    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+        let Some(sample) = self.sample()? else { return Ok(None) };
+        let label = self.label(&sample);
+        let position = RecordPosition::Member(sample.name.unwrap_or(sample.key));
+        let (stored, content) = match sample.image {
+            Some(Ok(bytes)) => match sample.twice {
+                Some(name) => {
+                    (bytes, bad(reason::TWICE, format!("has two members {name:?}; valid: one of each ending")))
+                }
+                None => (bytes, Ok(Content::Encoded)),
+            },
+            Some(Err(wrong)) => (Vec::new(), Err(wrong)),
+            None => (Vec::new(), bad(reason::NO_IMAGE, "has no member that ends in .png, .jpg or .jpeg")),
+        };
+        Ok(Some(Raw { position, stored, label, content }))
+    }
+}
+
+/// Cuts where the first sample begins that is a target away from the cut before.
+pub(super) fn segments(
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    let mut records = TarRecords { reads: false, ..TarRecords::open(store, file, input, (0, u64::MAX))? };
+    let length = length(input);
+    let mut segments = Vec::new();
+    let (mut start, mut count) = (0, 0);
+    let mut cut = |start: u64, end: u64, records: u64| {
+        let range = Range::Bytes { start, end, line: None };
+        segments.push(Segment { file: index, range, weight: records * length, records: Some(records) });
+    };
+    while let Some(sample) = records.sample()? {
+        if count > 0 && (count + 1) * length > target {
+            cut(start, sample.header, count);
+            (start, count) = (sample.header, 0);
+        }
+        count += 1;
+    }
+    let end = records.members.offset();
+    if count > 0 {
+        cut(start, end, count);
+    }
+    nothing_behind(&mut records.members)?;
+    if let Some(checkpoints) = store.checkpoints(file) {
+        let starts = segments.iter().filter_map(|segment| match segment.range {
+            Range::Bytes { start, .. } => Some(start),
+            Range::Rows { .. } => None,
+        });
+        checkpoints.keep(file, starts);
+    }
+    Ok(segments)
+}
+
+/// Refuses what stands behind the end of an archive: of tars put behind one another only the first would be read.
+fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
+    let path = members.file.path.clone();
+    loop {
+        let at = members.offset();
+        let cursor = members.cursor()?;
+        let seen: io::Result<(usize, bool)> = cursor.fill().map(|bytes| (bytes.len(), bytes.iter().any(|b| *b != 0)));
+        match seen.map_err(|e| SourceError::from_io(&path, e))? {
+            (0, _) => return Ok(()),
+            (_, true) => {
+                return Err(members
+                    .corrupt(format_args!("has something behind its end, at byte {at} or after; valid: one archive")));
+            }
+            (n, false) => cursor.consume(n),
+        }
+    }
+}
+
+/// Where the sample of this number begins, counted from 0, of those of a range.
+pub(super) fn offset_of(
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+    range: (u64, u64),
+    record: u64,
+) -> Result<u64, SourceError> {
+    let mut records = TarRecords { reads: false, ..TarRecords::open(store, file, input, range)? };
+    for _ in 0..record {
+        records.sample()?;
+    }
+    Ok(records.sample()?.map_or(range.1, |sample| sample.header))
+}

@@ -1,0 +1,273 @@
+//! Rows of Parquet files: the text column alone, page by page, its bytes checked cell by cell.
+//!
+//! The column is read below Arrow, as byte arrays, for three reasons: pages are read one at a time, so memory is a page and a
+//! dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a failed batch; nothing is copied.
+
+use parquet::basic::{ConvertedType, LogicalType, Type as PhysicalType};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::ColumnDescriptor;
+
+use stillhouse_schemas::spec::InputFormat;
+
+use super::list::InputFile;
+use super::range::Rows;
+use super::sniff;
+use super::store::{Chunks, Store};
+use stillhouse_base::source_error::SourceError;
+
+const BATCH_BYTES: u64 = 1 << 20;
+const BATCH_ROWS: u64 = 1024;
+
+/// Rows that are read, planned and cut as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowGroup {
+    pub rows: u64,
+    /// Bytes of text, as well as the metadata tells.
+    pub bytes: u64,
+}
+
+/// A cell as the file has it.
+pub(crate) type Cell<'a> = Option<&'a [u8]>;
+
+pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
+    match error {
+        ParquetError::External(source) => match source.downcast::<object_store::Error>() {
+            Ok(error) => SourceError::of_store(file, *error),
+            Err(other) => {
+                SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string())))
+            }
+        },
+        other => SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string()))),
+    }
+}
+
+/// Without the names that the reader has for kinds of errors.
+fn words(said: &str) -> &str {
+    ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
+}
+
+pub(super) fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
+    SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| match fault(&file.path, e) {
+        SourceError::Corrupt { file: name, message } => sniff::other_format(store, file, InputFormat::Parquet)
+            .unwrap_or(SourceError::Corrupt { file: name, message }),
+        other => other,
+    })
+}
+
+/// Text, or bytes that say nothing of what they are: many writers put text there.
+fn may_be_text(column: &ColumnDescriptor) -> bool {
+    let logical = match column.logical_type_ref() {
+        Some(kind) => matches!(kind, LogicalType::String | LogicalType::Json | LogicalType::Enum),
+        None => matches!(
+            column.converted_type(),
+            ConvertedType::NONE | ConvertedType::UTF8 | ConvertedType::JSON | ConvertedType::ENUM
+        ),
+    };
+    column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && logical
+}
+
+/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
+pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
+    let reader = open(store, file)?;
+    let schema = reader.metadata().file_metadata().schema_descr();
+    Ok(schema
+        .columns()
+        .iter()
+        .map(|c| {
+            let kind = match c.logical_type_ref() {
+                _ if c.max_rep_level() > 0 => "list".to_string(),
+                Some(logical) => format!("{logical:?}").to_ascii_lowercase(),
+                None => c.physical_type().to_string().to_ascii_lowercase(),
+            };
+            (c.path().string(), may_be_text(c), kind)
+        })
+        .collect())
+}
+
+fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) -> Result<usize, SourceError> {
+    let schema = reader.metadata().file_metadata().schema_descr();
+    let columns = schema.columns();
+    let named = |depth: fn(usize) -> bool| {
+        columns.iter().position(|c| depth(c.path().parts().len()) && c.path().string() == text && may_be_text(c))
+    };
+    // a column that has the whole name comes before a field of a struct
+    named(|depth| depth == 1).or_else(|| named(|depth| depth > 1)).ok_or_else(|| {
+        let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
+        SourceError::corrupt(
+            file,
+            format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
+        )
+    })
+}
+
+fn text_bytes(group: &RowGroupMetaData, column: usize) -> u64 {
+    let chunk = group.column(column);
+    let bytes = chunk.unencoded_byte_array_data_bytes().unwrap_or_else(|| chunk.uncompressed_size());
+    bytes.max(0) as u64
+}
+
+/// The row groups of a file.
+pub(crate) fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGroup>, SourceError> {
+    let reader = open(store, file)?;
+    let column = text_column(&reader, &file.path, text)?;
+    Ok(reader
+        .metadata()
+        .row_groups()
+        .iter()
+        .map(|g| RowGroup { rows: g.num_rows().max(0) as u64, bytes: text_bytes(g, column) })
+        .collect())
+}
+
+/// The text cells of a range of rows, in order: a column of one row group at a time, of that as many rows as are about 1 MB.
+pub(crate) struct ParquetRows {
+    file: String,
+    text: String,
+    reader: SerializedFileReader<Chunks>,
+    column: usize,
+    /// The row after the range.
+    end: u64,
+    /// The row group that is opened next, and its first row.
+    group: (usize, u64),
+    /// What is read next.
+    row: u64,
+    open: Option<Column>,
+    cells: Cells,
+}
+
+/// The text column of a row group.
+struct Column {
+    values: ColumnReaderImpl<ByteArrayType>,
+    /// The definition level of a value that is there.
+    most: i16,
+    /// Rows that are decoded at a time.
+    batch: u64,
+    /// The row after those that are wanted of the group.
+    to: u64,
+}
+
+/// Decoded cells.
+#[derive(Default)]
+struct Cells {
+    levels: Vec<i16>,
+    /// The cells that are no nulls.
+    values: Vec<ByteArray>,
+    rows: usize,
+    most: i16,
+    /// Rows, and values of them, that were passed; the present row is among them.
+    passed: (usize, usize),
+    is_null: bool,
+}
+
+impl Cells {
+    fn read(&mut self, column: &mut Column, want: usize) -> Result<(), ParquetError> {
+        self.levels.clear();
+        self.values.clear();
+        let (rows, _, _) = column.values.read_records(want, Some(&mut self.levels), None, &mut self.values)?;
+        (self.rows, self.most, self.passed) = (rows, column.most, (0, 0));
+        Ok(())
+    }
+
+    fn next(&mut self) -> bool {
+        let (row, value) = self.passed;
+        if row == self.rows {
+            return false;
+        }
+        self.is_null = self.most > 0 && self.levels.get(row) != Some(&self.most);
+        self.passed = (row + 1, value + usize::from(!self.is_null));
+        true
+    }
+}
+
+impl ParquetRows {
+    /// Opens a file to read the rows from `start` to `end` of a column.
+    pub fn open(store: &Store, file: &InputFile, text: &str, (start, end): (u64, u64)) -> Result<Self, SourceError> {
+        let reader = open(store, file)?;
+        let column = text_column(&reader, &file.path, text)?;
+        let (file, text) = (file.path.clone(), text.to_owned());
+        Ok(Self { file, text, reader, column, end, group: (0, 0), row: start, open: None, cells: Cells::default() })
+    }
+
+    /// The column of the next row group with rows of the range.
+    fn next_column(&mut self) -> Result<Option<Column>, SourceError> {
+        let wrong = |e| fault(&self.file, e);
+        let groups = self.reader.metadata().row_groups();
+        while let Some(group) = groups.get(self.group.0) {
+            let (index, first) = self.group;
+            let rows = group.num_rows().max(0) as u64;
+            self.group = (index + 1, first + rows);
+            let to = self.end.min(first + rows);
+            if self.row >= to {
+                continue;
+            }
+            let column = self.reader.get_row_group(index).and_then(|group| group.get_column_reader(self.column));
+            let ColumnReader::ByteArrayColumnReader(mut values) = column.map_err(wrong)? else {
+                return Err(SourceError::corrupt(&self.file, format!("column {:?} does not hold strings", self.text)));
+            };
+            if self.row > first {
+                values.skip_records((self.row - first) as usize).map_err(wrong)?;
+            }
+            let most = group.schema_descr().column(self.column).max_def_level();
+            let batch = (BATCH_BYTES * rows / text_bytes(group, self.column).max(1)).clamp(1, BATCH_ROWS);
+            return Ok(Some(Column { values, most, batch, to }));
+        }
+        Ok(None)
+    }
+}
+
+impl Rows for ParquetRows {
+    fn next(&mut self) -> Result<Option<u64>, SourceError> {
+        while !self.cells.next() {
+            match &mut self.open {
+                Some(column) if self.row < column.to => {
+                    let want = column.batch.min(column.to - self.row) as usize;
+                    self.cells.read(column, want).map_err(|e| fault(&self.file, e))?;
+                    if self.cells.rows == 0 {
+                        let (row, to) = (self.row, column.to);
+                        let message = format!("ends at row {row}; its footer says {to} rows or more");
+                        return Err(SourceError::corrupt(&self.file, message));
+                    }
+                }
+                _ => {
+                    self.open = None;
+                    self.open = self.next_column()?;
+                    if self.open.is_none() {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+        self.row += 1;
+        Ok(Some(self.row - 1))
+    }
+
+    fn cell(&self) -> Cell<'_> {
+        match self.cells.is_null {
+            true => None,
+            false => self.cells.values.get(self.cells.passed.1.checked_sub(1)?).map(ByteArray::data),
+        }
+    }
+}
+
+/// Rows of groups or batches cut and joined into ranges of about `target` bytes: start, end, bytes.
+pub(crate) fn cut_rows(groups: &[RowGroup], target: u64) -> Vec<(u64, u64, u64)> {
+    let mut ranges: Vec<(u64, u64, u64)> = Vec::new();
+    let mut first = 0;
+    for group in groups {
+        let parts = group.bytes.div_ceil(target.max(1)).clamp(1, group.rows.max(1));
+        for i in 0..parts {
+            let at = |i: u64| first + (u128::from(group.rows) * u128::from(i) / u128::from(parts)) as u64;
+            let (start, end, bytes) = (at(i), at(i + 1), group.bytes / parts);
+            match ranges.last_mut() {
+                Some(last) if last.2 + bytes <= target => (last.1, last.2) = (end, last.2 + bytes),
+                _ if start == end => {}
+                _ => ranges.push((start, end, bytes)),
+            }
+        }
+        first += group.rows;
+    }
+    ranges
+}

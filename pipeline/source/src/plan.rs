@@ -1,0 +1,336 @@
+//! The input cut into splits: a fixed function of the job and the files, so that shards do not depend on who makes them.
+//!
+//! ```text
+//!   file ─► segments of about the target (records that begin in a range) ─┐
+//!   file ─► segments ... ─────────────────────────────────────────────────┼─► train │ holdouts ─► grouped into splits
+//!   file ─► ...                                       (the last records cut off; documents by their keys)
+//! ```
+//!
+//! Every file is cut on its own into segments no longer than about the target, then neighbours are joined while they
+//! fit. A data set split that takes a part of the documents only reads so much more of the input for each of its splits, up to
+//! 64 times the target. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
+//! places where records begin. Columnar files are cut by their metadata. Images and codes are cut as [`numbers`] says; what they weigh is their numbers.
+//!
+//! Memory: the segments, and per core what a reader needs.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
+
+use super::decode::{Cursor, compression};
+use super::holdout::{self, Part};
+use super::list::InputFile;
+use super::store::Store;
+use super::{ipc, nothing, numbers, parquet_rows, records};
+use stillhouse_base::source_error::SourceError;
+
+/// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
+const MOST_SPLITS: u32 = 1_000_000;
+
+/// A split that takes fewer of the documents it reads than this is smaller than the target, so that it does not take for ever.
+const LEAST_TAKEN: f64 = 1.0 / 64.0;
+
+/// How far planning has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanProgress {
+    /// Files cut into segments.
+    pub files: u64,
+    /// Of so many.
+    pub files_total: u64,
+    /// Stored bytes of the files that are done.
+    pub bytes: u64,
+    /// Of so many.
+    pub bytes_total: u64,
+}
+
+/// A range of a file that is not cut further, except by the holdout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// Index of the file.
+    pub file: usize,
+    pub range: Range,
+    /// Bytes of input that it stands for.
+    pub weight: u64,
+    /// Records, where known.
+    pub records: Option<u64>,
+}
+
+/// Splits, and what those that are new take of the input: bytes of text, numbers of rows, or documents that have no text yet.
+#[derive(Debug, Default)]
+pub struct Weighed {
+    /// All splits.
+    pub splits: Vec<SplitRecord>,
+    /// What each of the last ones takes.
+    pub weights: Vec<f64>,
+}
+
+/// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered through. `seed` is of the documents' keys.
+///
+/// `target_split_bytes` are bytes of text; of `format: none`, documents.
+///
+/// `files` must be what the listing (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
+///
+/// # Errors
+/// When a file cannot be read or is corrupt, when the holdouts take all records, or when there are too many splits.
+pub fn plan_splits(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    target_split_bytes: u64,
+    seed: u64,
+    progress: &(dyn Fn(PlanProgress) + Sync),
+) -> Result<Weighed, SourceError> {
+    let target = target_split_bytes.max(1);
+    let expecting = (!reads_nothing(files, input)).then(|| store.expecting(files));
+    let store = expecting.as_ref().unwrap_or(store);
+    let segments = segments(store, files, input, target, progress)?;
+    let mut weighed = Weighed::default();
+    for part in holdout::parts(store, files, input, seed, segments)? {
+        group(files, part, target, &mut weighed)?;
+    }
+    Ok(weighed)
+}
+
+/// Cuts files that are appended to the input into splits, which come after `earlier` and carry the number of the append.
+///
+/// What a document's data set split is was decided by the first run: by its key, as there; the last documents that were held out stay
+/// the ones that were, so none of these is among them.
+///
+/// # Errors
+/// As [`plan_splits`].
+pub fn append_splits(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    target_split_bytes: u64,
+    (splits, appended): (Vec<SplitRecord>, u32),
+) -> Result<Weighed, SourceError> {
+    let target = target_split_bytes.max(1);
+    let store = &store.expecting(files);
+    let segments = segments(store, files, input, target, &|_| {})?;
+    let before = splits.len();
+    let parts = holdout::parts_as(input, &splits, &segments);
+    let mut weighed = Weighed { splits, weights: Vec::new() };
+    for part in parts {
+        group(files, part, target, &mut weighed)?;
+    }
+    weighed.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
+    Ok(weighed)
+}
+
+fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
+    let Weighed { splits, weights } = weighed;
+    let share = part.keys.map_or(1.0, |keys| keys.share());
+    let taken = part.keys.map_or(1.0, |keys| keys.share().max(LEAST_TAKEN));
+    let mut filled = None;
+    for segment in part.segments {
+        let weight = (segment.weight as f64 * taken).ceil() as u64;
+        let joined = filled.and_then(|f: u64| f.checked_add(weight)).filter(|sum| *sum <= target);
+        if joined.is_none() {
+            let too_many = || SourceError::Plan {
+                field: "input.split_megabytes".into(),
+                message: format!("the input makes more than {MOST_SPLITS} splits; make them larger"),
+            };
+            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MOST_SPLITS).ok_or_else(too_many)?;
+            splits.push(SplitRecord {
+                split: SplitId(split),
+                dataset_split: part.dataset_split.clone(),
+                pieces: Vec::new(),
+                keys: part.keys,
+                appended: 0,
+                place: None,
+            });
+            weights.push(0.0);
+        }
+        if let Some(sum) = weights.last_mut() {
+            *sum += segment.weight as f64 * share;
+        }
+        filled = Some(joined.unwrap_or(weight));
+        if let Some(split) = splits.last_mut() {
+            let file = &files[segment.file].path;
+            let joined =
+                split.pieces.last_mut().is_some_and(|last| last.file == *file && join(&mut last.range, segment.range));
+            if !joined {
+                split.pieces.push(Piece { file: file.clone(), range: segment.range });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Joins a range that follows another directly; false where it does not.
+fn join(last: &mut Range, next: Range) -> bool {
+    match (last, next) {
+        (Range::Bytes { end, .. }, Range::Bytes { start, end: new, .. }) if *end == start => *end = new,
+        (Range::Rows { end, .. }, Range::Rows { start, end: new }) if *end == start => *end = new,
+        _ => return false,
+    }
+    true
+}
+
+/// The segments of all files, in order; files are worked on at once, and the first error in the order of the files counts.
+fn segments(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    target: u64,
+    progress: &(dyn Fn(PlanProgress) + Sync),
+) -> Result<Vec<Segment>, SourceError> {
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(files.len().max(1));
+    let next = AtomicUsize::new(0);
+    let (done, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let bytes_total = files.iter().map(|f| f.size).sum();
+    let found: Vec<Mutex<Option<Result<_, _>>>> = files.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let i = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(file) = files.get(i)
+                {
+                    let result: Result<Vec<Segment>, SourceError> = file_segments(store, i, file, input, target);
+                    if result.is_err() {
+                        next.store(files.len(), Ordering::Relaxed);
+                    }
+                    *found[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                    progress(PlanProgress {
+                        files: done.fetch_add(1, Ordering::Relaxed) + 1,
+                        files_total: files.len() as u64,
+                        bytes: bytes.fetch_add(file.size, Ordering::Relaxed) + file.size,
+                        bytes_total,
+                    });
+                }
+            });
+        }
+    });
+    let mut all = Vec::new();
+    for result in found {
+        // files are begun in order, so what an error has kept from being begun comes after it
+        if let Some(result) = result.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            all.extend(result?);
+        }
+    }
+    Ok(all)
+}
+
+fn is_plain(file: &InputFile, input: &Input) -> bool {
+    compression(file, input) == Compression::None
+}
+
+/// Whether the listing alone says where to cut: then the states of what may be very many files are not needed.
+fn reads_nothing(files: &[InputFile], input: &Input) -> bool {
+    let of_text = match input.format() {
+        InputFormat::Text if input.document == TextDocument::File => is_plain,
+        InputFormat::Text | InputFormat::Jsonl => records::is_seekable,
+        _ => return false,
+    };
+    input.holdout.is_empty() && files.iter().all(|file| of_text(file, input))
+}
+
+fn file_segments(
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    if input.is_rows() {
+        return numbers::segments(store, index, file, input, target);
+    }
+    if input.format() == InputFormat::None {
+        // a document's weight is 1, and the target is in documents too
+        let ranges = nothing::ranges(input.documents.unwrap_or(0), target).into_iter();
+        let segment = |(start, end)| {
+            let range = Range::Rows { start, end };
+            Segment { file: index, range, weight: end - start, records: Some(end - start) }
+        };
+        return Ok(ranges.map(segment).collect());
+    }
+    let columnar = match input.format() {
+        InputFormat::Parquet => Some(parquet_rows::row_groups(store, file, &input.text)?),
+        InputFormat::Arrow => Some(ipc::row_groups(store, file)?),
+        _ => None,
+    };
+    if let Some(groups) = columnar {
+        let cut = parquet_rows::cut_rows(&groups, target).into_iter();
+        return Ok(cut
+            .map(|(start, end, weight)| Segment {
+                file: index,
+                range: Range::Rows { start, end },
+                weight,
+                records: Some(end - start),
+            })
+            .collect());
+    }
+    if input.format() == InputFormat::Text && input.document == TextDocument::File {
+        let size = if is_plain(file, input) {
+            file.size
+        } else {
+            let mut cursor = Cursor::open(store, file, input, 0)?;
+            cursor.skip_to(u64::MAX).map_err(|e| SourceError::from_io(&file.path, e))?;
+            cursor.offset
+        };
+        let range = Range::Bytes { start: 0, end: size, line: Some(1) };
+        return Ok(vec![Segment { file: index, range, weight: size, records: Some(1) }]);
+    }
+    if records::is_seekable(file, input) {
+        return Ok(by_size(index, file.size, target));
+    }
+    scan(store, index, file, input, target)
+}
+
+/// Equal ranges of at most the target.
+fn by_size(file: usize, size: u64, target: u64) -> Vec<Segment> {
+    let parts = size.div_ceil(target);
+    let at = |i: u64| (u128::from(size) * u128::from(i) / u128::from(parts)) as u64;
+    (0..parts)
+        .map(|i| Segment {
+            file,
+            range: Range::Bytes { start: at(i), end: at(i + 1), line: (i == 0).then_some(1) },
+            weight: at(i + 1) - at(i),
+            records: None,
+        })
+        .collect()
+}
+
+/// Cuts where the first record begins that is a target away from the cut before. Of a compressed file the checkpoints before the cuts stay.
+fn scan(
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    let wrong = |e| SourceError::from_io(&file.path, e);
+    let (mut records, _) = records::open(store, file, input, (0, u64::MAX))?;
+    let mut segments = Vec::new();
+    let (mut start, mut line, mut count) = (0, 1, 0);
+    let mut cut = |start: u64, end: u64, line: u64, records: u64| {
+        let range = Range::Bytes { start, end, line: Some(line) };
+        segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
+    };
+    while let Some(at) = records.next().map_err(wrong)? {
+        if count > 0 && at.offset - start >= target {
+            cut(start, at.offset, line, count);
+            (start, line, count) = (at.offset, at.newlines + 1, 0);
+        }
+        count += 1;
+        records.skip().map_err(wrong)?;
+    }
+    let end = records.offset();
+    if count > 0 {
+        cut(start, end, line, count);
+    }
+    if let Some(checkpoints) = store.checkpoints(file) {
+        // readers look at the byte before as well
+        let starts = segments.iter().filter_map(|segment| match segment.range {
+            Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
+            Range::Rows { .. } => None,
+        });
+        checkpoints.keep(file, starts);
+    }
+    Ok(segments)
+}

@@ -1,0 +1,249 @@
+//! The records of a range of a file, one after another, and the text of each piece by piece.
+//!
+//! Every call reads what it needs and comes back: nothing waits for a consumer, and between two calls no more is held than a record's
+//! spool (a piece of it in memory), the decoder's window, and of a columnar file a page or a record batch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use stillhouse_schemas::manifest::Range;
+use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
+
+use super::decode::Cursor;
+use super::ipc::IpcRows;
+use super::list::InputFile;
+use super::nothing::Nothing;
+use super::parquet_rows::{Cell, ParquetRows};
+use super::records::{self, Fault, Records};
+use super::spool::{Key, Spool, whole_characters};
+use super::store::Store;
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+
+/// Rows of a columnar file, in order.
+pub(crate) trait Rows: Send {
+    /// Goes to the next row; its number in the file, or none at the end of the range.
+    fn next(&mut self) -> Result<Option<u64>, SourceError>;
+
+    /// The text of the row that [`Rows::next`] has gone to.
+    fn cell(&self) -> Cell<'_>;
+}
+
+/// A record of the range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A document, whose text can be read.
+    Document,
+    /// Not a document; it was counted among the skipped.
+    Bad,
+}
+
+/// A range that is being read.
+struct Open {
+    file: InputFile,
+    records: Opened,
+}
+
+enum Opened {
+    Bytes {
+        records: Box<dyn Records>,
+        /// Where the records were opened.
+        from: u64,
+        /// Records that begin here or later are not of the range.
+        end: u64,
+        /// The line at the start of the range, where it is known.
+        line: Option<u64>,
+    },
+    Rows(Box<dyn Rows>),
+}
+
+/// Why a record is no document, and where.
+struct Wrong {
+    reason: &'static str,
+    message: String,
+    at: At,
+}
+
+enum At {
+    /// So many newlines after where the records were opened.
+    Newlines(u64),
+    Row(u64),
+}
+
+/// Reads ranges of files, one after another.
+pub(super) struct RecordReader {
+    store: Store,
+    input: Arc<Input>,
+    spool: Spool,
+    skipped: BTreeMap<String, u64>,
+    open: Option<Open>,
+    /// Bytes of the present row's cell that were handed on.
+    handed_on: usize,
+}
+
+impl RecordReader {
+    pub fn new(store: Store, input: Arc<Input>) -> Self {
+        let spool = Spool::new(piece(&input));
+        Self { store, input, spool, skipped: BTreeMap::new(), open: None, handed_on: 0 }
+    }
+
+    /// Records skipped so far, by reason, and documents that went through a temporary file.
+    pub fn into_counts(self) -> (BTreeMap<String, u64>, u64) {
+        (self.skipped, self.spool.rolled)
+    }
+
+    /// Bytes of text that are in memory to be handed on.
+    #[cfg(test)]
+    pub fn held_bytes(&self) -> usize {
+        self.spool.buffered()
+    }
+
+    /// Whether there is a range whose end has not been reached.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Opens a range.
+    pub fn open(&mut self, file: &InputFile, range: Range) -> Result<(), SourceError> {
+        let (store, input) = (&self.store, &*self.input);
+        let records = match range {
+            Range::Bytes { start, end, line } => {
+                let whole = input.format() == InputFormat::Text && input.document == TextDocument::File;
+                let end = if whole { u64::MAX } else { end };
+                let (records, from) = records::open(store, file, input, (start, end))?;
+                Opened::Bytes { records, from, end, line }
+            }
+            Range::Rows { start, end } => Opened::Rows(match input.format() {
+                InputFormat::None => Box::new(Nothing::new((start, end))),
+                InputFormat::Arrow => Box::new(IpcRows::open(store, file, &input.text, (start, end))?),
+                _ => Box::new(ParquetRows::open(store, file, &input.text, (start, end))?),
+            }),
+        };
+        self.open = Some(Open { file: file.clone(), records });
+        Ok(())
+    }
+
+    /// Goes to the next record; none at the end of the range, which is closed then.
+    pub fn next(&mut self) -> Result<Option<Found>, SourceError> {
+        let Some(open) = &mut self.open else { return Ok(None) };
+        let found = match &mut open.records {
+            Opened::Bytes { records, end, .. } => next_of_bytes(&open.file, records.as_mut(), *end, &mut self.spool)?,
+            Opened::Rows(rows) => next_of_rows(rows.as_mut(), &self.input.text)?,
+        };
+        self.handed_on = 0;
+        match found {
+            None => {
+                self.open = None;
+                Ok(None)
+            }
+            Some(Ok(())) => Ok(Some(Found::Document)),
+            Some(Err(wrong)) => self.bad(wrong).map(|()| Some(Found::Bad)),
+        }
+    }
+
+    fn bad(&mut self, Wrong { reason, message, at }: Wrong) -> Result<(), SourceError> {
+        let Some(open) = &self.open else { return Ok(()) };
+        let file = &open.file.path;
+        if self.input.on_error == OnError::Fail {
+            let position = match at {
+                At::Row(row) => RecordPosition::Row(row),
+                At::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
+            };
+            return Err(SourceError::Record { file: file.clone(), position, reason, message });
+        }
+        tracing::debug!(file, reason, message, "record skipped");
+        *self.skipped.entry(reason.into()).or_default() += 1;
+        Ok(())
+    }
+
+    /// The line, from 1, where the records of a range were opened. Where the plan does not tell, all before it is read once more.
+    fn first_line(&self, open: &Open) -> Result<u64, SourceError> {
+        match open.records {
+            Opened::Bytes { line: Some(line), .. } => Ok(line),
+            Opened::Bytes { from, .. } if from > 0 => {
+                let mut cursor = Cursor::open_range(&self.store, &open.file, &self.input, (0, from))?;
+                let newlines = cursor.count_newlines(from);
+                Ok(1 + newlines.map_err(|e| SourceError::from_io(&open.file.path, e))?)
+            }
+            _ => Ok(1),
+        }
+    }
+
+    /// The cell of the present document, where it has not gone through the spool.
+    fn cell(&self) -> Cell<'_> {
+        match &self.open {
+            Some(Open { records: Opened::Rows(rows), .. }) => rows.cell(),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the present document's text.
+    pub fn length(&self) -> u64 {
+        self.cell().map_or(self.spool.length(), |cell| cell.len() as u64)
+    }
+
+    /// The key of the present document.
+    pub fn key(&mut self, seed: u64) -> Result<u64, SourceError> {
+        match self.cell() {
+            Some(cell) => Ok(Key::new(seed).with(cell).get()),
+            None => self.spool.key(seed).map_err(SourceError::spool),
+        }
+    }
+
+    /// Goes to the start of the present document's text.
+    pub fn rewind(&mut self) -> Result<(), SourceError> {
+        self.handed_on = 0;
+        self.spool.rewind().map_err(SourceError::spool)
+    }
+
+    /// The next piece of the present document's text; true with the last one. Pieces end between characters; an empty text is one empty piece.
+    pub fn next_piece(&mut self) -> Result<(&str, bool), SourceError> {
+        let Some(Open { file, records: Opened::Rows(rows) }) = &self.open else {
+            return self.spool.next_piece().map_err(SourceError::spool);
+        };
+        let rest = rows.cell().and_then(|cell| cell.get(self.handed_on..)).unwrap_or_default();
+        let length = match rest.get(..piece(&self.input)) {
+            Some(window) if rest.len() > window.len() => whole_characters(window),
+            _ => rest.len(),
+        };
+        self.handed_on += length;
+        // seen to be UTF-8 as a whole, and looked at once more, which costs little beside its checksum
+        let text = std::str::from_utf8(&rest[..length]).map_err(|e| SourceError::corrupt(&file.path, e))?;
+        Ok((text, length == rest.len()))
+    }
+}
+
+/// Most bytes of a piece.
+fn piece(input: &Input) -> usize {
+    input.piece_kilobytes as usize * 1000
+}
+
+type Next = Option<Result<(), Wrong>>;
+
+fn next_of_bytes(
+    file: &InputFile,
+    records: &mut dyn Records,
+    end: u64,
+    spool: &mut Spool,
+) -> Result<Next, SourceError> {
+    let start = records.next().map_err(|e| SourceError::from_io(&file.path, e))?;
+    if start.is_none_or(|at| at.offset >= end) {
+        return Ok(None);
+    }
+    spool.clear().map_err(SourceError::spool)?;
+    let outcome = records.read(spool).map_err(|fault| match fault {
+        Fault::Input(e) => SourceError::from_io(&file.path, e),
+        Fault::Spool(e) => SourceError::spool(e),
+    })?;
+    let wrong = |bad: records::Bad| Wrong { reason: bad.reason, message: bad.message, at: At::Newlines(bad.newlines) };
+    Ok(Some(outcome.map_err(wrong)))
+}
+
+fn next_of_rows(rows: &mut dyn Rows, name: &str) -> Result<Next, SourceError> {
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let wrong = |reason, message| Ok(Some(Err(Wrong { reason, message, at: At::Row(row) })));
+    match rows.cell().map(std::str::from_utf8) {
+        Some(Ok(_)) => Ok(Some(Ok(()))),
+        Some(Err(_)) => wrong(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8")),
+        None => wrong(reason::NULL, format!("the value of {name:?} is null; valid: a string")),
+    }
+}

@@ -1,0 +1,166 @@
+//! What the first bytes of a file say that it is, where its name and the job say otherwise.
+//!
+//! Such a file is refused whatever `on_error` says: its records are not bad, they are not what was asked for.
+
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::spec::{Compression, Input, InputFormat};
+
+use super::decode::compression;
+use super::first::MOST_LOOKED_INTO;
+use super::list::{InputFile, LookedAt};
+use super::parallel::spread;
+use super::store::Store;
+use stillhouse_base::source_error::SourceError;
+
+/// Bytes that are looked at.
+const HEAD: u64 = 64;
+/// Files of a store that are looked at before a job begins; the others when they are read, at no further request.
+const STORE_FILES: usize = 32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Gzip,
+    Zstd,
+    /// Compressed in a way that is not read here.
+    Packed(&'static str),
+    Parquet,
+    Arrow,
+    /// Text, but not in UTF-8.
+    Encoded(&'static str),
+}
+
+/// What begins like this; `None` for what may be text in UTF-8.
+fn kind(bytes: &[u8]) -> Option<Kind> {
+    let head = &bytes[..bytes.len().min(HEAD as usize)];
+    let begins: [(&[u8], Kind); 13] = [
+        (b"\x1f\x8b", Kind::Gzip),
+        (b"\x28\xb5\x2f\xfd", Kind::Zstd),
+        (b"\xfd7zXZ\0", Kind::Packed("xz")),
+        (b"7z\xbc\xaf\x27\x1c", Kind::Packed("7z")),
+        (b"\x04\x22\x4d\x18", Kind::Packed("LZ4")),
+        (b"PK\x03\x04", Kind::Packed("zip")),
+        (b"\xff\x06\0\0sNaPpY", Kind::Packed("Snappy")),
+        // "PAR1" alone could be a word
+        (b"PAR1\x15", Kind::Parquet),
+        (b"ARROW1\0\0", Kind::Arrow),
+        // before UTF-16, which begins in the same way
+        (b"\xff\xfe\0\0", Kind::Encoded("UTF-32")),
+        (b"\0\0\xfe\xff", Kind::Encoded("UTF-32")),
+        (b"\xff\xfe", Kind::Encoded("UTF-16")),
+        (b"\xfe\xff", Kind::Encoded("UTF-16")),
+    ];
+    let begun = begins.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, kind)| *kind);
+    let bzip2 = head.starts_with(b"BZh") && head.get(4..10) == Some(b"1AY&SY");
+    begun.or(bzip2.then_some(Kind::Packed("bzip2"))).or_else(|| without_mark(head))
+}
+
+/// UTF-16 without a byte order mark, as far as it is plain ASCII: every second byte is zero.
+fn without_mark(head: &[u8]) -> Option<Kind> {
+    let zero = |from: usize| head.len() >= 8 && head.iter().skip(from).step_by(2).all(|b| *b == 0);
+    let text = |from: usize| head.iter().skip(from).step_by(2).all(|b| *b != 0);
+    ((zero(1) && text(0)) || (zero(0) && text(1))).then_some(Kind::Encoded("UTF-16"))
+}
+
+fn name(how: Compression) -> &'static str {
+    match how {
+        Compression::Gzip => "gzip",
+        Compression::Zstd => "zstd",
+        Compression::Auto | Compression::None => "none",
+    }
+}
+
+fn said(file: &InputFile, message: String) -> SourceError {
+    SourceError::corrupt(&file.path, message)
+}
+
+/// What speaks against reading a file of lines or CSV that begins with these bytes, as they are stored.
+pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<SourceError> {
+    let how = compression(file, input);
+    let (found, wanted) = match kind(head) {
+        Some(Kind::Gzip) if how == Compression::Gzip => return None,
+        Some(Kind::Zstd) if how == Compression::Zstd => return None,
+        Some(found) => (describe(found), how),
+        None if how == Compression::None => return None,
+        // Zstandard files may begin with a frame that is skipped
+        None if how == Compression::Zstd && head.get(1..4) == Some(b"\x2a\x4d\x18") => return None,
+        None => ("these bytes are not compressed, or in a way that is not known; say `compression: none`".into(), how),
+    };
+    let by = if input.compression == Compression::Auto { "by its name" } else { "as `compression` says" };
+    let read =
+        if wanted == Compression::None { String::new() } else { format!("is read as {} {by}, but ", name(wanted)) };
+    Some(said(file, format!("{read}{found}")))
+}
+
+/// What speaks against text that begins with these bytes after decompression.
+pub(super) fn decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
+    Some(said(file, format!("after decompression, {}", describe(kind(head)?))))
+}
+
+/// What a file that is no file of the format is instead, as far as its first bytes tell.
+pub(super) fn other_format(store: &Store, file: &InputFile, format: InputFormat) -> Option<SourceError> {
+    let head = store.get(&file.location, 0, file.size.min(HEAD)).ok()?;
+    match (kind(&head), format) {
+        (Some(Kind::Parquet), InputFormat::Parquet) | (Some(Kind::Arrow), InputFormat::Arrow) => None,
+        (Some(Kind::Gzip | Kind::Zstd | Kind::Packed(_)), _) => {
+            let message = "these are compressed bytes; Parquet and Arrow files compress inside: decompress the file";
+            Some(said(file, message.into()))
+        }
+        (Some(found), _) => Some(said(file, describe(found))),
+        (None, _) if head.trim_ascii_start().starts_with(b"{") => {
+            Some(said(file, "this begins like JSON; is it `format: jsonl`?".into()))
+        }
+        (None, _) => None,
+    }
+}
+
+fn describe(found: Kind) -> String {
+    match found {
+        Kind::Gzip => "these are gzip bytes; say `compression: gzip`".into(),
+        Kind::Zstd => "these are Zstandard bytes; say `compression: zstd`".into(),
+        Kind::Packed(how) => format!("these are {how} bytes, which are not read here; valid: plain, gzip, Zstandard"),
+        Kind::Parquet => "this is a Parquet file; say `format: parquet`".into(),
+        Kind::Arrow => "this is an Arrow file; say `format: arrow`".into(),
+        Kind::Encoded(how) => format!("this is text in {how}; valid: UTF-8 (`iconv -f {how} -t UTF-8` makes it)"),
+    }
+}
+
+/// Looks at the first bytes of the files of lines, at most `most` problems: of this machine [`MOST_LOOKED_INTO`], evenly spread, the first ones of a store.
+/// The others are looked at when they are read.
+///
+/// # Errors
+/// When a store does not answer.
+pub(super) fn check(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    field: &str,
+    most: usize,
+    looked_at: LookedAt<'_>,
+) -> Result<Vec<Problem>, SourceError> {
+    let mut problems = Vec::new();
+    let mut in_stores = 0;
+    let chosen = spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO);
+    for (i, file) in chosen.filter(|(_, file)| file.size > 0) {
+        looked_at(i);
+        if problems.len() >= most {
+            break;
+        }
+        if !store.is_on_disk(&file.location) {
+            in_stores += 1;
+            if in_stores > STORE_FILES {
+                continue;
+            }
+        }
+        match store.get(&file.location, 0, file.size.min(HEAD)) {
+            Ok(head) => problems.extend(stored(&head, file, input).map(|e| Problem::missing(field, e.to_string()))),
+            Err(error) => {
+                let error = SourceError::of_store(&file.path, error);
+                if error.retryable() {
+                    return Err(error);
+                }
+                problems.push(Problem::missing(field, error.to_string()));
+            }
+        }
+    }
+    Ok(problems)
+}

@@ -1,0 +1,300 @@
+//! Bounds on what a query may ask for: the size of its text and of its syntax tree, and of the values that its functions make.
+//!
+//! Planning a query recurses over its tree, and a stack that overflows ends the process. So the tree has a bound ([`check_size`]), and the query runs on
+//! a thread whose stack has room for a tree of that size ([`on_large_stack`]). A few functions make values whose size an argument decides; DataFusion
+//! allocates them outside of its memory pool, so `repeat(text, 2000000000)` would end the process, too ([`bounded_functions`]).
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::compute::kernels::length::length;
+use datafusion::arrow::datatypes::{DataType, FieldRef, Int64Type};
+use datafusion::common::{DataFusionError, Result, exec_err};
+use datafusion::logical_expr::{
+    ColumnarValue, Documentation, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+};
+use datafusion::prelude::SessionContext;
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::keywords::Keyword;
+use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
+use memchr::memmem;
+
+use stillhouse_base::source_error::SourceError;
+
+/// Bytes of the text of a query.
+const MOST_BYTES: usize = 1_000_000;
+/// Operators of a query, comparisons counted: each may make its tree one level deeper.
+const MOST_OPERATORS: usize = 1_000;
+/// Of these, sums, products and the like: DataFusion looks up their types anew at each level.
+const MOST_ARITHMETIC: usize = 200;
+/// Tables that a query names, each time counted.
+const MOST_TABLES: usize = 200;
+/// A stack with room for [`MOST_OPERATORS`] levels, in a program without optimizations, too. What is not used takes no memory.
+const STACK: usize = 128 << 20;
+/// Bytes of the values that a function makes for one batch of rows.
+const MOST_VALUES: u64 = 256 << 20;
+/// Bytes of the text that `regexp_replace` puts in.
+const MOST_REPLACEMENT: usize = 1_000;
+
+/// What is too large of a query's text, if anything is.
+pub(super) fn check_size(sql: &str) -> Option<String> {
+    if sql.len() > MOST_BYTES {
+        return Some(format!(
+            "the query has {} bytes; valid: at most {MOST_BYTES}; put long lists into a table and join it",
+            sql.len()
+        ));
+    }
+    // what is no token is told by the parser, with its place
+    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().ok()?;
+    let operators = tokens.iter().filter(|token| is_operator(token)).count();
+    if operators > MOST_OPERATORS {
+        return Some(format!(
+            "the query has {operators} operators; valid: at most {MOST_OPERATORS}; IN (…) takes a list, and long lists can be a table that is joined"
+        ));
+    }
+    let arithmetic = tokens.iter().filter(|token| is_arithmetic(token)).count();
+    if arithmetic > MOST_ARITHMETIC {
+        return Some(format!("the query has {arithmetic} times + - * / %; valid: at most {MOST_ARITHMETIC} in all"));
+    }
+    let tables =
+        tokens.iter().filter(|token| matches!(token, Token::Word(word) if TABLE_WORDS.contains(&word.keyword))).count();
+    (tables > MOST_TABLES)
+        .then(|| format!("the query has {tables} times FROM and JOIN; valid: at most {MOST_TABLES} in all"))
+}
+
+const TABLE_WORDS: [Keyword; 2] = [Keyword::FROM, Keyword::JOIN];
+
+fn is_arithmetic(token: &Token) -> bool {
+    matches!(token, Token::Plus | Token::Minus | Token::Mul | Token::Div | Token::Mod)
+}
+
+/// Whether a token can make a tree deeper. Parentheses cannot: the parser bounds how deep they are nested.
+fn is_operator(token: &Token) -> bool {
+    match token {
+        Token::Word(word) => matches!(
+            word.keyword,
+            Keyword::AND
+                | Keyword::OR
+                | Keyword::XOR
+                | Keyword::NOT
+                | Keyword::IS
+                | Keyword::IN
+                | Keyword::LIKE
+                | Keyword::ILIKE
+                | Keyword::SIMILAR
+                | Keyword::RLIKE
+                | Keyword::REGEXP
+                | Keyword::BETWEEN
+                | Keyword::COLLATE
+                | Keyword::AT
+                | Keyword::DIV
+                | Keyword::UNION
+                | Keyword::EXCEPT
+                | Keyword::MINUS
+                | Keyword::INTERSECT
+                | Keyword::JOIN
+                | Keyword::WITH
+        ),
+        Token::EOF
+        | Token::Number(..)
+        | Token::Comma
+        | Token::Whitespace(_)
+        | Token::LParen
+        | Token::RParen
+        | Token::Period
+        | Token::SemiColon => false,
+        Token::SingleQuotedString(_) | Token::DoubleQuotedString(_) => false,
+        // every other one is an operator, a bracket, or a literal that is rare
+        _ => true,
+    }
+}
+
+/// Does work on a thread with a large stack.
+///
+/// # Errors
+/// When the system gives no such thread, or it panics.
+pub(super) fn on_large_stack<T: Send>(
+    work: impl FnOnce() -> std::result::Result<T, SourceError> + Send,
+) -> std::result::Result<T, SourceError> {
+    let failed = |message: String| SourceError::Sql { message, retryable: true };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("query".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work);
+        let thread =
+            thread.map_err(|e| failed(format!("the system gives no thread with a stack of {STACK} bytes: {e}")))?;
+        thread.join().unwrap_or_else(|_| Err(failed("the thread of the query panicked".into())))
+    })
+}
+
+/// Bytes that a call makes, of its arguments, or why it is refused.
+type Estimate = fn(&[ArrayRef]) -> Result<u64>;
+
+/// Puts functions whose arguments decide the size of their values behind a bound.
+pub(super) fn bounded_functions(context: &SessionContext) {
+    let bounds: [(&str, Estimate); 9] = [
+        ("repeat", |args| times(args, &lengths(args, 0)?)),
+        ("lpad", |args| times(args, &[1])),
+        ("rpad", |args| times(args, &[1])),
+        ("array_repeat", |args| times(args, &[bytes_of_a_row(args)])),
+        ("array_resize", |args| times(args, &[16])),
+        ("range", steps),
+        ("generate_series", steps),
+        ("replace", replaced),
+        ("regexp_replace", put_in),
+    ];
+    let known = context.state().scalar_functions().clone();
+    for (name, estimate) in bounds {
+        if let Some(inner) = known.get(name) {
+            context.register_udf(ScalarUDF::new_from_impl(Bounded { inner: inner.clone(), estimate }));
+        }
+    }
+}
+
+/// Whole numbers of an argument, where it is there and has some.
+fn numbers(args: &[ArrayRef], position: usize) -> Result<Option<Int64Array>> {
+    match args.get(position) {
+        Some(array) if array.data_type().is_integer() => {
+            Ok(Some(cast(array, &DataType::Int64)?.as_primitive::<Int64Type>().clone()))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Bytes of the texts of an argument.
+fn lengths(args: &[ArrayRef], position: usize) -> Result<Vec<u64>> {
+    let Some(array) = args.get(position) else { return Ok(Vec::new()) };
+    if array.data_type().is_null() {
+        return Ok(vec![0; array.len()]);
+    }
+    let lengths = cast(&length(array.as_ref())?, &DataType::Int64)?;
+    Ok(lengths.as_primitive::<Int64Type>().iter().map(|n| n.unwrap_or(0).unsigned_abs()).collect())
+}
+
+fn bytes_of_a_row(args: &[ArrayRef]) -> u64 {
+    args.first().map_or(0, |array| 8 + (array.get_array_memory_size() / array.len().max(1)) as u64)
+}
+
+/// The sum of the second argument times bytes, which are those of each row or of all.
+fn times(args: &[ArrayRef], bytes: &[u64]) -> Result<u64> {
+    let Some(counts) = numbers(args, 1)? else { return Ok(0) };
+    let bytes_of = |row: usize| bytes.get(row).or(bytes.first()).copied().unwrap_or(0);
+    let sizes =
+        counts.iter().enumerate().map(|(row, n)| bytes_of(row).saturating_mul(n.unwrap_or(0).max(0).unsigned_abs()));
+    Ok(sizes.fold(0, u64::saturating_add))
+}
+
+/// `range(stop)`, `range(start, stop)`, `range(start, stop, step)` of whole numbers.
+fn steps(args: &[ArrayRef]) -> Result<u64> {
+    if args.iter().any(|array| !array.data_type().is_integer() && !array.data_type().is_null()) {
+        return exec_err!("got a range of times; valid: whole numbers");
+    }
+    let (first, second, step) = (numbers(args, 0)?, numbers(args, 1)?, numbers(args, 2)?);
+    let Some(first) = first else { return Ok(0) };
+    let at =
+        |array: &Option<Int64Array>, row: usize| array.as_ref().map(|a| if a.is_null(row) { 0 } else { a.value(row) });
+    let sizes = (0..first.len()).map(|row| {
+        let begin = if first.is_null(row) { 0 } else { first.value(row) };
+        let (start, stop) = at(&second, row).map_or((0, begin), |stop| (begin, stop));
+        let step = at(&step, row).unwrap_or(1).unsigned_abs().max(1);
+        (start.abs_diff(stop) / step).saturating_add(1).saturating_mul(8)
+    });
+    Ok(sizes.fold(0, u64::saturating_add))
+}
+
+fn texts(array: &ArrayRef) -> Result<ArrayRef> {
+    Ok(cast(array, &DataType::LargeUtf8)?)
+}
+
+/// `replace(text, from, to)`.
+fn replaced(args: &[ArrayRef]) -> Result<u64> {
+    let [text, from, to] = args else { return Ok(0) };
+    let (text, from, to) = (texts(text)?, texts(from)?, texts(to)?);
+    let (text, from, to) = (text.as_string::<i64>(), from.as_string::<i64>(), to.as_string::<i64>());
+    let sizes = text.iter().zip(from).zip(to).map(|((text, from), to)| {
+        let (Some(text), Some(from), Some(to)) = (text, from, to) else { return 0 };
+        let found = match from.is_empty() {
+            true => text.len() + 1,
+            false if to.len() <= from.len() => 0,
+            false => memmem::find_iter(text.as_bytes(), from).count(),
+        };
+        text.len() as u64 + (found as u64).saturating_mul(to.len() as u64)
+    });
+    Ok(sizes.fold(0, u64::saturating_add))
+}
+
+/// `regexp_replace(text, pattern, replacement[, flags])`: how often a pattern is found shows only when it is done.
+fn put_in(args: &[ArrayRef]) -> Result<u64> {
+    match lengths(args, 2)?.into_iter().max() {
+        Some(most) if most > MOST_REPLACEMENT as u64 => {
+            exec_err!("got a replacement of {most} bytes; valid: at most {MOST_REPLACEMENT}")
+        }
+        _ => Ok(0),
+    }
+}
+
+/// A function of DataFusion that refuses to make values of more than [`MOST_VALUES`] bytes.
+#[derive(Debug)]
+struct Bounded {
+    inner: Arc<ScalarUDF>,
+    estimate: Estimate,
+}
+
+impl PartialEq for Bounded {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner == other.inner
+    }
+}
+
+impl Eq for Bounded {}
+
+impl Hash for Bounded {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.inner.hash(state);
+    }
+}
+
+impl ScalarUDFImpl for Bounded {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn aliases(&self) -> &[String] {
+        self.inner.aliases()
+    }
+
+    fn signature(&self) -> &Signature {
+        self.inner.signature()
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        self.inner.return_type(arguments)
+    }
+
+    fn return_field_from_args(&self, arguments: ReturnFieldArgs<'_>) -> Result<FieldRef> {
+        self.inner.return_field_from_args(arguments)
+    }
+
+    fn coerce_types(&self, arguments: &[DataType]) -> Result<Vec<DataType>> {
+        self.inner.coerce_types(arguments)
+    }
+
+    fn documentation(&self) -> Option<&Documentation> {
+        self.inner.documentation()
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let bytes = (self.estimate)(&ColumnarValue::values_to_arrays(&arguments.args)?);
+        match bytes {
+            Ok(bytes) if bytes <= MOST_VALUES => self.inner.invoke_with_args(arguments),
+            Ok(bytes) => exec_err!(
+                "{}(): would make {bytes} bytes for {} rows; valid: at most {MOST_VALUES}",
+                self.name(),
+                arguments.number_rows
+            ),
+            Err(DataFusionError::Execution(message)) => exec_err!("{}(): {message}", self.name()),
+            Err(e) => Err(e),
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! JSON lines as a table: the columns are those of the first 1000 good records.
+//!
+//! Types of numbers are decided without loss ([`super::types`]), objects are structs, arrays lists; values of several kinds under one key are text, as is what
+//! was null in all of them. A later value that does not fit makes a bad record; a later key is not a column, unless `schema` names it.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    ArrayRef, BooleanArray, Date32Array, Decimal128Array, Float64Array, Int64Array, LargeStringArray, ListArray,
+    StructArray, TimestampMicrosecondArray, UInt64Array,
+};
+use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
+use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use serde_json::{Map, Value};
+use stillhouse_schemas::spec::Input;
+
+use super::super::decode::Cursor;
+use super::super::list::InputFile;
+use super::super::store::Store;
+use super::table::{Asked, Judge, Take, batch};
+use super::types::{self, EXACT, Numbers, WIDE};
+use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE, csv};
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+
+/// A record, or why it is none: the reason and what was got.
+type Parsed = Result<Record, (&'static str, String)>;
+
+/// The values of a record.
+struct Record {
+    values: Map<String, Value>,
+    /// Keys under which a whole number is too large for 64 bits, and so only nearly there.
+    rounded: Vec<String>,
+}
+
+/// Shows every record of a file with its line and its bytes, until it is told that it is enough.
+fn each(
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+    see: &mut dyn FnMut(u64, usize, Parsed) -> Result<bool, SourceError>,
+) -> Result<(), SourceError> {
+    let wrong = |e| SourceError::from_io(&file.path, e);
+    let mut cursor = Cursor::open(store, file, input, 0)?;
+    let mut line = Vec::new();
+    loop {
+        cursor.skip_byte_order_mark().map_err(wrong)?;
+        if cursor.fill().map_err(wrong)?.is_empty() {
+            return Ok(());
+        }
+        let number = cursor.newlines + 1;
+        let mut bytes = 0;
+        line.clear();
+        let add = |part: &[u8]| {
+            bytes += part.len();
+            if bytes <= LARGEST_RECORD {
+                line.extend_from_slice(part);
+            }
+        };
+        cursor.finish_line(add).map_err(wrong)?;
+        if bytes <= LARGEST_RECORD && line.iter().all(|b| matches!(b, b' ' | b'\t' | b'\r')) {
+            continue;
+        }
+        let parsed = match bytes > LARGEST_RECORD {
+            true => {
+                Err((reason::LONG, format!("the line has {bytes} bytes; valid in a query: at most {LARGEST_RECORD}")))
+            }
+            false => parse(&line),
+        };
+        if !see(number, bytes, parsed)? {
+            return Ok(());
+        }
+    }
+}
+
+fn parse(line: &[u8]) -> Parsed {
+    let text = str::from_utf8(line)
+        .map_err(|_| (reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".to_owned()))?;
+    match serde_json::from_str(text) {
+        Ok(Value::Object(values)) => {
+            let rounded = if has_long_number(line) { rounded(text) } else { Vec::new() };
+            Ok(Record { values, rounded })
+        }
+        Ok(other) => Err((reason::JSON, format!("got {}; valid: one JSON object per line", kind_name(&other)))),
+        Err(e) => {
+            let what = e.to_string();
+            let what = what.split(" at line ").next().unwrap_or_default();
+            Err((reason::JSON, format!("{what} at byte {} of the line; valid: one JSON object per line", e.column())))
+        }
+    }
+}
+
+fn kind_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// What was seen of the values under a key.
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Null,
+    Boolean,
+    Number(Numbers),
+    Text,
+    List(Box<Self>),
+    Object(Vec<(String, Self)>),
+}
+
+/// The columns of the files.
+pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+    let mut kinds: Vec<(String, Kind)> = Vec::new();
+    let mut seen = 0;
+    for file in files {
+        if seen >= SAMPLE {
+            break;
+        }
+        each(store, file, input, &mut |_, _, record| {
+            if let Ok(record) = record {
+                add_fields(&mut kinds, &record.values);
+                seen += 1;
+            }
+            Ok(seen < SAMPLE)
+        })?;
+    }
+    for name in input.schema.keys().filter(|_| seen > 0) {
+        if kinds.iter().all(|(known, _)| known != name) {
+            kinds.push((name.clone(), Kind::Null));
+        }
+    }
+    let field = |(name, kind): (String, Kind)| {
+        let data_type = match input.schema.get(&name) {
+            Some(named) => types::named(*named),
+            None if name == input.text => DataType::LargeUtf8,
+            None => kind.data_type(),
+        };
+        Field::new(name, data_type, true)
+    };
+    Ok(Schema::new(kinds.into_iter().map(field).collect::<Vec<_>>()))
+}
+
+fn add_fields(kinds: &mut Vec<(String, Kind)>, record: &Map<String, Value>) {
+    for (name, value) in record {
+        add(kinds, name, Kind::of(value));
+    }
+}
+
+fn add(kinds: &mut Vec<(String, Kind)>, name: &str, kind: Kind) {
+    match kinds.iter_mut().find(|(known, _)| known == name) {
+        Some((_, known)) => *known = std::mem::replace(known, Kind::Null).and(kind),
+        None => kinds.push((name.to_owned(), kind)),
+    }
+}
+
+impl Kind {
+    fn of(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(_) => Self::Boolean,
+            Value::Number(n) => Self::Number(match (n.as_i64(), n.as_u64()) {
+                (Some(n), _) => Numbers::whole(n < 0, n.unsigned_abs()),
+                (_, Some(n)) => Numbers::whole(false, n),
+                _ => Numbers::fraction(),
+            }),
+            Value::String(_) => Self::Text,
+            Value::Array(items) => Self::List(Box::new(items.iter().map(Self::of).fold(Self::Null, Self::and))),
+            Value::Object(record) => {
+                let mut kinds = Vec::new();
+                add_fields(&mut kinds, record);
+                Self::Object(kinds)
+            }
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Null, other) | (other, Self::Null) => other,
+            (Self::Boolean, Self::Boolean) => Self::Boolean,
+            (Self::Number(a), Self::Number(b)) => Self::Number(a.and(b)),
+            (Self::List(a), Self::List(b)) => Self::List(Box::new(a.and(*b))),
+            (Self::Object(mut a), Self::Object(b)) => {
+                b.into_iter().for_each(|(name, kind)| add(&mut a, &name, kind));
+                Self::Object(a)
+            }
+            _ => Self::Text,
+        }
+    }
+
+    /// What was null in all records is text; DataFusion has no use for an object without keys.
+    fn data_type(self) -> DataType {
+        match self {
+            Self::Null | Self::Text => DataType::LargeUtf8,
+            Self::Boolean => DataType::Boolean,
+            Self::Number(numbers) => numbers.data_type(),
+            Self::List(item) => DataType::new_list(item.data_type(), true),
+            Self::Object(kinds) if kinds.is_empty() => DataType::LargeUtf8,
+            Self::Object(kinds) => {
+                let field = |(name, kind): (String, Self)| Field::new(name, kind.data_type(), true);
+                DataType::Struct(kinds.into_iter().map(field).collect())
+            }
+        }
+    }
+}
+
+/// The keys of an object under which there is a whole number outside of -2^63 to 2^64-1: serde_json would round it to a float.
+///
+/// Cost: one pass over the line, where it has a run of 19 digits at all.
+fn rounded(line: &str) -> Vec<String> {
+    const RUN: usize = 19;
+    let bytes = line.as_bytes();
+    let (mut found, mut depth, mut key, mut at) = (Vec::new(), 0_usize, String::new(), 0);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                let start = at;
+                at += 1;
+                while at < bytes.len() && bytes[at] != b'"' {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+                let is_key = line[at.min(line.len())..].trim_start_matches('"').trim_start().starts_with(':');
+                if depth == 1
+                    && is_key
+                    && let Some(Ok(name)) = line.get(start..=at).map(serde_json::from_str)
+                {
+                    key = name;
+                }
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'-' | b'0'..=b'9' => {
+                let start = at;
+                while at + 1 < bytes.len() && matches!(bytes[at + 1], b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-') {
+                    at += 1;
+                }
+                let number = &line[start..=at];
+                let is_whole = number.len() >= RUN && !number.contains(['.', 'e', 'E']);
+                if is_whole && number.parse::<i64>().is_err() && number.parse::<u64>().is_err() {
+                    found.push(key.clone());
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    found
+}
+
+fn has_long_number(line: &[u8]) -> bool {
+    let mut run = 0;
+    line.iter().any(|b| {
+        run = if b.is_ascii_digit() { run + 1 } else { 0 };
+        run >= 19
+    })
+}
+
+/// Reads these columns of a file.
+pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
+    let Asked { store, file, input, schema } = asked;
+    let (mut records, mut held) = (Vec::new(), 0);
+    each(store, file, input, &mut |line, bytes, parsed| {
+        let record = parsed.and_then(|record| fit(&record, schema.fields(), input).map(|()| record.values));
+        match record {
+            Ok(record) => {
+                records.push(record);
+                held += bytes;
+            }
+            Err((reason, message)) => judge.bad(file, RecordPosition::Line(line), reason, message)?,
+        }
+        if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
+            take(rows(&records, schema)?, judge)?;
+            records.clear();
+            held = 0;
+        }
+        Ok(true)
+    })?;
+    if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, judge) }
+}
+
+/// Why a record does not fit the columns, if it does not.
+fn fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static str, String)> {
+    for field in fields {
+        let Some(value) = record.values.get(field.name()) else { continue };
+        let name = field.name();
+        if *name == input.text && !matches!(value, Value::String(_) | Value::Null) {
+            return Err((reason::TYPE, format!("the value of {name:?} is {}; valid: a string", kind_name(value))));
+        }
+        if record.rounded.contains(name) {
+            let message = format!(
+                "the value of {name:?} is or holds a whole number outside of -2^63 to 2^64-1; valid: one that 64 bits hold, or a string"
+            );
+            return Err((reason::VALUE, message));
+        }
+        if !fits(value, field.data_type()) {
+            let got: String = value.to_string().chars().take(80).collect();
+            let valid = types::misfit(name, field.data_type(), input);
+            return Err((reason::VALUE, format!("the value of {name:?} is or holds {got}; {valid}")));
+        }
+    }
+    Ok(())
+}
+
+fn fits(value: &Value, kind: &DataType) -> bool {
+    match (kind, value) {
+        (_, Value::Null) | (DataType::LargeUtf8, _) => true,
+        (DataType::Boolean, value) => value.is_boolean(),
+        (DataType::Int64, value) => value.is_i64(),
+        (DataType::UInt64, value) => value.is_u64(),
+        (DataType::Decimal128(..), value) => value.is_i64() || value.is_u64(),
+        (DataType::Float64, Value::Number(n)) => match (n.as_i64(), n.as_u64()) {
+            (Some(n), _) => n.unsigned_abs() <= EXACT,
+            (_, whole) => whole.is_none(),
+        },
+        (DataType::Date32, Value::String(text)) => csv::date(text).is_some(),
+        (DataType::Timestamp(..), Value::String(text)) => csv::time(text).is_some(),
+        (DataType::List(item), Value::Array(items)) => items.iter().all(|v| fits(v, item.data_type())),
+        (DataType::Struct(fields), Value::Object(record)) => {
+            fields.iter().all(|f| record.get(f.name()).is_none_or(|v| fits(v, f.data_type())))
+        }
+        _ => false,
+    }
+}
+
+fn rows(
+    records: &[Map<String, Value>],
+    schema: &SchemaRef,
+) -> Result<datafusion::arrow::array::RecordBatch, SourceError> {
+    let column =
+        |field: &Arc<Field>| array(&records.iter().map(|r| r.get(field.name())).collect::<Vec<_>>(), field.data_type());
+    batch(schema, schema.fields().iter().map(column).collect(), records.len())
+}
+
+/// Values that [`fit`] a type.
+fn array(values: &[Option<&Value>], kind: &DataType) -> ArrayRef {
+    let there = || NullBuffer::from_iter(values.iter().map(|v| v.is_some_and(|v| !v.is_null())));
+    match kind {
+        DataType::Boolean => Arc::new(values.iter().map(|v| v.and_then(Value::as_bool)).collect::<BooleanArray>()),
+        DataType::Int64 => Arc::new(values.iter().map(|v| v.and_then(Value::as_i64)).collect::<Int64Array>()),
+        DataType::UInt64 => Arc::new(values.iter().map(|v| v.and_then(Value::as_u64)).collect::<UInt64Array>()),
+        DataType::Decimal128(..) => {
+            let whole = |v: &Value| v.as_i64().map(i128::from).or(v.as_u64().map(i128::from));
+            Arc::new(values.iter().map(|v| v.and_then(whole)).collect::<Decimal128Array>().with_data_type(WIDE))
+        }
+        DataType::Date32 => {
+            Arc::new(values.iter().map(|v| csv::date(v.and_then(Value::as_str)?)).collect::<Date32Array>())
+        }
+        DataType::Timestamp(..) => {
+            let times = values.iter().map(|v| csv::time(v.and_then(Value::as_str)?));
+            Arc::new(times.collect::<TimestampMicrosecondArray>())
+        }
+        DataType::Float64 => Arc::new(values.iter().map(|v| v.and_then(Value::as_f64)).collect::<Float64Array>()),
+        DataType::List(item) => {
+            let lists: Vec<&[Value]> =
+                values.iter().map(|v| v.and_then(Value::as_array).map_or(&[][..], Vec::as_slice)).collect();
+            let items: Vec<Option<&Value>> = lists.iter().flat_map(|list| list.iter().map(Some)).collect();
+            let offsets = OffsetBuffer::from_lengths(lists.iter().map(|list| list.len()));
+            Arc::new(ListArray::new(item.clone(), offsets, array(&items, item.data_type()), Some(there())))
+        }
+        DataType::Struct(fields) => {
+            let column = |field: &Arc<Field>| {
+                let inside = values.iter().map(|v| v.and_then(|v| v.get(field.name())));
+                array(&inside.collect::<Vec<_>>(), field.data_type())
+            };
+            Arc::new(StructArray::new(fields.clone(), fields.iter().map(column).collect(), Some(there())))
+        }
+        _ => {
+            let text = |v: &Option<&Value>| match v {
+                None | Some(Value::Null) => None,
+                Some(Value::String(text)) => Some(text.clone()),
+                Some(other) => Some(other.to_string()),
+            };
+            Arc::new(values.iter().map(text).collect::<LargeStringArray>())
+        }
+    }
+}

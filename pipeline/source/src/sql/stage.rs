@@ -1,0 +1,347 @@
+//! Runs the query and writes its text column to Parquet files.
+//!
+//! Files and row groups are cut by bytes of text, row by row, so that they do not depend on the batches that the query gives.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use stillhouse_schemas::spec::Input;
+
+use super::super::list::InputFile;
+use super::super::store::Store;
+use super::bounds::on_large_stack;
+use super::table::Skipped;
+use super::{QueryTable, open, plan, session, sql_error};
+use stillhouse_base::file_state::FileState;
+use stillhouse_base::source_error::SourceError;
+
+const FILE_BYTES: u64 = 256_000_000;
+const GROUP_BYTES: u64 = 16_000_000;
+const RECORD: &str = "staged.json";
+
+/// What the query gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Staged {
+    /// Parquet files with one column, named by `input.text`; none where the query gave no rows. Plan and read them with
+    /// `input.format` set to Parquet and a store of local files.
+    pub files: Vec<InputFile>,
+    /// Rows in them.
+    pub rows: u64,
+    /// Bad records of the tables that were skipped on the way, by reason.
+    pub skipped: BTreeMap<String, u64>,
+    /// sha256 of each file.
+    pub sha256: Vec<String>,
+}
+
+/// What was staged, as the run that did it has noted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedRecord {
+    /// Rows in all parts.
+    pub rows: u64,
+    /// Names and sizes.
+    pub files: Vec<(String, u64)>,
+    /// Records that were skipped, by reason.
+    pub skipped: BTreeMap<String, u64>,
+    /// What the files were that the query read.
+    #[serde(default)]
+    pub inputs: Vec<FileState>,
+    /// sha256 of each file.
+    #[serde(default)]
+    pub sha256: Vec<String>,
+}
+
+impl StagedRecord {
+    /// Whether the query read these files.
+    pub fn is_of(&self, inputs: &[InputFile]) -> bool {
+        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state)
+    }
+
+    /// What was staged, where each file is found at what `place` says of its name.
+    pub fn at<E>(self, place: impl Fn(&str) -> Result<object_store::path::Path, E>) -> Result<Staged, E> {
+        let mut files = Vec::new();
+        for (name, size) in self.files {
+            let (location, state) = (place(&name)?, FileState { bytes: size, ..FileState::default() });
+            files.push(InputFile { path: format!("sql/{name}"), location, size, state });
+        }
+        Ok(Staged { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
+    }
+
+    /// Names, sizes and sums of the files.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, u64, &str)> {
+        self.files.iter().zip(&self.sha256).map(|((name, size), sha256)| (name.as_str(), *size, sha256.as_str()))
+    }
+}
+
+fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
+    move |source| SourceError::Temporary { path: path.display().to_string(), source }
+}
+
+/// Runs `input.sql` and stages its text column in `dir`, which is made and may hold what an earlier run left.
+///
+/// # Errors
+/// When the query is not valid or fails, or when the files cannot be written.
+pub fn stage_sql(
+    store: &Store,
+    tables: &[QueryTable],
+    input: &Input,
+    memory_bytes: u64,
+    dir: &Path,
+    extra_udfs: impl FnOnce(&SessionContext) + Send,
+) -> Result<Staged, SourceError> {
+    on_large_stack(|| stage(store, tables, input, memory_bytes, dir, extra_udfs))
+}
+
+fn stage(
+    store: &Store,
+    tables: &[QueryTable],
+    input: &Input,
+    memory_bytes: u64,
+    dir: &Path,
+    extra_udfs: impl FnOnce(&SessionContext),
+) -> Result<Staged, SourceError> {
+    if let Ok(target) = std::fs::read_link(dir) {
+        let message = format!("is a link to {}, valid: a folder; remove the link", target.display());
+        return Err(temporary(dir)(std::io::Error::other(message)));
+    }
+    let spill = dir.join("spill");
+    std::fs::create_dir_all(&spill).map_err(temporary(&spill))?;
+    let record = dir.join(RECORD);
+    match std::fs::remove_file(&record) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(temporary(&record)(e)),
+        _ => {}
+    }
+    let mut parts = Parts::new(dir, &input.text)?;
+    let skipped = Skipped::default();
+    let context = session(open(store, tables, &skipped)?, memory_bytes, Some(&spill), extra_udfs)?;
+    store.wait(async {
+        let plan = plan(&context, input).await?;
+        let frame = context.execute_logical_plan(plan).await.map_err(sql_error)?;
+        let mut stream = frame.execute_stream().await.map_err(sql_error)?;
+        while let Some(batch) = stream.next().await {
+            let batch = batch.map_err(sql_error)?;
+            let column = batch.column_by_name(&input.text).ok_or_else(|| SourceError::Sql {
+                message: format!("the result has no column {:?}", input.text),
+                retryable: false,
+            })?;
+            let column = cast(column, &DataType::LargeUtf8).map_err(|e| sql_error(e.into()))?;
+            parts.write(&column)?;
+        }
+        Ok::<_, SourceError>(())
+    })?;
+    let Written { files, sha256, rows } = parts.finish()?;
+    // what the query read is what was listed, or it is nothing
+    let inputs = || tables.iter().flat_map(|table| &table.files);
+    let watched = store.expecting(inputs());
+    for file in inputs() {
+        watched.check(&file.location, true).map_err(|e| SourceError::of_store(&file.path, e))?;
+    }
+    let states = inputs().map(|f| f.state.clone()).collect();
+    let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states, sha256 };
+    let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
+    let partial = dir.join("staged.json.partial");
+    std::fs::write(&partial, text).map_err(temporary(&partial))?;
+    std::fs::rename(&partial, &record).map_err(temporary(&record))?;
+    let _ = std::fs::remove_dir_all(&spill);
+    named(dir, written)
+}
+
+/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end, all files still have their sums, and those
+/// that the query read are still what they were. Reads the files once.
+///
+/// That it was the same job is for the caller to know.
+pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
+    let record = staged_record(dir).filter(|record| record.is_of(inputs))?;
+    for (name, _, sha256) in record.parts() {
+        let path = dir.join(name);
+        match sum_of(&path) {
+            Ok(now) if now == sha256 => {}
+            Ok(_) => {
+                tracing::warn!("{}: rows of input.sql are not what was staged; they are made again", path.display());
+                return None;
+            }
+            Err(e) => {
+                tracing::warn!("{}: cannot be read, so the rows of input.sql are made again: {e}", path.display());
+                return None;
+            }
+        }
+    }
+    named(dir, record).ok()
+}
+
+fn sum_of(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut hasher, mut piece) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hex::encode(&hasher.finalize())),
+            n => hasher.update(&piece[..n]),
+        }
+    }
+}
+
+/// What was staged in `dir`, whatever it was staged of: for who works for the run that did it.
+pub fn staged_by_run(dir: &Path) -> Option<Staged> {
+    named(dir, staged_record(dir)?).ok()
+}
+
+/// What is noted of the rows in `dir`, where they are all there and have sums.
+pub fn staged_record(dir: &Path) -> Option<StagedRecord> {
+    let record: StagedRecord = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
+    if record.sha256.len() != record.files.len() {
+        return None;
+    }
+    let whole = |(name, size): &(String, u64)| std::fs::metadata(dir.join(name)).is_ok_and(|m| m.len() == *size);
+    record.files.iter().all(whole).then_some(record)
+}
+
+fn named(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
+    record.at(|name| {
+        let path = dir.join(name);
+        object_store::path::Path::from_filesystem_path(&path).map_err(|e| temporary(&path)(std::io::Error::other(e)))
+    })
+}
+
+/// A file that sums what is written to it.
+struct Summed {
+    file: File,
+    hasher: Sha256,
+}
+
+impl Write for Summed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The files that are written.
+struct Parts<'a> {
+    dir: &'a Path,
+    schema: SchemaRef,
+    writer: Option<ArrowWriter<Summed>>,
+    group_bytes: u64,
+    file_bytes: u64,
+    written: Written,
+}
+
+/// The files that were written: names and sizes, sums, rows in all of them.
+#[derive(Default)]
+struct Written {
+    files: Vec<(String, u64)>,
+    sha256: Vec<String>,
+    rows: u64,
+}
+
+impl<'a> Parts<'a> {
+    fn new(dir: &'a Path, text: &str) -> Result<Self, SourceError> {
+        for entry in std::fs::read_dir(dir).map_err(temporary(dir))? {
+            let path = entry.map_err(temporary(dir))?.path();
+            if path.extension().is_some_and(|e| e == "parquet") {
+                std::fs::remove_file(&path).map_err(temporary(&path))?;
+            }
+        }
+        let schema = Arc::new(Schema::new(vec![Field::new(text, DataType::LargeUtf8, true)]));
+        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, written: Written::default() })
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.join(self.name())
+    }
+
+    fn name(&self) -> String {
+        format!("part-{:05}.parquet", self.written.files.len())
+    }
+
+    fn wrong(&self) -> impl Fn(parquet::errors::ParquetError) -> SourceError + 'static {
+        let path = self.path();
+        move |e| temporary(&path)(std::io::Error::other(e))
+    }
+
+    fn write(&mut self, column: &ArrayRef) -> Result<(), SourceError> {
+        let lengths: Vec<u64> = {
+            let texts = column.as_string::<i64>();
+            (0..texts.len()).map(|i| if texts.is_null(i) { 0 } else { texts.value(i).len() as u64 }).collect()
+        };
+        let mut start = 0;
+        for (i, length) in lengths.iter().enumerate() {
+            // four bytes more for each row, so that short and null rows count too
+            self.group_bytes += length + 4;
+            self.file_bytes += length + 4;
+            if self.group_bytes >= GROUP_BYTES {
+                self.append(&column.slice(start, i + 1 - start))?;
+                start = i + 1;
+                self.group_bytes = 0;
+                let wrong = self.wrong();
+                if let Some(writer) = &mut self.writer {
+                    writer.flush().map_err(wrong)?;
+                }
+                if self.file_bytes >= FILE_BYTES {
+                    self.close()?;
+                }
+            }
+        }
+        if start < column.len() {
+            self.append(&column.slice(start, column.len() - start))?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, rows: &ArrayRef) -> Result<(), SourceError> {
+        let wrong = self.wrong();
+        if self.writer.is_none() {
+            let path = self.path();
+            let file = Summed { file: File::create(&path).map_err(temporary(&path))?, hasher: Sha256::new() };
+            let properties = WriterProperties::builder()
+                .set_compression(Compression::ZSTD(ZstdLevel::default()))
+                .set_dictionary_enabled(false)
+                .set_statistics_enabled(EnabledStatistics::None)
+                .set_write_batch_size(32)
+                .set_max_row_group_row_count(None)
+                .build();
+            self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&wrong)?);
+        }
+        let batch = RecordBatch::try_new(self.schema.clone(), vec![rows.clone()]).map_err(|e| wrong(e.into()))?;
+        self.written.rows += rows.len() as u64;
+        match &mut self.writer {
+            Some(writer) => writer.write(&batch).map_err(wrong),
+            None => Ok(()),
+        }
+    }
+
+    fn close(&mut self) -> Result<(), SourceError> {
+        let path = self.path();
+        let wrong = self.wrong();
+        if let Some(writer) = self.writer.take() {
+            let Summed { file, hasher } = writer.into_inner().map_err(wrong)?;
+            file.sync_all().map_err(temporary(&path))?;
+            let size = file.metadata().map_err(temporary(&path))?.len();
+            let name = self.name();
+            self.written.files.push((name, size));
+            self.written.sha256.push(hex::encode(&hasher.finalize()));
+        }
+        (self.group_bytes, self.file_bytes) = (0, 0);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Written, SourceError> {
+        self.close()?;
+        Ok(self.written)
+    }
+}

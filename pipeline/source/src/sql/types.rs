@@ -1,0 +1,106 @@
+//! Types of the columns of JSON lines and CSV, decided without loss.
+//!
+//! | whole numbers | with fractions | type |
+//! |---|---|---|
+//! | -2^63 to 2^63-1 | no | Int64 |
+//! | 0 to 2^64-1, one of them from 2^63 | no | UInt64 |
+//! | negative ones and some from 2^63 | no | Decimal128(38, 0) |
+//! | -2^53 to 2^53 | yes | Float64 |
+//! | beyond 2^53, where a 64-bit float has no place for each | yes | text |
+//!
+//! `input.schema` names the type of a column instead.
+
+use datafusion::arrow::datatypes::{DataType, TimeUnit};
+use stillhouse_schemas::spec::{ColumnType, Input};
+
+use super::SAMPLE;
+use stillhouse_base::source_error::SourceError;
+
+/// Up to this a 64-bit float holds every whole number.
+pub(super) const EXACT: u64 = 1 << 53;
+/// Digits of [`WIDE`].
+pub(super) const WIDE_DIGITS: usize = 38;
+/// Whole numbers that no 64 bits hold.
+pub(super) const WIDE: DataType = DataType::Decimal128(38, 0);
+pub(super) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
+
+/// What was seen of the numbers of a column.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Numbers {
+    negative: bool,
+    largest: u64,
+    fraction: bool,
+}
+
+impl Numbers {
+    pub fn whole(negative: bool, magnitude: u64) -> Self {
+        Self { negative, largest: magnitude, fraction: false }
+    }
+
+    pub fn fraction() -> Self {
+        Self { fraction: true, ..Self::default() }
+    }
+
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            negative: self.negative || other.negative,
+            largest: self.largest.max(other.largest),
+            fraction: self.fraction || other.fraction,
+        }
+    }
+
+    pub fn data_type(self) -> DataType {
+        const MOST: u64 = i64::MAX as u64;
+        match self {
+            Self { fraction: true, largest, .. } if largest <= EXACT => DataType::Float64,
+            Self { fraction: true, .. } => DataType::LargeUtf8,
+            Self { largest, .. } if largest <= MOST => DataType::Int64,
+            Self { negative: false, .. } => DataType::UInt64,
+            _ => WIDE,
+        }
+    }
+}
+
+/// The type that a job names.
+pub(super) fn named(kind: ColumnType) -> DataType {
+    match kind {
+        ColumnType::String => DataType::LargeUtf8,
+        ColumnType::Boolean => DataType::Boolean,
+        ColumnType::Int64 => DataType::Int64,
+        ColumnType::Uint64 => DataType::UInt64,
+        ColumnType::Float64 => DataType::Float64,
+        ColumnType::Date => DataType::Date32,
+        ColumnType::Timestamp => TIME,
+    }
+}
+
+/// What is said of a value that is not of its column's type.
+pub(super) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
+    let valid = valid(kind);
+    match input.schema.contains_key(name) {
+        true => format!("valid: {valid}, as `schema` says of this column"),
+        false => format!(
+            "valid: {valid}, as in the first {SAMPLE} records; another type can be named: `schema: {{{name}: string}}` beside `paths`"
+        ),
+    }
+}
+
+/// A name in `schema` that no column has.
+pub(super) fn unknown_column(name: &str, columns: &[&str]) -> SourceError {
+    let message = format!("schema names a column {name:?}, which is not there; the columns: {}", columns.join(", "));
+    SourceError::Sql { message, retryable: false }
+}
+
+/// What a value of a type is, for messages.
+fn valid(kind: &DataType) -> &'static str {
+    match kind {
+        DataType::Int64 => "a whole number from -2^63 to 2^63-1",
+        DataType::UInt64 => "a whole number from 0 to 2^64-1",
+        DataType::Decimal128(..) => "a whole number of at most 38 digits",
+        DataType::Float64 => "a number; of whole numbers those from -2^53 to 2^53, which a 64-bit float holds exactly",
+        DataType::Boolean => "true or false",
+        DataType::Date32 => "a date such as 2024-12-31",
+        DataType::Timestamp(..) => "a time such as 2024-12-31T23:59:59",
+        _ => "text",
+    }
+}
