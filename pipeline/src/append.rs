@@ -25,7 +25,7 @@ use crate::damage::{self, Repaired};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
-use crate::identity::{self, JobHash, PlannedFile};
+use crate::identity::{JobHash, PlannedFile};
 use crate::inputs::find;
 use crate::job::{Prepared, blocking};
 use crate::output::{Found, Output, PlanRecord};
@@ -34,35 +34,6 @@ use crate::source::InputFile;
 
 /// Files that a refusal names.
 const MOST_NAMED: usize = 5;
-
-impl JobHash {
-    /// Whether a commit with this hash is of this job: its own, or the job's before files were appended.
-    pub fn counts(&self, job_hash: &str) -> bool {
-        self.hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
-    }
-
-    /// The files of a listing in the order of this hash; those that it does not have are left out.
-    pub(crate) fn in_order(&self, files: &[InputFile]) -> Vec<InputFile> {
-        let by_path: BTreeMap<&str, &InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
-        self.files.iter().filter_map(|f| by_path.get(f.path.as_str()).copied().cloned()).collect()
-    }
-
-    /// The same job where these files came later; `None` where it does not have them.
-    fn arranged(&self, appended: &[Appended]) -> Option<Self> {
-        let by_name: BTreeMap<&str, &PlannedFile> = self.files.iter().map(|f| (f.name.as_str(), f)).collect();
-        let later: Vec<&str> = appended.iter().flat_map(|a| &a.files).map(String::as_str).collect();
-        let names: BTreeSet<&str> = later.iter().copied().collect();
-        let later = later.iter().map(|name| by_name.get(name).copied()).collect::<Option<Vec<_>>>()?;
-        let first = self.files.iter().filter(|f| !names.contains(f.name.as_str()));
-        let files = first.chain(later).cloned().collect();
-        Some(self.with_files(files, appended.to_vec()))
-    }
-
-    fn with_files(&self, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
-        let hash = identity::hash_of(&self.identity, &files, &appended);
-        self.of_files(hash, files, appended)
-    }
-}
 
 /// The hash of a job as it is where its data set lies: with the files in the order in which they came there.
 ///
@@ -262,7 +233,7 @@ pub(crate) async fn grow(
     let number = grown.appended.len() as u32;
     let old: BTreeSet<&str> = now.files.iter().map(|f| f.path.as_str()).collect();
     let new: Vec<InputFile> =
-        grown.in_order(&prepared.files).into_iter().filter(|f| !old.contains(f.path.as_str())).collect();
+        plan::in_order(&grown, &prepared.files).into_iter().filter(|f| !old.contains(f.path.as_str())).collect();
     told(prepared, observer.as_ref());
     let what = format!("finding the splits of {} new files", new.len());
     observer.event(&Event::Preparing { what });
@@ -314,7 +285,7 @@ mod tests {
     }
 
     fn job(names: &[(&str, u64)]) -> JobHash {
-        JobHash::for_tests(json!({"seed": 1}), files(names))
+        JobHash::of_identity(json!({"seed": 1}), files(names))
     }
 
     fn plan(of: &JobHash) -> PlanRecord {

@@ -20,7 +20,7 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
-use crate::identity::{JobHash, PlannedFile};
+use crate::identity::JobHash;
 use crate::job::{Prepared, blocking, query_input};
 use crate::job_diff::differences;
 use crate::output::{Found, Output, PlanRecord};
@@ -30,37 +30,6 @@ use crate::source::{self, InputFile, SourceError};
 
 /// Files that a refusal names.
 const MOST_NAMED: usize = 5;
-
-impl PlanRecord {
-    /// The splits, with the files under the names that they have now.
-    pub fn splits_of(&self, now: &[PlannedFile]) -> Vec<SplitRecord> {
-        let moved: BTreeMap<&str, &str> = self
-            .files
-            .iter()
-            .zip(now)
-            .filter(|(was, is)| was.path != is.path)
-            .map(|(was, is)| (was.path.as_str(), is.path.as_str()))
-            .collect();
-        let mut splits = self.splits.clone();
-        for piece in splits.iter_mut().flat_map(|s| &mut s.pieces) {
-            if let Some(path) = moved.get(piece.file.as_str()) {
-                piece.file = (*path).to_owned();
-            }
-        }
-        splits
-    }
-
-    /// Whether a commit with this hash is of this plan's job: its own, or the job's before files were appended.
-    pub fn counts(&self, job_hash: &str) -> bool {
-        self.job_hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
-    }
-
-    /// The files of which a store says something else than when the plan was made, by their place in the list.
-    pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
-        let pairs = self.files.iter().zip(now).enumerate();
-        pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
-    }
-}
 
 /// What is there of this job, made of the input as it is now.
 pub(crate) async fn find(
@@ -159,7 +128,7 @@ impl Comparison<'_> {
         let files = match self.sql_folder {
             // it read all of them
             Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
-            None => self.hash.in_order(&self.prepared.files),
+            None => plan::in_order(&self.hash, &self.prepared.files),
         };
         let splits = self.plan.splits_of(&self.hash.files);
         if plan::all_splits(self.prepared, self.hash, &files, observer)? != splits {

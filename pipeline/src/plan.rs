@@ -22,6 +22,12 @@ use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
 use crate::source::Weighed;
 use crate::{sequence_offsets, source};
 
+/// The files of a listing in the order of a job's hash; those that it does not have are left out.
+pub(crate) fn in_order(hash: &JobHash, files: &[source::InputFile]) -> Vec<source::InputFile> {
+    let by_path: BTreeMap<&str, &source::InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
+    hash.files.iter().filter_map(|f| by_path.get(f.path.as_str()).copied().cloned()).collect()
+}
+
 /// The splits over these files.
 ///
 /// # Errors

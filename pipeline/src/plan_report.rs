@@ -16,6 +16,7 @@ use crate::inputs::touched;
 use crate::job::Prepared;
 use crate::job_diff::differences;
 use crate::output::Found;
+use crate::plan;
 use crate::plan::{all_splits, appended_splits, numbers, text_bytes};
 use crate::run;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
@@ -144,7 +145,7 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
     let output = standing(prepared, hash, overwrite, observer)?;
     let splits = match prepared.spec.input.sql {
         Some(_) => Vec::new(),
-        None => all_splits(prepared, hash, &hash.in_order(&prepared.files), observer)?,
+        None => all_splits(prepared, hash, &plan::in_order(hash, &prepared.files), observer)?,
     };
     shown(prepared, hash, output, splits)
 }
@@ -165,7 +166,8 @@ pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observe
         Some(now) => standing(prepared, now, false, observer)?.place,
         None => output.to_string(),
     };
-    let new: Vec<source::InputFile> = grown.in_order(&prepared.files).into_iter().skip(there.files.len()).collect();
+    let new: Vec<source::InputFile> =
+        plan::in_order(grown, &prepared.files).into_iter().skip(there.files.len()).collect();
     let splits = appended_splits(prepared, &new, (there.splits.clone(), grown.appended.len() as u32))?;
     let output = Standing { place, found: Standings::Grows, splits_done: there.splits.len() as u64 };
     shown(prepared, grown, output, splits)

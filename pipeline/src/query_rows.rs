@@ -239,14 +239,10 @@ pub(crate) async fn remove_staged(folder: &Path) {
 mod tests {
     use std::fs;
 
-    use object_store::ObjectStoreExt;
-    use object_store::memory::InMemory;
-    use object_store::path::Path as StorePath;
     use sha2::{Digest, Sha256};
 
     use super::*;
     use crate::events::Silent;
-    use crate::output::tests::in_store;
 
     /// A folder with one part, as a query leaves it.
     fn staged(folder: &Path, rows: &[u8]) -> StagedRecord {
@@ -259,10 +255,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rows_in_a_store_are_compared_before_a_run_reads_on() {
-        let (folder, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
-        let output = in_store(Arc::clone(&store) as _, Arc::clone(&store) as _, None, "rows");
-        let output = output.create(&Silent).await.unwrap();
+    async fn rows_beside_an_output_are_compared_before_a_run_reads_on() {
+        let (folder, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let output = Output::on_disk(out.path()).unwrap().create(&Silent).await.unwrap().for_job("hash");
         let lock = output.lock(&Silent).await.unwrap();
         let rows: Vec<u8> = (0..5000_u32).flat_map(u32::to_le_bytes).collect();
         let made = staged(folder.path(), &rows);
@@ -271,17 +266,17 @@ mod tests {
         assert!(are_whole(&output, &made).await.unwrap());
 
         let name = stored_as("part-00000.parquet", &made.sha256[0]);
-        let stored = StorePath::from(format!("some folder/rows/{name}"));
+        let stored = out.path().join(name);
         for place in [0, rows.len() / 2, rows.len() - 1] {
             let mut damaged = rows.clone();
             damaged[place] ^= 1;
-            store.put(&stored, damaged.into()).await.unwrap();
+            fs::write(&stored, damaged).unwrap();
             assert!(!are_whole(&output, &made).await.unwrap(), "byte {place}");
             // made again by the query: the same rows take the place of the damaged ones
             put(&output, folder.path(), Some(made.clone())).await.unwrap();
-            assert_eq!(store.get(&stored).await.unwrap().bytes().await.unwrap(), rows);
+            assert_eq!(fs::read(&stored).unwrap(), rows);
         }
-        store.delete(&stored).await.unwrap();
+        fs::remove_file(&stored).unwrap();
         assert!(!are_whole(&output, &made).await.unwrap());
 
         // other rows are no continuation

@@ -14,12 +14,12 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage::{self, Backoff};
 use url::Url;
 
 use super::config::{HubConfig, Token};
 use super::reference::{HubRef, is_commit};
-use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_base::storage::{self, Backoff};
 
 const MAX_REDIRECTS: usize = 8;
 /// A list of files is text: this is about 400,000 of them.

@@ -5,13 +5,13 @@ use std::io::{ErrorKind as IoErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage;
 
 use super::Progress;
 use super::cache::{Repo, disk};
 use super::client::{Again, Client, Failure, Metadata};
 use super::reference::HubRef;
-use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_base::storage;
 
 const BUFFER_BYTES: usize = 128 << 10;
 /// An attempt that brought this much was no failure: a long download over a bad line ends.

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 use super::Wanted;
 use super::cache::Repo;
 use super::reference::{HubRef, check_file, is_gguf};
-use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 /// Names the shards of a model.
 pub(super) const INDEX: &str = "model.safetensors.index.json";

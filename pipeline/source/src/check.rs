@@ -2,6 +2,7 @@
 //!
 //! Cost: the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files; the first bytes of as many others (of a store, of the first 32).
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
@@ -11,7 +12,6 @@ use super::list::{InputFile, LookedAt};
 use super::parallel::spread;
 use super::store::Store;
 use super::{csv, ipc, parquet_rows, sniff};
-use stillhouse_base::source_error::SourceError;
 
 const MOST: usize = 5;
 

@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use object_store::path::Path;
+use stillhouse_base::file_state::FileState;
 
 use super::inflate::{Inflate, STREAM};
 use super::list::InputFile;
-use stillhouse_base::file_state::FileState;
 
 /// Decompressed bytes between two places, at first.
 const INTERVAL: u64 = 1 << 20;

@@ -6,6 +6,7 @@
 use std::io;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
+use stillhouse_base::source_error::{SourceError, reason};
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
@@ -14,7 +15,6 @@ use super::list::InputFile;
 use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
 use super::store::Store;
-use stillhouse_base::source_error::{SourceError, reason};
 
 const OUTPUT: usize = 64 << 10;
 const ENDS: usize = 256;

@@ -6,13 +6,13 @@
 use std::io::{self, BufRead};
 use std::sync::PoisonError;
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::decompress::Decompressor;
 use super::list::InputFile;
 use super::sniff;
 use super::store::{ObjectReader, Store};
-use stillhouse_base::source_error::SourceError;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::problems::Problem;
@@ -15,7 +16,6 @@ use super::records::{self, Fault};
 use super::spool::Spool;
 use super::store::Store;
 use super::{ipc, numbers, parquet_rows, read_split};
-use stillhouse_base::source_error::{RecordPosition, SourceError};
 
 /// Files of stores that are looked into: each costs a request or two.
 const MOST_IN_STORES: usize = 32;

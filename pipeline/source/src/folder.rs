@@ -12,9 +12,9 @@ use std::time::UNIX_EPOCH;
 
 use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
+use stillhouse_base::storage::Location;
 
 use super::list::Admits;
-use stillhouse_base::storage::Location;
 
 /// What is in a folder.
 pub(super) enum Child {

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::manifest::{KEYS, KeyRange, Range, SplitRecord};
 use stillhouse_schemas::spec::{Holdout, Input};
 
@@ -23,7 +24,6 @@ use super::plan::Segment;
 use super::read::{TRAIN, read_keys};
 use super::store::Store;
 use super::{numbers, records};
-use stillhouse_base::source_error::SourceError;
 
 /// What becomes the splits of one data set split.
 pub(crate) struct Part {

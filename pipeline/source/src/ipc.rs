@@ -17,6 +17,7 @@ use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_message};
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::InputFormat;
 
 use super::list::InputFile;
@@ -24,7 +25,6 @@ use super::parquet_rows::{Cell, RowGroup};
 use super::range::Rows;
 use super::sniff;
 use super::store::{Chunks, FIRST_CHUNK, Store};
-use stillhouse_base::source_error::SourceError;
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];

@@ -10,13 +10,13 @@ use struson::reader::{
     JsonReader, JsonStreamReader, JsonSyntaxError, ReaderError, ReaderSettings, SyntaxErrorKind, ValueType,
 };
 
+use stillhouse_base::source_error::reason;
 use stillhouse_schemas::parse::did_you_mean;
 
 use super::decode::Cursor;
 use super::json_line;
 use super::records::{Bad, Fault, Records, Start, push};
 use super::spool::Spool;
-use stillhouse_base::source_error::reason;
 
 const LARGEST_KEY: u64 = 1 << 20;
 /// Keys of an object that a message names, and characters of one.

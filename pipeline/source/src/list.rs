@@ -15,6 +15,10 @@ use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
+use stillhouse_base::error::{ErrorKind, PipelineError};
+use stillhouse_base::file_state::FileState;
+use stillhouse_base::path_expansion::Names;
+use stillhouse_base::storage::{Location, StoreUrl, explain};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat, Layout};
 use stillhouse_schemas::storage::split_url;
@@ -23,10 +27,6 @@ use super::classes::{self, EmptyFolder};
 use super::folder::{self, Child};
 use super::parallel::{cores, looked};
 use super::store::Store;
-use stillhouse_base::error::{ErrorKind, PipelineError};
-use stillhouse_base::file_state::FileState;
-use stillhouse_base::path_expansion::Names;
-use stillhouse_base::storage::{Location, StoreUrl, explain};
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

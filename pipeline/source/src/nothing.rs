@@ -1,12 +1,12 @@
 //! `input.format: none`: documents without a text, of no file. They are cut into splits, held out, counted and checked like any others.
 
 use object_store::path::Path;
+use stillhouse_base::file_state::FileState;
+use stillhouse_base::source_error::SourceError;
 
 use super::list::InputFile;
 use super::parquet_rows::Cell;
 use super::range::Rows;
-use stillhouse_base::file_state::FileState;
-use stillhouse_base::source_error::SourceError;
 
 /// What stands for the file in the manifest.
 const NAME: &str = "none";

@@ -7,13 +7,13 @@ use std::path::{Component, Path as DiskPath, PathBuf};
 
 use glob::Pattern;
 use object_store::path::Path;
+use stillhouse_base::path_expansion::Names;
+use stillhouse_base::storage::Location;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::list::{Given, InputFile, MATCH, has_ending};
 use super::store::Store;
-use stillhouse_base::path_expansion::Names;
-use stillhouse_base::storage::Location;
 
 /// Files of an output, one of each kind.
 const OURS: [&str; 12] = [

@@ -11,13 +11,13 @@ use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::InputFormat;
 
 use super::list::InputFile;
 use super::range::Rows;
 use super::sniff;
 use super::store::{Chunks, Store};
-use stillhouse_base::source_error::SourceError;
 
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_ROWS: u64 = 1024;

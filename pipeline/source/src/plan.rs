@@ -17,6 +17,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
@@ -26,7 +27,6 @@ use super::holdout::{self, Part};
 use super::list::InputFile;
 use super::store::Store;
 use super::{ipc, nothing, numbers, parquet_rows, records};
-use stillhouse_base::source_error::SourceError;
 
 /// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;

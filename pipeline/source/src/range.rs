@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
 
@@ -17,7 +18,6 @@ use super::parquet_rows::{Cell, ParquetRows};
 use super::records::{self, Fault, Records};
 use super::spool::{Key, Spool, whole_characters};
 use super::store::Store;
-use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 
 /// Rows of a columnar file, in order.
 pub(crate) trait Rows: Send {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use sha2::{Digest, Sha256};
+use stillhouse_base::source_error::{SourceError, Stopped};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
@@ -15,7 +16,6 @@ use super::list::{InputFile, Listing};
 use super::numbers::{self, Numbers};
 use super::range::{Found, RecordReader};
 use super::store::Store;
-use stillhouse_base::source_error::{SourceError, Stopped};
 
 /// The data set split of all that no holdout takes.
 pub const TRAIN: &str = "train";

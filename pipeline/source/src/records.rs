@@ -2,6 +2,7 @@
 
 use std::io;
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
 
 use super::csv::CsvRecords;
@@ -11,7 +12,6 @@ use super::lines::{BlockRecords, FileRecords, LineRecords};
 use super::list::InputFile;
 use super::spool::{PushError, Spool};
 use super::store::Store;
-use stillhouse_base::source_error::SourceError;
 
 /// Where a record begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //!
 //! Such a file is refused whatever `on_error` says: its records are not bad, they are not what was asked for.
 
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
@@ -10,7 +11,6 @@ use super::first::MOST_LOOKED_INTO;
 use super::list::{InputFile, LookedAt};
 use super::parallel::spread;
 use super::store::Store;
-use stillhouse_base::source_error::SourceError;
 
 /// Bytes that are looked at.
 const HEAD: u64 = 64;

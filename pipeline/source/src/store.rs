@@ -21,6 +21,8 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
+use stillhouse_base::file_state::{Changed, FileState};
+use stillhouse_base::storage::{Location, Opened, StoreUrl};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use url::Url;
@@ -29,8 +31,6 @@ use super::checkpoints::Checkpoints;
 use super::folder;
 use super::list::InputFile;
 use super::router::{Mount, Router};
-use stillhouse_base::file_state::{Changed, FileState};
-use stillhouse_base::storage::{Location, Opened, StoreUrl};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
 const LARGEST_CHUNK: u64 = 2 << 20;

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use stillhouse_base::error::{ErrorKind, PipelineError};
 use tempfile::TempDir;
 
 use self::stand_in::{COMMIT, Fault, Request, StandIn, sha256};
 use super::{Fetched, Hub, HubConfig, HubRef, Token, Wanted};
-use stillhouse_base::error::{ErrorKind, PipelineError};
 
 const SECRET: &str = "hf_secretsecret";
 const CONFIG: &[u8] = br#"{"model_type": "gpt2"}"#;

@@ -7,13 +7,13 @@
 //!
 //! Labels are in a file beside, found by its name among the files of the job.
 
+use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_schemas::spec::{Codes, Compression, ImageLabels, Images, Input};
 
 use super::super::decode::{Cursor, compression};
 use super::super::list::InputFile;
 use super::super::store::Store;
 use super::{Content, Others, Raw, RawRecords, label};
-use stillhouse_base::source_error::{RecordPosition, SourceError};
 
 /// Bytes of a header that are looked at.
 const MOST_HEADER: u64 = 1 << 16;

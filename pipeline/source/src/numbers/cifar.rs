@@ -8,6 +8,7 @@
 //!
 //! The 3,072 bytes are three planes of 32×32: red, green, blue. Rows of ours have the channel last.
 
+use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Picture;
 use stillhouse_schemas::spec::{Compression, Input};
 
@@ -16,7 +17,6 @@ use super::super::list::InputFile;
 use super::super::store::Store;
 use super::pickle::{self, Batch};
 use super::{Content, Raw, RawRecords, bad, label, reason};
-use stillhouse_base::source_error::{RecordPosition, SourceError};
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;

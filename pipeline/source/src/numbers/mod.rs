@@ -32,6 +32,7 @@ mod tar;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
@@ -41,7 +42,6 @@ use super::classes;
 use super::list::InputFile;
 use super::plan::Segment;
 use super::store::Store;
-use stillhouse_base::source_error::{RecordPosition, SourceError};
 
 /// Why a record is bad, beside what is wrong with its image. The texts are in manifests: they stay as they are.
 mod reason {

@@ -9,13 +9,13 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Bad;
 use stillhouse_schemas::spec::Codes;
 
 use super::super::list::InputFile;
 use super::super::store::{Chunks, Store};
 use super::{Content, Raw, RawRecords, bad, label, reason};
-use stillhouse_base::source_error::{RecordPosition, SourceError};
 
 const BATCH: usize = 256;
 

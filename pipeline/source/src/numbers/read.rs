@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Int32Builder, ListBuilder, RecordBatch, UInt32Builder, UInt64Builder};
 use arrow::datatypes::{DataType, Field};
+use stillhouse_base::source_error::SourceError;
 use stillhouse_operators::grid::numbers_schema;
 use stillhouse_operators::images::Bad;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
@@ -15,7 +16,6 @@ use super::super::read::{ReadSummary, RecordsDigest};
 use super::super::spool::Key;
 use super::super::store::Store;
 use super::{Others, RawRecords, holds_labels, open, whole};
-use stillhouse_base::source_error::SourceError;
 
 const ROWS: usize = 1024;
 /// Numbers of a batch that is full: 1 MB.

@@ -11,6 +11,7 @@
 
 use std::io;
 
+use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
@@ -21,7 +22,6 @@ use super::super::plan::Segment;
 use super::super::store::{FIRST_CHUNK, Store};
 use super::files::most_bytes;
 use super::{Content, Raw, RawRecords, bad, label, label_of, length, reason};
-use stillhouse_base::source_error::{RecordPosition, SourceError};
 
 const BLOCK: u64 = 512;
 /// Bytes of a long name, of a pax header, of a label.

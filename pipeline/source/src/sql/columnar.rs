@@ -18,6 +18,7 @@ use parquet::arrow::arrow_reader::{
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::FileReader;
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::{Input, InputFormat};
 
 use super::super::list::InputFile;
@@ -25,7 +26,6 @@ use super::super::store::{Chunks, Store};
 use super::super::{ipc, parquet_rows};
 use super::table::{Asked, Judge, Take, batch};
 use super::{BATCH_BYTES, BATCH_ROWS};
-use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 
 fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
     |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))

@@ -12,6 +12,7 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::compute::kernels::cast_utils::Parser;
 use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, TimestampMicrosecondType};
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::CsvRows;
@@ -20,7 +21,6 @@ use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
 use super::types::{self, EXACT, TIME, WIDE, WIDE_DIGITS};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE};
-use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 
 /// From the narrowest.
 const KINDS: [DataType; 7] =

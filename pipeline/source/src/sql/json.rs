@@ -12,6 +12,7 @@ use datafusion::arrow::array::{
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use serde_json::{Map, Value};
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use super::super::decode::Cursor;
@@ -20,7 +21,6 @@ use super::super::store::Store;
 use super::table::{Asked, Judge, Take, batch};
 use super::types::{self, EXACT, Numbers, WIDE};
 use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE, csv};
-use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 
 /// A record, or why it is none: the reason and what was got.
 type Parsed = Result<Record, (&'static str, String)>;

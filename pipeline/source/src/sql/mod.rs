@@ -38,6 +38,7 @@ use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{Expr, LogicalPlan, Volatility};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::Statement;
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, InputFormat};
 
@@ -47,7 +48,6 @@ use bounds::on_large_stack;
 use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};
 pub use stage::{StagedRecord, staged_by_run, staged_record};
-use stillhouse_base::source_error::SourceError;
 pub use table::QueryTable;
 use table::{FilesTable, Skipped};
 

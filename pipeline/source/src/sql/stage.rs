@@ -18,6 +18,8 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_base::file_state::FileState;
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::Input;
 
 use super::super::list::InputFile;
@@ -25,8 +27,6 @@ use super::super::store::Store;
 use super::bounds::on_large_stack;
 use super::table::Skipped;
 use super::{QueryTable, open, plan, session, sql_error};
-use stillhouse_base::file_state::FileState;
-use stillhouse_base::source_error::SourceError;
 
 const FILE_BYTES: u64 = 256_000_000;
 const GROUP_BYTES: u64 = 16_000_000;

@@ -22,6 +22,7 @@ use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use stillhouse_base::source_error::{RecordPosition, SourceError, Stopped};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, InputFormat, OnError};
@@ -30,7 +31,6 @@ use super::super::list::InputFile;
 use super::super::read::read_split;
 use super::super::store::Store;
 use super::{BATCH_BYTES, BATCH_ROWS, columnar, csv, json};
-use stillhouse_base::source_error::{RecordPosition, SourceError, Stopped};
 
 /// A table of a query.
 #[derive(Debug, Clone)]

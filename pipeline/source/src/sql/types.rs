@@ -11,10 +11,10 @@
 //! `input.schema` names the type of a column instead.
 
 use datafusion::arrow::datatypes::{DataType, TimeUnit};
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{ColumnType, Input};
 
 use super::SAMPLE;
-use stillhouse_base::source_error::SourceError;
 
 /// Up to this a 64-bit float holds every whole number.
 pub(super) const EXACT: u64 = 1 << 53;

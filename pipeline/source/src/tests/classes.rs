@@ -1,13 +1,13 @@
 //! Class folders: a tree that leaves doubt about the numbers of classes is refused, by the file or folder that makes it.
 
 use serde_json::{Value, json};
+use stillhouse_base::path_expansion::Names;
 use stillhouse_schemas::spec::Input;
 
 use super::super::list::NotListed;
 use super::super::*;
 use super::Bench;
 use super::numbers::{image, images};
-use stillhouse_base::path_expansion::Names;
 
 fn of(paths: Value) -> Input {
     images(json!({}), json!({"paths": paths}))

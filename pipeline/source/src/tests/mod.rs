@@ -29,14 +29,14 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::UInt64Type;
 use object_store::ObjectStore;
 use serde_json::{Value, json};
+use stillhouse_base::path_expansion::Names;
+use stillhouse_base::storage::{Opened, StoreUrl};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 use tokio::runtime::Handle;
 
 use super::*;
-use stillhouse_base::path_expansion::Names;
-use stillhouse_base::storage::{Opened, StoreUrl};
 
 /// A store of the input with the one bucket `s3://corpora`.
 pub(super) fn with_corpora(handle: &Handle, bucket: Arc<dyn ObjectStore>) -> Store {

@@ -6,9 +6,9 @@ use std::path::Path as FsPath;
 
 use super::lease::holder;
 use super::{Backend, Output, STATE};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
-use crate::storage::blocking;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
+use stillhouse_base::storage::blocking;
 
 impl Output {
     /// Makes sure that a run could write here now, and that no other run does.

@@ -8,6 +8,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::ObjectStore;
 use object_store::path::Path;
 use serde::Deserialize;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
@@ -17,7 +18,6 @@ use super::commit::{CommitRecord, UploadRecord};
 use super::{
     Backend, Bucket, CARD, Found, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk,
 };
-use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Says in what the job of a plan is another one, line by line.
 pub type Differs<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;

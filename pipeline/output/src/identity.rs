@@ -1,6 +1,6 @@
 //! What makes a job the job that it is: the hash of everything that decides the bytes of its shards, and what went into it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::manifest::Appended;
 
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::file_state::FileState;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::file_state::FileState;
 
 /// The hash of a job, and what went into it.
 #[derive(Debug, Clone)]
@@ -26,21 +26,22 @@ pub struct JobHash {
     pub identity: Value,
     /// The files of the input, in order: those of the first run, then those that were appended.
     pub files: Vec<PlannedFile>,
-    /// What was appended, each the next of `files` ([`crate::append`]).
+    /// What was appended, each the next of `files` (`--append`).
     pub appended: Vec<Appended>,
-    pub(crate) stamps: Vec<Stamp>,
+    /// What the teacher's files were when they were hashed.
+    pub stamps: Vec<Stamp>,
 }
 
 impl JobHash {
-    #[cfg(test)]
-    pub(crate) fn for_tests(identity: Value, files: Vec<PlannedFile>) -> Self {
+    /// The hash of an identity and its files alone.
+    pub fn of_identity(identity: Value, files: Vec<PlannedFile>) -> Self {
         let hash = hash_of(&identity, &files, &[]);
         let (tokenizer, teacher, appended, stamps) = (String::new(), BTreeMap::new(), Vec::new(), Vec::new());
         Self { hash, tokenizer, teacher, identity, files, appended, stamps }
     }
 
     /// The same job with other files, or in another order.
-    pub(crate) fn of_files(&self, hash: String, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
+    pub fn of_files(&self, hash: String, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
         Self { hash, files, appended, ..self.clone() }
     }
 
@@ -53,8 +54,32 @@ impl JobHash {
     }
 }
 
+impl JobHash {
+    /// Whether a commit with this hash is of this job: its own, or the job's before files were appended.
+    pub fn counts(&self, job_hash: &str) -> bool {
+        self.hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+    }
+
+    /// The same job where these files came later; `None` where it does not have them.
+    pub fn arranged(&self, appended: &[Appended]) -> Option<Self> {
+        let by_name: BTreeMap<&str, &PlannedFile> = self.files.iter().map(|f| (f.name.as_str(), f)).collect();
+        let later: Vec<&str> = appended.iter().flat_map(|a| &a.files).map(String::as_str).collect();
+        let names: BTreeSet<&str> = later.iter().copied().collect();
+        let later = later.iter().map(|name| by_name.get(name).copied()).collect::<Option<Vec<_>>>()?;
+        let first = self.files.iter().filter(|f| !names.contains(f.name.as_str()));
+        let files = first.chain(later).cloned().collect();
+        Some(self.with_files(files, appended.to_vec()))
+    }
+
+    /// The same job with other files, and the hash of that.
+    pub fn with_files(&self, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
+        let hash = hash_of(&self.identity, &files, &appended);
+        self.of_files(hash, files, appended)
+    }
+}
+
 /// The hash of what decides the bytes of the shards, with the files in the order in which they were given or appended.
-pub(crate) fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -> String {
+pub fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -> String {
     let names: Vec<Value> = files.iter().map(|f| json!([f.name, f.state.bytes])).collect();
     let mut of = json!({"of": identity, "files": names});
     if !appended.is_empty() {
@@ -77,7 +102,7 @@ pub struct PlannedFile {
 
 /// What a file of this machine was, so that a change is noticed.
 #[derive(Debug, Clone)]
-pub(crate) struct Stamp {
+pub struct Stamp {
     path: PathBuf,
     state: (u64, SystemTime),
 }
@@ -88,6 +113,10 @@ impl Stamp {
         found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
     }
 
+    /// That of a file as it is now.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
     pub fn of(path: &Path) -> Result<Self> {
         Ok(Self { path: path.to_owned(), state: Self::look(path)? })
     }

@@ -7,10 +7,10 @@ use object_store::path::Path;
 use object_store::{
     Attribute, AttributeValue, Attributes, GetOptions, ObjectStore, ObjectStoreExt, PutOptions, PutPayload,
 };
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 use super::upload::{Staged, StagedKind};
 use super::{Backend, Output, STATE, ShardUpload};
-use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Name of the metadata that holds an object's sha256 in hexadecimal (`x-amz-meta-sha256` in S3).
 pub const SHA256: &str = "sha256";

@@ -74,7 +74,8 @@ pub(super) enum StagedKind {
 }
 
 impl ShardUpload {
-    pub(crate) fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
+    /// An upload to a folder of this machine.
+    pub fn to_disk(store: Arc<dyn ObjectStore>, staged: Path) -> Self {
         let writer = BufWriter::with_capacity(Arc::clone(&store), staged.clone(), DISK_BUFFER);
         Self::new(Target::Disk { store, staged, writer, closed: false })
     }

@@ -9,10 +9,10 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 use super::lease::is_refusal;
 use super::{Output, disk};
-use crate::error::{ErrorKind, PipelineError, Result};
 
 const PIECE: u64 = 8 << 20;
 const PIECES_AT_ONCE: usize = 2;
@@ -205,7 +205,11 @@ impl Output {
         self.delete(name).await
     }
 
-    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+    /// Removes a file, if it is there.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    pub async fn delete(&self, name: &str) -> Result<()> {
         if let Some(root) = self.folder() {
             return self.removed(disk::remove_file(root.to_owned(), name.to_owned()).await, name);
         }

@@ -16,7 +16,7 @@
 //! completes. `plan.json` names the job by its hash: a run on the output of another job refuses.
 //!
 //! The records stay when the data set is finished: a worker that wakes up late still finds that it has lost, and what is damaged later
-//! can be made again and compared ([`crate::repair`]).
+//! can be made again and compared (`repair`).
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -27,13 +27,14 @@ pub mod commit;
 mod copies;
 mod disk;
 mod files;
+pub mod identity;
 mod join;
 mod lease;
 mod look;
 mod plan;
 mod probe;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod upload;
 
 use std::collections::BTreeMap;
@@ -51,6 +52,9 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
+use stillhouse_base::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 use stillhouse_operators::declaration::BESIDE;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
@@ -61,21 +65,18 @@ pub use self::commit::CommitRecord;
 pub use self::disk::relative;
 pub use self::join::{AtWork, SplitAtWork, SplitCounts, Ticket, Warning};
 pub use self::lease::Lock;
-pub(crate) use self::lease::Pulse;
+pub use self::lease::Pulse;
 use self::lease::{Lease, LockKind, Seen, Timing};
 pub use self::look::Differs;
-pub(crate) use self::plan::PLAN;
+pub use self::plan::PLAN;
 pub use self::plan::PlanRecord;
 use self::probe::{Condition, probe};
 pub use self::upload::{Sending, ShardUpload, Staged};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
 use crate::identity::JobHash;
-use crate::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
 
 const STATE: &str = "_stillhouse";
 /// The rows of `input.sql`, as long as the job runs.
-pub(crate) const INPUT: &str = "_stillhouse/input";
+pub const INPUT: &str = "_stillhouse/input";
 /// Folders of an output, which a run writes to and removes from.
 const FOLDERS: [&str; 5] = ["data", INPUT, "_stillhouse/staging", "_stillhouse/splits", join::WORKERS];
 /// Small requests under way at once.
@@ -313,7 +314,8 @@ impl Output {
         !matches!(self.backend, Backend::Web(_))
     }
 
-    pub(crate) fn read_only(&self) -> PipelineError {
+    /// What is told where something is to be written to a web server.
+    pub fn read_only(&self) -> PipelineError {
         let message = format!("{self}: a web server is only read from; valid: s3://, gs://, az:// or a local path");
         PipelineError::new(ErrorKind::Usage, message)
     }
@@ -359,7 +361,7 @@ impl Output {
     }
 
     /// Refuses an output on a disk whose own folders are links: what they lead to is not the job's to write or remove.
-    pub(crate) async fn refuse_links(&self) -> Result<()> {
+    pub async fn refuse_links(&self) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
         disk::refuse_links(root.to_owned(), &FOLDERS)
             .await

@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use stillhouse_base::events::Silent;
+use stillhouse_base::storage::Environment;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
 use tempfile::TempDir;
 
 use super::*;
-use crate::events::Silent;
-use crate::storage::Environment;
 
 const SHARD: &str = "train-00000-of-00001.parquet";
 
 /// Makes empty outputs that do not know of each other, and opens the same one again as another process would.
-pub(crate) struct Backends {
+pub struct Backends {
     pub(crate) open: Box<dyn Fn(&str) -> Output + Send + Sync>,
 }
 
@@ -34,7 +34,7 @@ fn memory() -> Backends {
     Backends { open: Box::new(move |name| in_store(Arc::clone(&store) as _, Arc::clone(&store) as _, None, name)) }
 }
 
-pub(crate) fn in_store(
+pub fn in_store(
     store: Arc<dyn ObjectStore>,
     multipart: Arc<dyn MultipartStore>,
     uploads: Option<Arc<dyn Uploads>>,
@@ -99,7 +99,7 @@ macro_rules! bodies {
 }
 
 /// Every body on fresh outputs of a backend; a failure names the body by its panic.
-pub(crate) async fn conforms(backends: &Backends) {
+pub async fn conforms(backends: &Backends) {
     let bodies = bodies![
         a_shard_is_seen_when_it_is_committed_and_not_before,
         of_two_workers_the_second_loses,

@@ -20,13 +20,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Progress, StageStatus};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
 use super::{Backend, Output, Pulse, REQUESTS, STATE, disk, lease};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Progress, StageStatus};
 
 /// What the workers are at.
 pub(super) const WORKERS: &str = "_stillhouse/workers";
@@ -81,7 +81,7 @@ pub struct Warning {
 
 impl AtWork {
     /// Of a worker that has not begun.
-    pub(crate) fn new(worker: &str, output: &Output) -> Self {
+    pub fn new(worker: &str, output: &Output) -> Self {
         Self {
             worker: worker.into(),
             holder: output.ticket().holder,
@@ -146,7 +146,7 @@ impl Output {
     ///
     /// # Errors
     /// When the store does not take it.
-    pub(crate) async fn report(&self, id: &str, at: &AtWork) -> Result<()> {
+    pub async fn report(&self, id: &str, at: &AtWork) -> Result<()> {
         self.put_json(&format!("{WORKERS}/{id}.json"), at).await
     }
 
@@ -174,7 +174,7 @@ impl Output {
     ///
     /// # Errors
     /// When the disk does not take it, or the store does not remove what was told.
-    pub(crate) async fn let_others_join(&self) -> Result<()> {
+    pub async fn let_others_join(&self) -> Result<()> {
         self.remove_under(WORKERS).await?;
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let holder = self.holder.get_or_init(lease::unique).clone();
@@ -202,7 +202,7 @@ impl Output {
     ///
     /// # Errors
     /// When it does not, or the store cannot say.
-    pub(crate) async fn still_alive(&self, pulse: &mut Pulse) -> Result<()> {
+    pub async fn still_alive(&self, pulse: &mut Pulse) -> Result<()> {
         let Some(renewals) = self.renewals().await? else { return Ok(()) };
         let Some(waited) = pulse.ended(renewals) else { return Ok(()) };
         let message = format!(
@@ -215,7 +215,7 @@ impl Output {
     }
 
     /// Whether this is a worker's, of a run in another process.
-    pub(crate) fn is_joined(&self) -> bool {
+    pub fn is_joined(&self) -> bool {
         self.joined
     }
 
@@ -311,7 +311,7 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Silent;
+    use stillhouse_base::events::Silent;
 
     #[tokio::test]
     async fn a_worker_may_commit_as_long_as_its_run_holds_the_output() {

@@ -23,10 +23,10 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
 
 use super::{STATE, disk};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
 
 /// How often a lease is renewed, and after how long without renewal it is void.
 #[derive(Debug, Clone, Copy)]
@@ -298,7 +298,7 @@ fn patience(timing: Timing) -> Duration {
 
 /// What a worker has seen of the lease of its run: how often it was renewed, and since when it was not.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse(Option<(u64, Instant)>);
+pub struct Pulse(Option<(u64, Instant)>);
 
 impl Pulse {
     /// Whether the holder is gone. A run that could not renew for less than the time after which a lease is void goes on; the renewal after
@@ -367,7 +367,7 @@ mod tests {
     use object_store::memory::InMemory;
 
     use super::*;
-    use crate::events::Silent;
+    use stillhouse_base::events::Silent;
 
     const FAST: Timing = Timing { renew: Duration::from_millis(20), void: Duration::from_millis(400) };
 

@@ -1,17 +1,19 @@
 //! The plan that a run leaves at its output, `_stillhouse/plan.json`: what others go on with, and find the job by.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_schemas::manifest::{Appended, SplitRecord, TeacherArithmetic};
 
 use super::commands::repair_command;
 use super::{INPUT, Output, disk};
-use crate::error::{ErrorKind, PipelineError, Result};
 use crate::identity::PlannedFile;
 
-pub(crate) const PLAN: &str = "_stillhouse/plan.json";
+/// Where the plan is.
+pub const PLAN: &str = "_stillhouse/plan.json";
 
 /// What a run remembers of its plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,7 +36,7 @@ pub struct PlanRecord {
     pub files: Vec<PlannedFile>,
     /// The splits.
     pub splits: Vec<SplitRecord>,
-    /// The files that were appended after the first run, which are the last ones of `files` ([`crate::append`]).
+    /// The files that were appended after the first run, which are the last ones of `files` (`--append`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub appended: Vec<Appended>,
     /// In which arithmetic the teacher computes, where there is one: a run that goes on takes the same.
@@ -43,6 +45,37 @@ pub struct PlanRecord {
     /// sha256 of each file of rows that `input.sql` gave, where the job has a query: the splits are of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<String>,
+}
+
+impl PlanRecord {
+    /// The splits, with the files under the names that they have now.
+    pub fn splits_of(&self, now: &[PlannedFile]) -> Vec<SplitRecord> {
+        let moved: BTreeMap<&str, &str> = self
+            .files
+            .iter()
+            .zip(now)
+            .filter(|(was, is)| was.path != is.path)
+            .map(|(was, is)| (was.path.as_str(), is.path.as_str()))
+            .collect();
+        let mut splits = self.splits.clone();
+        for piece in splits.iter_mut().flat_map(|s| &mut s.pieces) {
+            if let Some(path) = moved.get(piece.file.as_str()) {
+                piece.file = (*path).to_owned();
+            }
+        }
+        splits
+    }
+
+    /// Whether a commit with this hash is of this plan's job: its own, or the job's before files were appended.
+    pub fn counts(&self, job_hash: &str) -> bool {
+        self.job_hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+    }
+
+    /// The files of which a store says something else than when the plan was made, by their place in the list.
+    pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
+        let pairs = self.files.iter().zip(now).enumerate();
+        pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
+    }
 }
 
 impl Output {
@@ -65,7 +98,7 @@ impl Output {
     ///
     /// # Errors
     /// When the store does not take it, or when something else has begun here meanwhile.
-    pub(crate) async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
+    pub async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
         self.still_ours().await?;
         match self.plan().await? {
             Some(there) if there.job_hash == was => self.put_own_json(PLAN, plan).await,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::below;
-use crate::storage::blocking;
+use stillhouse_base::storage::blocking;
 
 /// Files that this process began to write: for names that no other writer has.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);

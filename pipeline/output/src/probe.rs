@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use stillhouse_base::storage::{Outcome, find_failure};
 
 use super::STATE;
 use super::lease::unique;
-use crate::storage::{Outcome, find_failure};
 
 /// What a store makes of a conditional PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

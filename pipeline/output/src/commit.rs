@@ -17,13 +17,13 @@ use object_store::ObjectStoreExt;
 use object_store::multipart::PartId;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::upload::{Staged, StagedKind};
 use super::{Backend, Output, STATE};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::storage;
 
 /// How long a worker that came second waits for the record of the first: the time between two system calls.
 const WAIT: Duration = Duration::from_millis(100);
