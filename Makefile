@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
+.PHONY: check maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -156,6 +156,10 @@ proof-setup: python-setup
 # docs/PROOF.md and its plots out of docs/proof/*.json.
 proof: proof-setup
 	.venv-torch/bin/python python/examples/proof/page.py
+
+# What to run after every change: format, lints, unit tests of the crates that have changed.
+check:
+	scripts/check
 
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

@@ -20,7 +20,7 @@ const AFTER_SUM: &str = " (write below it; remove it after an edit above it) -->
 /// The card of a data set.
 pub fn card(manifest: &Manifest) -> String {
     let mut text = body(manifest);
-    let sum = hex::encode(&Sha256::digest(&text));
+    let sum = hex::encode(Sha256::digest(&text));
     let _ = writeln!(text, "{SUM}{sum}{AFTER_SUM}");
     text
 }
@@ -44,7 +44,7 @@ pub(crate) fn fault(card: &[u8]) -> Option<CardFault> {
     let line = text.rfind(&format!("\n{SUM}")).map(|at| at + 1)?;
     let (above, rest) = text.split_at(line);
     let should = rest[SUM.len()..].split([' ', '\n']).next().unwrap_or_default();
-    let sha256 = hex::encode(&Sha256::digest(above));
+    let sha256 = hex::encode(Sha256::digest(above));
     (sha256 != should).then(|| {
         CardFault::Changed(format!(
             "sha256 {sha256} above the line that has {should}: it is damaged, or somebody edited it; where the edit is meant remove that line, \

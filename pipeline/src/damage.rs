@@ -85,7 +85,7 @@ pub(crate) async fn damaged_files(output: &Output, manifest: &Manifest) -> Resul
     let mut found = Vec::new();
     match output.get(TOKENIZER).await? {
         None => found.push(damage(TOKENIZER, "is missing")),
-        Some(bytes) if hex::encode(&Sha256::digest(&bytes)) != manifest.tokenizer.sha256 => {
+        Some(bytes) if hex::encode(Sha256::digest(&bytes)) != manifest.tokenizer.sha256 => {
             found.push(damage(TOKENIZER, "is not the tokenizer that the manifest names"));
         }
         Some(_) => {}
@@ -93,7 +93,7 @@ pub(crate) async fn damaged_files(output: &Output, manifest: &Manifest) -> Resul
     for (name, sha256) in &manifest.beside {
         match output.get(name).await? {
             None => found.push(damage(name, "is missing")),
-            Some(bytes) if hex::encode(&Sha256::digest(&bytes)) != *sha256 => {
+            Some(bytes) if hex::encode(Sha256::digest(&bytes)) != *sha256 => {
                 found.push(damage(name, "is not the file that the manifest names"));
             }
             Some(_) => {}

@@ -105,7 +105,7 @@ impl Dataset {
         };
         let should = self.manifest.beside.get(PERMUTATION);
         let bytes =
-            self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex::encode(&Sha256::digest(bytes))) == should);
+            self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex::encode(Sha256::digest(bytes))) == should);
         let numbers = bytes.and_then(|bytes| numbers_of(&bytes).ok());
         subtokens.numbers = numbers.and_then(|numbers| Permutation::new(&numbers, vocab_size).ok());
         Ok(())
@@ -150,7 +150,7 @@ impl Dataset {
         };
         match self.output.get(name).await? {
             None => wrong("is missing".into()),
-            Some(bytes) => match hex::encode(&Sha256::digest(&bytes)) {
+            Some(bytes) => match hex::encode(Sha256::digest(&bytes)) {
                 got if got == sha256 => Ok(bytes),
                 got => wrong(format!("sha256 {got}, the manifest has {sha256}")),
             },

@@ -183,7 +183,7 @@ async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<S
 }
 
 fn digest(bytes: &[u8]) -> String {
-    hex::encode(&Sha256::digest(bytes))
+    hex::encode(Sha256::digest(bytes))
 }
 
 /// The destination is empty, or has this data set, or a part of it.

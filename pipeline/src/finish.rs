@@ -66,7 +66,7 @@ pub fn manifest(
         vocab_size: prepared.vocab_size as u64,
         noise_seed: spec.has_noise().then(|| spec.noise_seed()),
         subtokens,
-        beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(&bytes)))).collect(),
+        beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect(),
         columns: columns(&schema(&prepared.operators)),
         splits,
         appended: hash.appended.clone(),

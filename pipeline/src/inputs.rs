@@ -128,7 +128,7 @@ impl Comparison<'_> {
         let files = match self.sql_folder {
             // it read all of them
             Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
-            None => plan::in_order(&self.hash, &self.prepared.files),
+            None => plan::in_order(self.hash, &self.prepared.files),
         };
         let splits = self.plan.splits_of(&self.hash.files);
         if plan::all_splits(self.prepared, self.hash, &files, observer)? != splits {

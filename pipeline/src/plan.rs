@@ -175,9 +175,9 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         && let Some(numbers) = config.permutation.as_ref().map(Permutation::numbers)
     {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        subtokens.insert("permutation".into(), json!({"sha256": hex::encode(&Sha256::digest(&bytes))}));
+        subtokens.insert("permutation".into(), json!({"sha256": hex::encode(Sha256::digest(&bytes))}));
     }
-    let tokenizer = hex::encode(&Sha256::digest(tokenizer_json(prepared)?));
+    let tokenizer = hex::encode(Sha256::digest(tokenizer_json(prepared)?));
     let (mut teacher, mut stamps) = (BTreeMap::new(), Vec::new());
     let mut device = None;
     if let Some(found) = &prepared.teacher {
@@ -245,7 +245,7 @@ pub fn hash_file(path: &Path) -> Result<String> {
         let mut buffer = vec![0; 1 << 20];
         loop {
             match file.read(&mut buffer)? {
-                0 => return Ok(hex::encode(&hasher.finalize())),
+                0 => return Ok(hex::encode(hasher.finalize())),
                 n => hasher.update(&buffer[..n]),
             }
         }

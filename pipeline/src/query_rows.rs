@@ -247,7 +247,7 @@ mod tests {
     /// A folder with one part, as a query leaves it.
     fn staged(folder: &Path, rows: &[u8]) -> StagedRecord {
         let files = vec![("part-00000.parquet".to_owned(), rows.len() as u64)];
-        let sha256 = vec![hex::encode(&Sha256::digest(rows))];
+        let sha256 = vec![hex::encode(Sha256::digest(rows))];
         let made = StagedRecord { rows: 1, files, skipped: BTreeMap::new(), inputs: Vec::new(), sha256 };
         fs::write(folder.join("part-00000.parquet"), rows).unwrap();
         fs::write(folder.join("staged.json"), serde_json::to_vec(&made).unwrap()).unwrap();

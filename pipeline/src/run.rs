@@ -217,7 +217,7 @@ pub(crate) async fn planned(
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
-            let in_order = || plan::in_order(&hash, &files);
+            let in_order = || plan::in_order(hash, &files);
             let (of, files) =
                 (hash.clone(), if prepared.spec.input.sql.is_some() { files.clone() } else { in_order() });
             blocking(prepared, observer, move |p, o| plan::all_splits(p, &of, &files, o)).await?

@@ -57,7 +57,7 @@ pub fn sample(prepared: &Prepared, hash: &JobHash, documents: u64, observer: &dy
         Some(_) => Some(Query::run(prepared, observer)?),
         None => None,
     };
-    let ordered = plan::in_order(&hash, &prepared.files);
+    let ordered = plan::in_order(hash, &prepared.files);
     let files: &[InputFile] = staged.as_ref().map_or(&ordered, |query| &query.files);
     let splits = plan::all_splits(prepared, hash, files, observer)?;
     let input = teacher::JobInput { splits: &splits, files };

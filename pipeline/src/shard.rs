@@ -168,7 +168,7 @@ impl<'a> ShardWriter<'a> {
         self.encoder.append_key_value_metadata(KeyValue::new(PAGES.to_owned(), render(&pages)));
         let metadata = self.encoder.finish()?;
         let footer = self.send().await?;
-        let record = FooterRecord { bytes: footer.len() as u64, sha256: hex::encode(&Sha256::digest(&footer)) };
+        let record = FooterRecord { bytes: footer.len() as u64, sha256: hex::encode(Sha256::digest(&footer)) };
         Ok((metadata, Some(record)))
     }
 }
@@ -394,7 +394,7 @@ mod tests {
         let (file, footer) = written(true).await;
         let footer = footer.unwrap();
         let (pages, end) = file.split_at(file.len() - footer.bytes as usize);
-        assert_eq!(footer.sha256, hex::encode(&Sha256::digest(end)));
+        assert_eq!(footer.sha256, hex::encode(Sha256::digest(end)));
 
         let mut reader = ParquetMetaDataReader::new().with_page_index_policy(PageIndexPolicy::Required);
         reader.try_parse(&file).unwrap();

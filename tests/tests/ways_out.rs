@@ -8,8 +8,11 @@ use stillhouse_tests::{Ran, Scratch, corpus, rounds, with};
 
 use crate::append::{grow, scratch, small};
 
+/// A state by its name, and what brings something into it.
+type State<T> = (&'static str, fn(&T));
+
 /// What may have become of a data set.
-const DAMAGES: [(&str, fn(&Path)); 15] = [
+const DAMAGES: [State<Path>; 15] = [
     ("whole", |_| {}),
     ("a shard is missing", |out| remove(&nth(out, "data", 1))),
     ("a shard is damaged", |out| flip(&nth(out, "data", 1))),
@@ -36,7 +39,7 @@ const DAMAGES: [(&str, fn(&Path)); 15] = [
 ];
 
 /// What may have become of its input and its job file.
-const CHANGES: [(&str, fn(&Scratch)); 5] = [
+const CHANGES: [State<Scratch>; 5] = [
     ("as it was", |_| {}),
     ("new files", grow),
     ("another file", |scratch| drop(scratch.write("in/m.jsonl", &corpus(4, 900)))),

@@ -161,7 +161,7 @@ impl Output {
             hasher.update(&bytes);
             piece(&bytes);
         }
-        Ok((hex::encode(&hasher.finalize()), size))
+        Ok((hex::encode(hasher.finalize()), size))
     }
 
     /// Whether a file is there.

@@ -85,7 +85,7 @@ pub fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -
     if !appended.is_empty() {
         of["appended"] = appended.iter().map(|a| a.files.len()).collect();
     }
-    hex::encode(&Sha256::digest(of.to_string().as_bytes()))
+    hex::encode(Sha256::digest(of.to_string().as_bytes()))
 }
 
 /// A file of the input, as the plan keeps it.
@@ -108,6 +108,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
+    #[expect(clippy::disallowed_methods, reason = "runs on a thread that may block, as hashing the files did")]
     fn look(path: &Path) -> Result<(u64, SystemTime)> {
         let found = fs::metadata(path).and_then(|m| Ok((m.len(), m.modified()?)));
         found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))

@@ -89,7 +89,7 @@ impl LeaseRecord {
         let boot = read("/proc/sys/kernel/random/boot_id");
         let numbers = std::fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
         let known = !boot.is_empty() && !numbers.is_empty();
-        let machine = if known { hex::encode(&Sha256::digest(format!("{boot} {numbers}"))) } else { String::new() };
+        let machine = if known { hex::encode(Sha256::digest(format!("{boot} {numbers}"))) } else { String::new() };
         Self {
             holder: unique(),
             host: read("/proc/sys/kernel/hostname"),

@@ -562,5 +562,5 @@ impl fmt::Display for Output {
 
 /// What `_SUCCESS` holds: a line that `sha256sum --check` reads.
 fn marker(manifest: &[u8]) -> Vec<u8> {
-    format!("{}  {MANIFEST}\n", hex::encode(&Sha256::digest(manifest))).into_bytes()
+    format!("{}  {MANIFEST}\n", hex::encode(Sha256::digest(manifest))).into_bytes()
 }

@@ -151,7 +151,7 @@ impl Output {
                         "input.sql: set HOME or XDG_CACHE_HOME: its rows are kept there while the job runs",
                     )
                 };
-                let name = hex::encode(&Sha256::digest(format!("{job_hash} {self}")));
+                let name = hex::encode(Sha256::digest(format!("{job_hash} {self}")));
                 Ok(cache.ok_or_else(none)?.join("stillhouse/sql").join(name))
             }
         }

@@ -120,7 +120,7 @@ impl ShardUpload {
 
     /// sha256 of what was taken so far, in hexadecimal.
     pub fn sha256(&self) -> String {
-        hex::encode(&self.digest.clone().finalize())
+        hex::encode(self.digest.clone().finalize())
     }
 
     /// Sends what is left; after it the shard waits for its commit.
@@ -139,7 +139,7 @@ impl ShardUpload {
                 StagedKind::Store { path: parts.path, upload }
             }
         };
-        Ok(Staged { kind, bytes: self.bytes, sha256: hex::encode(&self.digest.finalize()) })
+        Ok(Staged { kind, bytes: self.bytes, sha256: hex::encode(self.digest.finalize()) })
     }
 
     async fn flush(&mut self) -> object_store::Result<()> {

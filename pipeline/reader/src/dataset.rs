@@ -337,7 +337,7 @@ impl DataSet {
                 bytes += chunk.len() as u64;
                 hash.update(&chunk);
             }
-            let sum = hex::encode(&hash.finalize());
+            let sum = hex::encode(hash.finalize());
             if bytes != shard.bytes || sum != shard.sha256 {
                 return Err(ReadError::DataSet(format!(
                     "{}: has {bytes} bytes and sha256 {sum}, the manifest says {} and {}; copy it again",
@@ -516,7 +516,7 @@ impl DataSet {
                 "{shown}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
             ))
         })?;
-        let sum = hex::encode(&Sha256::digest(&bytes));
+        let sum = hex::encode(Sha256::digest(&bytes));
         if sum != *should {
             return Err(ReadError::DataSet(format!(
                 "{shown}: is damaged: it has sha256 {sum}, the manifest says {should}; copy it again, or `stillhouse repair` the data set"
@@ -567,7 +567,7 @@ async fn manifest(source: &Source) -> Result<String> {
             source.shown("")
         )));
     };
-    let sha256 = hex::encode(&Sha256::digest(&bytes));
+    let sha256 = hex::encode(Sha256::digest(&bytes));
     // empty in data sets of older versions
     if !success.is_empty() && !success.starts_with(sha256.as_bytes()) {
         return Err(ReadError::DataSet(format!(

@@ -85,7 +85,7 @@ impl ShardFile {
             return Err(damage(format!("the manifest says that {footer} of its {all} bytes are its footer")));
         };
         let bytes = self.store.get_range(&self.path, start..self.bytes).await.map_err(external)?;
-        let sha256 = hex::encode(&Sha256::digest(&bytes));
+        let sha256 = hex::encode(Sha256::digest(&bytes));
         if bytes.len() as u64 != footer.bytes || sha256 != footer.sha256 {
             let (should, length) = (&footer.sha256, bytes.len());
             return Err(damage(format!(

@@ -60,7 +60,7 @@ impl RecordsDigest {
     }
 
     pub(super) fn take(&mut self) -> String {
-        hex::encode(&self.0.finalize_reset())
+        hex::encode(self.0.finalize_reset())
     }
 }
 

@@ -110,7 +110,7 @@ impl Derivation {
         }
         problems.into_result()?;
         let bytes = source.output().get(TOKENIZER).await?.unwrap_or_default().to_vec();
-        let digest = hex::encode(&Sha256::digest(&bytes));
+        let digest = hex::encode(Sha256::digest(&bytes));
         if digest != manifest.tokenizer.sha256 {
             let message =
                 format!("{}: sha256 {digest}, the manifest has {}", source.shown(TOKENIZER), manifest.tokenizer.sha256);
@@ -126,9 +126,9 @@ impl Derivation {
             derived_from: manifest.derived_from.clone(),
         };
         let beside: BTreeMap<_, _> =
-            beside(&after).map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(bytes)))).collect();
+            beside(&after).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(bytes)))).collect();
         let identity = identity(&spec, &from, &beside);
-        let hash = hex::encode(&Sha256::digest(identity.to_string().as_bytes()));
+        let hash = hex::encode(Sha256::digest(identity.to_string().as_bytes()));
         let output = output_of(&spec, base)?.for_job(&hash);
         let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
         let splits = if are_new { sequence_offsets::of_rows(&spec, manifest) } else { manifest.splits.clone() };
@@ -189,7 +189,7 @@ fn with_numbers(
 
 /// sha256 of the manifest of a data set.
 async fn manifest_digest(of: &Output) -> Result<Option<String>> {
-    Ok(of.get(MANIFEST).await?.map(|bytes| hex::encode(&Sha256::digest(&bytes))))
+    Ok(of.get(MANIFEST).await?.map(|bytes| hex::encode(Sha256::digest(&bytes))))
 }
 
 /// The noise that is stored more loosely, where another tolerance is asked for.

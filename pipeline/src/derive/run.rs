@@ -389,7 +389,7 @@ impl Work {
             job_hash: derivation.hash.clone(),
             subtokens: subtokens.map(|config| SubtokenRecord { base: config.base, length: config.length as u32 }),
             beside: beside(&derivation.operators)
-                .map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(&bytes))))
+                .map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes))))
                 .collect(),
             columns: finish::columns(&finish::schema(&derivation.operators)),
             splits: derivation.splits.clone(),

@@ -160,7 +160,7 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     }
     let expected = made_by.iter().flat_map(OperatorSpec::beside);
     let expected: BTreeMap<_, _> =
-        expected.map(|(name, bytes)| (name.to_owned(), hex::encode(&Sha256::digest(&bytes)))).collect();
+        expected.map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect();
     if known && manifest.beside != expected {
         found.fault("manifest.json", format!("beside is {:?}, the job's is {expected:?}", manifest.beside));
     }

@@ -185,7 +185,7 @@ fn sum_of(path: &Path) -> std::io::Result<String> {
     let (mut file, mut hasher, mut piece) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut piece)? {
-            0 => return Ok(hex::encode(&hasher.finalize())),
+            0 => return Ok(hex::encode(hasher.finalize())),
             n => hasher.update(&piece[..n]),
         }
     }
@@ -334,7 +334,7 @@ impl<'a> Parts<'a> {
             let size = file.metadata().map_err(temporary(&path))?.len();
             let name = self.name();
             self.written.files.push((name, size));
-            self.written.sha256.push(hex::encode(&hasher.finalize()));
+            self.written.sha256.push(hex::encode(hasher.finalize()));
         }
         (self.group_bytes, self.file_bytes) = (0, 0);
         Ok(())

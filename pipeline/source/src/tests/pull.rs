@@ -82,7 +82,7 @@ fn reference(documents: &[Option<String>], piece: usize, fails: bool) -> (Vec<Ve
     if !rows.is_empty() {
         batches.push(rows);
     }
-    (batches, Some(hex::encode(&sum.finalize())))
+    (batches, Some(hex::encode(sum.finalize())))
 }
 
 fn rows(batch: &RecordBatch) -> Vec<Row> {
