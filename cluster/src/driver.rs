@@ -29,7 +29,7 @@ use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use stillhouse_pipeline::driver::{Driver, Step, Tell, Wanted, Work};
+use stillhouse_pipeline::driver::{Driver, EventSink, SplitTask, Step, Work};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::output::{AtWork, Warning};
 use stillhouse_schemas::ids::SplitId;
@@ -83,7 +83,7 @@ pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
 }
 
 impl Driver for Cluster {
-    fn drive<'a>(&'a self, work: &'a Work, tell: Tell<'a>) -> BoxFuture<'a, Result<()>> {
+    fn drive<'a>(&'a self, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
         async move {
             if work.splits.is_empty() {
                 return Ok(());
@@ -195,7 +195,7 @@ pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
 }
 
 impl Submitted<'_> {
-    async fn watch(&mut self, work: &Work, tell: Tell<'_>) -> Result<End> {
+    async fn watch(&mut self, work: &Work, tell: EventSink<'_>) -> Result<End> {
         let mut commits = Commits::new(work);
         let mut answered = Instant::now();
         loop {
@@ -304,7 +304,7 @@ impl Commits {
         self.left.is_empty() && !makes_again && self.moved.elapsed() >= SETTLES
     }
 
-    async fn look_if_due(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
+    async fn look_if_due(&mut self, work: &Work, tell: EventSink<'_>) -> Result<()> {
         if self.looked.elapsed() >= LOOKS.max(self.took * SHARE) {
             self.look(work, tell).await?;
         }
@@ -329,7 +329,7 @@ impl Commits {
     }
 
     /// Tells that a split began, once for each that makes it after another one.
-    fn begins(&mut self, split: SplitId, executor: Option<String>, tell: Tell<'_>) -> Result<()> {
+    fn begins(&mut self, split: SplitId, executor: Option<String>, tell: EventSink<'_>) -> Result<()> {
         let Some(dataset_split) = self.of.get(&split) else { return Ok(()) };
         let is_new = match (self.begun.get(&split), &executor) {
             (None, _) => true,
@@ -344,7 +344,7 @@ impl Commits {
     }
 
     /// Takes what executors have told. A split of several is the one's that was heard of last.
-    fn hear(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
+    fn hear(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
         let now = Instant::now();
         for (name, at) in reports {
             match self.heard.get(name) {
@@ -365,7 +365,7 @@ impl Commits {
     }
 
     /// Passes on what executors warn of; the same words of several once.
-    fn warn(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
+    fn warn(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
         for (name, at) in reports {
             let last = self.warned.entry(name.clone()).or_default();
             let known = *last;
@@ -387,7 +387,7 @@ impl Commits {
     }
 
     /// Tells which executors pass the splits on. An error once there are only such.
-    fn pass_over(&mut self, reports: &BTreeMap<String, AtWork>, tell: Tell<'_>) -> Result<()> {
+    fn pass_over(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
         for at in reports.values() {
             let Some(why) = &at.cannot else { continue };
             if self.passed_over.insert(at.worker.clone(), why.clone()).is_some() {
@@ -421,7 +421,7 @@ impl Commits {
     }
 
     /// Cost: two listings, a small request for each executor, and two for each new commit.
-    async fn look(&mut self, work: &Work, tell: Tell<'_>) -> Result<()> {
+    async fn look(&mut self, work: &Work, tell: EventSink<'_>) -> Result<()> {
         let began = Instant::now();
         let reports = work.output.reports().await?;
         self.hear(&reports, tell)?;
@@ -444,7 +444,7 @@ impl Commits {
     }
 
     /// The end: nothing may be missing.
-    fn all_there(&self, work: &Work, tell: Tell<'_>) -> Result<()> {
+    fn all_there(&self, work: &Work, tell: EventSink<'_>) -> Result<()> {
         if let Some(split) = self.left.first() {
             let message = format!(
                 "{}: the cluster says that all is done, and split {} is not there; valid: an output that all executors and this machine share",
@@ -452,7 +452,7 @@ impl Commits {
             );
             return Err(PipelineError::new(ErrorKind::Output, message));
         }
-        let made_again = |wanted: &Wanted| wanted.was.clone();
+        let made_again = |wanted: &SplitTask| wanted.was.clone();
         work.splits.iter().filter_map(made_again).try_for_each(|record| tell(Step::Made(Box::new(record))))
     }
 }
@@ -479,7 +479,7 @@ mod tests {
         }
     }
 
-    fn work(folder: &std::path::Path, splits: Vec<Wanted>) -> Work {
+    fn work(folder: &std::path::Path, splits: Vec<SplitTask>) -> Work {
         let (order, output) = (order::tests::order(), Output::on_disk(folder).unwrap());
         Work { order, splits, output, stop: Arc::default() }
     }
@@ -492,7 +492,7 @@ mod tests {
     #[test]
     fn a_run_whose_splits_are_all_there_does_not_wait_for_a_scheduler_that_has_lost_an_end() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = |was| Wanted { split: SplitId(3), dataset_split: "train".into(), was };
+        let wanted = |was| SplitTask { split: SplitId(3), dataset_split: "train".into(), was };
         let fresh = work(folder.path(), vec![wanted(None)]);
         let mut commits = Commits::new(&fresh);
         commits.moved = before(SETTLES);

@@ -27,7 +27,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
 use futures::{StreamExt, TryStreamExt};
-use stillhouse_pipeline::driver::{Order, Wanted};
+use stillhouse_pipeline::driver::{SplitTask, TaskSpec};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 
 use crate::failure;
@@ -49,7 +49,7 @@ pub struct Job {
     /// As it is sent.
     pub bytes: Vec<u8>,
     /// What is in them.
-    pub order: Order,
+    pub order: TaskSpec,
     /// The token that it was sealed with.
     pub token: Token,
     /// Where it is executed; only an executor has a place.
@@ -68,8 +68,8 @@ fn record_schema() -> SchemaRef {
 }
 
 /// The plan of a job, a partition for each split.
-pub fn plan(job: Job, splits: &[Wanted]) -> Result<Arc<dyn ExecutionPlan>> {
-    let partition = |wanted: &Wanted| {
+pub fn plan(job: Job, splits: &[SplitTask]) -> Result<Arc<dyn ExecutionPlan>> {
+    let partition = |wanted: &SplitTask| {
         let text = wanted_to_text(wanted).map_err(|e| DataFusionError::External(e.into()))?;
         let seal = seal_of(&job.bytes, &text, &job.token);
         let columns: Vec<Arc<dyn Array>> =
@@ -117,7 +117,7 @@ impl DisplayAs for JobExec {
 }
 
 /// The splits of a batch, where each has its seal.
-fn wanted(batch: &RecordBatch, job: &Job) -> Result<Vec<Wanted>> {
+fn wanted(batch: &RecordBatch, job: &Job) -> Result<Vec<SplitTask>> {
     let texts = batch.column(0).as_any().downcast_ref::<StringArray>();
     let seals = batch.column(1).as_any().downcast_ref::<BinaryArray>();
     let (Some(texts), Some(seals)) = (texts, seals) else { return internal_err!("rows of a job of other types") };

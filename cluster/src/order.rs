@@ -6,7 +6,7 @@
 
 use ciborium::{from_reader, into_writer};
 use serde::{Deserialize, Serialize};
-use stillhouse_pipeline::driver::{Order, Wanted};
+use stillhouse_pipeline::driver::{SplitTask, TaskSpec};
 
 use crate::token::{Seal, Token};
 
@@ -19,11 +19,11 @@ const MAGIC: &[u8] = b"\0stillhouse job 2\0";
 #[derive(Serialize, Deserialize)]
 struct Body {
     build: String,
-    order: Order,
+    order: TaskSpec,
 }
 
 /// As it is sent.
-pub fn to_bytes(order: &Order, token: &Token) -> Result<Vec<u8>, String> {
+pub fn to_bytes(order: &TaskSpec, token: &Token) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
     into_writer(&Body { build: BUILD.into(), order: order.clone() }, &mut body).map_err(|e| e.to_string())?;
     Ok([MAGIC, &token.seal(&[&body]), &body].concat())
@@ -35,7 +35,7 @@ pub fn is_order(bytes: &[u8]) -> bool {
 }
 
 /// The order in them, where it was sealed with this token, by this build. Nothing of it is looked into before.
-pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<Order, String> {
+pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<TaskSpec, String> {
     let refused = |why: String| format!("{why}; it is not executed");
     let sealed = bytes.strip_prefix(MAGIC).ok_or_else(|| refused("this is no job of Stillhouse".into()))?;
     let damaged = |e: &dyn std::fmt::Display| refused(format!("the job's bytes are damaged: {e}"));
@@ -63,7 +63,7 @@ pub fn seal_of(order: &[u8], wanted: &str, token: &Token) -> Seal {
 }
 
 /// A split as JSON, for the row of its task.
-pub fn wanted_to_text(wanted: &Wanted) -> Result<String, String> {
+pub fn wanted_to_text(wanted: &SplitTask) -> Result<String, String> {
     serde_json::to_string(wanted).map_err(|e| e.to_string())
 }
 
@@ -71,8 +71,8 @@ pub fn wanted_to_text(wanted: &Wanted) -> Result<String, String> {
 pub(crate) mod tests {
     use super::*;
 
-    pub fn order() -> Order {
-        Order {
+    pub fn order() -> TaskSpec {
+        TaskSpec {
             spec: "{}".into(),
             base: "/jobs".into(),
             ticket: serde_json::from_str(r#"{"job_hash": "abc", "holder": "x"}"#).unwrap(),

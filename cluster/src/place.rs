@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use stillhouse_pipeline::driver::{Order, Wanted};
+use stillhouse_pipeline::driver::{SplitTask, TaskSpec};
 use stillhouse_pipeline::error::{Failure, PipelineError, Result};
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::run::worker::{Place, Worker};
@@ -68,7 +68,7 @@ impl Workplace {
     ///
     /// # Errors
     /// As [`Worker::join`] and [`Worker::make`]; says which executor it was.
-    pub async fn make(self: &Arc<Self>, order: &Order, wanted: Wanted) -> Result<ShardRecord> {
+    pub async fn make(self: &Arc<Self>, order: &TaskSpec, wanted: SplitTask) -> Result<ShardRecord> {
         let (this, order) = (Arc::clone(self), order.clone());
         let mut task = Waited(self.handle.spawn(async move { this.made(&order, &wanted).await }));
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
@@ -82,7 +82,7 @@ impl Workplace {
         })
     }
 
-    async fn made(&self, order: &Order, wanted: &Wanted) -> Result<ShardRecord> {
+    async fn made(&self, order: &TaskSpec, wanted: &SplitTask) -> Result<ShardRecord> {
         let job = self.job(order)?;
         // one that fails is tried again by the next split
         let worker = job.worker.get_or_try_init(|| self.join(&job, order)).await?;
@@ -93,7 +93,7 @@ impl Workplace {
         Ok(record)
     }
 
-    async fn join(&self, job: &Joined, order: &Order) -> Result<Worker> {
+    async fn join(&self, job: &Joined, order: &TaskSpec) -> Result<Worker> {
         let known = job.cannot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((why, since)) = known
             && since.elapsed() < AGAIN
@@ -110,7 +110,7 @@ impl Workplace {
     }
 
     /// The job of an order; an error where its run is gone.
-    fn job(&self, order: &Order) -> Result<Arc<Joined>> {
+    fn job(&self, order: &TaskSpec) -> Result<Arc<Joined>> {
         let key = format!("{} {}", order.ticket.job_hash, order.ticket.holder.as_deref().unwrap_or_default());
         self.forget();
         if let Some((why, _)) = self.gone.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {

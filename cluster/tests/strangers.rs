@@ -29,7 +29,7 @@ use stillhouse_cluster::token::Token;
 use stillhouse_cluster::wire::Scheduler;
 use stillhouse_cluster::{BUILD, executor, scheduler};
 use stillhouse_pipeline::access::Access;
-use stillhouse_pipeline::run::room::Room;
+use stillhouse_pipeline::run::memory_budget::Room;
 use stillhouse_pipeline::run::worker::Place;
 use tonic::Request;
 

@@ -25,7 +25,7 @@ pub mod partitions;
 mod pieces;
 pub mod registry;
 pub mod rows;
-mod strip;
+mod sparkline;
 pub mod subtokens;
 #[cfg(test)]
 mod testing;

@@ -26,7 +26,7 @@ use crate::output::{AtWork, Output, Ticket};
 /// What another process has to know to work for a run, whatever the split. It makes the plan of it by itself, and finds out whether it is
 /// the same: the ticket has the job's hash.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Order {
+pub struct TaskSpec {
     /// The checked job, as JSON.
     pub spec: String,
     /// What its relative paths are relative to.
@@ -43,7 +43,7 @@ pub struct Order {
 
 /// A split that is to be made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct SplitTask {
     /// Which.
     pub split: SplitId,
     /// Its data set split.
@@ -56,9 +56,9 @@ pub struct Wanted {
 /// The splits of a run that are to be made.
 pub struct Work {
     /// The job.
-    pub order: Order,
+    pub order: TaskSpec,
     /// The splits, in order: those of holdouts first.
-    pub splits: Vec<Wanted>,
+    pub splits: Vec<SplitTask>,
     /// Where the shards go.
     pub output: Output,
     /// Set when nothing more is to begin.
@@ -86,12 +86,12 @@ pub enum Step {
 }
 
 /// Takes what happens; an error where the run is to stop for it.
-pub type Tell<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
+pub type EventSink<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
 
 /// Makes the splits of runs.
 pub trait Driver: Send + Sync {
     /// Makes every split. Back when all are made, or when none will be begun any more after a failure.
-    fn drive<'a>(&'a self, work: &'a Work, tell: Tell<'a>) -> BoxFuture<'a, Result<()>>;
+    fn drive<'a>(&'a self, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
 }
 
 /// Opens the driver of a cluster that a job names.
@@ -121,7 +121,7 @@ pub(crate) fn missing(engine: &Engine) -> Option<&'static str> {
 ///
 /// # Errors
 /// When this program has no such engine, or the engine cannot be opened.
-pub(crate) fn elsewhere(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
+pub(crate) fn remote(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
     match (engine.kind, CLUSTER.get()) {
         (EngineKind::Local, _) => Ok(None),
         (EngineKind::Ballista, Some(connect)) => connect(engine).map(Some),

@@ -12,9 +12,9 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod awaited;
-mod elsewhere;
 mod fit;
-pub mod room;
+pub mod memory_budget;
+mod remote;
 pub(crate) mod splits;
 mod stop;
 pub mod worker;
@@ -50,7 +50,7 @@ use crate::output::{self, Found, Output, PlanRecord};
 use crate::plan;
 use crate::query_rows;
 use crate::run::awaited::Awaited;
-use crate::run::elsewhere::Elsewhere;
+use crate::run::remote::Remote;
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
 use crate::run::stop::was_stopped;
@@ -278,7 +278,7 @@ pub(crate) struct Job {
     /// Who makes the splits, where that is not this process.
     driver: Option<Arc<dyn Driver>>,
     /// What is known of the work of others for this run.
-    elsewhere: Mutex<Elsewhere>,
+    elsewhere: Mutex<Remote>,
     /// Whom the devices of this process have waited for.
     awaited: Mutex<Awaited>,
 }
@@ -299,7 +299,7 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let driver = driver::elsewhere(&prepared.spec.engine)?;
+        let driver = driver::remote(&prepared.spec.engine)?;
         Self::start_with(driver, prepared, hash, output, done, observer).await
     }
 

@@ -142,7 +142,7 @@ impl JobState {
     }
 
     /// Whether the diagram has this arrow.
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         use JobState as S;
         matches!(
             (self, next),
@@ -556,12 +556,12 @@ mod tests {
     fn final_states_are_left_by_a_retry_alone() {
         for from in JobState::ALL.into_iter().filter(|s| s.is_final()) {
             for to in JobState::ALL {
-                assert_eq!(from.may_become(to), from != JobState::Succeeded && to == JobState::Retrying);
+                assert_eq!(from.can_transition_to(to), from != JobState::Succeeded && to == JobState::Retrying);
             }
         }
         // every state can be left for a final one
         for from in JobState::ALL.into_iter().filter(|s| !s.is_final()) {
-            assert!(JobState::ALL.into_iter().any(|to| to.is_final() && from.may_become(to)), "{from}");
+            assert!(JobState::ALL.into_iter().any(|to| to.is_final() && from.can_transition_to(to)), "{from}");
         }
     }
 

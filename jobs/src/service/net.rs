@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`; what is sent after an answer is
-//! thrown away for a while ([`unread`]). So neither streams nor requests nor silence, however many, keep out who looks after the service.
+//! thrown away for a while ([`drain_body`]). So neither streams nor requests nor silence, however many, keep out who looks after the service.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -32,8 +32,8 @@ use tower::ServiceExt;
 use super::api::Ends;
 use super::api::limits::{Address, Addresses};
 use super::config::{Config, Limits};
+use super::drain_body::{self, Unread};
 use super::proxies::Proxies;
-use super::unread::{self, Unread};
 use super::{process, until};
 
 /// How long a client may take nothing of what is sent to it; a live stream is sent something every 15 seconds.
@@ -111,7 +111,7 @@ async fn connection(
             if let ConnectionSlot::Kept(guest) = &slot {
                 guest.welcome.store(false, Ordering::Relaxed);
             }
-            unread::throw_away(&mut stream, &limits).await;
+            drain_body::throw_away(&mut stream, &limits).await;
         }
     };
     tokio::select! {

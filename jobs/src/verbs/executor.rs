@@ -9,7 +9,7 @@ use stillhouse_cluster::wire::Scheduler;
 use stillhouse_cluster::{executor, memory, token::Token};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::job;
-use stillhouse_pipeline::run::room::Room;
+use stillhouse_pipeline::run::memory_budget::Room;
 use stillhouse_pipeline::run::worker::Place;
 use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problems;

@@ -12,7 +12,7 @@ use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::service::config::Config;
-use crate::service::{Service, api, metrics, net, process, room, sandbox, scheduler};
+use crate::service::{Service, api, disk_space, metrics, net, process, sandbox, scheduler};
 use crate::table::Table;
 use crate::units;
 
@@ -160,7 +160,7 @@ async fn serve(config: Config, printer: &Arc<Printer>) -> Result<(), Failure> {
     let jobs = scheduler::run(Arc::clone(&service), leftovers, stopping.subscribe());
     let signals = until_signalled(stopping.clone());
     let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
-    let room = tokio::spawn(room::watch(Arc::clone(&service)));
+    let room = tokio::spawn(disk_space::watch(Arc::clone(&service)));
     let (_, _, reported) = tokio::join!(net, jobs, signals);
     upkeep.abort();
     room.abort();

@@ -4,7 +4,7 @@ use crate::ProductError;
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{AmxBf16, AmxBf16x3, AmxInt8, Avx2, Avx512, Fp16, Vnni};
-use crate::narrow::{BF16, F16, Narrow};
+use crate::f16_weights::{BF16, F16, Narrow};
 
 /// The types of a product; rows and results are f32 in memory with each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

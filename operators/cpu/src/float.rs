@@ -15,12 +15,12 @@ use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
 #[cfg(target_arch = "x86_64")]
-use crate::few::{self, several_avx2, several_avx512};
+use crate::f16_weights::{F16, F32, depth};
+use crate::f16_weights::{Widens, widened};
 use crate::kernel::{Kernel, Tile, lanes, to_lines};
 use crate::memory::Line;
 #[cfg(target_arch = "x86_64")]
-use crate::narrow::{F16, F32, depth};
-use crate::narrow::{Widens, widened};
+use crate::skinny_gemm::{self, several_avx2, several_avx512};
 
 /// Lines of 16 inputs that are summed before they are added to the tile.
 const BLOCK: usize = 48;
@@ -207,7 +207,7 @@ impl Kernel for Avx512 {
     }
 
     fn panels(rows: usize) -> usize {
-        few::panels_avx512(rows)
+        skinny_gemm::panels_avx512(rows)
     }
 
     #[inline(always)]
@@ -348,7 +348,7 @@ impl Kernel for Avx2 {
     }
 
     fn panels(rows: usize) -> usize {
-        few::panels_avx2(rows)
+        skinny_gemm::panels_avx2(rows)
     }
 
     #[inline(always)]

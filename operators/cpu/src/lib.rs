@@ -50,16 +50,16 @@ mod attention;
 mod cpu;
 mod elementwise;
 mod error;
-#[cfg(target_arch = "x86_64")]
-mod few;
+mod f16_weights;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod half_float;
 mod int8;
 mod kernel;
 mod memory;
-mod narrow;
 mod product;
+#[cfg(target_arch = "x86_64")]
+mod skinny_gemm;
 #[cfg(target_arch = "x86_64")]
 mod split;
 #[cfg(test)]

@@ -14,9 +14,9 @@
 use crate::arithmetic::with_kernel;
 use crate::elementwise::{gelu, silu};
 use crate::error::ProductError;
+use crate::f16_weights::Widened;
 use crate::kernel::{Kernel, Tile, lanes};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
-use crate::narrow::Widened;
 use crate::weight::{Packed, fits};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;

@@ -13,7 +13,7 @@ use super::{ExtractConfig, NAME};
 use crate::declaration::{OperatorView, Picture};
 use crate::invariants::float_column;
 use crate::rows::ListRows;
-use crate::strip::{span, strip};
+use crate::sparkline::{span, strip};
 
 /// What is shown of the only row of a batch, whose positions were `predicted` or not; `None` where it has no signals.
 ///

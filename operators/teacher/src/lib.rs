@@ -53,10 +53,10 @@ mod gguf_model;
 mod gguf_sentencepiece;
 mod gguf_tokenizer;
 pub mod gpu;
+mod memory_budget;
 mod model;
 mod net;
 pub mod probe;
-mod room;
 mod weights;
 
 use std::path::PathBuf;
@@ -70,8 +70,8 @@ pub use cpu::arithmetic_on_cpu;
 pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, library_folders, provide_gpus};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
+pub use memory_budget::{HostBytes, host_bytes};
 pub use model::{LoadOptions, check_weights, decoding_bytes, load, load_on_host};
-pub use room::{HostBytes, host_bytes};
 pub use stillhouse_gpu;
 
 /// What a teacher is, for manifests and checks.

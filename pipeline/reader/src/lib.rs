@@ -18,6 +18,7 @@
 
 mod blocks;
 mod cache;
+mod catch_panic;
 pub mod columns;
 pub mod dataset;
 mod error;
@@ -25,7 +26,6 @@ mod file;
 pub mod order;
 mod pages;
 pub mod process;
-mod quiet;
 mod shard;
 mod source;
 pub mod stream;

@@ -10,11 +10,11 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowS
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::errors::ParquetError;
 
+use crate::catch_panic::caught;
 use crate::columns::ColumnSpec;
 use crate::dataset::Shard;
 use crate::file::ShardFile;
 use crate::pages::Pages;
-use crate::quiet::caught;
 use crate::source::Source;
 use crate::{ReadError, Result};
 

@@ -14,12 +14,12 @@ use stillhouse_teacher::Teacher;
 
 use super::device::DeviceQueue;
 use crate::access::Access;
-use crate::driver::{Order, Wanted};
+use crate::driver::{SplitTask, TaskSpec};
 use crate::events::Silent;
 use crate::job::{self, Prepared};
 use crate::output::Output;
 use crate::plan;
-use crate::run::room::Room;
+use crate::run::memory_budget::Room;
 use crate::run::worker::{Place, Worker};
 use crate::run::{self, Job, RunOptions};
 use crate::teacher::{self, JobInput};
@@ -86,8 +86,8 @@ const ORDER: &str = "STILLHOUSE_TEST_ORDER";
 fn other_process() {
     let Some(folder) = std::env::var_os(ORDER).map(PathBuf::from) else { return };
     let read = |name: &str| fs::read(folder.join(name)).unwrap();
-    let order: Order = serde_json::from_slice(&read("order")).unwrap();
-    let wanted: Vec<Wanted> = serde_json::from_slice(&read("wanted")).unwrap();
+    let order: TaskSpec = serde_json::from_slice(&read("order")).unwrap();
+    let wanted: Vec<SplitTask> = serde_json::from_slice(&read("wanted")).unwrap();
     let own: usize = std::env::var("STILLHOUSE_TEST_OWN").unwrap().parse().unwrap();
     let place = Place {
         name: format!("worker {own}"),
@@ -124,15 +124,15 @@ async fn workers_in_other_processes_make_the_same_shards() {
     let lock = output.lock(&Silent).await.unwrap();
     let job = Job::start(Arc::clone(&there), hash, output.clone(), BTreeMap::new(), Arc::new(Silent)).await.unwrap();
     output.let_others_join().await.unwrap();
-    let order = Order {
+    let order = TaskSpec {
         spec: serde_json::to_string(&there.spec).unwrap(),
         base: folder.clone(),
         ticket: output.ticket(),
         teacher: output.plan().await.unwrap().unwrap().teacher,
         device: None,
     };
-    let wanted = |s: SplitRecord| Wanted { split: s.split, dataset_split: s.dataset_split, was: None };
-    let wanted: Vec<Wanted> = job.all_splits().into_iter().map(wanted).collect();
+    let wanted = |s: SplitRecord| SplitTask { split: s.split, dataset_split: s.dataset_split, was: None };
+    let wanted: Vec<SplitTask> = job.all_splits().into_iter().map(wanted).collect();
     assert!(wanted.len() >= 4, "{wanted:?}");
     fs::write(folder.join("order"), serde_json::to_vec(&order).unwrap()).unwrap();
     fs::write(folder.join("wanted"), serde_json::to_vec(&wanted).unwrap()).unwrap();

@@ -33,7 +33,7 @@ impl Awaited {
 
 impl Job {
     /// Notes whom the devices of this process wait for now.
-    pub(super) fn look_whom_devices_await(&self, at_work: &SplitsAtWork) {
+    pub(super) fn sample_device_waits(&self, at_work: &SplitsAtWork) {
         let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
         let states = at_work.all();
         let stages: Vec<&str> = states.iter().flat_map(|state| state.working()).collect();

@@ -3,7 +3,7 @@
 use stillhouse_schemas::spec::JobSpec;
 
 use super::worker::Place;
-use crate::driver::Order;
+use crate::driver::TaskSpec;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::identity::JobHash;
 use crate::job::chain;
@@ -14,7 +14,7 @@ pub(super) const MOST_LINES: usize = 8;
 
 /// Why this process cannot work for a job, and another one may: the device that teachers have here is of another kind than the run's, or is
 /// not there.
-pub(super) async fn unfit(spec: &JobSpec, order: &Order, place: &Place) -> Result<Option<PipelineError>> {
+pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Result<Option<PipelineError>> {
     let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
     let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
     let look = move || {
@@ -60,7 +60,7 @@ mod tests {
     use crate::access::Access;
     use crate::identity::PlannedFile;
     use crate::operators::job_format;
-    use crate::run::room::Room;
+    use crate::run::memory_budget::Room;
     use crate::source::FileState;
 
     #[tokio::test]
@@ -74,7 +74,7 @@ mod tests {
             let ticket = serde_json::from_value(json!({"job_hash": "abc"})).unwrap();
             let device_of_run = of_run.map(str::to_owned);
             let (spec_text, base) = (text.to_string(), "/".into());
-            let order = Order { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
+            let order = TaskSpec { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
             let device = device.map(str::to_owned);
             let place =
                 Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };

@@ -18,7 +18,7 @@ use stillhouse_schemas::spec::{Engine, JobSpec};
 
 use super::Job;
 use crate::acceptance::Tally;
-use crate::driver::{Driver, Order, Step, Tell, Wanted, Work};
+use crate::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
 use crate::engine;
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::{Pool, Spawner};
@@ -59,7 +59,7 @@ impl Job {
         let spawner = pool.spawner().map_err(PipelineError::output("the splits"))?;
         let session = self.session(pending, spawner)?;
         let tally = Tally::new(&self.prepared.spec, &self.splits, &self.done);
-        let here = Here { session: &session, at_once: splits_at_once(&self.prepared.spec, self.devices.len()) };
+        let here = LocalDriver { session: &session, at_once: splits_at_once(&self.prepared.spec, self.devices.len()) };
         let driver: &dyn Driver = match &self.driver {
             Some(elsewhere) => elsewhere.as_ref(),
             None => &here,
@@ -88,7 +88,7 @@ impl Job {
                     return result;
                 }
                 _ = ticks.tick() => {
-                    self.look_whom_devices_await(&session.resources.at_work);
+                    self.sample_device_waits(&session.resources.at_work);
                     let progress = self.progress(began);
                     match self.driver.is_none() {
                         true => self.look_for_a_stall_here(&mut watch, &progress, &session.resources.at_work),
@@ -132,19 +132,19 @@ impl Job {
     }
 
     /// What another process has to know to work for this run.
-    fn order(&self) -> Result<Order> {
+    fn order(&self) -> Result<TaskSpec> {
         let spec = serde_json::to_string(&self.prepared.spec)
             .map_err(|e| PipelineError::caused(ErrorKind::Usage, "the job cannot be sent", e))?;
         // those who get it are in other folders
         let base = std::path::absolute(&self.prepared.base).unwrap_or_else(|_| self.prepared.base.clone());
         let teacher = self.arithmetic.clone();
         let device = teacher.as_ref().map(|_| plan::device_kind(&self.prepared.spec).to_owned());
-        Ok(Order { spec, base, ticket: self.output.ticket(), teacher, device })
+        Ok(TaskSpec { spec, base, ticket: self.output.ticket(), teacher, device })
     }
 
-    fn wanted(&self, split: &SplitRecord) -> Wanted {
+    fn wanted(&self, split: &SplitRecord) -> SplitTask {
         let (dataset_split, was) = (split.dataset_split.clone(), self.remade.get(&split.split).cloned());
-        Wanted { split: split.split, dataset_split, was }
+        SplitTask { split: split.split, dataset_split, was }
     }
 
     /// Tells where everything stands when nothing has moved in this process for a while.
@@ -303,17 +303,17 @@ impl Session {
 }
 
 /// This process: so many splits at once.
-struct Here<'a> {
+struct LocalDriver<'a> {
     session: &'a Session,
     at_once: usize,
 }
 
-impl Here<'_> {
-    async fn run_split(&self, work: &Work, partition: usize, tell: Tell<'_>) -> Result<()> {
+impl LocalDriver<'_> {
+    async fn run_split(&self, work: &Work, partition: usize, tell: EventSink<'_>) -> Result<()> {
         if work.stop.load(Ordering::Relaxed) || self.session.resources.has_failed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let Wanted { split, dataset_split, .. } = work.splits[partition].clone();
+        let SplitTask { split, dataset_split, .. } = work.splits[partition].clone();
         tell(Step::Begun { split, dataset_split, executor: None })?;
         let warn = |message| drop(tell(Step::Warning(message)));
         for record in self.session.execute(partition, &warn).await? {
@@ -323,9 +323,9 @@ impl Here<'_> {
     }
 }
 
-impl Driver for Here<'_> {
+impl Driver for LocalDriver<'_> {
     /// After a failure the others are told to stop and waited for, so that nothing is written once this returns.
-    fn drive<'a>(&'a self, work: &'a Work, tell: Tell<'a>) -> BoxFuture<'a, Result<()>> {
+    fn drive<'a>(&'a self, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
         let splits = futures::stream::iter(0..work.splits.len())
             .map(move |partition| self.run_split(work, partition, tell))
             .buffer_unordered(self.at_once);

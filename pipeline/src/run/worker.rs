@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Order ─► is the device here, and of the run's kind? ─► prepare (under this machine's own rules) ─► hash = the ticket's? ─► plan.json of the output ─► teacher ─► session
-//!   Wanted ─► committed already? ─ yes ─► its record
+//!   SplitTask ─► committed already? ─ yes ─► its record
 //!                                └ no ──► execute its partition, commit for the run ─► its record
 //! ```
 //!
@@ -24,12 +24,12 @@ use stillhouse_schemas::spec::EngineKind;
 use tokio::sync::Semaphore;
 
 use super::fit::{MOST_LINES, same_input, unfit};
-use super::room::{Needs, Room, Share};
+use super::memory_budget::{Needs, Room, Share};
 use super::splits::{Session, splits_with_memory};
 use super::{Job, JobHash, files_of};
 use crate::access::Access;
 use crate::append;
-use crate::driver::{Order, Wanted};
+use crate::driver::{SplitTask, TaskSpec};
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::Pool;
 use crate::error::{ErrorKind, Failure, PipelineError, Result};
@@ -56,7 +56,7 @@ const LONGEST_WARNING: usize = 1_000;
 
 /// A job, as this process works at it.
 pub struct Worker {
-    stand: Arc<Stand>,
+    state: Arc<WorkerState>,
     partitions: HashMap<SplitId, usize>,
     /// A split is worked on once at a time, however often it is asked for.
     turns: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
@@ -67,7 +67,7 @@ pub struct Worker {
 }
 
 /// Where the work stands.
-struct Stand {
+struct WorkerState {
     name: String,
     job: Job,
     session: Session,
@@ -83,7 +83,7 @@ struct Stand {
     _share: Share,
 }
 
-impl Stand {
+impl WorkerState {
     fn splits(&self) -> BTreeSet<SplitId> {
         self.at_work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -211,7 +211,7 @@ impl Worker {
     /// # Errors
     /// When this process may not, cannot, or would make other bytes than the run. An error of this place alone ([`PipelineError::of_place`]) is told
     /// at the output too, so that the run knows who passes its splits on.
-    pub async fn join(order: &Order, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
+    pub async fn join(order: &TaskSpec, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
         let warnings = Warnings::new(observer);
         let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
         let id = uuid::Uuid::new_v4().simple().to_string();
@@ -248,7 +248,7 @@ impl Worker {
         prepared: Arc<Prepared>,
         hash: JobHash,
         output: Output,
-        (order, place): (&Order, &Place),
+        (order, place): (&TaskSpec, &Place),
         id: &str,
         warnings: &Arc<Warnings>,
     ) -> Result<Self> {
@@ -289,7 +289,7 @@ impl Worker {
         let session = job.session(splits, pool.spawner().map_err(PipelineError::output("the splits"))?)?;
         let partitions = session.partitions();
         let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
-        let stand = Arc::new(Stand {
+        let state = Arc::new(WorkerState {
             name,
             job,
             session,
@@ -301,21 +301,21 @@ impl Worker {
             told: AtomicU64::new(0),
             _share: share,
         });
-        let room = splits_with_memory(&stand.job.prepared.spec).min(Semaphore::MAX_PERMITS);
-        let watching = tokio::spawn(watch(Arc::clone(&stand)));
-        Ok(Self { stand, partitions, turns: Mutex::default(), room: Semaphore::new(room), watching, pool })
+        let room = splits_with_memory(&state.job.prepared.spec).min(Semaphore::MAX_PERMITS);
+        let watching = tokio::spawn(watch(Arc::clone(&state)));
+        Ok(Self { state, partitions, turns: Mutex::default(), room: Semaphore::new(room), watching, pool })
     }
 
     /// Why nothing more is made for its run, where that is gone.
     pub fn is_over(&self) -> Option<Failure> {
-        self.stand.gone.get().cloned()
+        self.state.gone.get().cloned()
     }
 
     /// Makes a split and commits it for the run; one that is committed already is not made again.
     ///
     /// # Errors
     /// When it cannot be made, or when the run does not hold the output any more.
-    pub async fn make(&self, wanted: &Wanted) -> Result<ShardRecord> {
+    pub async fn make(&self, wanted: &SplitTask) -> Result<ShardRecord> {
         let turn = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
             turns.retain(|_, turn| Arc::strong_count(turn) > 1);
@@ -325,7 +325,7 @@ impl Worker {
         if let Some(why) = self.is_over() {
             return Err(why.into());
         }
-        let Stand { job, session, at_work, warnings, .. } = self.stand.as_ref();
+        let WorkerState { job, session, at_work, warnings, .. } = self.state.as_ref();
         job.output.still_ours().await?;
         if wanted.was.is_none()
             && let Some(record) = job.output.committed(wanted.split).await?
@@ -337,7 +337,7 @@ impl Worker {
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
         let _room = self.room.acquire().await;
-        if let Some(cannot) = self.stand.cannot() {
+        if let Some(cannot) = self.state.cannot() {
             return Err(cannot);
         }
         let _working = Working::on(at_work, wanted.split);
@@ -348,16 +348,16 @@ impl Worker {
         };
         if warnings.has_news() {
             // once the run is told that this is made, it may be at its end
-            self.stand.report(&self.stand.splits()).await;
+            self.state.report(&self.state.splits()).await;
         }
         // what ended here was told to stop, or goes to others
         let made = match made {
             Ok(made) => made,
             Err(e) => {
-                let cannot = self.stand.cannot();
+                let cannot = self.state.cannot();
                 if cannot.is_some() {
                     warn(e.to_string());
-                    self.stand.report(&self.stand.splits()).await;
+                    self.state.report(&self.state.splits()).await;
                 }
                 return Err(self.is_over().map(PipelineError::from).or(cannot).unwrap_or(e));
             }
@@ -372,7 +372,7 @@ impl Worker {
     /// A plan of one split, whose shard must come out as it was.
     fn again(&self, partition: usize, was: &ShardRecord) -> Result<Session> {
         let spawner = self.pool.spawner().map_err(PipelineError::output("the splits"))?;
-        let Stand { job, session, .. } = self.stand.as_ref();
+        let WorkerState { job, session, .. } = self.state.as_ref();
         let splits: Vec<SplitRecord> = session.split(partition).into_iter().collect();
         job.session_of(splits, &BTreeMap::from([(was.split, was.clone())]), spawner)
     }
@@ -385,27 +385,27 @@ impl Drop for Worker {
 }
 
 /// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output how the work stands.
-async fn watch(stand: Arc<Stand>) {
-    let output = &stand.job.output;
+async fn watch(state: Arc<WorkerState>) {
+    let output = &state.job.output;
     let (mut told, mut at) = (BTreeSet::new(), Instant::now());
     let mut pulse = Pulse::default();
     loop {
         tokio::time::sleep(LOOKS).await;
-        stand.job.look_whom_devices_await(&stand.session.resources.at_work);
+        state.job.sample_device_waits(&state.session.resources.at_work);
         match output.still_alive(&mut pulse).await {
             Err(e) if e.retryable => continue,
             Err(e) => {
                 tracing::info!("{e}");
-                let _ = stand.gone.set(Failure::from(&e));
-                stand.job.stop.store(true, Ordering::Relaxed);
+                let _ = state.gone.set(Failure::from(&e));
+                state.job.stop.store(true, Ordering::Relaxed);
                 return;
             }
             Ok(()) => {}
         }
-        let splits = stand.splits();
+        let splits = state.splits();
         // a report of nothing could come after the run has taken the reports away
-        if !splits.is_empty() && (splits != told || stand.warnings.has_news() || at.elapsed() >= TELLS) {
-            stand.report(&splits).await;
+        if !splits.is_empty() && (splits != told || state.warnings.has_news() || at.elapsed() >= TELLS) {
+            state.report(&splits).await;
             (told, at) = (splits, Instant::now());
         }
     }
@@ -434,14 +434,19 @@ async fn telling(
 }
 
 /// The memory that the job takes here, before anything of it is taken.
-async fn share(prepared: &Arc<Prepared>, order: &Order, place: &Place, observer: &Arc<dyn Observer>) -> Result<Share> {
+async fn share(
+    prepared: &Arc<Prepared>,
+    order: &TaskSpec,
+    place: &Place,
+    observer: &Arc<dyn Observer>,
+) -> Result<Share> {
     let (room, slots) = (Arc::clone(&place.room), place.slots);
     let dtype = order.teacher.as_ref().map(|teacher| teacher.dtype);
     blocking(prepared, observer, move |p, _| room.take(Needs::of(p, dtype, slots)?)).await
 }
 
 /// The job, checked as anybody's is.
-async fn prepared(order: &Order, place: &Place, observer: &Arc<dyn Observer>) -> Result<Arc<Prepared>> {
+async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>) -> Result<Arc<Prepared>> {
     let mut parsed = job_format().parse_json(&order.spec);
     if let Some(spec) = &mut parsed.spec {
         // here it is made
@@ -463,7 +468,7 @@ async fn planned(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
-    order: &Order,
+    order: &TaskSpec,
     observer: &Arc<dyn Observer>,
 ) -> Result<Planned> {
     let Some(plan) = output.plan().await? else {
@@ -494,7 +499,7 @@ async fn planned(
 /// The teacher in the arithmetic of the run, or a refusal.
 async fn loaded(
     prepared: &Arc<Prepared>,
-    order: &Order,
+    order: &TaskSpec,
     splits: &[SplitRecord],
     files: &Arc<Vec<crate::source::InputFile>>,
     observer: &Arc<dyn Observer>,

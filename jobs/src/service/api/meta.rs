@@ -15,7 +15,7 @@ use super::App;
 use super::auth::Caller;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Nothing, Params};
-use crate::service::room;
+use crate::service::disk_space;
 use crate::service::store::jobs;
 use crate::service::store::tokens::Scope;
 
@@ -62,7 +62,7 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
         return Err(refused("the service's database is damaged; its log says how to mend it"));
     }
     if app.service.store.room.is_full() {
-        return Err(refused(room::FULL));
+        return Err(refused(disk_space::FULL));
     }
     // asked once for all who ask at the same time: this is answered whatever else is asked
     let mut answered = app.answered.lock().await;

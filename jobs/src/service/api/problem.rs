@@ -8,8 +8,8 @@ use stillhouse_schemas::problems::Problems;
 use utoipa::ToSchema;
 
 use crate::service::bounds;
+use crate::service::disk_space;
 use crate::service::model::FieldProblem;
-use crate::service::room;
 use crate::service::store::StoreError;
 
 /// Why a request was not done.
@@ -73,7 +73,7 @@ impl ProblemDetails {
 
     /// The disk is full; the log tells it once, where it is found.
     pub fn no_room() -> Self {
-        Self { retry_after_seconds: Some(60), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, room::FULL) }
+        Self { retry_after_seconds: Some(60), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, disk_space::FULL) }
     }
 
     /// What went wrong here is told to the log; the client learns that something did.

@@ -355,7 +355,7 @@ pub fn transition(
     now: Time,
     appended: &mut Vec<EventView>,
 ) -> Result<()> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(damaged(format!("job {} cannot go from {from} to {to}", whose.id)));
     }
     let finished = to.is_final().then_some(now.0);
@@ -533,7 +533,7 @@ pub fn count_interruption(connection: &Connection, seq: i64) -> Result<u32> {
 /// Makes a failed or cancelled job wait for a slot again, as if newly submitted.
 pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
-    if !state.may_become(JobState::Retrying) || state == JobState::Running {
+    if !state.can_transition_to(JobState::Retrying) || state == JobState::Running {
         return Err(StoreError::WrongState { state, valid: "failed or cancelled" });
     }
     let reason = format!("retried by {by}");

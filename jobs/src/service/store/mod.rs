@@ -24,8 +24,8 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
 use tokio::sync::broadcast;
 
+use super::disk_space::{Reserve, Room};
 use super::model::{EventView, JobId, JobState};
-use super::room::{Reserve, Room};
 
 /// The file in the data folder.
 pub const FILE: &str = "service.sqlite";

@@ -8,7 +8,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::room::{Room, open_lock};
+use super::cache_quota::{Room, open_lock};
 use crate::blocking;
 
 /// Files. Two segments may share one: then one waits without need.

@@ -17,9 +17,9 @@
 //!
 //! Memory: at most 64 MiB of answers on their way per cache, beside what the caller asked for.
 
+mod cache_quota;
 mod claim;
 pub(crate) mod entry;
-mod room;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map};
 use std::fmt;
@@ -43,9 +43,9 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::{StorageError, blocking};
+use cache_quota::{Room, Stored};
 use claim::Claim;
 use entry::{Entry, UNIT, bytes_of, runs, units_of};
-use room::{Room, Stored};
 
 /// Units that requests are rounded to: 256 KiB. Larger ones make fewer requests, smaller ones bring less that was not asked for, which
 /// matters until the first window of an epoch is there.

@@ -13,10 +13,10 @@
 //!
 //! The sum of a row and an output has the same terms in the same order as in a tile of one panel.
 
+use crate::f16_weights::depth;
 use crate::float::{blocks, eight, sixteen};
 use crate::kernel::Tile;
 use crate::memory::LINE;
-use crate::narrow::depth;
 
 /// Bytes of a panel between what is read and what is asked for.
 const AHEAD: usize = 8 << 10;

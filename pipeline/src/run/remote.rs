@@ -23,7 +23,7 @@ use crate::output::{AtWork, SplitAtWork, SplitCounts};
 const LOST: Duration = Duration::from_secs(45);
 
 #[derive(Debug, Default)]
-pub(super) struct Elsewhere {
+pub(super) struct Remote {
     /// Counts of the shards that others have committed for this run.
     committed: BTreeMap<SplitId, SplitCounts>,
     /// What each has told last, and when that was last something else: the report of a dead one stays as it is.
@@ -40,7 +40,7 @@ struct Attempt {
     seen: u64,
 }
 
-impl Elsewhere {
+impl Remote {
     pub fn committed(&mut self, record: &ShardRecord) {
         let Statistics { documents, text_bytes, text_tokens, predicted_tokens, .. } = record.statistics;
         let counts = SplitCounts {
@@ -162,12 +162,12 @@ mod tests {
         }
     }
 
-    fn told(elsewhere: &mut Elsewhere, now: Instant, reports: &[AtWork]) -> (u64, u64) {
+    fn told(elsewhere: &mut Remote, now: Instant, reports: &[AtWork]) -> (u64, u64) {
         elsewhere.told(reports.iter().map(|at| (at.worker.clone(), at.clone())).collect(), now);
         counted(elsewhere)
     }
 
-    fn counted(elsewhere: &Elsewhere) -> (u64, u64) {
+    fn counted(elsewhere: &Remote) -> (u64, u64) {
         let mut progress = Progress::default();
         elsewhere.add_to(&mut progress);
         (progress.documents, progress.tokens)
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_all_have_told_is_one_progress() {
-        let (mut elsewhere, now) = (Elsewhere::default(), Instant::now());
+        let (mut elsewhere, now) = (Remote::default(), Instant::now());
         told(&mut elsewhere, now, &[report("a", 7, 30, 30), report("b", 8, 20, 20)]);
         let mut progress = Progress { splits: 9, bytes: 5, ..Progress::default() };
         elsewhere.add_to(&mut progress);
@@ -194,7 +194,7 @@ mod tests {
     /// Two splits of 33 documents together, over executors of which one is killed: never more than there are.
     #[test]
     fn documents_of_lost_attempts_are_not_counted_again() {
-        let (mut elsewhere, began) = (Elsewhere::default(), Instant::now());
+        let (mut elsewhere, began) = (Remote::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let killed = report("killed", 1, 13, 13);
         assert_eq!(told(&mut elsewhere, at(0), &[killed.clone(), report("b", 2, 10, 10)]), (23, 230));
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_attempt_of_which_nothing_is_heard_any_more_is_lost() {
-        let (mut elsewhere, began) = (Elsewhere::default(), Instant::now());
+        let (mut elsewhere, began) = (Remote::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let killed = report("killed", 1, 13, 13);
         for (seconds, documents) in [(0, 13), (30, 13), (44, 13), (45, 13), (46, 0)] {
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_split_stands_where_the_furthest_has_it() {
-        let mut elsewhere = Elsewhere::default();
+        let mut elsewhere = Remote::default();
         told(&mut elsewhere, Instant::now(), &[report("a", 7, 5, 5), report("b", 7, 9, 9), report("c", 8, 1, 1)]);
         let at_work = elsewhere.at_work(|split| split == SplitId(7));
         assert_eq!(at_work.keys().copied().collect::<Vec<_>>(), [SplitId(7)], "the other is committed");
