@@ -142,6 +142,7 @@ fn a_running_job_is_cancelled_while_the_disk_is_full() {
     assert_eq!((&cancelled["reason"], &cancelled["attempt"]), (&json!("cancelled by local"), &json!(1)));
     assert_eq!(api.states(&id), ["queued", "running", "cancelling", "cancelled"]);
     // the queue goes on
+    eventually("there is room again", || (api.get("/ready").status == 200).then_some(()));
     let next = api.submit(&quick_job("next"));
     api.until_state(&next, "succeeded");
 }

@@ -169,13 +169,20 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let mut watcher = Watcher::start(&scratch, &weed, "killed-0");
     while kills < wanted {
         let prefix = format!("killed-{finished}");
+        // at a commit that is drawn of those that are left, and a drawn while after it: however fast the machine is just now
+        let before = shards_in(&s3, "shards", &prefix).len();
+        let least = before + ((expected.len() - before) as f64 * moments.next().unwrap()) as usize;
+        let while_after = (duration / expected.len() as u32).mul_f64(moments.next().unwrap());
         let mut run = job(&prefix).spawn().unwrap();
-        let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
+        let mut deadline = None;
         let status = loop {
             if let Some(status) = run.try_wait().unwrap() {
                 break Some(status);
             }
-            if Instant::now() >= deadline {
+            if deadline.is_none() && shards_in(&s3, "shards", &prefix).len() >= least {
+                deadline = Some(Instant::now() + while_after);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 // SIGKILL
                 run.kill().unwrap();
                 run.wait().unwrap();
