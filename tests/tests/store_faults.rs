@@ -170,7 +170,8 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     while kills < wanted {
         let prefix = format!("killed-{finished}");
         // at a commit that is drawn of those that are left, and a drawn while after it: however fast the machine is just now
-        let before = shards_in(&s3, "shards", &prefix).len();
+        let committed = || s3.list("shards", &format!("{prefix}/data/")).len();
+        let before = committed();
         let least = before + ((expected.len() - before) as f64 * moments.next().unwrap()) as usize;
         let while_after = (duration / expected.len() as u32).mul_f64(moments.next().unwrap());
         let mut run = job(&prefix).spawn().unwrap();
@@ -179,7 +180,7 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
             if let Some(status) = run.try_wait().unwrap() {
                 break Some(status);
             }
-            if deadline.is_none() && shards_in(&s3, "shards", &prefix).len() >= least {
+            if deadline.is_none() && committed() >= least {
                 deadline = Some(Instant::now() + while_after);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
