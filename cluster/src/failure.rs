@@ -13,7 +13,7 @@ const END: char = ']';
 /// An error of a task. What a later attempt may do better is told as one of input and output: Ballista tries it again, up to four times.
 pub fn of_task(error: &PipelineError) -> DataFusionError {
     let failure = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
-    let text = format!("{BEGIN}{}{END} {error}", hex::encode(&failure));
+    let text = format!("{BEGIN}{}{END} {error}", hex::encode(failure));
     match error.retryable {
         true => DataFusionError::IoError(io::Error::other(text)),
         false => DataFusionError::Execution(text),

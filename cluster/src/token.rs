@@ -84,7 +84,7 @@ impl Token {
 
     /// What a call to the scheduler carries: that its caller has the token.
     pub fn proof(&self) -> String {
-        hex::encode(&self.seal(&[b"stillhouse cluster call"]))
+        hex::encode(self.seal(&[b"stillhouse cluster call"]))
     }
 }
 
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn seals_are_those_of_the_rfc() {
         let jefe = Token::new("Jefe").seal(&[b"what do ya want ", b"for nothing?"]);
-        assert_eq!(hex::encode(&jefe), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+        assert_eq!(hex::encode(jefe), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
         // 131 bytes of 0xaa are no text: the key is what `new` would make of them
         let mut key = [0; BLOCK];
         key[..32].copy_from_slice(&Sha256::digest([0xaa; 131]));
         let long = Token(key).seal(&[b"Test Using Larger Than Block-Size Key - Hash Key First"]);
-        assert_eq!(hex::encode(&long), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+        assert_eq!(hex::encode(long), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
         assert_eq!(Token::new(&"k".repeat(65)).0[32..], [0; 32]);
     }
 

@@ -19,7 +19,6 @@
 pub mod api;
 pub mod ask;
 pub mod bounds;
-pub mod cancels;
 pub mod client;
 pub mod config;
 pub mod disk_space;
@@ -30,6 +29,7 @@ pub mod model;
 pub mod net;
 pub mod order;
 pub mod outcome;
+pub mod pending_cancels;
 pub mod process;
 pub mod proxies;
 pub mod rates;
@@ -48,9 +48,9 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Notify, watch};
 
-use self::cancels::Cancels;
 use self::config::Config;
 use self::logs::Logs;
+use self::pending_cancels::PendingCancels;
 use self::scheduler::Running;
 use self::store::Store;
 
@@ -65,7 +65,7 @@ pub struct Service {
     /// The attempts that are going on.
     pub running: Running,
     /// Cancels that are not stored yet.
-    pub cancels: Cancels,
+    pub pending_cancels: PendingCancels,
     /// Wakes the scheduler.
     pub wake: Notify,
     /// The program that workers are.
@@ -94,7 +94,7 @@ impl Service {
             store,
             logs,
             running: Running::default(),
-            cancels: Cancels::default(),
+            pending_cancels: PendingCancels::default(),
             wake: Notify::new(),
             program,
             metrics,

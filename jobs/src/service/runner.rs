@@ -20,7 +20,7 @@ use super::rates::{Rates, Speed};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
 use super::worker::{Exit, FromWorker, Start, Worker, says_no_memory};
-use super::{Service, ask, bounds, cancels, metrics as figures};
+use super::{Service, ask, bounds, metrics as figures, pending_cancels};
 use crate::progress::{Gauge, Start as GaugeStart};
 
 /// Why a worker is stopped.
@@ -514,7 +514,7 @@ impl Attempt {
     /// Gives the job its next state.
     async fn close(&mut self, outcome: &Outcome) -> Result<()> {
         self.store_waiting().await;
-        cancels::store_kept_of(&self.service, &self.task.whose.id).await?;
+        pending_cancels::store_pending_of(&self.service, &self.task.whose.id).await?;
         self.gather();
         let stopping = *self.service.stopping.borrow();
         let next = outcome.next(&self.task, &self.service.config.retry, stopping);

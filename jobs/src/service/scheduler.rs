@@ -20,7 +20,7 @@ use super::model::{EventType, JobId, JobState, ResultView, Slot, Time};
 use super::runner::{self, Stop};
 use super::store::jobs::{self, Report, Task};
 use super::store::{self, Result, StoreError, attempts, events};
-use super::{Service, ask, cancels, until, worker};
+use super::{Service, ask, pending_cancels, until, worker};
 
 /// The attempts that are going on.
 #[derive(Default)]
@@ -196,7 +196,7 @@ pub async fn run(service: Arc<Service>, mut leftovers: Leftovers, mut shutdown: 
 
 async fn fill(service: &Arc<Service>, leftovers: &mut Leftovers, going: &mut JoinSet<()>) -> Result<Option<Time>> {
     leftovers.store(service).await?;
-    cancels::store_kept(service).await?;
+    pending_cancels::store_pending(service).await?;
     let longest = Duration::from_secs(service.config.retry.largest_backoff_seconds.into());
     let next_due = service.store.write(move |t, appended| jobs::requeue_due(t, Time::now(), longest, appended)).await?;
     loop {

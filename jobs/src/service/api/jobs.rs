@@ -13,8 +13,8 @@ use super::auth::{Caller, not_own};
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
 use super::{App, must_see, to_the_end};
-use crate::service::cancels;
 use crate::service::model::{Job, JobState, RatePoint, Time};
+use crate::service::pending_cancels;
 use crate::service::rates::Rates;
 use crate::service::store::jobs::{self, Filter};
 use crate::service::store::tokens::Scope;
@@ -105,7 +105,7 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
         filter.user = Some(own);
     }
     let (mut jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
-    jobs.iter_mut().for_each(|job| app.service.cancels.show(job));
+    jobs.iter_mut().for_each(|job| app.service.pending_cancels.show(job));
     Ok(Json(JobList { jobs, next_cursor: next.map(|n| format!("{n:x}")) }))
 }
 
@@ -116,7 +116,7 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
 pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
     must_see(&app, &caller, &id).await?;
     let mut job = app.service.store.read(move |c| jobs::show(c, &id)).await?;
-    app.service.cancels.show(&mut job);
+    app.service.pending_cancels.show(&mut job);
     Ok(Json(job))
 }
 
@@ -144,7 +144,7 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
     owned(&app, &caller, &id).await?;
     let by = caller.must(Scope::Submit)?.user.clone();
     let service = Arc::clone(&app.service);
-    let job = to_the_end(async move { Ok(cancels::cancel(&service, id, by).await?) }).await?;
+    let job = to_the_end(async move { Ok(pending_cancels::cancel(&service, id, by).await?) }).await?;
     let status = if job.state == JobState::Cancelled { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(job)).into_response())
 }

@@ -7,9 +7,9 @@
 //! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
 
 mod admission;
-mod answers;
 pub mod auth;
 mod events;
+mod fair_semaphore;
 mod follow;
 mod jobs;
 pub mod limits;
@@ -18,9 +18,9 @@ pub mod openapi;
 mod page;
 pub mod problem;
 mod query;
+mod report_cache;
 mod results;
 mod submit;
-mod turns;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,11 +40,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::admission::Admission;
-use self::answers::Answers;
 use self::auth::Caller;
+use self::fair_semaphore::FairSemaphore;
 use self::limits::{Address, Addresses, Rate, Watchers};
 use self::problem::{Answer, ProblemDetails};
-use self::turns::Turns;
+use self::report_cache::ReportCache;
 use super::Service;
 use super::model::{JobId, Time};
 use super::proxies::Proxies;
@@ -58,12 +58,12 @@ pub struct Shared {
     pub service: Arc<Service>,
     pub watchers: Watchers,
     /// Reports and manifests that are made of data sets on disks, and of those in stores: a store that hangs holds up no disk.
-    disk_reports: Turns,
-    store_reports: Turns,
-    answers: Answers,
+    disk_reports: FairSemaphore,
+    store_reports: FairSemaphore,
+    reports: ReportCache,
     /// Job files that are checked, and logs whose last lines are looked for: either takes a processor for a while.
-    checks: Turns,
-    tails: Turns,
+    checks: FairSemaphore,
+    tails: FairSemaphore,
     admission: Arc<Admission>,
     /// When the database answered last.
     answered: tokio::sync::Mutex<Option<Instant>>,
@@ -128,11 +128,11 @@ pub fn router(service: Arc<Service>) -> Router {
         answered: tokio::sync::Mutex::default(),
         proxies: Proxies::of(&service.config),
         passed_on: Addresses::new(limits.connections_per_address),
-        disk_reports: Turns::new(limits.reports_at_once as usize),
-        store_reports: Turns::new(limits.reports_at_once as usize),
-        answers: Answers::default(),
-        checks: Turns::new(CHECKS),
-        tails: Turns::new(TAILS),
+        disk_reports: FairSemaphore::new(limits.reports_at_once as usize),
+        store_reports: FairSemaphore::new(limits.reports_at_once as usize),
+        reports: ReportCache::default(),
+        checks: FairSemaphore::new(CHECKS),
+        tails: FairSemaphore::new(TAILS),
         admission: Arc::default(),
         requests: Rate::new(limits.requests_per_minute),
         kept_requests: Rate::new(limits.requests_per_minute),

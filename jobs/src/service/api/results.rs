@@ -18,13 +18,13 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use utoipa::IntoParams;
 
-use super::answers::Asked;
 use super::auth::Caller;
+use super::fair_semaphore::Requester;
 use super::limits::Watcher;
 use super::problem::{Answer, ProblemDetails};
 use super::query::{Id, Nothing, Params};
+use super::report_cache::Query;
 use super::submit::JSON;
-use super::turns::Asker;
 use super::{App, must_see};
 use crate::service::ask::{Unanswered, ask};
 use crate::service::logs::LogReader;
@@ -81,7 +81,7 @@ pub async fn logs(
             return Err(ProblemDetails::bad_request(format!("tail: got {lines}; valid: 0 to {MOST_LINES}")));
         }
         // it is read whole: some megabytes
-        let _turn = app.tails.take(Asker::of(&caller)).await;
+        let _permit = app.tails.acquire(Requester::of(&caller)).await;
         let skip = move || reader.tail(lines as usize).map(|()| reader);
         let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
         reader = skipped.map_err(|e| ProblemDetails::internal(&e))?;
@@ -188,7 +188,7 @@ impl Lines {
 ))]
 pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
     must_see(&app, &caller, &id).await?;
-    answer(&app, &caller, id, Asked::Manifest).await
+    answer(&app, &caller, id, Query::Manifest).await
 }
 
 /// A report of a job's data set
@@ -208,11 +208,11 @@ pub async fn report(
     Params(query): Params<ReportQuery>,
 ) -> Answer<Response> {
     must_see(&app, &caller, &id).await?;
-    answer(&app, &caller, id, Asked::Report(query.row.unwrap_or(0))).await
+    answer(&app, &caller, id, Query::Report(query.row.unwrap_or(0))).await
 }
 
-/// What is kept of it, or what a worker says once it is the caller's turn.
-async fn answer(app: &App, caller: &Caller, id: JobId, asked: Asked) -> Answer<Response> {
+/// The cached answer, or that of a worker once the caller has a permit.
+async fn answer(app: &App, caller: &Caller, id: JobId, query: Query) -> Answer<Response> {
     let job_id = id.clone();
     let look = app.service.store.read(move |c| {
         let job = jobs::get(c, &job_id)?;
@@ -225,24 +225,24 @@ async fn answer(app: &App, caller: &Caller, id: JobId, asked: Asked) -> Answer<R
         let detail = format!("the job is {}; valid: succeeded", job.state);
         return Err(ProblemDetails::new(StatusCode::CONFLICT, detail));
     }
-    let key = (id, asked, app.service.running.changes());
-    if let Some(kept) = app.answers.kept(&key).await {
+    let key = (id, query, app.service.running.changes());
+    if let Some(kept) = app.reports.get(&key).await {
         return Ok(as_json(kept));
     }
-    let (turns, place) = match store_of(&job.output) {
+    let (permits, store_read) = match store_of(&job.output) {
         Some(store) => (&app.store_reports, Some(store)),
         None => (&app.disk_reports, None),
     };
     let seconds = app.service.config.limits.report_seconds;
     let patience = Duration::from_secs(seconds.into());
-    let turn = tokio::time::timeout(patience, turns.take(Asker::of(caller).at(place))).await;
-    let _turn = turn.map_err(|_| {
+    let permit = tokio::time::timeout(patience, permits.acquire(Requester::of(caller).at(store_read))).await;
+    let _permit = permit.map_err(|_| {
         let detail = format!("others' reports took longer than {seconds} s (limits.report_seconds); try again later");
         ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
-    let work = match asked {
-        Asked::Manifest => Work::Manifest { file, folder, job_hash },
-        Asked::Report(row) => Work::Report { file, folder, job_hash, row },
+    let work = match query {
+        Query::Manifest => Work::Manifest { file, folder, job_hash },
+        Query::Report(row) => Work::Report { file, folder, job_hash, row },
     };
     let made = async {
         let answered = tokio::time::timeout(patience, ask(&app.service, work)).await.map_err(|_| {
@@ -252,7 +252,7 @@ async fn answer(app: &App, caller: &Caller, id: JobId, asked: Asked) -> Answer<R
         let value = answered.map_err(unanswered)?;
         Ok(serde_json::to_vec(&value).map_err(|e| ProblemDetails::internal(&e))?.into())
     };
-    app.answers.kept_or(key, made).await.map(as_json)
+    app.reports.get_or_make(key, made).await.map(as_json)
 }
 
 fn as_json(answer: Bytes) -> Response {

@@ -27,9 +27,9 @@ use utoipa::{IntoParams, ToSchema};
 use super::App;
 use super::admission::{self, Admission, Waiting};
 use super::auth::Caller;
+use super::fair_semaphore::Requester;
 use super::problem::{Answer, ProblemDetails};
 use super::query::Params;
-use super::turns::Asker;
 use crate::service::bounds;
 use crate::service::config::Config;
 use crate::service::model::{FieldProblem, Job, JobId, Slot, Time};
@@ -353,7 +353,7 @@ async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> A
             format!("checking the job file took longer than {seconds} s (limits.check_seconds); try again later");
         ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let turn = tokio::time::timeout_at(deadline.into(), app.checks.take(Asker::of(caller)));
+    let turn = tokio::time::timeout_at(deadline.into(), app.checks.acquire(Requester::of(caller)));
     let turn = turn.await.map_err(|_| late())?;
     let waiting = Waiting::until(deadline);
     let (service, admission, go_on) = (Arc::clone(&app.service), Arc::clone(&app.admission), waiting.go_on());

@@ -1,12 +1,13 @@
-//! Cancels: stored, and the worker stopped; kept here while the disk has no room for them.
+//! PendingCancels that the database has no room for yet.
 //!
 //! ```text
-//!   cancel ─► stored ────────────────────────────► its worker is stopped
-//!          └► no room ─► kept, its worker stopped ─► stored once there is room, before any job begins or ends
+//!   cancel ─► stored ─────────────────────────────► the worker is stopped
+//!          └► no room ─► pending, worker is stopped ─► stored when there is room, before any job starts or ends
 //! ```
 //!
-//! What a job writes may be what the disk is full of, so stopping it must not wait for room. What is kept is shown as the job's state. It is
-//! lost where the service ends before there is room again, its reserve included: the next start finds the job as it was.
+//! The job that is cancelled may be the one that fills the disk, so a cancel stops its worker without waiting for room. The API shows a pending
+//! cancel as the state of the job. If the service ends before there is room, even in the reserve, the cancel is lost: the next start finds the job as
+//! it was.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,9 +18,9 @@ use super::runner::Stop;
 use super::store::jobs;
 use super::store::{Result, StoreError};
 
-/// Those that are not stored yet; never more than there are jobs that are not over.
+/// Pending cancels by job; at most one for each job that is not over.
 #[derive(Debug, Default)]
-pub struct Cancels(Mutex<HashMap<JobId, Cancel>>);
+pub struct PendingCancels(Mutex<HashMap<JobId, Cancel>>);
 
 #[derive(Debug, Clone)]
 struct Cancel {
@@ -27,12 +28,12 @@ struct Cancel {
     at: Time,
 }
 
-impl Cancels {
+impl PendingCancels {
     fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Cancel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a job the state that a cancel which is not stored yet makes of it.
+    /// Sets the state of a job that has a pending cancel to `cancelling`.
     pub fn show(&self, job: &mut Job) {
         if let Some(cancel) = self.lock().get(&job.id)
             && !job.state.is_final()
@@ -43,7 +44,7 @@ impl Cancels {
     }
 }
 
-/// Cancels a job that is not over; gives it as it is then.
+/// PendingCancels a job that is not over; gives it as it is then.
 ///
 /// # Errors
 /// [`StoreError::NoJob`], [`StoreError::WrongState`]; never for want of room.
@@ -58,36 +59,36 @@ pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
     }
     let found = id.clone();
     let mut job = service.store.read(move |c| jobs::get(c, &found)).await?;
-    // the first one counts, as it does where there is room
-    service.cancels.lock().entry(id).or_insert(cancel);
+    // as where there is room, the first cancel counts
+    service.pending_cancels.lock().entry(id).or_insert(cancel);
     service.running.stop(&job.id, job.attempt, Stop::Cancel);
     service.wake.notify_one();
-    service.cancels.show(&mut job);
+    service.pending_cancels.show(&mut job);
     Ok(job)
 }
 
-/// Stores what is kept.
+/// Stores all pending cancels.
 ///
 /// # Errors
-/// Of the store; what is not stored then is kept on.
-pub async fn store_kept(service: &Service) -> Result<()> {
-    let kept: Vec<JobId> = service.cancels.lock().keys().cloned().collect();
-    for id in kept {
-        store_kept_of(service, &id).await?;
+/// Of the store; the cancels that are not stored stay pending.
+pub async fn store_pending(service: &Service) -> Result<()> {
+    let pending: Vec<JobId> = service.pending_cancels.lock().keys().cloned().collect();
+    for id in pending {
+        store_pending_of(service, &id).await?;
     }
     Ok(())
 }
 
-/// Stores what is kept of one job, if anything is.
+/// Stores the pending cancel of one job, if there is one.
 ///
 /// # Errors
 /// As there.
-pub async fn store_kept_of(service: &Service, id: &JobId) -> Result<()> {
-    let Some(cancel) = service.cancels.lock().get(id).cloned() else { return Ok(()) };
+pub async fn store_pending_of(service: &Service, id: &JobId) -> Result<()> {
+    let Some(cancel) = service.pending_cancels.lock().get(id).cloned() else { return Ok(()) };
     match store(service, id.clone(), cancel).await {
-        // it is over meanwhile, or forgotten
+        // the job is over or deleted meanwhile
         Ok(_) | Err(StoreError::WrongState { .. } | StoreError::NoJob(_)) => {
-            service.cancels.lock().remove(id);
+            service.pending_cancels.lock().remove(id);
             Ok(())
         }
         Err(e) => Err(e),

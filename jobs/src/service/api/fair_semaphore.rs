@@ -1,0 +1,241 @@
+//! A semaphore whose permits are shared fairly among users, tokens and stores.
+//!
+//! ```text
+//!   acquire ─► waiting ─► permit ─► dropped
+//!                 │          └─ at most: all permits, n − 1 of one user, n − 2 of one token, n / 2 of one store (at least 1 each)
+//!                 └─ next: the user who holds the fewest, then the token that holds the fewest, then the oldest request
+//! ```
+//!
+//! A user never holds all permits, a token never all that its user may hold, and a store never more than half. So a user who sends many
+//! requests, or a store that hangs, does not block the others.
+//!
+//! Cost: a request looks at every waiting one; there are no more of those than connections.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use super::auth::Caller;
+
+/// Who a request is for, and the store that it reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Requester {
+    user: String,
+    token: Option<String>,
+    store: Option<String>,
+}
+
+impl Requester {
+    /// A request of this caller that reads no store.
+    pub fn of(caller: &Caller) -> Self {
+        let token = caller.holder.as_ref().and_then(|h| h.token.clone());
+        Self { user: caller.counted_as.clone(), token, store: None }
+    }
+
+    /// The same request, reading this store.
+    #[must_use]
+    pub fn at(self, store: Option<String>) -> Self {
+        Self { store, ..self }
+    }
+}
+
+/// A number of permits.
+pub struct FairSemaphore {
+    queue: Arc<Mutex<Queue>>,
+}
+
+/// A permit, or a place in the queue for one. Dropping it returns the permit, or leaves the queue.
+pub struct Permit {
+    queue: Arc<Mutex<Queue>>,
+    number: u64,
+}
+
+struct Queue {
+    most: usize,
+    next: u64,
+    /// Each with the number of its request.
+    holders: Vec<(u64, Requester)>,
+    /// Oldest first.
+    waiting: Vec<Waiting>,
+}
+
+struct Waiting {
+    number: u64,
+    requester: Requester,
+    begin: oneshot::Sender<()>,
+}
+
+impl FairSemaphore {
+    pub fn new(most: usize) -> Self {
+        let queue = Queue { most: most.max(1), next: 0, holders: Vec::new(), waiting: Vec::new() };
+        Self { queue: Arc::new(Mutex::new(queue)) }
+    }
+
+    /// Waits for a permit.
+    ///
+    /// Cancel safe: dropping the future leaves the queue.
+    pub async fn acquire(&self, requester: Requester) -> Permit {
+        let (permit, begun) = self.enter(requester);
+        // the sender lives in the queue, which the permit keeps
+        let _ = begun.await;
+        permit
+    }
+
+    fn enter(&self, requester: Requester) -> (Permit, oneshot::Receiver<()>) {
+        let (begin, begun) = oneshot::channel();
+        let mut queue = lock(&self.queue);
+        let number = queue.next;
+        queue.next += 1;
+        queue.waiting.push(Waiting { number, requester, begin });
+        queue.grant_next();
+        drop(queue);
+        (Permit { queue: Arc::clone(&self.queue), number }, begun)
+    }
+}
+
+impl Queue {
+    fn grant_next(&mut self) {
+        while let Some(index) = self.next_index() {
+            let Waiting { number, requester, begin } = self.waiting.remove(index);
+            self.holders.push((number, requester));
+            // a receiver that is gone returns its permit when it is dropped
+            let _ = begin.send(());
+        }
+    }
+
+    fn next_index(&self) -> Option<usize> {
+        if self.holders.len() >= self.most {
+            return None;
+        }
+        let begin = self.waiting.iter().enumerate().filter(|(_, w)| self.may_hold(&w.requester));
+        begin
+            .min_by_key(|(_, w)| (self.of_user(&w.requester), self.of_token(&w.requester), w.number))
+            .map(|(index, _)| index)
+    }
+
+    fn may_hold(&self, requester: &Requester) -> bool {
+        let but = |n: usize| self.most.saturating_sub(n).max(1);
+        self.of_user(requester) < but(1)
+            && self.of_token(requester) < but(2)
+            && self.of_store(requester) < (self.most / 2).max(1)
+    }
+
+    fn count(&self, is: impl Fn(&Requester) -> bool) -> usize {
+        self.holders.iter().filter(|(_, holders)| is(holders)).count()
+    }
+
+    fn of_user(&self, requester: &Requester) -> usize {
+        self.count(|a| a.user == requester.user)
+    }
+
+    fn of_token(&self, requester: &Requester) -> usize {
+        self.count(|a| a.user == requester.user && a.token == requester.token)
+    }
+
+    fn of_store(&self, requester: &Requester) -> usize {
+        self.count(|a| a.store.is_some() && a.store == requester.store)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.queue);
+        queue.waiting.retain(|w| w.number != self.number);
+        queue.holders.retain(|(number, _)| *number != self.number);
+        queue.grant_next();
+    }
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requester(user: &str, token: &str, store: Option<&str>) -> Requester {
+        Requester { user: user.into(), token: Some(token.into()), store: store.map(str::to_owned) }
+    }
+
+    /// A permit that was asked for.
+    struct Asked {
+        permit: Permit,
+        begun: oneshot::Receiver<()>,
+    }
+
+    impl Asked {
+        fn has_begun(&mut self) -> bool {
+            self.begun.try_recv().is_ok()
+        }
+    }
+
+    fn ask(semaphore: &FairSemaphore, requester: Requester) -> Asked {
+        let (permit, begun) = semaphore.enter(requester);
+        Asked { permit, begun }
+    }
+
+    fn begun(asked: &mut [Asked]) -> Vec<bool> {
+        asked.iter_mut().map(Asked::has_begun).collect()
+    }
+
+    #[test]
+    fn whoever_asks_for_much_leaves_something() {
+        let semaphore = FairSemaphore::new(4);
+        let mut first = [0; 5].map(|_| ask(&semaphore, requester("a", "a1", None)));
+        assert_eq!(begun(&mut first), [true, true, false, false, false]);
+        // another token of the user has the third, and another user the last
+        let mut second = [0; 3].map(|_| ask(&semaphore, requester("a", "a2", None)));
+        assert_eq!(begun(&mut second), [true, false, false]);
+        let mut other = ask(&semaphore, requester("b", "b1", None));
+        assert!(other.has_begun());
+        // who has least at work is next, however long the others wait
+        let mut late = ask(&semaphore, requester("c", "c1", None));
+        assert!(!late.has_begun());
+        let [one, _two, mut third, ..] = first;
+        drop(one);
+        assert!(late.has_begun() && begun(&mut second[1..]) == [false, false]);
+        // and the last one stays free, though others of theirs wait
+        drop((other.permit, late.permit));
+        assert!(third.has_begun() && begun(&mut second[1..]) == [false, false]);
+    }
+
+    #[test]
+    fn one_place_does_not_hold_up_the_others() {
+        let semaphore = FairSemaphore::new(4);
+        let mut hanging = ["a", "b", "c"].map(|user| ask(&semaphore, requester(user, "t", Some("s3://hangs"))));
+        assert_eq!(begun(&mut hanging), [true, true, false]);
+        let mut others = ["s3://b", "s3://c"].map(|place| ask(&semaphore, requester("c", "t", Some(place))));
+        assert_eq!(begun(&mut others), [true, true]);
+        drop(hanging);
+    }
+
+    #[test]
+    fn one_turn_goes_from_user_to_user() {
+        let semaphore = FairSemaphore::new(1);
+        let mut asked = ["a", "a", "a", "b"].map(|user| ask(&semaphore, requester(user, "t", Some("s3://a"))));
+        assert_eq!(begun(&mut asked), [true, false, false, false]);
+        let [first, mut second, third, mut other] = asked;
+        drop(first);
+        // equal shares: who came first
+        assert!(second.has_begun() && !other.has_begun());
+        // whoever goes while they wait is out of the queue
+        drop(third);
+        drop(second);
+        assert!(other.has_begun());
+        drop(other);
+        let queue = lock(&semaphore.queue);
+        assert!(queue.holders.is_empty() && queue.waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_is_not_waited_for_any_more_is_given_on() {
+        let semaphore = FairSemaphore::new(1);
+        let first = semaphore.acquire(requester("a", "t", None)).await;
+        let waits =
+            tokio::time::timeout(std::time::Duration::from_millis(1), semaphore.acquire(requester("b", "t", None)));
+        assert!(waits.await.is_err());
+        drop(first);
+        drop(semaphore.acquire(requester("c", "t", None)).await);
+    }
+}
