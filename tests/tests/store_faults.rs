@@ -30,7 +30,7 @@ fn many_splits(prefix: &str) -> Value {
             "output": {"path": format!("s3://shards/{prefix}")},
             "engine": {"parallel_splits": 4},
             "storage": {"retry": {
-                "max_attempts": 60, "longest_seconds": 120, "first_backoff_milliseconds": 2,
+                "max_attempts": 1_000, "longest_seconds": 120, "first_backoff_milliseconds": 2,
                 "largest_backoff_milliseconds": 200, "request_timeout_seconds": 10
             }}
         }),

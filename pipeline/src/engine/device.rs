@@ -15,7 +15,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -103,18 +103,20 @@ impl Drop for Owner {
     }
 }
 
-/// Whether a device is lost, and whether that was told.
+/// Why a device is lost, if it is, and whether that was reported.
 #[derive(Debug, Default)]
 struct Loss {
-    is_lost: AtomicBool,
+    reason: OnceLock<String>,
     is_told: AtomicBool,
 }
 
 impl Loss {
     /// Looks whether an error is that of a device that is of no use any more.
     fn note(&self, error: &OperatorError) {
-        let lost = matches!(error, OperatorError::Teacher(TeacherError::Gpu(GpuError::Failed { lost: true, .. })));
-        self.is_lost.fetch_or(lost, Ordering::Relaxed);
+        if matches!(error, OperatorError::Teacher(TeacherError::Gpu(GpuError::Failed { lost: true, .. }))) {
+            // the first error is the cause
+            let _ = self.reason.set(error.to_string());
+        }
     }
 }
 
@@ -167,7 +169,12 @@ impl DeviceQueue {
 
     /// Whether the device is of no use any more.
     pub fn is_lost(&self) -> bool {
-        self.loss.is_lost.load(Ordering::Relaxed)
+        self.lost_because().is_some()
+    }
+
+    /// The error by which the device was lost.
+    pub fn lost_because(&self) -> Option<&str> {
+        self.loss.reason.get().map(String::as_str)
     }
 
     /// The device's name, once, when it was lost.

@@ -106,8 +106,13 @@ impl JobResources {
     /// The device that serves a partition: a split per device in turn, among those that are there still.
     pub(super) fn device_of(&self, partition: usize) -> Result<DeviceQueue, OperatorError> {
         let there: Vec<&DeviceQueue> = self.devices.iter().filter(|device| !device.is_lost()).collect();
-        let message = if self.devices.is_empty() { "needs a teacher" } else { "every device is lost" };
-        let none = || OperatorError::Config { operator: "extract", message: message.into() };
+        let none = || {
+            let message = match self.devices.iter().find_map(|device| device.lost_because()) {
+                Some(reason) => format!("every device is lost: {reason}"),
+                None => "needs a teacher".into(),
+            };
+            OperatorError::Config { operator: "extract", message }
+        };
         let at = partition.checked_rem(there.len()).ok_or_else(none)?;
         there.get(at).map(|device| DeviceQueue::clone(device)).ok_or_else(none)
     }
