@@ -1,8 +1,7 @@
-//! What is done and said where the address space of this process is limited: by `ulimit -v`, by a batch system, or by
-//! `capacity.worker_gigabytes` of a service.
+//! Limits on the address space of this process: `ulimit -v`, a batch system's, or `capacity.worker_gigabytes` of a service.
 //!
-//! A limit below [`floor`] is refused at once. Above it a job may still need more than there is: Rust's allocator ends the process then, and
-//! what stands behind its line says why.
+//! Verbs that work on data refuse a limit below [`floor`]. Above it a job may still need more memory than there is: Rust's allocator aborts the
+//! process then, and a line after its own says which limit was too low.
 
 use std::io;
 use std::num::NonZero;
@@ -16,19 +15,19 @@ const BYTES_PER_PROCESSOR: u64 = 4_000_000;
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 2;
 
-/// What the end of the process says.
+/// The line that an abort writes.
 static SAYS: OnceLock<String> = OnceLock::new();
 
-/// The least that a process of this machine works with.
+/// The lowest limit that a process works with on this machine.
 fn floor() -> u64 {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get) as u64;
     PROGRAM_BYTES + BYTES_PER_PROCESSOR * processors
 }
 
-/// Makes do with what this process may have, and refuses what is too little.
+/// Adapts the allocator to the limit of this process, if it has one.
 ///
 /// # Errors
-/// What it has, and what it needs.
+/// When the limit is below [`floor`]: the limit, and what is valid.
 pub fn check() -> Result<(), String> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the struct lives through the call, which only writes it.
@@ -44,7 +43,7 @@ pub fn check() -> Result<(), String> {
             floor.div_ceil(1024)
         ));
     }
-    make_do(format!("the address space of this process is limited to {} kB (ulimit -v)", bytes / 1024));
+    adapt(format!("the address space of this process is limited to {} kB (ulimit -v)", bytes / 1024));
     Ok(())
 }
 
@@ -58,11 +57,11 @@ pub fn limit(bytes: u64) -> io::Result<()> {
     if unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    make_do(format!("the address space of this process is limited to {bytes} bytes"));
+    adapt(format!("the address space of this process is limited to {bytes} bytes"));
     Ok(())
 }
 
-fn make_do(limited: String) {
+fn adapt(limited: String) {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes numbers of the allocator alone.
     unsafe {

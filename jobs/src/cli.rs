@@ -10,6 +10,7 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 
 use stillhouse_schemas::problems::Problems;
 
+use crate::address_space;
 use crate::printer::{Color, Printer};
 use crate::verbs::signals::StopSignal;
 use crate::verbs::{
@@ -104,6 +105,11 @@ impl Verb {
             Self::Scheduler(_) | Self::Executor(_) => (serve::LogFormat::Text, "warn,stillhouse_cluster=info"),
             _ => (serve::LogFormat::Text, "error"),
         }
+    }
+
+    /// Whether the verb neither reads data sets nor starts workers, and so needs little memory.
+    fn is_light(&self) -> bool {
+        matches!(self, Self::Submit(_) | Self::Jobs(_) | Self::Token(_) | Self::Schema(_) | Self::Completions(_))
     }
 
     fn call(self, printer: &Arc<Printer>) -> Result<(), Failure> {
@@ -235,7 +241,8 @@ pub fn main() -> ExitCode {
     let (format, level) = cli.verb.log(std::io::stderr().is_terminal());
     crate::verbs::log_to(&printer, format, level);
     let json = cli.verb.json();
-    match crate::address_space::check().map_err(Failure::System).and_then(|()| cli.verb.call(&printer)) {
+    let enough = if cli.verb.is_light() { Ok(()) } else { address_space::check().map_err(Failure::System) };
+    match enough.and_then(|()| cli.verb.call(&printer)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(json, &printer);

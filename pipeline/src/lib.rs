@@ -1,4 +1,5 @@
-//! The pipeline: corpus readers, planning, the local engine, shards, commit and resume, reading back and verifying.
+//! The pipeline: planning, the local engine, shards, appending, reading back and verifying. Readers of input ([`source`]), outputs with their
+//! commits ([`output`]), the hub and errors are crates below it, under the names that they have here.
 //!
 //! ```text
 //!   job.yaml ─► job::prepare ─► plan::plan ─► run::run ─► output folder ─► dataset, inspect, verify
@@ -6,7 +7,7 @@
 //!                engine: SplitsExec ─► OperatorExec … ─► ShardSinkExec (shard, output)
 //! ```
 //!
-//! All I/O lives here; operators are pure. A split is pulled batch by batch ([`engine`]), so memory is
+//! All I/O is in this crate and those below it; operators are pure. A split is pulled batch by batch ([`engine`]), so memory is
 //! bounded by the configuration: batches in flight, one row group per split at work, the teacher.
 
 pub mod acceptance;
@@ -28,8 +29,6 @@ pub mod inputs;
 pub mod inspect;
 pub mod job;
 pub mod job_diff;
-#[cfg(test)]
-mod module_graph;
 pub(crate) mod node_metrics;
 pub mod operators;
 pub mod plan;
@@ -44,6 +43,8 @@ pub mod shard;
 pub(crate) mod stage_state;
 pub mod stall;
 pub(crate) mod teacher;
+#[cfg(test)]
+mod tests;
 pub mod verify;
 
 pub use stillhouse_base::{error, events, file_state, path_expansion, source_error, storage};

@@ -15,7 +15,7 @@ use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation};
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::identity::{self, JobHash, PlannedFile, Stamp};
+use crate::identity::{JobHash, PlannedFile, Stamp};
 use crate::job::Prepared;
 use crate::job::query_input;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
@@ -196,8 +196,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         "teacher": {"sha256": teacher, "device": device},
     });
     let files = planned_files(&prepared.files);
-    let hash = identity::hash_of(&identity, &files, &[]);
-    let hash = JobHash { hash, tokenizer, teacher, identity, files, appended: Vec::new(), stamps };
+    let hash = JobHash { tokenizer, teacher, stamps, ..JobHash::of_identity(identity, files) };
     hash.teacher_is_still()?;
     Ok(hash)
 }

@@ -25,12 +25,13 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::finish;
 use crate::identity::JobHash;
+use crate::inputs::find;
 use crate::job::{Prepared, blocking};
 use crate::job_diff::differences;
 use crate::output::commands::derive_command;
-use crate::output::{Lock, MANIFEST, Output, PLAN, SUCCESS};
+use crate::output::{Found, Lock, MANIFEST, Output, PLAN, SUCCESS};
 use crate::plan;
-use crate::run::{Job, Stop, planned, release};
+use crate::run::{Job, Stop, finish_begun, planned, release};
 
 /// Makes what is missing or damaged in a data set again, and nothing else.
 ///
@@ -115,7 +116,20 @@ async fn repair_locked(
         done.rewritten.push(PLAN.into());
     }
     let truth = mend_records(output, &hash, manifest.as_ref(), &mut done).await?;
-    if manifest.is_none() && !has_grown && !output.exists(SUCCESS).await? {
+    if manifest.is_none() && !output.exists(SUCCESS).await? {
+        if has_grown {
+            let message =
+                "is not there: the job was not finished. It is finished with the files that it was begun with";
+            done.damages.push(Damage { name: MANIFEST.into(), message: message.into(), split: None });
+            done.rewritten.push(MANIFEST.into());
+            // as a run does: what was read of the old files is compared with them as they are now
+            let there = match find(&prepared, &hash, output, &observer).await? {
+                Found::Resumable { done, unsettled } => (done, unsettled),
+                Found::Nothing | Found::Complete => return Ok(done),
+            };
+            finish_begun(prepared, hash, output, there, observer, (began, stop)).await?;
+            return Ok(done);
+        }
         if done.damages.is_empty() {
             let message =
                 format!("{output}: the job is not finished and its state is sound; `stillhouse run` goes on with it");

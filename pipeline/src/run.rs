@@ -46,7 +46,7 @@ use crate::identity::JobHash;
 use crate::inputs::find;
 use crate::job::{Prepared, blocking, chain};
 use crate::job_diff::differences;
-use crate::output::{self, Found, Output, PlanRecord};
+use crate::output::{self, CommitRecord, Found, Output, PlanRecord};
 use crate::plan;
 use crate::query_rows;
 use crate::run::awaited::Awaited;
@@ -153,7 +153,7 @@ async fn run_locked(
         output.remove().await?;
         found = output.look(&hash.hash).await;
     }
-    let done = match found? {
+    let there = match found? {
         Found::Complete => {
             let manifest = finish::manifest_of(output).await?;
             let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
@@ -165,16 +165,27 @@ async fn run_locked(
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
             return Ok(Ran::default());
         }
-        Found::Nothing => {
-            output.recover(Vec::new()).await?;
-            BTreeMap::new()
-        }
-        Found::Resumable { mut done, unsettled } => {
-            done.extend(output.recover(unsettled).await?);
-            done
-        }
+        Found::Nothing => (BTreeMap::new(), Vec::new()),
+        Found::Resumable { done, unsettled } => (done, unsettled),
     };
-    let job = Job::start(prepared, hash, output.clone(), done, Arc::clone(&observer)).await?;
+    finish_begun(prepared, hash, output, there, observer, (began, stop)).await
+}
+
+/// Makes the splits that are missing, and finishes the data set. `done` are the committed shards, `unsettled` the commits whose shard is not
+/// visible; the caller holds the lock and has found both by [`find`].
+///
+/// # Errors
+/// As [`run`].
+pub(crate) async fn finish_begun(
+    prepared: Arc<Prepared>,
+    hash: JobHash,
+    output: &Output,
+    (mut done, unsettled): (BTreeMap<SplitId, ShardRecord>, Vec<CommitRecord>),
+    observer: Arc<dyn Observer>,
+    (began, stop): (Instant, &Stop),
+) -> Result<Ran> {
+    done.extend(output.recover(unsettled).await?);
+    let job = Job::start(prepared, hash, output.clone(), done, observer).await?;
     job.stopped_by(stop).run_pending(began).await?.finish(began).await
 }
 

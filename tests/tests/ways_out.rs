@@ -211,3 +211,28 @@ fn a_repair_never_mixes_two_inputs() {
     assert!(kept.clone().all(|(name, sha)| after.get(name) == Some(sha)));
     scratch.stillhouse(&VERIFY).expect(0);
 }
+
+#[test]
+fn a_job_is_not_finished_with_a_file_that_has_changed() {
+    let scratch = scratch(&small());
+    let (_, unfinished) = DAMAGES.iter().find(|(name, _)| *name == "not finished").unwrap();
+    unfinished(&scratch.path("out"));
+    let committed = stillhouse_tests::shards(&scratch.path("out"));
+    // as many bytes as before, and other words
+    let text = fs::read_to_string(scratch.path("in/m.jsonl")).unwrap();
+    let changed = text.replace(" the ", " tho ");
+    assert_ne!(changed, text);
+    scratch.write("in/m.jsonl", &changed);
+    grow(&scratch);
+    scratch.job("job.yaml", &small());
+    scratch.stillhouse(&REPAIR).expect(2).says(&["in/m.jsonl", "put the file back as it was"]);
+    assert!(!scratch.path("out/_SUCCESS").exists());
+    assert_eq!(stillhouse_tests::shards(&scratch.path("out")), committed);
+    // put back, it is finished with the old files alone
+    scratch.write("in/m.jsonl", &text);
+    let repaired = scratch.stillhouse(&REPAIR).expect(0);
+    assert!(repaired.stdout.contains("finished with the files that it was begun with"), "{}", repaired.stdout);
+    scratch.stillhouse(&VERIFY).expect(0);
+    scratch.stillhouse(&APPEND).expect(0);
+    scratch.stillhouse(&VERIFY).expect(0);
+}

@@ -6,8 +6,8 @@
 //!                                    └─ a trial write a second ─┴─► what running jobs report waits, and is stored afterwards
 //! ```
 //!
-//! A file beside the database keeps some room for what must not wait: opening the database, and a cancel. It is removed for these, and made
-//! again once there is room.
+//! The file `reserve` beside the database keeps 256 KiB for what must work on a full disk: opening the database, and storing a cancel. These
+//! remove it; it is made again once there is room.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl Known {
     }
 }
 
-/// The file that keeps room.
+/// The file that reserves space.
 #[derive(Debug)]
 pub struct Reserve(PathBuf);
 
@@ -44,7 +44,7 @@ pub struct Reserve(PathBuf);
 const RESERVE_BYTES: usize = 256 << 10;
 
 impl Reserve {
-    /// That of a data folder.
+    /// The reserve of a data folder.
     pub fn of(folder: &Path) -> Self {
         Self(folder.join("reserve"))
     }
@@ -68,7 +68,7 @@ impl Reserve {
         written
     }
 
-    /// Removes it; whether there is room now that was not there before.
+    /// Removes the file; returns whether that freed space.
     #[expect(
         clippy::disallowed_methods,
         reason = "called where the database is written, which waits for the disk as well"

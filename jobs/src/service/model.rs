@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
-use stillhouse_pipeline::events::WentIn;
+use stillhouse_pipeline::events::{StageProgress, WentIn};
 use utoipa::ToSchema;
 
 /// Milliseconds since 1970, as SQLite keeps them; RFC 3339 in every answer.
@@ -279,6 +279,12 @@ pub struct StageView {
     pub rows: u64,
     /// Seconds of its own work, summed over splits.
     pub seconds: f64,
+}
+
+impl From<&StageProgress> for StageView {
+    fn from(stage: &StageProgress) -> Self {
+        Self { name: stage.name.clone(), rows: stage.rows, seconds: stage.busy_seconds }
+    }
 }
 
 /// Counters of the attempt that runs, or of the last one.

@@ -1,5 +1,7 @@
 //! How an attempt ended, and what that makes of its job.
 
+use std::time::Duration;
+
 use super::config::Retry;
 use super::model::{Failure, FailureKind, FieldProblem, JobState, Time};
 use super::store::jobs::Task;
@@ -43,6 +45,12 @@ impl Outcome {
             )),
             None => Self::Crashed("the worker could not allocate memory: the machine had none left".into()),
         }
+    }
+
+    /// A worker that took longer than its job may.
+    pub fn over_time_limit(limit: Duration) -> Self {
+        let hours = limit.as_secs_f64() / 3600.0;
+        Self::OverLimit(format!("took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()))
     }
 
     /// For figures and the record of the attempt.

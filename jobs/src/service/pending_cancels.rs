@@ -1,4 +1,4 @@
-//! PendingCancels that the database has no room for yet.
+//! Cancels that the database has no room for yet.
 //!
 //! ```text
 //!   cancel ─► stored ─────────────────────────────► the worker is stopped
@@ -44,7 +44,7 @@ impl PendingCancels {
     }
 }
 
-/// PendingCancels a job that is not over; gives it as it is then.
+/// Cancels a job that is not over; returns the job as it is then.
 ///
 /// # Errors
 /// [`StoreError::NoJob`], [`StoreError::WrongState`]; never for want of room.
@@ -59,6 +59,9 @@ pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
     }
     let found = id.clone();
     let mut job = service.store.read(move |c| jobs::get(c, &found)).await?;
+    if job.state.is_final() {
+        return Err(StoreError::WrongState { state: job.state, valid: jobs::CANCELLABLE });
+    }
     // as where there is room, the first cancel counts
     service.pending_cancels.lock().entry(id).or_insert(cancel);
     service.running.stop(&job.id, job.attempt, Stop::Cancel);

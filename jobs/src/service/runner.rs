@@ -267,7 +267,7 @@ impl Attempt {
                 },
                 _ = again.tick(), if !self.waiting.is_empty() => self.store_waiting().await,
                 why = stop_requested(&mut stop), if stopping.is_none() => reason = Some(stopped_by(why)),
-                () = &mut deadline, if stopping.is_none() => reason = Some(over_time_limit(limit)),
+                () = &mut deadline, if stopping.is_none() => reason = Some(Outcome::over_time_limit(limit)),
                 // what it started may have outlived it, and hold its pipes
                 _ = look.tick(), if self.waiting.is_empty() && worker.has_ended() => {
                     worker.kill();
@@ -441,7 +441,7 @@ impl Attempt {
             bytes: self.bytes_before + self.bytes,
             tokens_per_second,
             seconds_left,
-            stages: stages(&now),
+            stages: now.stages.iter().map(StageView::from).collect(),
         });
         self.last = now;
         if self.last_report.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
@@ -535,10 +535,10 @@ impl Attempt {
                 // it was an earlier attempt that somebody cancelled
                 to = JobState::Queued;
             } else if let Some(failure) = &next.failure {
-                jobs::fail_attempt(t, whose.seq, failure, next.not_before)?;
+                attempts::fail(t, whose.seq, failure, next.not_before)?;
             } else if let Some(not_before) = next.not_before {
-                jobs::wait_until(t, whose.seq, not_before)?;
-            } else if to == JobState::Queued && jobs::count_interruption(t, whose.seq)? > interruptions {
+                attempts::wait_until(t, whose.seq, not_before)?;
+            } else if to == JobState::Queued && attempts::count_interruption(t, whose.seq)? > interruptions {
                 to = JobState::Failed;
                 reason = Some(format!("the service was stopped in each of {interruptions} attempts"));
             }
@@ -566,11 +566,6 @@ fn bounded(event: &Event) -> Option<(Event, Value)> {
     Some((event, data))
 }
 
-fn over_time_limit(limit: Duration) -> Outcome {
-    let hours = limit.as_secs_f64() / 3600.0;
-    Outcome::OverLimit(format!("took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()))
-}
-
 /// How a worker ended whose pipes are closed: it is at its end, or stuck there and killed.
 async fn end_of(worker: Worker) -> Result<Exit, String> {
     for _ in 0..100 {
@@ -594,13 +589,4 @@ async fn stop_requested(stop: &mut watch::Receiver<Stop>) -> Stop {
 
 fn stopped_by(why: Stop) -> Outcome {
     if why == Stop::Cancel { Outcome::Cancelled } else { Outcome::Interrupted }
-}
-
-fn stages(progress: &Progress) -> Vec<StageView> {
-    let view = |s: &stillhouse_pipeline::events::StageProgress| StageView {
-        name: s.name.clone(),
-        rows: s.rows,
-        seconds: s.busy_seconds,
-    };
-    progress.stages.iter().map(view).collect()
 }

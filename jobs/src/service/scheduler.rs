@@ -301,7 +301,7 @@ async fn end_leftover(service: &Arc<Service>, job: i64) -> Result<JobId> {
         let reason = "the service was killed";
         attempts::end(t, whose.seq, "interrupted", Some(reason), now)?;
         match state {
-            JobState::Running if jobs::count_interruption(t, whose.seq)? > most => {
+            JobState::Running if attempts::count_interruption(t, whose.seq)? > most => {
                 let reason = format!("the service was stopped in each of {most} attempts");
                 jobs::transition(t, &whose, state, JobState::Failed, Some(&reason), now, appended)?;
             }

@@ -33,7 +33,7 @@ pub struct JobHash {
 }
 
 impl JobHash {
-    /// The hash of an identity and its files alone.
+    /// The hash of an identity and its files, with nothing appended; of tokenizer and teacher it keeps nothing.
     pub fn of_identity(identity: Value, files: Vec<PlannedFile>) -> Self {
         let hash = hash_of(&identity, &files, &[]);
         let (tokenizer, teacher, appended, stamps) = (String::new(), BTreeMap::new(), Vec::new(), Vec::new());

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_for_much_leaves_something() {
+    fn no_user_and_no_token_holds_every_permit() {
         let semaphore = FairSemaphore::new(4);
         let mut first = [0; 5].map(|_| ask(&semaphore, requester("a", "a1", None)));
         assert_eq!(begun(&mut first), [true, true, false, false, false]);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_does_not_hold_up_the_others() {
+    fn one_store_does_not_block_the_others() {
         let semaphore = FairSemaphore::new(4);
         let mut hanging = ["a", "b", "c"].map(|user| ask(&semaphore, requester(user, "t", Some("s3://hangs"))));
         assert_eq!(begun(&mut hanging), [true, true, false]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn one_turn_goes_from_user_to_user() {
+    fn a_single_permit_goes_from_user_to_user() {
         let semaphore = FairSemaphore::new(1);
         let mut asked = ["a", "a", "a", "b"].map(|user| ask(&semaphore, requester(user, "t", Some("s3://a"))));
         assert_eq!(begun(&mut asked), [true, false, false, false]);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_turn_that_is_not_waited_for_any_more_is_given_on() {
+    async fn a_request_that_is_dropped_leaves_the_queue() {
         let semaphore = FairSemaphore::new(1);
         let first = semaphore.acquire(requester("a", "t", None)).await;
         let waits =

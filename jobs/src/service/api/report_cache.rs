@@ -1,6 +1,6 @@
 //! A cache of reports and manifests, so that repeated and concurrent requests share one worker.
 //!
-//! The key holds the job, so an answer never shows another job's data set. An entry expires after [`TIME_TO_LIVE`]: a run outside of this service may
+//! The key holds the job, so an answer never shows another job's data set. An entry expires after five seconds: a run outside of this service may
 //! overwrite the data set. It also expires when an attempt at any job begins or ends, because that attempt may write to the same output.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::problem::Answer;
 use crate::service::model::JobId;
 
 /// Age at which an entry expires.
-pub const TIME_TO_LIVE: Duration = Duration::from_secs(5);
+const TIME_TO_LIVE: Duration = Duration::from_secs(5);
 /// Size of the cache; one entry may fill it.
 const MOST_BYTES: u64 = 64 << 20;
 

@@ -2,8 +2,8 @@
 
 use rusqlite::{Connection, params};
 
-use super::Result;
-use crate::service::model::Time;
+use super::{Result, damaged};
+use crate::service::model::{Failure, Time};
 
 /// An attempt that nobody has closed.
 #[derive(Debug, Clone)]
@@ -36,6 +36,27 @@ pub fn end(connection: &Connection, job: i64, outcome: &str, reason: Option<&str
         .prepare_cached("UPDATE attempts SET ended_at = ?, outcome = ?, reason = ? WHERE job = ? AND ended_at IS NULL")?
         .execute(params![now.0, outcome, reason, job])?;
     Ok(())
+}
+
+/// Counts a failed attempt at a job, with its failure and the time of the next one.
+pub fn fail(connection: &Connection, seq: i64, failure: &Failure, not_before: Option<Time>) -> Result<()> {
+    let text = serde_json::to_string(failure).map_err(damaged)?;
+    connection
+        .prepare_cached("UPDATE jobs SET failures = failures + 1, failure = ?, not_before = ? WHERE seq = ?")?
+        .execute(params![text, not_before.map(|t| t.0), seq])?;
+    Ok(())
+}
+
+/// Sets the time of the next attempt at a job that waits for another run. This counts no failure.
+pub fn wait_until(connection: &Connection, seq: i64, not_before: Time) -> Result<()> {
+    connection.prepare_cached("UPDATE jobs SET not_before = ? WHERE seq = ?")?.execute(params![not_before.0, seq])?;
+    Ok(())
+}
+
+/// Counts a start that was lost with the service; gives how many there were.
+pub fn count_interruption(connection: &Connection, seq: i64) -> Result<u32> {
+    let sql = "UPDATE jobs SET interruptions = interruptions + 1 WHERE seq = ? RETURNING interruptions";
+    Ok(connection.prepare_cached(sql)?.query_row([seq], |row| row.get(0))?)
 }
 
 /// Attempts without an end.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::events::{self, Whose};
 use super::{Result, StoreError, attempts, damaged};
-use crate::service::model::{Device, EventType, EventView, Failure, Job, JobId, JobState, ResultView, Slot, Time};
+use crate::service::model::{Device, EventType, EventView, Job, JobId, JobState, ResultView, Slot, Time};
 
 /// A job as it comes in.
 #[derive(Debug, Clone)]
@@ -509,27 +509,6 @@ pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> 
     Ok(())
 }
 
-/// Notes a failed attempt.
-pub fn fail_attempt(connection: &Connection, seq: i64, failure: &Failure, not_before: Option<Time>) -> Result<()> {
-    let text = serde_json::to_string(failure).map_err(damaged)?;
-    connection
-        .prepare_cached("UPDATE jobs SET failures = failures + 1, failure = ?, not_before = ? WHERE seq = ?")?
-        .execute(params![text, not_before.map(|t| t.0), seq])?;
-    Ok(())
-}
-
-/// Notes when a job that waits for another run is looked at again; that is no failure of its.
-pub fn wait_until(connection: &Connection, seq: i64, not_before: Time) -> Result<()> {
-    connection.prepare_cached("UPDATE jobs SET not_before = ? WHERE seq = ?")?.execute(params![not_before.0, seq])?;
-    Ok(())
-}
-
-/// Counts a start that was lost with the service; gives how many there were.
-pub fn count_interruption(connection: &Connection, seq: i64) -> Result<u32> {
-    let sql = "UPDATE jobs SET interruptions = interruptions + 1 WHERE seq = ? RETURNING interruptions";
-    Ok(connection.prepare_cached(sql)?.query_row([seq], |row| row.get(0))?)
-}
-
 /// Makes a failed or cancelled job wait for a slot again, as if newly submitted.
 pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
@@ -545,6 +524,9 @@ pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended:
         .execute(params![now.0, whose.seq])?;
     get(connection, id)
 }
+
+/// The states that a cancel changes.
+pub const CANCELLABLE: &str = "queued, running or retrying";
 
 /// Why a job is cancelled.
 pub fn cancelled_by(user: &str) -> String {
@@ -564,7 +546,7 @@ pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended
         }
         // asked again: it is on its way
         JobState::Cancelling => {}
-        state => return Err(StoreError::WrongState { state, valid: "queued, running or retrying" }),
+        state => return Err(StoreError::WrongState { state, valid: CANCELLABLE }),
     }
     get(connection, id)
 }

@@ -118,13 +118,13 @@ impl Store {
     /// # Errors
     /// When the file cannot be opened, or was written by a newer program.
     pub fn open(folder: &Path) -> Result<Arc<Self>> {
-        match Self::open_with(folder, Reserve::of(folder)) {
-            Err(StoreError::NoRoom(_)) if Reserve::of(folder).give() => Self::open_with(folder, Reserve::of(folder)),
+        match Self::open_once(folder) {
+            Err(StoreError::NoRoom(_)) if Reserve::of(folder).give() => Self::open_once(folder),
             opened => opened,
         }
     }
 
-    fn open_with(folder: &Path, reserve: Reserve) -> Result<Arc<Self>> {
+    fn open_once(folder: &Path) -> Result<Arc<Self>> {
         let path = folder.join(FILE);
         let mut writer = connect(&path, OpenFlags::default())?;
         writer.pragma_update(None, "journal_mode", "wal")?;
@@ -138,7 +138,7 @@ impl Store {
             reader_back: Condvar::new(),
             bus: broadcast::channel(BUS).0,
             room: Room::default(),
-            reserve,
+            reserve: Reserve::of(folder),
             corrupt: AtomicBool::new(false),
         }))
     }

@@ -123,7 +123,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     take(&store, &[Slot::Cpu], 1).unwrap();
     let failure = Failure { kind: FailureKind::Machine, message: "crashed".into(), problems: Vec::new() };
     let seq = store.read_now(|c| jobs::whose(c, &id)).unwrap().0.seq;
-    store.write_now(|t, _| jobs::fail_attempt(t, seq, &failure, Some(Time(500)))).unwrap();
+    store.write_now(|t, _| attempts::fail(t, seq, &failure, Some(Time(500)))).unwrap();
     end(&store, &id, JobState::Retrying, 2);
     let job = get(&store, &id);
     assert_eq!((job.state, job.failures, job.not_before), (JobState::Retrying, 1, Some(Time(500))));
