@@ -29,7 +29,7 @@ use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use stillhouse_pipeline::driver::{Driver, EventSink, SplitTask, Step, Work};
+use stillhouse_pipeline::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::output::{AtWork, Warning};
 use stillhouse_schemas::ids::SplitId;
@@ -83,13 +83,13 @@ pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
 }
 
 impl Driver for Cluster {
-    fn drive<'a>(&'a self, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
+    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
         async move {
             if work.splits.is_empty() {
                 return Ok(());
             }
             is_wanted(work)?;
-            let mut submitted = self.submit(work).await?;
+            let mut submitted = self.submit(spec, work).await?;
             let ended = submitted.watch(work, tell).await;
             if ended.is_err() {
                 work.stop.store(true, Ordering::Relaxed);
@@ -129,12 +129,12 @@ struct Submitted<'a> {
 }
 
 impl Cluster {
-    async fn submit(&self, work: &Work) -> Result<Submitted<'_>> {
+    async fn submit(&self, spec: &TaskSpec, work: &Work) -> Result<Submitted<'_>> {
         let channel = self.scheduler.connect(&self.token).await?;
         let client = SchedulerGrpcClient::new(channel);
         let mut client =
             client.max_encoding_message_size(wire::LARGEST_MESSAGE).max_decoding_message_size(wire::LARGEST_MESSAGE);
-        let plan = self.plan(work).map_err(PipelineError::of_plan)?;
+        let plan = self.plan(spec, work).map_err(PipelineError::of_plan)?;
         let setting = |key: &str, value: &str| KeyValuePair { key: key.into(), value: Some(value.into()) };
         let (session, operation) = (uuid::Uuid::new_v4().to_string(), uuid::Uuid::new_v4().to_string());
         let query = ExecuteQueryParams {
@@ -144,7 +144,7 @@ impl Cluster {
                 setting("ballista.scheduler.max_partitions_per_task", "1"),
                 // there is nothing to adapt
                 setting(BALLISTA_ADAPTIVE_PLANNER_ENABLED, "false"),
-                setting(BALLISTA_JOB_NAME, &work.order.ticket.job_hash),
+                setting(BALLISTA_JOB_NAME, &spec.ticket.job_hash),
             ],
             session_id: session,
             operation_id: operation,
@@ -161,10 +161,10 @@ impl Cluster {
         }
     }
 
-    fn plan(&self, work: &Work) -> Result<Vec<u8>, DataFusionError> {
+    fn plan(&self, spec: &TaskSpec, work: &Work) -> Result<Vec<u8>, DataFusionError> {
         let other = |e: String| DataFusionError::Internal(e);
-        let bytes = order::to_bytes(&work.order, &self.token).map_err(other)?;
-        let job = Job { bytes, order: work.order.clone(), token: self.token.clone(), place: None };
+        let bytes = order::to_bytes(spec, &self.token).map_err(other)?;
+        let job = Job { bytes, order: spec.clone(), token: self.token.clone(), place: None };
         let plan = node::plan(job, &work.splits)?;
         let codec = Codec::new(self.token.clone(), None);
         let mut encoded = Vec::new();
@@ -480,8 +480,8 @@ mod tests {
     }
 
     fn work(folder: &std::path::Path, splits: Vec<SplitTask>) -> Work {
-        let (order, output) = (order::tests::order(), Output::on_disk(folder).unwrap());
-        Work { order, splits, output, stop: Arc::default() }
+        let output = Output::on_disk(folder).unwrap();
+        Work { splits, output, stop: Arc::default() }
     }
 
     /// As if so long had passed.

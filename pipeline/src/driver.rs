@@ -1,9 +1,9 @@
-//! Who drives the partitions of a job's plan: this process, or others that work for it.
+//! How other processes make the splits of a run.
 //!
 //! ```text
-//!   run ── Work: order, splits, output ──► Driver ─► every split: made, committed under the run's own lock or lease
-//!    ▲                                       │
-//!    └────── Step: begun, made, warning ─────┘
+//!   run ── TaskSpec, Work: splits, output ──► Driver ─► every split: made, committed under the run's own lock or lease
+//!    ▲                                          │
+//!    └───────── Step: begun, made, warning ─────┘
 //! ```
 //!
 //! The run plans, holds the output, and writes the manifest; whoever drives makes shards and commits them ([`crate::output::Ticket`]). So what
@@ -55,8 +55,6 @@ pub struct SplitTask {
 
 /// The splits of a run that are to be made.
 pub struct Work {
-    /// The job.
-    pub order: TaskSpec,
     /// The splits, in order: those of holdouts first.
     pub splits: Vec<SplitTask>,
     /// Where the shards go.
@@ -88,10 +86,10 @@ pub enum Step {
 /// Takes what happens; an error where the run is to stop for it.
 pub type EventSink<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
 
-/// Makes the splits of runs.
+/// Makes the splits of a run in other processes.
 pub trait Driver: Send + Sync {
     /// Makes every split. Back when all are made, or when none will be begun any more after a failure.
-    fn drive<'a>(&'a self, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
+    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
 }
 
 /// Opens the driver of a cluster that a job names.

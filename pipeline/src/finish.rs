@@ -8,6 +8,7 @@ use stillhouse_operators::operator::documents_schema;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::{FORMAT_VERSION, SHAPE};
+use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{
     ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherArithmetic, TeacherRecord,
     TokenizerRecord, Totals,
@@ -34,19 +35,8 @@ pub fn manifest(
     splits: Vec<SplitRecord>,
     shards: Vec<ShardRecord>,
 ) -> Result<Manifest> {
-    let mut statistics = Statistics::default();
-    let mut totals: BTreeMap<String, Totals> = BTreeMap::new();
-    for shard in &shards {
-        statistics.add(&shard.statistics);
-        let total = totals.entry(shard.dataset_split.clone()).or_default();
-        total.shards += 1;
-        total.rows += shard.rows;
-        total.tokens += shard.tokens;
-        total.bytes += shard.bytes;
-    }
+    let (statistics, totals) = sums(&shards);
     let spec = &prepared.spec;
-    let subtokens = prepared.operators.iter().find_map(|o| o.config::<SubtokensConfig>());
-    let subtokens = subtokens.map(|c| SubtokenRecord { base: c.base, length: c.length as u32 });
     Ok(Manifest {
         format_version: FORMAT_VERSION,
         job: spec.clone(),
@@ -65,8 +55,8 @@ pub fn manifest(
         }),
         vocab_size: prepared.vocab_size as u64,
         noise_seed: spec.has_noise().then(|| spec.noise_seed()),
-        subtokens,
-        beside: beside(prepared).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect(),
+        subtokens: subtokens(&prepared.operators),
+        beside: beside_sha256(&prepared.operators),
         columns: columns(&schema(&prepared.operators)),
         splits,
         appended: hash.appended.clone(),
@@ -87,9 +77,49 @@ fn tokenizer_record(prepared: &Prepared, hash: &JobHash) -> TokenizerRecord {
     }
 }
 
+/// The sums over all shards: statistics, and totals by data set split.
+pub(crate) fn sums(shards: &[ShardRecord]) -> (Statistics, BTreeMap<String, Totals>) {
+    let (mut statistics, mut totals) = (Statistics::default(), BTreeMap::<String, Totals>::new());
+    for shard in shards {
+        statistics.add(&shard.statistics);
+        let total = totals.entry(shard.dataset_split.clone()).or_default();
+        total.shards += 1;
+        total.rows += shard.rows;
+        total.tokens += shard.tokens;
+        total.bytes += shard.bytes;
+    }
+    (statistics, totals)
+}
+
+/// The records of these splits, in their order.
+///
+/// # Errors
+/// When a record is missing.
+pub(crate) fn in_order(
+    splits: impl Iterator<Item = SplitId>,
+    mut records: BTreeMap<SplitId, ShardRecord>,
+    output: &Output,
+) -> Result<Vec<ShardRecord>> {
+    let gone = |split: SplitId| {
+        PipelineError::new(ErrorKind::Output, format!("{output}: the record of split {} is gone", split.0))
+    };
+    splits.map(|split| records.remove(&split).ok_or_else(|| gone(split))).collect()
+}
+
+/// The digits of a token, where these operators make any.
+pub(crate) fn subtokens(operators: &[OperatorSpec]) -> Option<SubtokenRecord> {
+    let config = operators.iter().find_map(|o| o.config::<SubtokensConfig>())?;
+    Some(SubtokenRecord { base: config.base, length: config.length as u32 })
+}
+
 /// The files that the operators of a job put beside the shards.
-fn beside(prepared: &Prepared) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
-    prepared.operators.iter().flat_map(OperatorSpec::beside)
+fn beside(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    operators.iter().flat_map(OperatorSpec::beside)
+}
+
+/// The checksums of these files, by name.
+pub(crate) fn beside_sha256(operators: &[OperatorSpec]) -> BTreeMap<String, String> {
+    beside(operators).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect()
 }
 
 /// Schema of the shards that these operators give.
@@ -124,13 +154,13 @@ fn type_name(data_type: &arrow::datatypes::DataType) -> String {
     }
 }
 
-/// Writes what makes a folder of shards a data set; `_SUCCESS` last.
+/// Writes what makes a folder of shards a data set: the tokenizer, the files of the operators, manifest and card; `_SUCCESS` last.
 ///
 /// # Errors
 /// When the store does not take it.
-pub async fn write(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
-    output.put_own(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
-    for (name, bytes) in beside(prepared) {
+pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpec], manifest: &Manifest) -> Result<()> {
+    output.put_own(TOKENIZER, tokenizer).await?;
+    for (name, bytes) in beside(operators) {
         output.put_own(name, bytes).await?;
     }
     output.put_own_json(MANIFEST, manifest).await?;
@@ -148,7 +178,7 @@ pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manif
         _ => output.put_own(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
-    for (name, bytes) in beside(prepared) {
+    for (name, bytes) in beside(&prepared.operators) {
         put(name, bytes).await?;
     }
     let there = output.get(CARD).await?.unwrap_or_default();

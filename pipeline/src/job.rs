@@ -53,7 +53,7 @@ pub struct Prepared {
     /// The store that the input is read from.
     pub store: Store,
     /// The stores that are open.
-    pub storages: Storages,
+    pub storages: Arc<Storages>,
     /// The input files, in order; those of all tables where the job has several.
     pub files: Vec<InputFile>,
     /// The tables of `input.sql`, with their files.
@@ -212,7 +212,7 @@ fn checked(
         environment: names.used(&spec),
         file: None,
         store,
-        storages,
+        storages: Arc::new(storages),
         files: all_files(&tables).into_owned(),
         tables,
         vocabulary: Arc::new(vocabulary),

@@ -10,7 +10,7 @@ use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{
     Count, ExecutionPlanMetricsSet, MetricBuilder, MetricValue, MetricsSet, Time,
 };
-use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties};
+use datafusion::physical_plan::{Partitioning, PlanProperties};
 use stillhouse_operators::operator::{Measure, Meter};
 
 pub(crate) fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
@@ -20,11 +20,6 @@ pub(crate) fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProper
         EmissionType::Incremental,
         Boundedness::Bounded,
     ))
-}
-
-/// Nodes below a node; its place among the stages of a split.
-pub(crate) fn depth(plan: &Arc<dyn ExecutionPlan>) -> usize {
-    plan.children().first().map_or(0, |input| 1 + depth(input))
 }
 
 enum Live {

@@ -11,17 +11,15 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod awaited;
 mod fit;
+pub(crate) mod held;
 pub mod memory_budget;
-mod remote;
 pub(crate) mod splits;
 mod stop;
 pub mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use datafusion::physical_plan::ExecutionPlan;
@@ -38,10 +36,10 @@ use crate::damage::{self, check_finished};
 use crate::driver;
 use crate::driver::Driver;
 use crate::engine::device::DeviceQueue;
+use crate::engine::runner::SplitRunner;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
-use crate::holdouts::Holdouts;
 use crate::identity::JobHash;
 use crate::inputs::find;
 use crate::job::{Prepared, blocking, chain};
@@ -49,11 +47,9 @@ use crate::job_diff::differences;
 use crate::output::{self, CommitRecord, Found, Output, PlanRecord};
 use crate::plan;
 use crate::query_rows;
-use crate::run::awaited::Awaited;
-use crate::run::remote::Remote;
+use crate::run::held::{Held, may_overwrite, overwritten};
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
-use crate::run::stop::was_stopped;
 use crate::sequence_offsets;
 use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
@@ -98,28 +94,16 @@ pub async fn run_until(
     stop: &Stop,
 ) -> Result<Ran> {
     let began = Instant::now();
-    let Held { hash, output, lock, fresh, made_folder } = stop.or(hold(&prepared, options, &observer)).await?;
+    let (hash, held) = stop.or(hold(&prepared, options, &observer)).await?;
     let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
-    let work = run_locked(prepared, hash, &output, options, observer, (began, stop));
+    let work = run_locked(prepared, hash, &held.output, options, observer, (began, stop));
     let result = stop.or_call_back(is_elsewhere, work).await;
-    if result.is_err() && fresh && !was_stopped(&result) {
-        output.remove_if_nothing_is_committed(made_folder).await;
-    }
-    release(lock, &result).await;
+    held.release(&result).await;
     result
 }
 
-/// An output that a run holds.
-struct Held {
-    hash: JobHash,
-    output: Output,
-    lock: output::Lock,
-    /// Whether nothing was there.
-    fresh: bool,
-    made_folder: bool,
-}
-
-async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn Observer>) -> Result<Held> {
+/// Locks the output of a job that may write there.
+async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn Observer>) -> Result<(JobHash, Held)> {
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
     let hash = append::at_output(hash, &output).await?;
@@ -127,15 +111,12 @@ async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn 
     // before anything is written, so that a job that must not write here leaves no trace
     if !grows
         && let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
-        && !(options.overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await?)
+        && !may_overwrite(&output, options.overwrite, &e).await?
     {
         return Err(e);
     }
-    let fresh = output.is_nothing().await?;
-    let made_folder = output.folder().is_some() && !output.has_folder().await;
-    let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
-    let lock = output.lock(observer.as_ref()).await?;
-    Ok(Held { hash, output, lock, fresh, made_folder })
+    let held = Held::take(output, |output| output.for_grown_job(&hash), observer.as_ref()).await?;
+    Ok((hash, held))
 }
 
 async fn run_locked(
@@ -148,12 +129,8 @@ async fn run_locked(
 ) -> Result<Ran> {
     let hash = if options.append { append::grow(&prepared, hash, output, &observer).await? } else { hash };
     let output = &output.clone().for_grown_job(&hash);
-    let mut found = find(&prepared, &hash, output, &observer).await;
-    if options.overwrite && matches!(&found, Err(e) if e.kind == ErrorKind::Usage) && output.is_of_a_job().await? {
-        output.remove().await?;
-        found = output.look(&hash.hash).await;
-    }
-    let there = match found? {
+    let found = find(&prepared, &hash, output, &observer).await;
+    let there = match overwritten(output, &hash.hash, options.overwrite, found).await? {
         Found::Complete => {
             let manifest = finish::manifest_of(output).await?;
             let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
@@ -263,43 +240,24 @@ pub(crate) async fn planned(
 pub(crate) struct Job {
     prepared: Arc<Prepared>,
     hash: JobHash,
-    output: Output,
-    splits: Vec<SplitRecord>,
     /// The files that the splits read.
     files: Arc<Vec<source::InputFile>>,
     /// Bad records that `input.sql` met; they are counted with the first split.
     skipped: BTreeMap<String, u64>,
-    done: BTreeMap<SplitId, ShardRecord>,
-    /// What the shards must be that are made again.
-    remade: BTreeMap<SplitId, ShardRecord>,
-    /// Shards that this run has made.
-    made: Mutex<BTreeSet<SplitId>>,
-    /// The plans of this run, whose metrics are its progress: one, or two where shards are made again first.
-    plans: Mutex<Vec<Arc<dyn ExecutionPlan>>>,
-    committed: AtomicU64,
     teacher: Option<TeacherInfo>,
     arithmetic: Option<TeacherArithmetic>,
-    devices: Vec<DeviceQueue>,
-    holdouts: Holdouts,
-    /// Bytes of the shards that this run has committed.
-    bytes: AtomicU64,
-    /// Set when a split has failed: the others end at their next batch.
-    stop: Arc<AtomicBool>,
-    observer: Arc<dyn Observer>,
     /// Who makes the splits, where that is not this process.
     driver: Option<Arc<dyn Driver>>,
-    /// What is known of the work of others for this run.
-    elsewhere: Mutex<Remote>,
-    /// Whom the devices of this process have waited for.
-    awaited: Mutex<Awaited>,
+    runner: SplitRunner,
 }
 
 impl Job {
     /// The job with other devices.
     #[cfg(test)]
-    pub(crate) fn with_devices(self, devices: Vec<DeviceQueue>) -> Self {
+    pub(crate) fn with_devices(mut self, devices: Vec<DeviceQueue>) -> Self {
         let teacher = devices.first().map(|device| device.info().clone());
-        Self { devices, teacher, arithmetic: None, ..self }
+        self.runner.devices = devices;
+        Self { teacher, arithmetic: None, ..self }
     }
 
     /// Plans, loads the teacher, and tells that it begins.
@@ -365,75 +323,55 @@ impl Job {
         let info = teachers.first().map(|teacher| teacher.info().clone());
         // others load it themselves; here it has told what it computes in
         let own = teachers.into_iter().filter(|_| driver.is_none());
-        let devices: Result<Vec<_>, _> = own.map(DeviceQueue::start).collect();
         let failed = |e: OperatorError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-        let devices = devices.map_err(failed)?;
-        Ok(Self {
-            holdouts: Holdouts::new(&splits, done.values()),
-            bytes: AtomicU64::new(0),
-            prepared,
-            hash,
-            output,
-            splits,
-            files,
-            skipped,
-            committed: AtomicU64::new(done.len() as u64),
-            done,
-            remade: BTreeMap::new(),
-            made: Mutex::default(),
-            plans: Mutex::default(),
-            teacher: info,
-            arithmetic,
-            devices,
-            stop: Arc::default(),
-            observer,
-            driver,
-            elsewhere: Mutex::default(),
-            awaited: Mutex::default(),
-        })
+        let devices: Result<Vec<_>> = own.map(|teacher| DeviceQueue::start(teacher).map_err(failed)).collect();
+        let storages = Arc::clone(&prepared.storages);
+        let mut runner = SplitRunner::new(output, storages, splits, done, observer);
+        runner.devices = devices?;
+        if driver.is_some() {
+            runner = runner.with_executors();
+        }
+        Ok(Self { prepared, hash, files, skipped, teacher: info, arithmetic, driver, runner })
     }
 
     /// The job, which ends when it is told to stop.
-    pub(crate) fn stopped_by(self, stop: &Stop) -> Self {
-        Self { stop: stop.flag(), ..self }
+    pub(crate) fn stopped_by(mut self, stop: &Stop) -> Self {
+        self.runner.stop = stop.flag();
+        self
     }
 
     #[cfg(test)]
     pub(crate) fn all_splits(&self) -> Vec<SplitRecord> {
-        self.splits.clone()
+        self.runner.splits.clone()
     }
 
     /// Makes what is not committed yet.
     pub(crate) async fn run_pending(self, began: Instant) -> Result<Self> {
-        self.run_splits(pending_splits(&self.splits, &self.done), began).await?;
+        self.run_splits(self.runner.pending(), began).await?;
         Ok(self)
     }
 
     /// Makes shards again that must be what they were.
     pub(crate) async fn remake(mut self, shards: BTreeMap<SplitId, ShardRecord>, began: Instant) -> Result<Self> {
-        let splits: Vec<_> = self.splits.iter().filter(|s| shards.contains_key(&s.split)).cloned().collect();
+        let runner = &self.runner;
+        let splits: Vec<_> = runner.splits.iter().filter(|s| shards.contains_key(&s.split)).cloned().collect();
         if splits.len() < shards.len() {
-            let message = format!("{}: the plan does not have all of the splits that are committed", self.output);
+            let message = format!("{}: the plan does not have all of the splits that are committed", runner.output);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
-        self.remade = shards;
+        self.runner.remade = shards;
         self.run_splits(splits, began).await?;
-        self.done.append(&mut self.remade);
+        self.runner.done.append(&mut self.runner.remade);
         Ok(self)
     }
 
     /// The manifest and what stands beside it, once every shard is there and whole.
     pub(crate) async fn finish(mut self, began: Instant) -> Result<Ran> {
-        let own = self.output.records().await?.into_iter().filter(|r| self.hash.counts(&r.job_hash));
-        let mut records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
-        self.output.still_ours().await?;
-        let mut shards = Vec::new();
-        for split in &self.splits {
-            shards.push(records.remove(&split.split).ok_or_else(|| {
-                let gone = format!("{}: the record of split {} is gone", self.output, split.split.0);
-                PipelineError::new(ErrorKind::Output, gone)
-            })?);
-        }
+        let SplitRunner { output, splits, .. } = &self.runner;
+        let own = output.records().await?.into_iter().filter(|r| self.hash.counts(&r.job_hash));
+        let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
+        output.still_ours().await?;
+        let shards = finish::in_order(splits.iter().map(|split| split.split), records, output)?;
         self = self.mend(&shards, began).await?;
         self.hash.teacher_is_still()?;
         let ran = self.ran();
@@ -442,31 +380,32 @@ impl Job {
             &self.hash,
             self.teacher.as_ref(),
             self.arithmetic.as_ref(),
-            self.splits,
+            self.runner.splits,
             shards,
         )?;
+        let (output, observer) = (self.runner.output, self.runner.observer);
         if let Err(wrong) = acceptance::judge(&self.prepared.spec, &manifest) {
             if manifest.shards.iter().all(|shard| shard.rows == 0) {
-                // nothing of it is worth keeping, and a job that is put right is another one
-                self.output.remove().await?;
+                // an empty data set is worth nothing, and a corrected job is another one
+                output.remove().await?;
             }
             return Err(wrong);
         }
         if let Some(message) = sequence_offsets::told(&manifest) {
-            self.observer.event(&Event::Warning { message });
+            observer.event(&Event::Warning { message });
         }
-        finish::write(&self.prepared, &self.output, &manifest).await?;
-        if self.output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
+        finish::write(&output, plan::tokenizer_json(&self.prepared)?, &self.prepared.operators, &manifest).await?;
+        if output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
             // beside an output on a disk they go with the rest of the state
-            query_rows::remove_staged(&self.output.sql_folder(&self.hash.hash)?).await;
+            query_rows::remove_staged(&output.sql_folder(&self.hash.hash)?).await;
         }
-        finish::report(&self.output, &manifest, began.elapsed().as_secs_f64(), false, self.observer.as_ref());
+        finish::report(&output, &manifest, began.elapsed().as_secs_f64(), false, observer.as_ref());
         Ok(ran)
     }
 
     /// What the plans of this run did so far.
     fn ran(&self) -> Ran {
-        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plans = self.runner.plans();
         // what others have run has no metrics here
         let shown = |plan: &Arc<dyn ExecutionPlan>| match &self.driver {
             None => DisplayableExecutionPlan::with_metrics(plan.as_ref()).indent(false).to_string(),
@@ -481,20 +420,18 @@ impl Job {
     ///
     /// Cost: every byte of them is read once.
     async fn mend(self, shards: &[ShardRecord], began: Instant) -> Result<Self> {
-        let earlier: Vec<&ShardRecord> = {
-            let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-            let last = self.hash.appended.len();
-            let finished: BTreeSet<SplitId> =
-                self.splits.iter().filter(|s| (s.appended as usize) < last).map(|s| s.split).collect();
-            shards.iter().filter(|s| !made.contains(&s.split) && !finished.contains(&s.split)).collect()
-        };
-        let damaged = damage::damaged_shards(&self.output, earlier, true, self.observer.as_ref()).await?;
+        let SplitRunner { output, splits, observer, .. } = &self.runner;
+        let last = self.hash.appended.len();
+        let finished: BTreeSet<SplitId> =
+            splits.iter().filter(|s| (s.appended as usize) < last).map(|s| s.split).collect();
+        let earlier = shards.iter().filter(|s| !self.runner.has_made(s.split) && !finished.contains(&s.split));
+        let damaged = damage::damaged_shards(output, earlier, true, observer.as_ref()).await?;
         if damaged.is_empty() {
             return Ok(self);
         }
         for damage in &damaged {
-            let message = format!("{}: {}; it is made again", self.output.shown(&damage.name), damage.message);
-            self.observer.event(&Event::Warning { message });
+            let message = format!("{}: {}; it is made again", output.shown(&damage.name), damage.message);
+            observer.event(&Event::Warning { message });
         }
         let is_damaged = |shard: &&ShardRecord| damaged.iter().any(|d| d.split == Some(shard.split));
         let shards = shards.iter().filter(is_damaged).map(|shard| (shard.split, shard.clone())).collect();
@@ -517,7 +454,7 @@ pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Re
     let output = Output::on_disk(folder.path())?.create(observer.as_ref()).await?.for_job(&hash.hash);
     // a folder of this machine is nobody else's, whatever the engine of the job
     let job = Job::start_with(None, prepared, hash, output, BTreeMap::new(), observer).await?;
-    let first = job.splits.first().cloned();
+    let first = job.runner.splits.first().cloned();
     job.run_splits(first.into_iter().collect(), began).await?;
     blocking_call(move || folder.close().map_err(PipelineError::output("the temporary folder of the first split")))
         .await?;

@@ -1,34 +1,40 @@
 //! The first documents of a job, prepared in memory: what its rows will look like, before a week of work.
 //!
 //! ```text
-//!   splits, in order ─► read ─► the operators of the job ─► rows of the first N documents ─► decoded, as `inspect` shows them
+//!   the plan of the job without its sink, split after split ─► rows of the first N documents ─► decoded, as `inspect` shows them
 //! ```
 //!
-//! These are the rows that `run` stores, ids and noise included: the same operators see the same batches, and one that the last
-//! of these rows shares with later rows is worked on whole. Nothing is written but temporary files (long documents, the rows of `input.sql`).
+//! These are the rows that `run` stores, ids and noise included: the same plan, in the same batches. Nothing is written but temporary files
+//! (long documents, the rows of `input.sql`).
 //!
-//! Cost: the teacher is loaded and goes over these rows; `input.sql` runs whole. Memory: one batch, and the decoded rows.
+//! Cost: the teacher is loaded and goes over these rows and a few batches of later ones; `input.sql` runs whole. Memory: that of one split of
+//! a run, and the decoded rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt64Array};
 use datafusion::common::DataFusionError;
+use futures::TryStreamExt;
 use serde::Serialize;
-use stillhouse_operators::operator::{Counters, Operator, OperatorError, SharedStatistics, SplitContext};
+use stillhouse_operators::operator::OperatorError;
 use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, SplitRecord};
-use stillhouse_teacher::Teacher;
 
+use crate::engine::device::DeviceQueue;
+use crate::engine::operator_plan;
+use crate::engine::pool::Pool;
+use crate::engine::session::Session;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::inspect::{InspectOptions, RowView, decode};
-use crate::job::Prepared;
-use crate::plan;
-use crate::source::{self, InputFile, SourceError, Stopped};
-use crate::{finish, functions, run, teacher};
+use crate::job::{Prepared, blocking};
+use crate::run::splits::{resources, shard_names, source_of};
+use crate::source::{self, InputFile};
+use crate::teacher::{JobInput, Loaded, load_all};
+use crate::{finish, functions, plan};
 
 /// Most rows that a sample decodes, however long its documents are.
 pub const MOST_ROWS: usize = 256;
@@ -52,46 +58,80 @@ pub struct Sample {
 ///
 /// # Errors
 /// As a run of the job: when the input cannot be read, when the teacher cannot be loaded or fails.
-pub fn sample(prepared: &Prepared, hash: &JobHash, documents: u64, observer: &dyn Observer) -> Result<Sample> {
-    let staged = match prepared.spec.input.sql {
-        Some(_) => Some(Query::run(prepared, observer)?),
-        None => None,
-    };
-    let ordered = plan::in_order(hash, &prepared.files);
-    let files: &[InputFile] = staged.as_ref().map_or(&ordered, |query| &query.files);
-    let splits = plan::all_splits(prepared, hash, files, observer)?;
-    let input = teacher::JobInput { splits: &splits, files };
-    let teacher::Loaded { teachers, arithmetic } = teacher::load_all(prepared, input, None, true, observer)?;
-    let teacher = teachers.into_iter().next();
-    let info = teacher.as_ref().map(|t| t.info().clone());
-    let manifest = finish::manifest(prepared, hash, info.as_ref(), arithmetic.as_ref(), splits.clone(), Vec::new())?;
-    let names = run::splits::shard_names(&splits);
+pub async fn sample(
+    prepared: Arc<Prepared>,
+    hash: &JobHash,
+    documents: u64,
+    observer: Arc<dyn Observer>,
+) -> Result<Sample> {
+    let of = hash.clone();
+    let Work { splits, files, devices, manifest, .. } =
+        &blocking(&prepared, &observer, move |p, o| Work::prepare(p, &of, o)).await?;
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
-    let mut sampler = Sampler {
-        prepared,
-        files,
-        teacher,
-        manifest,
-        left: documents,
-        sample: Sample {
-            documents: 0,
-            rows: Vec::new(),
-            cut: false,
-            skipped: BTreeMap::new(),
-            vocab_size: prepared.vocab_size as u64,
-        },
+    let pool = Pool::of_this_process()?;
+    let plan = operator_plan(source_of(&prepared, files, splits), &prepared.operators);
+    let resources = resources(&prepared, prepared.output()?, devices, splits, pool.spawner()?);
+    let session = Session::new(plan, resources, &prepared.spec.engine)?;
+    let names = shard_names(splits);
+    let mut sample = Sample {
+        documents: 0,
+        rows: Vec::new(),
+        cut: false,
+        skipped: BTreeMap::new(),
+        vocab_size: prepared.vocab_size as u64,
     };
-    for split in &splits {
-        if sampler.left == 0 || sampler.sample.cut {
+    for (partition, split) in splits.iter().enumerate() {
+        if sample.documents == documents || sample.cut {
             break;
         }
+        let batches = sample.add_split(&session, partition, documents).await?;
         let shard = names.get(&split.split).map(|name| format!("data/{name}")).unwrap_or_default();
-        sampler.split(split, &shard)?;
+        for (number, row) in rows_of(&batches).enumerate() {
+            let options = InspectOptions::default();
+            let view = decode(manifest, &prepared.vocabulary, &row, &options, &shard, number as u64)?;
+            sample.rows.push(view);
+        }
     }
-    Ok(sampler.sample)
+    Ok(sample)
 }
 
-/// The rows of `input.sql`, gone with this value.
+/// Each row of some batches.
+fn rows_of(batches: &[RecordBatch]) -> impl Iterator<Item = RecordBatch> {
+    batches.iter().flat_map(|batch| (0..batch.num_rows()).map(|row| batch.slice(row, 1)))
+}
+
+/// What a sample is made from.
+struct Work {
+    splits: Arc<Vec<SplitRecord>>,
+    files: Arc<Vec<InputFile>>,
+    devices: Vec<DeviceQueue>,
+    manifest: Manifest,
+    /// The rows of `input.sql`, which are removed with this value.
+    _query: Option<Query>,
+}
+
+impl Work {
+    fn prepare(prepared: &Prepared, hash: &JobHash, observer: &dyn Observer) -> Result<Self> {
+        let mut query = prepared.spec.input.sql.as_ref().map(|_| Query::run(prepared, observer)).transpose()?;
+        let files = match &mut query {
+            Some(query) => std::mem::take(&mut query.files),
+            None => plan::in_order(hash, &prepared.files),
+        };
+        let splits = plan::all_splits(prepared, hash, &files, observer)?;
+        let input = JobInput { splits: &splits, files: &files };
+        let Loaded { teachers, arithmetic } = load_all(prepared, input, None, true, observer)?;
+        let info = teachers.first().map(|teacher| teacher.info().clone());
+        let (arithmetic, own) = (arithmetic.as_ref(), splits.clone());
+        let manifest = finish::manifest(prepared, hash, info.as_ref(), arithmetic, own, Vec::new())?;
+        // splits are made one after the other: one device has all the work
+        let first = teachers.into_iter().next().map(DeviceQueue::start).transpose();
+        let first = first.map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
+        let (splits, files, devices) = (Arc::new(splits), Arc::new(files), first.into_iter().collect());
+        Ok(Self { splits, files, devices, manifest, _query: query })
+    }
+}
+
+/// The rows of `input.sql`, in a folder that is removed with this value.
 struct Query {
     files: Vec<InputFile>,
     _folder: tempfile::TempDir,
@@ -111,14 +151,33 @@ impl Query {
     }
 }
 
-struct Sampler<'a> {
-    prepared: &'a Prepared,
-    files: &'a [InputFile],
-    teacher: Option<Arc<dyn Teacher>>,
-    manifest: Manifest,
-    /// Documents that are still asked for.
-    left: u64,
-    sample: Sample,
+impl Sample {
+    /// Counts a split's documents, and gives its rows that begin in one that is asked for.
+    async fn add_split(&mut self, session: &Session, partition: usize, documents: u64) -> Result<Vec<RecordBatch>> {
+        let split = &session.splits()[partition];
+        let place = format!("split {}", split.split.0);
+        let of_stage = |e| PipelineError::from_stage(place.clone(), e);
+        // its counts last as long as it is held
+        let state = session.resources.state_of(split);
+        let most = documents - self.documents;
+        let room = MOST_ROWS - self.rows.len();
+        let mut rows =
+            Rows { most, documents: BTreeSet::new(), room, batches: Vec::new(), full: false, cut: &mut self.cut };
+        let mut stream = session.rows(partition).map_err(of_stage)?;
+        while !rows.full
+            && let Some(batch) = stream.try_next().await.map_err(of_stage)?
+        {
+            rows.take(&batch).map_err(|e| of_stage(DataFusionError::External(Box::new(e))))?;
+        }
+        let statistics = state.statistics.lock().clone();
+        // a split that gave fewer documents than asked for is read to its end; its documents without a row count as well
+        let read = if rows.full { rows.documents.len() as u64 } else { statistics.documents.min(most) };
+        if !rows.full {
+            statistics.skipped.into_iter().for_each(|(reason, n)| *self.skipped.entry(reason).or_default() += n);
+        }
+        self.documents += read.min(most);
+        Ok(rows.batches)
+    }
 }
 
 /// What came out of the operators of one split.
@@ -132,81 +191,8 @@ struct Rows<'a> {
     cut: &'a mut bool,
 }
 
-impl Sampler<'_> {
-    fn split(&mut self, split: &SplitRecord, shard: &str) -> Result<()> {
-        let prepared = self.prepared;
-        let place = format!("split {}", split.split.0);
-        let of_operator =
-            |e: OperatorError| PipelineError::from_stage(place.clone(), DataFusionError::External(Box::new(e)));
-        let context = SplitContext {
-            split: split.split,
-            dataset_split: split.dataset_split.clone(),
-            place: split.place,
-            vocabulary: Arc::clone(&prepared.vocabulary),
-            teacher: self.teacher.clone(),
-            statistics: SharedStatistics::default(),
-            meter: Arc::new(Counters::default()),
-        };
-        let built = prepared.operators.iter().map(|spec| spec.build(&context));
-        let mut chain: Vec<Box<dyn Operator>> = built.collect::<Result<_, _>>().map_err(of_operator)?;
-        let mut rows = Rows {
-            most: self.left,
-            documents: BTreeSet::new(),
-            room: MOST_ROWS - self.sample.rows.len(),
-            batches: Vec::new(),
-            full: false,
-            cut: &mut self.sample.cut,
-        };
-        let mut failed = None;
-        let read = {
-            let mut emit = |batch: RecordBatch| {
-                push(&mut chain, &batch, &mut |out| rows.take(&out)).map_err(|e| {
-                    failed = Some(e);
-                    Stopped
-                })
-            };
-            let input = crate::job::query_input(prepared);
-            source::read_split(&prepared.store, self.files, split, &input, &mut emit)
-        };
-        match (read, failed) {
-            (Ok(summary), _) => {
-                let skipped = &mut self.sample.skipped;
-                summary.skipped.into_iter().for_each(|(reason, n)| *skipped.entry(reason).or_default() += n);
-                match finish_all(&mut chain, &mut |out| rows.take(&out)) {
-                    Ok(()) | Err(OperatorError::Stopped) => {}
-                    Err(e) => return Err(of_operator(e)),
-                }
-            }
-            (Err(SourceError::Stopped(_)), Some(OperatorError::Stopped) | None) => {}
-            (Err(SourceError::Stopped(_)), Some(e)) => return Err(of_operator(e)),
-            (Err(e), _) => return Err(PipelineError::source(place, e)),
-        }
-        // a split that gave fewer documents than asked for is all read; documents without a row count as read
-        let found = rows.documents.len() as u64;
-        let read = if rows.full { found } else { context.statistics.lock().documents.min(self.left) };
-        let batches = std::mem::take(&mut rows.batches);
-        self.left -= read.min(self.left);
-        self.sample.documents += read;
-        self.decode(&batches, shard)
-    }
-
-    fn decode(&mut self, batches: &[RecordBatch], shard: &str) -> Result<()> {
-        let options = InspectOptions::default();
-        let mut number = 0;
-        for batch in batches {
-            for row in 0..batch.num_rows() {
-                let one = batch.slice(row, 1);
-                let view = decode(&self.manifest, &self.prepared.vocabulary, &one, &options, shard, number)?;
-                self.sample.rows.push(view);
-                number += 1;
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Rows<'_> {
-    /// Keeps the rows that begin in the documents asked for; says that it is over at the first that does not.
+    /// Keeps the rows that begin in the documents asked for; the first row that does not makes it full.
     fn take(&mut self, batch: &RecordBatch) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow("sample");
         let lists = ListRows::of(batch, columns::DOCUMENT_IDS).map_err(&arrow)?;
@@ -236,27 +222,6 @@ impl Rows<'_> {
         if kept > 0 {
             self.batches.push(batch.slice(0, kept));
         }
-        if self.full { Err(OperatorError::Stopped) } else { Ok(()) }
-    }
-}
-
-type Sink<'a> = dyn FnMut(RecordBatch) -> Result<(), OperatorError> + 'a;
-
-/// A batch through all operators.
-fn push(chain: &mut [Box<dyn Operator>], batch: &RecordBatch, sink: &mut Sink<'_>) -> Result<(), OperatorError> {
-    match chain.split_first_mut() {
-        None => sink(batch.clone()),
-        Some((first, rest)) => first.process(batch, &mut |out| push(rest, &out, sink)),
-    }
-}
-
-/// The end of a split: what each operator holds back goes through those after it.
-fn finish_all(chain: &mut [Box<dyn Operator>], sink: &mut Sink<'_>) -> Result<(), OperatorError> {
-    match chain.split_first_mut() {
-        None => Ok(()),
-        Some((first, rest)) => {
-            first.finish(&mut |out| push(rest, &out, sink))?;
-            finish_all(rest, sink)
-        }
+        Ok(())
     }
 }

@@ -276,6 +276,27 @@ fn the_memory_of_a_job_is_a_limit() {
 
     let enough = with(job, &json!({"engine": {"memory_megabytes": 100}}));
     assert!(made_by(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
+
+    // a derivation keeps to the same limit, and reports its stages as a run does
+    let derived = |name: &str, megabytes: u32| {
+        let views = json!({
+            "version": 1, "name": name, "subtokens": {"length": 2}, "output": {"path": name}, "engine": {"memory_megabytes": megabytes}
+        });
+        scratch.job("views.yaml", &views);
+        scratch.stillhouse(&["derive", "without", "views.yaml", "--json"])
+    };
+    let too_little = derived("little", 16).expect(2);
+    too_little.says(&[
+        "error: split ",
+        "without/data/train-0",
+        "no memory for the ",
+        "raise `engine.memory_megabytes`",
+    ]);
+    assert!(!scratch.path("little").exists());
+    let made = derived("views", 100).expect(0);
+    for stage in ["read", "subtokens", "write"] {
+        assert!(made.stdout.contains(&format!(r#""name":"{stage}""#)), "{stage} is not in {}", made.stdout);
+    }
 }
 
 /// A copy of the small teacher that a test may spoil.

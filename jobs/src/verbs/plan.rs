@@ -73,8 +73,9 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             true => plan_report::plan_appended(&prepared, &hash, watch.as_ref())?,
             false => plan_report::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
         };
-        let sample = args.sample.map(|n| sample::sample(&prepared, &hash, n, watch.as_ref())).transpose()?;
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
+        let sample = |n| sample::sample(Arc::clone(&prepared), &hash, n, Arc::clone(&observer));
+        let sample = args.sample.map(|n| runtime.block_on(sample(n))).transpose()?;
         let analyzed = match args.analyze {
             true => runtime.block_on(run::analyze(Arc::clone(&prepared), observer))?.plan,
             false => None,

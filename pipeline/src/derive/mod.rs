@@ -9,15 +9,17 @@
 //! run of the whole job would have made, and so are the bytes of the shards (a test compares them). Noise at a looser tolerance is the
 //! exception: a run would know the true error, and keep fewer corrections (`stillhouse_noise::Loosener`).
 //!
-//! The result is committed by the protocol of a run ([`crate::output`]): a derivation that was stopped goes on, one that is finished and damaged
-//! is mended. Every shard that is read is held to its checksum first.
+//! The plan is that of a run with another source: the shards of the data set ([`source`]). So threads, `engine.memory_megabytes`, progress and
+//! commits are those of a run: a derivation that was stopped goes on, one that is finished and damaged is mended. Every shard is compared with
+//! its checksum before a row of it is used.
 //!
-//! Memory: for each shard at work a batch of rows, and a row group of the writer. Cost: the data set is read twice and written once; the noise
-//! about two passes over V for each token and draw.
+//! Memory: for each shard at work two batches of rows, and row groups of the writer. Cost: the data set is read twice and written once; the
+//! noise about two passes over V for each token and draw.
 
 mod run;
+mod source;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,8 +29,7 @@ use stillhouse_operators::extract::{LOOSENED, Loosen};
 use stillhouse_operators::orders::OrdersConfig;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::Vocabulary;
-use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{DerivedFrom, Manifest, Place, SplitRecord};
+use stillhouse_schemas::manifest::{DerivedFrom, Manifest, SplitRecord};
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 
@@ -49,16 +50,15 @@ const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
 
 /// What is to be made of a data set.
 pub struct Derivation {
-    source: Dataset,
+    source: Arc<Dataset>,
     /// The job that would make all of it.
     spec: JobSpec,
     /// All operators of that job.
     operators: Vec<OperatorSpec>,
     /// Those that run.
     anew: Vec<OperatorSpec>,
-    /// The splits of the data set, with places where orders are made that go by them.
+    /// The splits of the data set, with the places of their sequences where the orders need them.
     splits: Vec<SplitRecord>,
-    places: HashMap<SplitId, Place>,
     loosen: Option<Loosen>,
     vocabulary: Arc<Vocabulary>,
     tokenizer: Vec<u8>,
@@ -66,6 +66,7 @@ pub struct Derivation {
     output: Output,
     hash: String,
     identity: Value,
+    storages: Arc<Storages>,
 }
 
 impl Derivation {
@@ -125,18 +126,15 @@ impl Derivation {
             columns: columns_of(&anew, loosen.is_some()),
             derived_from: manifest.derived_from.clone(),
         };
-        let beside: BTreeMap<_, _> =
-            beside(&after).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(bytes)))).collect();
-        let identity = identity(&spec, &from, &beside);
+        let identity = identity(&spec, &from, &finish::beside_sha256(&after));
         let hash = hex::encode(Sha256::digest(identity.to_string().as_bytes()));
-        let output = output_of(&spec, base)?.for_job(&hash);
+        let storages = Arc::new(Storages::new());
+        let output = output_of(&spec, base, &storages)?.for_job(&hash);
         let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
         let splits = if are_new { sequence_offsets::of_rows(&spec, manifest) } else { manifest.splits.clone() };
-        let places = splits.iter().filter_map(|record| Some((record.split, record.place?))).collect();
         Ok(Self {
             splits,
-            places,
-            source,
+            source: Arc::new(source),
             operators: after,
             anew,
             loosen,
@@ -146,24 +144,15 @@ impl Derivation {
             output,
             hash,
             identity,
+            storages,
             spec,
         })
-    }
-
-    /// Where the sequences of a split stand.
-    fn place(&self, split: SplitId) -> Option<Place> {
-        self.places.get(&split).copied()
     }
 
     /// Columns that are made, in words.
     pub fn columns(&self) -> &[String] {
         &self.from.columns
     }
-}
-
-/// The files that stand beside the shards of these operators.
-fn beside(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
-    operators.iter().flat_map(OperatorSpec::beside)
 }
 
 /// The sub-tokens with the numbers of their permutation: of the file that the job names, or of the data set where the job says nothing of them.
@@ -245,13 +234,13 @@ fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String
     json!({"job": job, "derived_from": from.manifest_sha256, "beside": beside})
 }
 
-fn output_of(spec: &JobSpec, base: &Path) -> Result<Output> {
+fn output_of(spec: &JobSpec, base: &Path, storages: &Storages) -> Result<Output> {
     let names = Names::of_this_process();
     let usage = |e: String| {
         PipelineError::from(Problems(vec![Problem::new("output.path", format!("{:?}", spec.output.path), e)]))
     };
     let path = names.real(&spec.output.path).map_err(usage)?;
     let place = Location::parse(base, &path).map_err(|e| usage(e.to_string()))?;
-    let output = Output::at(&shorter(place), &spec.output_storage(), &Storages::new())?;
+    let output = Output::at(&shorter(place), &spec.output_storage(), storages)?;
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }

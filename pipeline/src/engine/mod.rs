@@ -20,9 +20,12 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod awaited;
 pub mod device;
 pub mod operator;
 pub mod pool;
+mod remote;
+pub(crate) mod runner;
 pub mod session;
 pub mod sink;
 pub mod source;
@@ -31,44 +34,50 @@ mod tests;
 
 use std::sync::Arc;
 
+use self::operator::OperatorExec;
+use self::session::{READ, WRITE};
+use self::sink::{ShardSinkExec, Shards};
+use crate::events::{Progress, StageProgress};
 use datafusion::common::Result;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::metrics::{MetricValue, MetricsSet};
 use stillhouse_operators::operator::Measure;
 use stillhouse_operators::registry::OperatorSpec;
-use stillhouse_schemas::manifest::SplitRecord;
 
-use self::operator::OperatorExec;
-use self::sink::{ShardSinkExec, Shards};
-use self::source::{Corpus, SplitsExec};
-use crate::events::{Progress, StageProgress};
-
-/// The plan of a job: these splits, through these operators, into these shards.
+/// The plan of a job: a source with a partition for each split, these operators, and a shard for each partition.
 ///
 /// # Errors
-/// When there are not as many shards as splits.
-pub fn job_plan(corpus: Corpus, operators: &[OperatorSpec], shards: Shards) -> Result<Arc<dyn ExecutionPlan>> {
-    let mut plan: Arc<dyn ExecutionPlan> = Arc::new(SplitsExec::new(corpus));
-    for spec in operators {
-        plan = Arc::new(OperatorExec::new(spec.clone(), plan));
-    }
-    Ok(Arc::new(ShardSinkExec::new(shards, plan)?))
+/// When there are not as many shards as partitions.
+pub fn job_plan(
+    source: Arc<dyn ExecutionPlan>,
+    operators: &[OperatorSpec],
+    shards: Shards,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    Ok(Arc::new(ShardSinkExec::new(shards, operator_plan(source, operators))?))
 }
 
-/// The splits at the bottom of a plan.
-pub fn splits_of(plan: &dyn ExecutionPlan) -> Option<Arc<Vec<SplitRecord>>> {
-    match plan.downcast_ref::<SplitsExec>() {
-        Some(source) => Some(Arc::clone(&source.corpus().splits)),
-        None => splits_of(plan.children().first()?.as_ref()),
+/// These operators over a source.
+pub fn operator_plan(source: Arc<dyn ExecutionPlan>, operators: &[OperatorSpec]) -> Arc<dyn ExecutionPlan> {
+    operators.iter().fold(source, |plan, spec| Arc::new(OperatorExec::new(spec.clone(), plan)))
+}
+
+/// The stage that a node is: a source reads, the sink writes. DataFusion's own nodes are no stages.
+fn stage_name(plan: &dyn ExecutionPlan) -> Option<&'static str> {
+    if let Some(operator) = plan.downcast_ref::<OperatorExec>() {
+        return Some(operator.name());
+    }
+    match plan.children().is_empty() {
+        true => Some(READ),
+        false => plan.downcast_ref::<ShardSinkExec>().map(|_| WRITE),
     }
 }
 
-fn stage_name(plan: &dyn ExecutionPlan) -> &'static str {
-    match plan.downcast_ref::<OperatorExec>() {
-        Some(operator) => operator.name(),
-        None if plan.downcast_ref::<SplitsExec>().is_some() => "read",
-        None => "write",
-    }
+/// The stages below a node; its place among the stages of a split.
+pub(crate) fn stages_below(plan: &dyn ExecutionPlan) -> usize {
+    plan.children().first().map_or(0, |input| {
+        let own = usize::from(stage_name(input.as_ref()).is_some());
+        own + stages_below(input.as_ref())
+    })
 }
 
 fn count(metrics: &MetricsSet, name: &str) -> u64 {
@@ -91,7 +100,8 @@ pub fn add_progress(plan: &dyn ExecutionPlan, progress: &mut Progress) {
     progress.extract_seconds += sum(Measure::ExtractNanos) as f64 / 1e9;
     progress.device_idle_seconds += sum(Measure::DeviceIdleNanos) as f64 / 1e9;
     progress.device_blocked_seconds += sum(Measure::DeviceBlockedNanos) as f64 / 1e9;
-    let (name, rows) = (stage_name(plan), metrics.output_rows().unwrap_or(0) as u64);
+    let Some(name) = stage_name(plan) else { return };
+    let rows = metrics.output_rows().unwrap_or(0) as u64;
     let busy_seconds = metrics.elapsed_compute().unwrap_or(0) as f64 / 1e9;
     match progress.stages.iter_mut().find(|stage| stage.name == name) {
         Some(stage) => {

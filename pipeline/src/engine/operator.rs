@@ -20,12 +20,11 @@ use stillhouse_operators::extract::{self, ExtractConfig};
 use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::operator::{Meter, Operator, OperatorError, SplitContext};
 use stillhouse_operators::registry::OperatorSpec;
-use stillhouse_schemas::manifest::SplitRecord;
 
 use super::device::{Answer, DeviceQueue};
 use super::session::JobResources;
-use super::splits_of;
-use crate::node_metrics::{NodeMetrics, depth, node_basics, one_input, properties};
+use super::stages_below;
+use crate::node_metrics::{NodeMetrics, node_basics, one_input, properties};
 use crate::stage_state::{Doing, SplitMeter, StageState};
 
 /// The fewest batches of a split that are with the device or wait for it.
@@ -51,13 +50,6 @@ impl OperatorExec {
     /// Its name, as a stage.
     pub fn name(&self) -> &'static str {
         self.spec.name()
-    }
-
-    fn split(&self, partition: usize) -> Result<SplitRecord> {
-        match splits_of(self.input.as_ref()).and_then(|splits| splits.get(partition).cloned()) {
-            Some(split) => Ok(split),
-            None => internal_err!("OperatorExec: no split of partition {partition} below it"),
-        }
     }
 }
 
@@ -250,15 +242,15 @@ impl ExecutionPlan for OperatorExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let resources = JobResources::of(&context)?;
-        let split = self.split(partition)?;
+        let split = resources.split(partition)?;
         let state = resources.state_of(&split);
-        let below = depth(&self.input);
+        let below = stages_below(self);
         let mut input = self.input.execute(partition, context)?;
-        // reading is ahead by itself
-        if resources.operators_overlap && below > 0 {
+        // a source reads ahead by itself
+        if resources.operators_overlap && below > 1 {
             input = resources.spawner.ahead(input);
         }
-        let stage = StageState::new(&state, 1 + below);
+        let stage = StageState::new(&state, below);
         let node = Node { input, metrics: Arc::clone(&self.metrics), stage };
         if let Some(work) = Work::of(&self.spec) {
             let device = resources.device_of(partition).map_err(external)?;

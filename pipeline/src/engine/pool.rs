@@ -24,6 +24,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 
+use crate::error::{ErrorKind, PipelineError, Result};
+
 /// Workers of the runtime that serves requests, where so many threads are asked for: it computes nothing.
 pub const REQUEST_WORKERS: usize = 8;
 
@@ -54,12 +56,21 @@ impl Pool {
         Ok(Self(Some(runtime)))
     }
 
-    /// For starting work in it.
+    /// A pool with a worker for each thread that this process may use.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn of_this_process() -> Result<Self> {
+        let no_threads = PipelineError::output("the system gives no threads for the splits");
+        Self::new(rayon::current_num_threads()).map_err(no_threads)
+    }
+
+    /// Starts work in it.
     ///
     /// # Errors
     /// When the pool has ended.
-    pub fn spawner(&self) -> io::Result<Spawner> {
-        let ended = || io::Error::other("the pool of the job has ended");
+    pub fn spawner(&self) -> Result<Spawner> {
+        let ended = || PipelineError::new(ErrorKind::Output, "the splits: the pool of the job has ended");
         self.0.as_ref().map(|runtime| Spawner(runtime.handle().clone())).ok_or_else(ended)
     }
 }

@@ -18,9 +18,9 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
 use super::session::JobResources;
-use super::splits_of;
+use super::stages_below;
 use crate::error::{ErrorKind, PipelineError};
-use crate::node_metrics::{NodeMetrics, depth, node_basics, one_input, properties};
+use crate::node_metrics::{NodeMetrics, node_basics, one_input, properties};
 use crate::shard::{self, Writing};
 use crate::stage_state::{Doing, StageState};
 
@@ -215,11 +215,11 @@ impl ExecutionPlan for ShardSinkExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let resources = JobResources::of(&context)?;
-        let split = splits_of(self.input.as_ref()).and_then(|splits| splits.get(partition).cloned());
-        let (Some(split), Some(shard)) = (split, self.shards.shards.get(partition).cloned()) else {
+        let split = resources.split(partition)?;
+        let Some(shard) = self.shards.shards.get(partition).cloned() else {
             return internal_err!("ShardSinkExec has {} partitions, asked for {partition}", self.shards.shards.len());
         };
-        let stage = StageState::new(&resources.state_of(&split), 1 + depth(&self.input));
+        let stage = StageState::new(&resources.state_of(&split), stages_below(self));
         let memory = MemoryConsumer::new(format!("ShardSinkExec[{partition}]")).register(context.memory_pool());
         // encoding a batch and making the next one overlap also where only one split is at work
         let input = self.input.execute(partition, context)?;

@@ -14,7 +14,7 @@
 //! it is at another split than two seconds before, else every ten seconds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,16 +25,17 @@ use tokio::sync::Semaphore;
 
 use super::fit::{MOST_LINES, same_input, unfit};
 use super::memory_budget::{Needs, Room, Share};
-use super::splits::{Session, splits_with_memory};
+use super::splits::splits_with_memory;
 use super::{Job, JobHash, files_of};
 use crate::access::Access;
 use crate::append;
 use crate::driver::{SplitTask, TaskSpec};
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::Pool;
+use crate::engine::runner::SplitRunner;
+use crate::engine::session::Session;
 use crate::error::{ErrorKind, Failure, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::holdouts::Holdouts;
 use crate::job::blocking;
 use crate::job::{self, Prepared, chain, prepare_parsed};
 use crate::job_diff::differences;
@@ -103,9 +104,9 @@ impl WorkerState {
             splits: splits.iter().map(at).collect(),
             cannot: self.cannot().map(|e| e.to_string()),
             told: self.told.fetch_add(1, Ordering::Relaxed),
-            progress: self.job.progress(self.began),
+            progress: self.job.runner.progress(self.began),
             warnings: self.warnings.last(),
-            ..AtWork::new(&self.name, &self.job.output)
+            ..AtWork::new(&self.name, &self.job.runner.output)
         }
     }
 
@@ -121,7 +122,7 @@ impl WorkerState {
     async fn report(&self, splits: &BTreeSet<SplitId>) {
         let name = self.report.lock().await;
         let at = self.tell(splits);
-        match self.job.output.report(&name, &at).await {
+        match self.job.runner.output.report(&name, &at).await {
             Ok(()) => self.warnings.are_told(&at.warnings),
             Err(e) => tracing::debug!("{e}"),
         }
@@ -260,33 +261,14 @@ impl Worker {
         let teacher = loaded.teachers.first().map(|teacher| teacher.info().clone());
         let devices: Result<Vec<_>, _> = loaded.teachers.into_iter().map(DeviceQueue::start).collect();
         let devices = devices.map_err(|e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e))))?;
-        let stop = Arc::<AtomicBool>::default();
-        let job = Job {
-            holdouts: Holdouts::new(&splits, std::iter::empty()),
-            bytes: AtomicU64::new(0),
-            prepared,
-            hash,
-            output: output.clone(),
-            splits: splits.clone(),
-            files: job_files,
-            skipped,
-            committed: AtomicU64::new(0),
-            done: BTreeMap::new(),
-            remade: BTreeMap::new(),
-            made: Mutex::default(),
-            plans: Mutex::default(),
-            teacher,
-            arithmetic: loaded.arithmetic,
-            devices,
-            stop: Arc::clone(&stop),
-            observer,
-            driver: None,
-            elsewhere: Mutex::default(),
-            awaited: Mutex::default(),
-        };
-        let pool = Pool::new(rayon::current_num_threads());
-        let pool = pool.map_err(PipelineError::output("the system gives no threads for the splits"))?;
-        let session = job.session(splits, pool.spawner().map_err(PipelineError::output("the splits"))?)?;
+        let storages = Arc::clone(&prepared.storages);
+        let mut runner = SplitRunner::new(output, storages, splits.clone(), BTreeMap::new(), observer);
+        runner.devices = devices;
+        let (files, arithmetic) = (job_files, loaded.arithmetic);
+        let job = Job { prepared, hash, files, skipped, teacher, arithmetic, driver: None, runner };
+        let pool = Pool::of_this_process()?;
+        let session = job.session(splits, &BTreeMap::new(), pool.spawner()?)?;
+        job.runner.measures(&session.plan);
         let partitions = session.partitions();
         let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
         let state = Arc::new(WorkerState {
@@ -326,14 +308,15 @@ impl Worker {
             return Err(why.into());
         }
         let WorkerState { job, session, at_work, warnings, .. } = self.state.as_ref();
-        job.output.still_ours().await?;
+        let output = &job.runner.output;
+        output.still_ours().await?;
         if wanted.was.is_none()
-            && let Some(record) = job.output.committed(wanted.split).await?
+            && let Some(record) = output.committed(wanted.split).await?
         {
             return Ok(record);
         }
         let Some(&partition) = self.partitions.get(&wanted.split) else {
-            let message = format!("{}: the plan has no split {}", job.output, wanted.split.0);
+            let message = format!("{output}: the plan has no split {}", wanted.split.0);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
         let _room = self.room.acquire().await;
@@ -371,10 +354,9 @@ impl Worker {
 
     /// A plan of one split, whose shard must come out as it was.
     fn again(&self, partition: usize, was: &ShardRecord) -> Result<Session> {
-        let spawner = self.pool.spawner().map_err(PipelineError::output("the splits"))?;
         let WorkerState { job, session, .. } = self.state.as_ref();
-        let splits: Vec<SplitRecord> = session.split(partition).into_iter().collect();
-        job.session_of(splits, &BTreeMap::from([(was.split, was.clone())]), spawner)
+        let splits: Vec<SplitRecord> = session.splits().get(partition).cloned().into_iter().collect();
+        job.session(splits, &BTreeMap::from([(was.split, was.clone())]), self.pool.spawner()?)
     }
 }
 
@@ -386,18 +368,19 @@ impl Drop for Worker {
 
 /// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output how the work stands.
 async fn watch(state: Arc<WorkerState>) {
-    let output = &state.job.output;
+    let runner = &state.job.runner;
+    let output = &runner.output;
     let (mut told, mut at) = (BTreeSet::new(), Instant::now());
     let mut pulse = Pulse::default();
     loop {
         tokio::time::sleep(LOOKS).await;
-        state.job.sample_device_waits(&state.session.resources.at_work);
+        runner.sample_device_waits(&state.session.resources.at_work);
         match output.still_alive(&mut pulse).await {
             Err(e) if e.retryable => continue,
             Err(e) => {
                 tracing::info!("{e}");
                 let _ = state.gone.set(Failure::from(&e));
-                state.job.stop.store(true, Ordering::Relaxed);
+                runner.stop.store(true, Ordering::Relaxed);
                 return;
             }
             Ok(()) => {}

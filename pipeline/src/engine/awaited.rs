@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::Job;
-use crate::engine::session::SplitsAtWork;
 use crate::events::Progress;
 
 /// Seconds of waiting, by the stage that was at work.
@@ -16,7 +14,7 @@ pub(super) struct Awaited {
 
 impl Awaited {
     /// Puts the time since the last look down to the stages that are at work now, evenly, once for each device without a batch.
-    fn look(&mut self, now: Instant, idle_devices: usize, at_work: &[&str]) {
+    pub fn look(&mut self, now: Instant, idle_devices: usize, at_work: &[&str]) {
         let Some(last) = self.last.replace(now) else { return };
         let seconds = now.saturating_duration_since(last).as_secs_f64() * idle_devices as f64;
         for stage in at_work.iter().filter(|_| idle_devices > 0) {
@@ -24,28 +22,10 @@ impl Awaited {
         }
     }
 
-    fn add_to(&self, progress: &mut Progress) {
+    pub fn add_to(&self, progress: &mut Progress) {
         for stage in &mut progress.stages {
             stage.awaited_seconds += self.seconds.get(&stage.name).copied().unwrap_or_default();
         }
-    }
-}
-
-impl Job {
-    /// Notes whom the devices of this process wait for now.
-    pub(super) fn sample_device_waits(&self, at_work: &SplitsAtWork) {
-        let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
-        let states = at_work.all();
-        let stages: Vec<&str> = states.iter().flat_map(|state| state.working()).collect();
-        self.awaited().look(Instant::now(), idle, &stages);
-    }
-
-    pub(super) fn add_awaited(&self, progress: &mut Progress) {
-        self.awaited().add_to(progress);
-    }
-
-    fn awaited(&self) -> std::sync::MutexGuard<'_, Awaited> {
-        self.awaited.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

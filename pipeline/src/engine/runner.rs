@@ -1,0 +1,324 @@
+//! Runs the splits of a job, whatever they read: several at once, each to its committed shard; counts what is done and reports progress.
+//!
+//! `run`, `repair`, `derive` and the executors of a cluster all work through it. What they read is the leaf of their plan ([`super::job_plan`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use datafusion::physical_plan::ExecutionPlan;
+use futures::{FutureExt, StreamExt};
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+
+use super::awaited::Awaited;
+use super::device::DeviceQueue;
+use super::remote::Remote;
+use super::session::{Session, SplitsAtWork};
+use crate::acceptance::Tally;
+use crate::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
+use crate::error::Result;
+use crate::events::{Event, Observer, Progress, StageStatus, StalledSplit};
+use crate::holdouts::Holdouts;
+use crate::output::Output;
+use crate::stage_state::SplitState;
+use crate::stall::{self, Stall, StallWatch};
+use crate::storage::Storages;
+
+const TICK: Duration = Duration::from_millis(250);
+
+/// The splits of a job and how far they are.
+pub(crate) struct SplitRunner {
+    pub output: Output,
+    pub splits: Vec<SplitRecord>,
+    /// The shards that were committed before.
+    pub done: BTreeMap<SplitId, ShardRecord>,
+    /// Shards to make again, with the bytes that they had.
+    pub remade: BTreeMap<SplitId, ShardRecord>,
+    /// The devices of this process that the teacher is on.
+    pub devices: Vec<DeviceQueue>,
+    pub observer: Arc<dyn Observer>,
+    /// Set when a split has failed or the run is cancelled: the others end at their next batch.
+    pub stop: Arc<AtomicBool>,
+    storages: Arc<Storages>,
+    holdouts: Holdouts,
+    /// The shards that this run has committed.
+    made: Mutex<BTreeSet<SplitId>>,
+    /// The plans of this run, whose metrics are its progress: one, or two where damaged shards are made again.
+    plans: Mutex<Vec<Arc<dyn ExecutionPlan>>>,
+    /// Splits that are committed.
+    committed: AtomicU64,
+    /// Bytes of the shards that this run has committed.
+    bytes: AtomicU64,
+    /// What executors report, where they make the splits.
+    remote: Option<Mutex<Remote>>,
+    /// The stages that the devices of this process have waited for.
+    awaited: Mutex<Awaited>,
+}
+
+/// Who makes the splits.
+pub(crate) enum Workers<'a> {
+    /// This process, so many splits at once.
+    Local { at_once: usize },
+    /// The executors of a cluster.
+    Remote { driver: &'a dyn Driver, spec: TaskSpec },
+}
+
+impl SplitRunner {
+    /// The splits of a job, of which `done` are committed.
+    pub fn new(
+        output: Output,
+        storages: Arc<Storages>,
+        splits: Vec<SplitRecord>,
+        done: BTreeMap<SplitId, ShardRecord>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        Self {
+            holdouts: Holdouts::new(&splits, done.values()),
+            committed: AtomicU64::new(done.len() as u64),
+            output,
+            splits,
+            done,
+            remade: BTreeMap::new(),
+            devices: Vec::new(),
+            observer,
+            stop: Arc::default(),
+            storages,
+            made: Mutex::default(),
+            plans: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            remote: None,
+            awaited: Mutex::default(),
+        }
+    }
+
+    /// The same where executors make the splits: their reports count.
+    pub fn with_executors(self) -> Self {
+        Self { remote: Some(Mutex::default()), ..self }
+    }
+
+    /// The splits that are not committed.
+    pub fn pending(&self) -> Vec<SplitRecord> {
+        self.splits.iter().filter(|split| !self.done.contains_key(&split.split)).cloned().collect()
+    }
+
+    /// Whether this run has committed a split.
+    pub fn has_made(&self, split: SplitId) -> bool {
+        lock(&self.made).contains(&split)
+    }
+
+    /// The plans of this run.
+    pub fn plans(&self) -> Vec<Arc<dyn ExecutionPlan>> {
+        lock(&self.plans).clone()
+    }
+
+    /// Counts the metrics of a plan as progress.
+    pub fn measures(&self, plan: &Arc<dyn ExecutionPlan>) {
+        lock(&self.plans).push(Arc::clone(plan));
+    }
+
+    /// Makes the splits of a session.
+    ///
+    /// # Errors
+    /// When a split fails, when the job cannot be accepted any more ([`Tally`]), when a holdout comes out empty.
+    pub async fn run(&self, session: &Session, workers: Workers<'_>, tally: &Tally<'_>, began: Instant) -> Result<()> {
+        self.holdouts.check()?;
+        self.measures(&session.plan);
+        let is_remote = matches!(workers, Workers::Remote { .. });
+        if is_remote {
+            self.output.let_others_join().await?;
+        }
+        let work = Work {
+            splits: session.splits().iter().map(|split| self.task(split)).collect(),
+            output: self.output.clone(),
+            stop: Arc::clone(&self.stop),
+        };
+        let tell = |step| self.take(step, tally);
+        let work = match &workers {
+            Workers::Local { at_once } => make_here(session, *at_once, &work, &tell).boxed(),
+            Workers::Remote { driver, spec } => driver.drive(spec, &work, &tell),
+        };
+        tokio::pin!(work);
+        let mut ticks = tokio::time::interval(TICK);
+        let mut watch = StallWatch::new(stall::PATIENCE, Instant::now());
+        loop {
+            tokio::select! {
+                result = &mut work => {
+                    self.observer.event(&Event::Progress(self.progress(began)));
+                    if result.is_err() && tally.is_fruitless() {
+                        self.output.remove().await?;
+                    }
+                    return result;
+                }
+                _ = ticks.tick() => {
+                    let at_work = &session.resources.at_work;
+                    self.sample_device_waits(at_work);
+                    let progress = self.progress(began);
+                    match is_remote {
+                        false => self.report_a_local_stall(&mut watch, &progress, at_work),
+                        true => self.report_a_remote_stall(&mut watch, &progress),
+                    }
+                    self.observer.event(&Event::Progress(progress));
+                }
+            }
+        }
+    }
+
+    fn task(&self, split: &SplitRecord) -> SplitTask {
+        let (dataset_split, was) = (split.dataset_split.clone(), self.remade.get(&split.split).cloned());
+        SplitTask { split: split.split, dataset_split, was }
+    }
+
+    /// Reports what each split waits for when nothing has moved in this process for a while.
+    fn report_a_local_stall(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
+        let at_work: BTreeMap<SplitId, Arc<SplitState>> =
+            at_work.all().into_iter().map(|state| (state.split, state)).collect();
+        let rows = at_work.iter().map(|(split, state)| (*split, state.rows()));
+        let place = |split| at_work.get(&split).map(|state| (state.reads.clone(), state.statuses()));
+        self.report_a_stall(watch, moved(progress) + progress.store_requests, rows, place);
+    }
+
+    /// The same for executors. Their requests do not count: they report a stall as well.
+    fn report_a_remote_stall(&self, watch: &mut StallWatch, progress: &Progress) {
+        let Some(remote) = &self.remote else { return };
+        let at_work = {
+            let made = lock(&self.made);
+            lock(remote).at_work(|split| !made.contains(&split))
+        };
+        let rows = at_work.iter().map(|(split, at)| (*split, at.rows()));
+        let place = |split| at_work.get(&split).map(|at| (at.reads.clone(), at.stages.clone()));
+        self.report_a_stall(watch, moved(progress), rows, place);
+    }
+
+    fn report_a_stall(
+        &self,
+        watch: &mut StallWatch,
+        moved: u64,
+        rows: impl Iterator<Item = (SplitId, u64)>,
+        place: impl Fn(SplitId) -> Option<(String, Vec<StageStatus>)>,
+    ) {
+        let Some(Stall { time, splits }) = watch.look(Instant::now(), moved, rows) else { return };
+        let place = |(split, still): &(SplitId, Duration)| {
+            let (reads, stages) = place(*split)?;
+            Some(StalledSplit { split: *split, reads, seconds: still.as_secs_f64(), stages })
+        };
+        self.observer.event(&Event::Stalled {
+            seconds: time.as_secs_f64(),
+            at_work: splits.len() as u64,
+            splits: splits.iter().take(stall::MOST_SHOWN).filter_map(place).collect(),
+        });
+    }
+
+    /// How far the run is, by the metrics of its plans.
+    pub fn progress(&self, began: Instant) -> Progress {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let requests = self.storages.requests();
+        let mut progress = Progress {
+            seconds: began.elapsed().as_secs_f64(),
+            splits_done: get(&self.committed),
+            splits: self.splits.len() as u64,
+            store_requests: requests.sent,
+            store_retries: requests.again,
+            bytes: get(&self.bytes),
+            devices: self.devices.len() as u64,
+            ..Progress::default()
+        };
+        self.plans().iter().for_each(|plan| super::add_progress(plan.as_ref(), &mut progress));
+        lock(&self.awaited).add_to(&mut progress);
+        if let Some(remote) = &self.remote {
+            lock(remote).add_to(&mut progress);
+        }
+        progress
+    }
+
+    /// Notes which stages the devices of this process wait for now.
+    pub fn sample_device_waits(&self, at_work: &SplitsAtWork) {
+        let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
+        let states = at_work.all();
+        let stages: Vec<&str> = states.iter().flat_map(|state| state.working()).collect();
+        lock(&self.awaited).look(Instant::now(), idle, &stages);
+    }
+
+    /// Counts and reports a step; an error where the run must stop for it.
+    fn take(&self, step: Step, tally: &Tally<'_>) -> Result<()> {
+        match step {
+            Step::Begun { split, dataset_split, executor } => {
+                self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
+            }
+            Step::AtWork(reports) => {
+                if let Some(remote) = &self.remote {
+                    lock(remote).told(reports, Instant::now());
+                }
+            }
+            Step::Warning(message) => self.observer.event(&Event::Warning { message }),
+            Step::Made(record) => {
+                self.committed(&record)?;
+                if let Some(message) = tally.committed(&record)? {
+                    self.observer.event(&Event::Warning { message });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn committed(&self, record: &ShardRecord) -> Result<()> {
+        let is_first = lock(&self.made).insert(record.split);
+        // a damaged shard that is made again was counted before
+        if is_first && !self.done.contains_key(&record.split) {
+            self.committed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
+        if let Some(remote) = &self.remote {
+            lock(remote).committed(record);
+        }
+        self.holdouts.committed(record)?;
+        self.observer.event(&Event::SplitCommitted {
+            split: record.split,
+            shard: record.path.clone(),
+            rows: record.rows,
+            tokens: record.tokens,
+            bytes: record.bytes,
+        });
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Grows as long as anything of the work moves.
+fn moved(progress: &Progress) -> u64 {
+    progress.stages.iter().map(|stage| stage.rows).sum::<u64>() + progress.splits_done + progress.teacher_tokens
+}
+
+/// Makes the splits in this process, so many at once. After a failure the others are stopped and awaited, so that nothing is written once
+/// this returns.
+async fn make_here(session: &Session, at_once: usize, work: &Work, tell: EventSink<'_>) -> Result<()> {
+    let mut splits = futures::stream::iter(0..work.splits.len())
+        .map(|partition| make_split_here(session, work, partition, tell))
+        .buffer_unordered(at_once);
+    let mut failure = None;
+    while let Some(result) = splits.next().await {
+        if let Err(e) = result {
+            work.stop.store(true, Ordering::Relaxed);
+            // the later errors only say that their split was stopped
+            failure.get_or_insert(e);
+        }
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+async fn make_split_here(session: &Session, work: &Work, partition: usize, tell: EventSink<'_>) -> Result<()> {
+    if work.stop.load(Ordering::Relaxed) || session.resources.has_failed.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let SplitTask { split, dataset_split, .. } = work.splits[partition].clone();
+    tell(Step::Begun { split, dataset_split, executor: None })?;
+    let warn = |message| drop(tell(Step::Warning(message)));
+    for record in session.execute(partition, &warn).await? {
+        tell(Step::Made(Box::new(record)))?;
+    }
+    Ok(())
+}
