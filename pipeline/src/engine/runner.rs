@@ -62,7 +62,7 @@ pub(crate) enum Workers<'a> {
     /// This process, so many splits at once.
     Local { at_once: usize },
     /// The executors of a cluster.
-    Remote { driver: &'a dyn Driver, spec: TaskSpec },
+    Remote { driver: &'a dyn Driver, spec: &'a TaskSpec },
 }
 
 impl SplitRunner {

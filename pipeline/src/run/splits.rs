@@ -38,8 +38,12 @@ impl Job {
         let pool = Pool::of_this_process()?;
         let session = self.session(pending, &self.runner.remade, pool.spawner()?)?;
         let tally = Tally::new(&self.prepared.spec, &self.runner.splits, &self.runner.done);
-        let workers = match &self.driver {
-            Some(driver) => Workers::Remote { driver: driver.as_ref(), spec: self.task_spec()? },
+        let remote = match &self.driver {
+            Some(driver) => Some((driver.as_ref(), self.task_spec()?)),
+            None => None,
+        };
+        let workers = match &remote {
+            Some((driver, spec)) => Workers::Remote { driver: *driver, spec },
             None => Workers::Local { at_once: self.at_once() },
         };
         self.runner.run(&session, workers, &tally, began).await
