@@ -10,7 +10,6 @@
 //! All I/O is in this crate and those below it; operators are pure. A split is pulled batch by batch ([`engine`]), so memory is
 //! bounded by the configuration: batches in flight, one row group per split at work, the teacher.
 
-pub mod acceptance;
 pub mod access;
 pub mod append;
 pub mod card;
@@ -18,18 +17,14 @@ pub mod clean;
 pub mod damage;
 pub mod dataset;
 pub mod derive;
-pub mod driver;
-pub mod engine;
 mod estimates;
 pub mod export;
 pub mod finish;
 pub mod functions;
-mod holdouts;
 pub mod inputs;
 pub mod inspect;
 pub mod job;
 pub mod job_diff;
-pub(crate) mod node_metrics;
 pub mod operators;
 pub mod plan;
 pub mod plan_report;
@@ -39,15 +34,14 @@ pub mod run;
 pub mod sample;
 pub mod score;
 mod sequence_offsets;
-pub mod shard;
-pub(crate) mod stage_state;
-pub mod stall;
 pub(crate) mod teacher;
 #[cfg(test)]
 mod tests;
 pub mod verify;
 
 pub use stillhouse_base::{error, events, file_state, path_expansion, source_error, storage};
+pub use stillhouse_engine as engine;
+pub use stillhouse_engine::{acceptance, driver};
 pub use stillhouse_hub as hub;
 pub use stillhouse_output as output;
 pub use stillhouse_output::identity;

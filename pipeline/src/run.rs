@@ -16,6 +16,8 @@ pub(crate) mod held;
 pub mod memory_budget;
 pub(crate) mod splits;
 mod stop;
+#[cfg(test)]
+mod tests;
 pub mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};

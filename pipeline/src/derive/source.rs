@@ -6,12 +6,8 @@ use std::time::Instant;
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::TryStreamExt;
@@ -23,10 +19,10 @@ use stillhouse_reader::ShardFile;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
 use crate::dataset::{Dataset, Selection};
-use crate::engine::session::JobResources;
+use crate::engine::node_metrics::{NodeMetrics, properties};
+use crate::engine::resources::JobResources;
+use crate::engine::stage_state::{Doing, SplitMeter, StageState};
 use crate::error::{ErrorKind, PipelineError};
-use crate::node_metrics::{NodeMetrics, node_basics, properties};
-use crate::stage_state::{Doing, SplitMeter, StageState};
 
 /// What a derivation reads.
 pub(super) struct Source {
@@ -185,22 +181,11 @@ fn count_empty_lists(statistics: &mut Statistics, draws: u32) {
 }
 
 impl ExecutionPlan for DatasetExec {
-    node_basics!();
+    stillhouse_engine::node_basics!();
+    stillhouse_engine::no_input!();
 
     fn name(&self) -> &str {
         "DatasetExec"
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        Vec::new()
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        _: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

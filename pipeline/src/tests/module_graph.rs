@@ -112,8 +112,8 @@ fn cycle(graph: &Graph) -> Option<Vec<String>> {
 fn no_module_imports_one_that_imports_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let graph = imports(&root.join("src"));
-    assert!(graph.len() > 25 && graph["run"].contains("engine") && graph["repair"].contains("damage"), "{graph:#?}");
-    for source in ["src", "base/src", "hub/src", "output/src", "storage/src"] {
+    assert!(graph.len() > 15 && graph["run"].contains("job") && graph["repair"].contains("damage"), "{graph:#?}");
+    for source in ["src", "base/src", "engine/src", "hub/src", "output/src", "storage/src"] {
         if let Some(cycle) = cycle(&imports(&root.join(source))) {
             panic!("pipeline/{source}: {}; move what both need into a module below them", cycle.join(" imports "));
         }

@@ -39,7 +39,7 @@ pub fn extract_once(
 /// How slices of logits become columns on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// As a job does it (`pipeline/src/engine/device.rs`): one thread makes logits, a helper takes one slice after the other.
+    /// As a job does it (`pipeline/engine/src/device.rs`): one thread makes logits, a helper takes one slice after the other.
     Helper,
     /// One thread, which has two slices in flight.
     Ahead,

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
-
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::source::TRAIN;
+use stillhouse_source::TRAIN;
 
 /// What a holdout has so far.
 #[derive(Debug, Default)]
@@ -39,7 +38,7 @@ impl Entry {
 
 /// The holdouts of a job while it runs.
 #[derive(Debug)]
-pub(crate) struct Holdouts(Mutex<BTreeMap<String, Entry>>);
+pub struct Holdouts(Mutex<BTreeMap<String, Entry>>);
 
 impl Holdouts {
     /// The holdouts of these splits, of which some have been made.

@@ -20,11 +20,10 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::StreamExt;
 use futures::stream::unfold;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
-
-use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Workers of the runtime that serves requests, where so many threads are asked for: it computes nothing.
 pub const REQUEST_WORKERS: usize = 8;

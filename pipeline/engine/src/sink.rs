@@ -5,24 +5,21 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, StringArray, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, internal_err};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::execution_plan::ReplaceChildrenOptions;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use stillhouse_base::error::{ErrorKind, PipelineError};
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Output as OutputSpec;
 
-use super::session::JobResources;
-use super::stages_below;
-use crate::error::{ErrorKind, PipelineError};
-use crate::node_metrics::{NodeMetrics, node_basics, one_input, properties};
+use crate::node_metrics::{NodeMetrics, properties};
+use crate::resources::JobResources;
 use crate::shard::{self, Writing};
 use crate::stage_state::{Doing, StageState};
+use crate::stages_below;
 
 /// The shards of a job.
 #[derive(Debug, Clone)]
@@ -186,7 +183,7 @@ impl Making {
 }
 
 /// A split in words, for messages.
-pub(crate) fn describe(split: &SplitRecord) -> String {
+pub fn describe(split: &SplitRecord) -> String {
     let place = split.pieces.first().map_or_else(String::new, |p| match split.pieces.len() {
         1 => format!(" ({})", p.file),
         n => format!(" ({} and {} more)", p.file, n - 1),
@@ -195,8 +192,8 @@ pub(crate) fn describe(split: &SplitRecord) -> String {
 }
 
 impl ExecutionPlan for ShardSinkExec {
-    node_basics!();
-    one_input!();
+    crate::node_basics!();
+    crate::one_input!();
 
     fn name(&self) -> &str {
         "ShardSinkExec"

@@ -7,42 +7,52 @@
 //!         OperatorExec       pack
 //!           OperatorExec     tokenize
 //!             OperatorExec   clean
-//!               SplitsExec   one partition per split; reads a batch ahead ([`source`])
+//!               SplitsExec   one partition per split; reads a batch ahead ([`splits`])
 //! ```
 //!
 //! A partition is pulled from the top, a batch at a time, on one worker of the job's pool ([`pool`], where all threads are counted); it holds
 //! no thread while it waits. Overlap comes from several partitions at work, from readers that make the next batch, and from the owners of
 //! devices. Nodes hold what a plan says and metrics, nothing else: teacher, tokenizer, stores and the sums of a split are found in the
-//! session ([`session`]). A plan is not sent: another process that works for a run makes it anew, from the job ([`crate::run::worker`]).
+//! session ([`resources`]). A plan is not sent to other processes: each makes it from the job.
+//!
+//! A job that reads something else than text has another source under the same operators and sink, as `derive` has; the [`runner`] makes its
+//! splits, commits them and reports progress.
 //!
 //! Memory of a split at work: a batch of documents being made and one being worked on, what came of it at each operator, two batches at
 //! the device, one row group, and what of the shard is on its way to the store.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod acceptance;
 mod awaited;
 pub mod device;
+pub mod driver;
+mod holdouts;
+pub mod node_metrics;
 pub mod operator;
 pub mod pool;
 mod remote;
-pub(crate) mod runner;
+pub mod resources;
+pub mod runner;
 pub mod session;
+mod shard;
 pub mod sink;
-pub mod source;
-#[cfg(test)]
-mod tests;
+pub mod splits;
+pub mod stage_state;
+mod stall;
 
 use std::sync::Arc;
 
-use self::operator::OperatorExec;
-use self::session::{READ, WRITE};
-use self::sink::{ShardSinkExec, Shards};
-use crate::events::{Progress, StageProgress};
 use datafusion::common::Result;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::metrics::{MetricValue, MetricsSet};
+use stillhouse_base::events::{Progress, StageProgress};
 use stillhouse_operators::operator::Measure;
 use stillhouse_operators::registry::OperatorSpec;
+
+use self::operator::OperatorExec;
+use self::resources::{READ, WRITE};
+use self::sink::{ShardSinkExec, Shards};
 
 /// The plan of a job: a source with a partition for each split, these operators, and a shard for each partition.
 ///
@@ -73,7 +83,7 @@ fn stage_name(plan: &dyn ExecutionPlan) -> Option<&'static str> {
 }
 
 /// The stages below a node; its place among the stages of a split.
-pub(crate) fn stages_below(plan: &dyn ExecutionPlan) -> usize {
+pub fn stages_below(plan: &dyn ExecutionPlan) -> usize {
     plan.children().first().map_or(0, |input| {
         let own = usize::from(stage_name(input.as_ref()).is_some());
         own + stages_below(input.as_ref())

@@ -7,12 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::stream::try_unfold;
@@ -21,11 +17,11 @@ use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
+use stillhouse_source::{InputFile, Listing, SourceError, SplitReader};
 
-use super::pool::Task;
-use super::session::JobResources;
-use crate::node_metrics::{NodeMetrics, node_basics, properties};
-use crate::source::{InputFile, Listing, SourceError, SplitReader};
+use crate::node_metrics::{NodeMetrics, properties};
+use crate::pool::Task;
+use crate::resources::JobResources;
 use crate::stage_state::{Doing, StageState};
 
 /// What the splits of a job read.
@@ -129,22 +125,11 @@ impl Reading {
 }
 
 impl ExecutionPlan for SplitsExec {
-    node_basics!();
+    crate::node_basics!();
+    crate::no_input!();
 
     fn name(&self) -> &str {
         "SplitsExec"
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        Vec::new()
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        _: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

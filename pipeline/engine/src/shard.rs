@@ -21,6 +21,7 @@ use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::{Stream, StreamExt};
+use pages::PageSums;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -28,21 +29,20 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaData};
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::schema::types::ColumnPath;
+use sender::Sender;
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_operators::invariants::{self, Limits};
 use stillhouse_operators::rows::ListRows;
+use stillhouse_output::{Output, Staged};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::pages::FooterRecord;
 use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, PageSum, render};
 use stillhouse_schemas::spec::Output as OutputSpec;
 use tokio::runtime::Handle;
 
-use crate::error::{ErrorKind, PipelineError, Result};
 use crate::node_metrics::NodeMetrics;
-use crate::output::{Output, Staged};
 use crate::stage_state::{Doing, StageState};
-use pages::PageSums;
-use sender::Sender;
 
 /// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
 const PAGE_TOKENS: usize = 8_192;
@@ -64,7 +64,7 @@ pub struct Written {
 
 /// How a shard is written.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Writing<'a> {
+pub struct Writing<'a> {
     /// Sizes and compression.
     pub spec: &'a OutputSpec,
     /// What its rows must keep to.
@@ -89,7 +89,7 @@ pub(crate) struct Writing<'a> {
 ///
 /// # Errors
 /// When a stage fails, the store does not take the bytes, or `stop` is set; nothing is left of the shard then.
-pub(crate) async fn write(
+pub async fn write(
     output: &Output,
     shard: &str,
     batches: SendableRecordBatchStream,
@@ -354,7 +354,7 @@ mod tests {
     use stillhouse_schemas::pages::parse;
 
     use super::*;
-    use crate::output::ShardUpload;
+    use stillhouse_output::ShardUpload;
 
     /// Rows as a job makes them: an id, a list with a dictionary, a fixed list without one.
     fn rows(from: u64, count: u64) -> RecordBatch {

@@ -9,28 +9,31 @@ use std::time::{Duration, Instant};
 
 use datafusion::physical_plan::ExecutionPlan;
 use futures::{FutureExt, StreamExt};
+use stillhouse_base::error::Result;
+use stillhouse_base::events::{Event, Observer, Progress, StageStatus, StalledSplit};
+use stillhouse_base::storage::Storages;
+use stillhouse_output::Output;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 
-use super::awaited::Awaited;
-use super::device::DeviceQueue;
-use super::remote::Remote;
-use super::session::{Session, SplitsAtWork};
 use crate::acceptance::Tally;
+use crate::awaited::Awaited;
+use crate::device::DeviceQueue;
 use crate::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
-use crate::error::Result;
-use crate::events::{Event, Observer, Progress, StageStatus, StalledSplit};
 use crate::holdouts::Holdouts;
-use crate::output::Output;
+use crate::remote::Remote;
+use crate::resources::SplitsAtWork;
+use crate::session::Session;
 use crate::stage_state::SplitState;
 use crate::stall::{self, Stall, StallWatch};
-use crate::storage::Storages;
 
 const TICK: Duration = Duration::from_millis(250);
 
 /// The splits of a job and how far they are.
-pub(crate) struct SplitRunner {
+pub struct SplitRunner {
+    /// Where the shards are committed.
     pub output: Output,
+    /// All splits of the job.
     pub splits: Vec<SplitRecord>,
     /// The shards that were committed before.
     pub done: BTreeMap<SplitId, ShardRecord>,
@@ -38,6 +41,7 @@ pub(crate) struct SplitRunner {
     pub remade: BTreeMap<SplitId, ShardRecord>,
     /// The devices of this process that the teacher is on.
     pub devices: Vec<DeviceQueue>,
+    /// Receives progress, commits, warnings and stalls.
     pub observer: Arc<dyn Observer>,
     /// Set when a split has failed or the run is cancelled: the others end at their next batch.
     pub stop: Arc<AtomicBool>,
@@ -58,11 +62,19 @@ pub(crate) struct SplitRunner {
 }
 
 /// Who makes the splits.
-pub(crate) enum Workers<'a> {
+pub enum Workers<'a> {
     /// This process, so many splits at once.
-    Local { at_once: usize },
+    Local {
+        /// Splits at work at once.
+        at_once: usize,
+    },
     /// The executors of a cluster.
-    Remote { driver: &'a dyn Driver, spec: &'a TaskSpec },
+    Remote {
+        /// The cluster.
+        driver: &'a dyn Driver,
+        /// The job, as it is sent.
+        spec: &'a TaskSpec,
+    },
 }
 
 impl SplitRunner {

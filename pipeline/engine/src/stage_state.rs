@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use stillhouse_base::events::StageStatus;
 use stillhouse_operators::operator::{Counters, Measure, Meter, SharedStatistics};
+use stillhouse_output::SplitCounts;
 use stillhouse_schemas::ids::SplitId;
 
-use crate::events::StageStatus;
 use crate::node_metrics::NodeMetrics;
-use crate::output::SplitCounts;
 
 /// What a stage of a split is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,8 @@ pub struct SplitState {
 }
 
 impl SplitState {
-    pub(crate) fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
+    /// A split that reads `reads` and has these stages.
+    pub fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
         let stage =
             |name: &&'static str| Stage { name, rows: AtomicU64::new(0), doing: AtomicU8::new(Doing::Nothing as u8) };
         Self {
@@ -87,11 +88,13 @@ impl SplitState {
         }
     }
 
-    pub(crate) fn note_input(&self, sha256: Vec<String>) {
+    /// Keeps the checksums of what was read.
+    pub fn note_input(&self, sha256: Vec<String>) {
         *self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner) = sha256;
     }
 
-    pub(crate) fn input_sha256(&self) -> Vec<String> {
+    /// The checksums of what was read.
+    pub fn input_sha256(&self) -> Vec<String> {
         self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -122,12 +125,13 @@ impl SplitState {
 
 /// Counts for the metrics of a node, and for the split.
 #[derive(Debug)]
-pub(crate) struct SplitMeter {
+pub struct SplitMeter {
     node: Arc<NodeMetrics>,
     split: Arc<SplitState>,
 }
 
 impl SplitMeter {
+    /// A meter of this node and this split.
     pub fn of(node: &Arc<NodeMetrics>, split: &Arc<SplitState>) -> Arc<dyn Meter> {
         Arc::new(Self { node: Arc::clone(node), split: Arc::clone(split) })
     }
@@ -142,28 +146,32 @@ impl Meter for SplitMeter {
 
 /// The part of a stage's own in the state of its split.
 #[derive(Debug, Clone)]
-pub(crate) struct StageState {
+pub struct StageState {
     split: Arc<SplitState>,
     stage: usize,
 }
 
 impl StageState {
+    /// The stage of this number.
     pub fn new(split: &Arc<SplitState>, stage: usize) -> Self {
         Self { split: Arc::clone(split), stage }
     }
 
+    /// Notes what the stage is doing.
     pub fn does(&self, doing: Doing) {
         if let Some(stage) = self.split.stages.get(self.stage) {
             stage.doing.store(doing as u8, Ordering::Relaxed);
         }
     }
 
+    /// Counts rows that the stage has passed on.
     pub fn put_out(&self, rows: usize) {
         if let Some(stage) = self.split.stages.get(self.stage) {
             stage.rows.fetch_add(rows as u64, Ordering::Relaxed);
         }
     }
 
+    /// The split.
     pub fn split(&self) -> &Arc<SplitState> {
         &self.split
     }

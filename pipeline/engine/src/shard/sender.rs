@@ -1,16 +1,15 @@
 //! Sends a shard while more of it is encoded: one piece is on its way, on the runtime of the requests.
 
 use bytes::Bytes;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_output::{Output, ShardUpload, Staged};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{Output, ShardUpload, Staged};
 
 type Sent = (Box<ShardUpload>, object_store::Result<()>);
 
 /// A shard on its way.
-pub(super) struct Sender {
+pub struct Sender {
     requests: Handle,
     state: State,
 }

@@ -13,7 +13,8 @@ use datafusion::physical_plan::metrics::{
 use datafusion::physical_plan::{Partitioning, PlanProperties};
 use stillhouse_operators::operator::{Measure, Meter};
 
-pub(crate) fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+/// The properties of a node with a partition for each split, whose order means nothing to DataFusion.
+pub fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     Arc::new(PlanProperties::new(
         EquivalenceProperties::new(schema),
         Partitioning::UnknownPartitioning(partitions),
@@ -29,7 +30,7 @@ enum Live {
 
 /// Rows, batches and time of a node, and what its operator counts: one of each for all partitions, so that a hundred thousand of them
 /// cost what one costs.
-pub(crate) struct NodeMetrics {
+pub struct NodeMetrics {
     set: ExecutionPlanMetricsSet,
     rows: Count,
     batches: Count,
@@ -39,6 +40,7 @@ pub(crate) struct NodeMetrics {
 }
 
 impl NodeMetrics {
+    /// Metrics that have counted nothing.
     pub fn new() -> Arc<Self> {
         let set = ExecutionPlanMetricsSet::new();
         let (rows, batches, bytes, busy) = (Count::new(), Count::new(), Count::new(), Time::new());
@@ -66,6 +68,7 @@ impl NodeMetrics {
         self.busy.add_duration(time);
     }
 
+    /// The metrics as DataFusion shows them.
     pub fn set(&self) -> MetricsSet {
         self.set.clone_inner()
     }
@@ -90,35 +93,51 @@ impl fmt::Debug for NodeMetrics {
     }
 }
 
-/// The parts of [`ExecutionPlan`] that are the same for every node.
+/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node with `properties` and [`NodeMetrics`].
+#[macro_export]
 macro_rules! node_basics {
     () => {
-        fn properties(&self) -> &Arc<PlanProperties> {
+        fn properties(&self) -> &::std::sync::Arc<::datafusion::physical_plan::PlanProperties> {
             &self.properties
         }
 
+        fn metrics(&self) -> Option<::datafusion::physical_plan::metrics::MetricsSet> {
+            Some(self.metrics.set())
+        }
+
+        $crate::plain_node!();
+    };
+}
+
+/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node without expressions of DataFusion's.
+#[macro_export]
+macro_rules! plain_node {
+    () => {
         fn apply_expressions(
             &self,
-            _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-        ) -> Result<TreeNodeRecursion> {
-            Ok(TreeNodeRecursion::Continue)
+            _: &mut dyn FnMut(
+                &::std::sync::Arc<dyn ::datafusion::physical_expr::PhysicalExpr>,
+            ) -> ::datafusion::common::Result<::datafusion::common::tree_node::TreeNodeRecursion>,
+        ) -> ::datafusion::common::Result<::datafusion::common::tree_node::TreeNodeRecursion> {
+            Ok(::datafusion::common::tree_node::TreeNodeRecursion::Continue)
         }
 
-        fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        fn with_new_children(
+            self: ::std::sync::Arc<Self>,
+            children: Vec<::std::sync::Arc<dyn ::datafusion::physical_plan::ExecutionPlan>>,
+        ) -> ::datafusion::common::Result<::std::sync::Arc<dyn ::datafusion::physical_plan::ExecutionPlan>> {
+            use ::datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
             self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
-        }
-
-        fn metrics(&self) -> Option<MetricsSet> {
-            Some(self.metrics.set())
         }
     };
 }
-pub(crate) use node_basics;
 
-/// What is the same for every node of one input, which is never repartitioned: a partition is a split.
+/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node over one input. The input is never
+/// repartitioned: a partition is a split.
+#[macro_export]
 macro_rules! one_input {
     () => {
-        fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        fn children(&self) -> Vec<&::std::sync::Arc<dyn ::datafusion::physical_plan::ExecutionPlan>> {
             vec![&self.input]
         }
 
@@ -127,4 +146,21 @@ macro_rules! one_input {
         }
     };
 }
-pub(crate) use one_input;
+
+/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node that reads splits.
+#[macro_export]
+macro_rules! no_input {
+    () => {
+        fn children(&self) -> Vec<&::std::sync::Arc<dyn ::datafusion::physical_plan::ExecutionPlan>> {
+            Vec::new()
+        }
+
+        fn replace_children(
+            self: ::std::sync::Arc<Self>,
+            _: Vec<::std::sync::Arc<dyn ::datafusion::physical_plan::ExecutionPlan>>,
+            _: ::datafusion::physical_plan::execution_plan::ReplaceChildrenOptions,
+        ) -> ::datafusion::common::Result<::std::sync::Arc<dyn ::datafusion::physical_plan::ExecutionPlan>> {
+            Ok(self)
+        }
+    };
+}

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_teacher::Teacher;
 
-use super::device::DeviceQueue;
 use crate::access::Access;
 use crate::driver::{SplitTask, TaskSpec};
+use crate::engine::device::DeviceQueue;
 use crate::events::Silent;
 use crate::job::{self, Prepared};
 use crate::output::Output;
@@ -140,7 +140,7 @@ async fn workers_in_other_processes_make_the_same_shards() {
     // two workers at once, while this process holds the output
     let start = |own: usize| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["engine::tests::other_process", "--exact", "--ignored", "--nocapture"])
+            .args(["run::tests::other_process", "--exact", "--ignored", "--nocapture"])
             .env(ORDER, &folder)
             .env("STILLHOUSE_TEST_OWN", own.to_string())
             .stdout(std::process::Stdio::piped())

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::events::Progress;
+use stillhouse_base::events::Progress;
 
 /// Seconds of waiting, by the stage that was at work.
 #[derive(Debug, Default)]
-pub(super) struct Awaited {
+pub(crate) struct Awaited {
     last: Option<Instant>,
     seconds: BTreeMap<String, f64>,
 }
@@ -34,7 +34,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::events::StageProgress;
+    use stillhouse_base::events::StageProgress;
 
     #[test]
     fn time_without_a_batch_is_put_down_to_the_stages_that_are_at_work() {

@@ -6,7 +6,7 @@
 //!    └───────── Step: begun, made, warning ─────┘
 //! ```
 //!
-//! The run plans, holds the output, and writes the manifest; whoever drives makes shards and commits them ([`crate::output::Ticket`]). So what
+//! The run plans, holds the output, and writes the manifest; whoever drives makes shards and commits them ([`stillhouse_output::Ticket`]). So what
 //! a driver loses, does twice or does late harms nothing: a split is done when its record is at the output, and not before.
 
 use std::collections::BTreeMap;
@@ -16,12 +16,11 @@ use std::sync::{Arc, OnceLock};
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_output::{AtWork, Output, Ticket};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Engine, EngineKind};
-
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{AtWork, Output, Ticket};
 
 /// What another process has to know to work for a run, whatever the split. It makes the plan of it by itself, and finds out whether it is
 /// the same: the ticket has the job's hash.
@@ -108,7 +107,7 @@ pub fn has_cluster() -> bool {
 }
 
 /// What is wrong with an engine in this program.
-pub(crate) fn missing(engine: &Engine) -> Option<&'static str> {
+pub fn missing(engine: &Engine) -> Option<&'static str> {
     let missing = engine.kind == EngineKind::Ballista && !has_cluster();
     missing.then_some(
         "this program was built without it; valid: local, or a program built with `cargo build -p stillhouse --features distributed`",
@@ -119,7 +118,7 @@ pub(crate) fn missing(engine: &Engine) -> Option<&'static str> {
 ///
 /// # Errors
 /// When this program has no such engine, or the engine cannot be opened.
-pub(crate) fn remote(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
+pub fn remote(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
     match (engine.kind, CLUSTER.get()) {
         (EngineKind::Local, _) => Ok(None),
         (EngineKind::Ballista, Some(connect)) => connect(engine).map(Some),

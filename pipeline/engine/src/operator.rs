@@ -6,12 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::execution_plan::ReplaceChildrenOptions;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::StreamExt;
@@ -21,11 +18,11 @@ use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::operator::{Meter, Operator, OperatorError, SplitContext};
 use stillhouse_operators::registry::OperatorSpec;
 
-use super::device::{Answer, DeviceQueue};
-use super::session::JobResources;
-use super::stages_below;
-use crate::node_metrics::{NodeMetrics, node_basics, one_input, properties};
+use crate::device::{Answer, DeviceQueue};
+use crate::node_metrics::{NodeMetrics, properties};
+use crate::resources::JobResources;
 use crate::stage_state::{Doing, SplitMeter, StageState};
+use crate::stages_below;
 
 /// The fewest batches of a split that are with the device or wait for it.
 const AT_THE_DEVICE: usize = 2;
@@ -218,8 +215,8 @@ impl AtDevice {
 }
 
 impl ExecutionPlan for OperatorExec {
-    node_basics!();
-    one_input!();
+    crate::node_basics!();
+    crate::one_input!();
 
     fn name(&self) -> &str {
         "OperatorExec"

@@ -7,11 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistics};
 use stillhouse_schemas::spec::{Input, JobSpec, OnError, PackMode, Remainder};
-
-use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Records that must have been read before a warning says that the job is about to fail.
 const TELLING: u64 = 1000;
@@ -214,7 +213,7 @@ mod tests {
     use super::*;
 
     fn spec(max_skipped: f64) -> JobSpec {
-        crate::operators::job_format().read(&format!(
+        stillhouse_operators::registry::job_format().read(&format!(
             "{{version: 1, name: a, input: {{format: jsonl, paths: [a], on_error: skip, max_skipped: {max_skipped}}}, tokenizer: {{path: t}}, pack: {{length: 8}}, output: {{path: o}}}}"
         ))
         .unwrap()

@@ -13,17 +13,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use stillhouse_base::events::Progress;
+use stillhouse_output::{AtWork, SplitAtWork, SplitCounts};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
-
-use crate::events::Progress;
-use crate::output::{AtWork, SplitAtWork, SplitCounts};
 
 /// An executor that is at work tells every ten seconds: of one that tells nothing for so long, the attempts are lost.
 const LOST: Duration = Duration::from_secs(45);
 
 #[derive(Debug, Default)]
-pub(super) struct Remote {
+pub(crate) struct Remote {
     /// Counts of the shards that others have committed for this run.
     committed: BTreeMap<SplitId, SplitCounts>,
     /// What each has told last, and when that was last something else: the report of a dead one stays as it is.
@@ -121,7 +120,7 @@ impl Remote {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::{StageProgress, StageStatus};
+    use stillhouse_base::events::{StageProgress, StageStatus};
 
     /// A worker that has read so many documents in all, and those of a split of them.
     fn report(worker: &str, split: u32, rows: u64, in_all: u64) -> AtWork {

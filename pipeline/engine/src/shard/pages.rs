@@ -33,11 +33,11 @@ impl Log {
 
 /// Makes the writer's stores of pages, all of which write to one list.
 #[derive(Debug, Default)]
-pub(super) struct PageSums(Arc<Mutex<Log>>);
+pub struct PageSums(Arc<Mutex<Log>>);
 
 impl PageSums {
     /// The pages of the row groups that are written, in the order of the file.
-    pub(super) fn pages(&self) -> Vec<PageSum> {
+    pub fn pages(&self) -> Vec<PageSum> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pages.clone()
     }
 }
